@@ -1,0 +1,94 @@
+# Everything a person or CI runs. A fresh clone needs python3, make and a C++17 compiler; the rest comes from pip.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMPS := $(VENV)/.stamps
+COMPAT := .venv-compat
+BUILD := build/native
+LIBRARY := ftrun/native/libftrun_native.so
+NATIVE := native/CMakeLists.txt $(wildcard native/src/*.cpp native/src/*.hpp native/include/*.h)
+CMAKE = $(or $(shell command -v cmake),$(VENV)/bin/cmake)
+PYTEST = $(PY) -m pytest
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test compat lint format native native-asan wheel-test chaos bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMPS)/setup $(LIBRARY)  ## make .venv and build the native library; does nothing when nothing changed
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "ftrun needs Python 3.10 or newer, $(PYTHON) is older; use: make PYTHON=python3.x" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "$(PYTHON) has no venv or ensurepip; install python3-venv (on Debian and Ubuntu)" >&2; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/setup: pyproject.toml constraints.txt | $(STAMPS)/venv
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# The library is replaced by a rename: a running ftrun keeps the one that it has mapped.
+$(LIBRARY): $(NATIVE) | $(STAMPS)/venv
+	@command -v $${CXX:-c++} >/dev/null || { echo "no C++ compiler: install g++ or clang++, or set CXX" >&2; exit 1; }
+	@command -v cmake >/dev/null || test -x $(VENV)/bin/cmake || \
+	    $(PY) -m pip install --quiet --disable-pip-version-check cmake
+	$(CMAKE) -S native -B $(BUILD) -DCMAKE_BUILD_TYPE=Release >/dev/null
+	$(CMAKE) --build $(BUILD) --parallel
+	cp $(BUILD)/libftrun_native.so $@.tmp && mv $@.tmp $@
+
+native: $(LIBRARY)  ## build the native library in place
+
+demo: setup  ## kill a worker in training and see the run repaired
+	$(PY) examples/demo.py
+
+test: setup  ## every test but the longest (eight to ten minutes on two cores)
+	$(PYTEST) -m "not slow"
+
+compat: $(COMPAT)/.stamp setup  ## accelerate, transformers and Lightning under torchrun and under ftrun (in .venv-compat)
+	$(COMPAT)/bin/python -m pytest -m compat tests/compat
+
+# An environment of its own: what these packages bring must not be what makes the other tests pass.
+$(COMPAT)/.stamp: pyproject.toml constraints.txt | $(STAMPS)/venv
+	test -x $(COMPAT)/bin/python || $(PYTHON) -m venv $(COMPAT)
+	$(COMPAT)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[compat]'
+	@touch $@
+
+lint: setup  ## style, types, and the layers' import rules
+	$(PY) -m ruff check
+	$(PY) tests/lint/check_imports.py
+	$(PY) -m mypy
+
+format: setup  ## let ruff lay out the Python code
+	$(PY) -m ruff format
+
+native-asan: setup  ## the native library's own test under the address and undefined-behaviour sanitizers
+	$(CMAKE) -S native -B build/asan -DCMAKE_BUILD_TYPE=Debug -DFTRUN_SANITIZE=ON >/dev/null
+	$(CMAKE) --build build/asan --parallel
+	build/asan/native_test
+
+# Outside the checkout and without its .venv, so that nothing but the wheel can be what is used.
+wheel-test: setup  ## build the wheel, install it into an empty environment, use it from there
+	rm -rf dist
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@set -eu; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; mkdir "$$folder/empty"; \
+	$(PYTHON) -m venv "$$folder/env"; \
+	"$$folder/env/bin/python" -m pip install -qqq --constraint constraints.txt dist/ftrun-*.whl; \
+	(cd "$$folder/empty" && ../env/bin/ftrun --help >/dev/null); \
+	"$$folder/env/bin/python" -I tests/wheel/use.py README.md "$$folder/empty"
+	@ls -l dist/ftrun-*.whl
+
+chaos: setup  ## the slow tests, then whole runs with kills at random moments
+	$(PYTEST) -m slow
+	$(PY) tests/e2e/chaos.py
+
+bench: setup  ## ftrun against torchrun on this machine; the figures also go to build/bench/recovery.json
+	@mkdir -p build/bench
+	$(PY) tests/bench/recovery.py --json build/bench/recovery.json
+
+clean:  ## remove everything built, but neither .venv nor .venv-compat
+	rm -rf build dist $(LIBRARY) $(LIBRARY).tmp .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find ftrun tests examples -name __pycache__ -type d -exec rm -rf {} +

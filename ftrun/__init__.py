@@ -1,0 +1,71 @@
+"""ftrun: torchrun that survives. `import ftrun` never imports torch; it waits until the script does."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ftrun.core.errors import DeviceError, FtrunError, PlatformError, UsageError, WorkerError
+
+__version__ = "0.1.0"
+__all__ = ["DeviceError", "FtrunError", "Job", "PlatformError", "Step", "UsageError", "WorkerError", "protect"]
+
+if TYPE_CHECKING:
+    from ftrun.worker.job import Job, protect
+    from ftrun.worker.step import Step
+
+_PUBLIC = {"protect": "ftrun.worker.job", "Job": "ftrun.worker.job", "Step": "ftrun.worker.step"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'ftrun' has no attribute {name!r}")
+
+
+def _create(*arguments: Any) -> Any:
+    return importlib.import_module("ftrun.worker.groups").create(*arguments)
+
+
+def _register(distributed: Any) -> None:
+    """Make "ftrun" a backend of torch.distributed; what it does is imported when a group is made."""
+    if distributed.is_available() and not hasattr(distributed.Backend, "FTRUN"):
+        distributed.Backend.register_backend("ftrun", _create, extended_api=True, devices=["cpu", "cuda"])
+    if not any(name in os.environ for name in ("FTRUN_RUN_DIR", "RANK", "WORLD_SIZE", "LOCAL_RANK")):
+        # plain `python`: a world of one, so that the script runs unchanged
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "0")
+
+
+class _WhenTorchIsImported(importlib.abc.MetaPathFinder):
+    """Registers the backend right after torch.distributed was imported, whoever imports it first."""
+
+    def find_spec(
+        self, name: str, path: Any, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch.distributed":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            _register(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if "torch.distributed" in sys.modules:
+    _register(sys.modules["torch.distributed"])
+else:
+    sys.meta_path.insert(0, _WhenTorchIsImported())

@@ -1,0 +1,115 @@
+"""Entry point `ftrun`: picks the command, turns every expected error into one sentence on stderr and an exit code.
+
+`ftrun train.py ...` is `ftrun run train.py ...`; a script that is called like a command is named with its folder
+(`ftrun ./status`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from ftrun.cli.options import EPILOG
+from ftrun.core.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_SIGNAL, EXIT_USAGE, ConfigError, FtrunError, UsageError
+
+WIDTH = 110  # columns of the help at most
+
+
+class _Root(TyperGroup):
+    """Shows the options of the default command too: whoever knows torchrun looks for them here."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[OPTIONS] train.py [ARGS]... | COMMAND"]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
+        importlib.import_module("ftrun.cli.run").write_options(formatter)
+
+
+app = typer.Typer(
+    name="ftrun",
+    cls=_Root,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
+    help="Run PyTorch training like torchrun, and repair it in place when a worker fails. "
+    "`ftrun [OPTIONS] train.py` is short for `ftrun run [OPTIONS] train.py`; everything after the script belongs to it.",
+    epilog=EPILOG,
+)
+
+# the base of what the parser raises; typer's releases differ in where it lives
+_ParserError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")
+
+# modules that register commands on `app`
+_COMMANDS = ("run", "runs", "status")
+
+
+def show_version(wanted: bool = True) -> None:
+    """Print the version and leave, if that is `wanted`."""
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"ftrun {version('ftrun')}")
+        except PackageNotFoundError:
+            typer.echo("ftrun (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=show_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(execute(sys.argv[1:] if argv is None else list(argv)))
+
+
+def execute(argv: list[str]) -> int:
+    """Run one command line; gives the exit code."""
+    for module in _COMMANDS:
+        importlib.import_module(f"ftrun.cli.{module}")
+    if not argv:
+        execute(["--help"])
+        return EXIT_USAGE
+    group = typer.main.get_command(app)
+    names = getattr(group, "commands", {})
+    if argv[0] not in names and argv[0] not in ("-h", "--help", "--version"):
+        argv = ["run", *argv]
+    try:
+        result = group.main(argv, prog_name="ftrun", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except _ParserError as error:
+        return _fail(
+            _one_line(getattr(error, "format_message", error.__str__)()), getattr(error, "exit_code", EXIT_USAGE)
+        )
+    except UsageError as error:
+        return _fail(str(error), EXIT_USAGE)
+    except ConfigError as error:
+        return _fail(str(error), EXIT_CONFIG)
+    except FtrunError as error:
+        return _fail(str(error), EXIT_FAILED)
+    except (typer.Abort, KeyboardInterrupt):
+        return EXIT_SIGNAL + 2
+    except BrokenPipeError:
+        return EXIT_SIGNAL + 13
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"ftrun: error: {message}", file=sys.stderr)
+    return code
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())

@@ -1,0 +1,188 @@
+"""Which value each option has and who said so, and the Settings that follow. Starts nothing, writes nothing.
+
+Command line before variable (PET_ for torchrun's options, FTRUN_ for ftrun's own) before configuration file before default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ftrun.cli.config import Config
+from ftrun.cli.options import OPTIONS, Option
+from ftrun.core.environment import virtual_variables
+from ftrun.core.errors import ConfigError, UsageError
+from ftrun.host.logformat import torchrun_template
+from ftrun.host.settings import Nodes, Output, Settings, check_program, check_script, run_name
+
+COMMAND_LINE, DEFAULT = "command line", "default"
+# variables that torchrun reads beside PET_
+_MORE_VARIABLES = {
+    "shutdown-timeout": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+    "log-prefix": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+}
+_NOT_A_NAME = "none"  # torchrun's default for --rdzv-id
+
+
+class Values:
+    """Every option's checked value, `values["spares"]`; `text` as it was written and `source`: who said so.
+
+    Errors: UsageError for a bad value from the command line or a variable, ConfigError for one from the file.
+    """
+
+    def __init__(self, given: Mapping[str, str], environ: Mapping[str, str], config: Config) -> None:
+        self.text: dict[str, str | None] = {}
+        self.source: dict[str, str] = {}
+        self._values: dict[str, Any] = {}
+        for option in OPTIONS:
+            text, source = _said(option, given, environ, config)
+            self.text[option.name], self.source[option.name] = text, source
+            self._values[option.name] = _checked(option, text, source, config)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def given(self, name: str) -> bool:
+        """Did anybody say it?"""
+        return self.source[name] != DEFAULT
+
+
+def _said(
+    option: Option, given: Mapping[str, str], environ: Mapping[str, str], config: Config
+) -> tuple[str | None, str]:
+    if option.name in given:
+        return given[option.name], COMMAND_LINE
+    if option.variable and environ.get(option.variable):
+        return environ[option.variable], option.variable
+    more = _MORE_VARIABLES.get(option.name, "")
+    if environ.get(more):
+        return torchrun_template(environ[more]) if option.name == "log-prefix" else environ[more], more
+    if option.name in config.values:
+        return config.values[option.name], str(config.path)
+    return option.default, DEFAULT
+
+
+def _checked(option: Option, text: str | None, source: str, config: Config) -> Any:
+    if text is None:
+        return False if option.is_flag else None
+    try:
+        return option.check(f"--{option.name}", text)
+    except UsageError as error:
+        if config.path is not None and source == str(config.path):
+            raise ConfigError(f"{config.where(option.name)}: {error}") from None
+        if source in (COMMAND_LINE, DEFAULT):
+            raise
+        raise UsageError(f"{error} (from {source})") from None
+
+
+def settings(values: Values, script: str, args: tuple[str, ...]) -> Settings:
+    """What the launcher is to do. Errors: UsageError for options that do not go together, a missing script, ..."""
+    kind = _kind(values)
+    if kind == "program":
+        check_program(script)
+    elif kind == "script":
+        check_script(script)
+    plan = values["fault-plan"]
+    if plan is not None:
+        from ftrun.faults.plan import load_plan
+
+        plan = os.fspath(Path(plan).absolute())
+        load_plan(plan).check_ranks(values["nproc-per-node"] * values["nnodes"][1])
+    both = [s.name for s in values["signals-to-handle"] if s in (values["forward-signals"] or ())]
+    if both:
+        raise UsageError(f"{both[0]} cannot end the run and be only forwarded: take it out of --signals-to-handle")
+    if values["virtual-local-rank"]:
+        virtual_variables(os.environ.get("CUDA_VISIBLE_DEVICES"), values["nproc-per-node"] - 1)
+    nodes = _nodes(values)
+    # what is no Python cannot be warmed up, and nothing is replaced in place in a world of several nodes yet
+    spares = 0 if kind == "program" or nodes.most > 1 else values["spares"]
+    rdzv_id = "" if values["standalone"] else _rdzv_id(values["rdzv-id"])
+    return Settings(
+        argv=(script, *args),
+        kind=kind,
+        nproc=values["nproc-per-node"],
+        spares=spares,
+        max_restarts=values["max-restarts"],
+        max_replacements=values["max-replacements"],
+        run_id=values["run-id"] or (run_name(rdzv_id) if rdzv_id else None),
+        rdzv_id=rdzv_id,
+        log_dir=values["log-dir"],
+        fault_plan=plan,
+        stop_timeout=values["stop-timeout"],
+        heartbeat_timeout=values["heartbeat-timeout"],
+        hang_timeout=values["hang-timeout"],
+        start_timeout=values["start-timeout"],
+        shutdown_timeout=values["shutdown-timeout"],
+        exec_workers=values["worker-start"] == "exec",
+        role=values["role"],
+        virtual_local_rank=values["virtual-local-rank"],
+        numa_binding=values["numa-binding"] or "",
+        signals=values["signals-to-handle"],
+        forward=values["forward-signals"] or (),
+        nodes=nodes,
+        output=Output(
+            redirects=values["redirects"],
+            tee=values["tee"],
+            filter=values["local-ranks-filter"],
+            stdout_filters=values["duplicate-stdout-filters"],
+            stderr_filters=values["duplicate-stderr-filters"],
+            template=values["log-prefix"] or "",
+            format=values["log-format"],
+        ),
+    )
+
+
+def _kind(values: Values) -> str:
+    if values["run-path"]:
+        return "script"
+    if values["no-python"] and values["module"]:
+        raise UsageError("--no-python and --module do not go together: a module is run by Python")
+    return "program" if values["no-python"] else "module" if values["module"] else "script"
+
+
+def _rdzv_id(text: str) -> str:
+    return "" if text == _NOT_A_NAME else text
+
+
+def _nodes(values: Values) -> Nodes:
+    least, most = values["nnodes"]
+    nodes = Nodes(
+        least=least,
+        most=most,
+        backend=values["rdzv-backend"],
+        endpoint=values["rdzv-endpoint"],
+        conf=values["rdzv-conf"],
+        rank=values["node-rank"] if values.given("node-rank") else None,
+        master_addr=values["master-addr"] if values.given("master-addr") else "",
+        master_port=(values["master-port"] or 0) if values["rdzv-backend"] == "static" else 0,
+        local_addr=values["local-addr"] or "",
+        standalone=values["standalone"],
+    )
+    if nodes.standalone:
+        if least > 1:
+            raise UsageError(f"--standalone runs on this node alone, and --nnodes asks for {least}")
+        return replace(nodes, most=1, backend="c10d", endpoint="", rank=None, master_port=0)
+    _check_nodes(nodes, values["max-restarts"])
+    return nodes
+
+
+def _check_nodes(nodes: Nodes, max_restarts: int) -> None:
+    from ftrun.cli import checks
+
+    if nodes.endpoint and nodes.backend != "file":
+        checks.endpoint("--rdzv-endpoint", nodes.endpoint)
+    if nodes.rank is not None and nodes.backend == "static" and nodes.rank >= nodes.most:
+        raise UsageError(f"--node-rank must be below the number of nodes ({nodes.most}), not {nodes.rank}")
+    if nodes.most == 1:
+        return
+    if nodes.backend == "static" and nodes.least == nodes.most and nodes.rank is None:
+        raise UsageError(
+            f"--nnodes {nodes.most} needs --node-rank on each node (0 to {nodes.most - 1}) and --master-addr, "
+            "or --rdzv-backend c10d with --rdzv-endpoint"
+        )
+    from ftrun.host.rendezvous import open as rendezvous
+
+    rendezvous.check(nodes, max_restarts)

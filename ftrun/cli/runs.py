@@ -1,0 +1,78 @@
+"""`ftrun runs` and `ftrun stop`: which runs of this user live, and ending one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import typer
+
+from ftrun.cli.main import app
+
+EXIT_NO_RUN = 4
+_BEYOND = 15.0  # seconds that a run may need beyond the time that its workers get
+
+
+@app.command("runs", help="List the live runs of this user.")
+def runs(as_json: bool = typer.Option(False, "--json", help="JSON instead of text.")) -> int:
+    from ftrun.host.rundir import list_runs
+
+    found = list_runs()
+    if as_json:
+        rows = [{"run": r.run_id, "pid": r.pid, "path": str(r.path), **_shown(r.raw)} for r in found]
+        print(json.dumps(rows, indent=2))
+        return 0
+    for run in found:
+        age = time.time() - run.started
+        script = " ".join(run.raw.get("argv", ()))
+        print(f"{run.run_id}  pid {run.pid}  {run.raw.get('world_size', '?')} workers  {age:.0f} s  {script}")
+    if not found:
+        print("ftrun: no live run", file=sys.stderr)
+    return 0
+
+
+@app.command("stop", help="End a run (default: the newest) as SIGTERM does, and wait for its end.")
+def stop(
+    run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name."),
+    wait: float = typer.Option(
+        None, "--wait", metavar="S", help="Seconds to wait for its end (default: its shutdown timeout and 15 more)."
+    ),
+) -> int:
+    from ftrun.host.rundir import find_run, process_start
+
+    run = find_run(run_id)
+    if run is None:
+        print(f"ftrun: error: no live run{'' if run_id is None else f' named {run_id}'}", file=sys.stderr)
+        return EXIT_NO_RUN
+    with contextlib.suppress(ProcessLookupError):  # it ends just now
+        os.kill(run.pid, signal.SIGTERM)
+    seconds = float(run.raw.get("shutdown_timeout", 30.0)) + _BEYOND if wait is None else wait
+    deadline = time.monotonic() + seconds
+    while process_start(run.pid) == run.raw["start"] or _is_there(run.path, run.raw["start"]):
+        if time.monotonic() > deadline:
+            print(
+                f"ftrun: error: run {run.run_id} (process {run.pid}) still ends after {seconds:g} s; "
+                f"to kill its workers at once: ftrun stop {run.run_id}",
+                file=sys.stderr,
+            )
+            return 1
+        time.sleep(0.02)
+    print(f"ftrun: run {run.run_id} ended", file=sys.stderr)
+    return 0
+
+
+def _is_there(path: Path, start: int) -> bool:
+    """Is the run directory still that run's? Another one may have taken the name since."""
+    from ftrun.host.rundir import read_run
+
+    run = read_run(path)
+    return run is not None and run.raw["start"] == start
+
+
+def _shown(raw: dict[str, object]) -> dict[str, object]:
+    return {key: raw[key] for key in ("started", "argv", "world_size", "spares", "log_dir", "cwd") if key in raw}

@@ -1,0 +1,119 @@
+"""From what a person types to what the parser knows: abbreviations, both spellings, `-r3`, and where the script begins.
+
+Follows argparse, which reads torchrun's command line: an abbreviation that torchrun understands means here what it means
+there, whatever options ftrun has besides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ftrun.cli.options import OPTIONS, Option
+from ftrun.core.errors import UsageError
+
+HELP = Option("help", "Show this message and exit.", OPTIONS[-1].group, short="-h", variable="", takes=())
+_LONG: dict[str, Option] = {spelling: option for option in (*OPTIONS, HELP) for spelling in option.spellings}
+_SHORT: dict[str, Option] = {option.short: option for option in (*OPTIONS, HELP) if option.short}
+_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
+
+
+def spelled_out(argv: list[str]) -> list[str]:
+    """The same command line with whole names and `--name=value`, and `--` before the script if there is one.
+
+    A `--` before the script is dropped, else one right after it. Errors: UsageError for unknown or ambiguous options
+    and for values that are missing or too many.
+    """
+    done: list[str] = []
+    rest = list(argv)
+    while rest and _is_option(rest[0]):
+        token = rest.pop(0)
+        if token.startswith("--"):
+            spelling, equals, value = token.partition("=")
+            _take(_find(spelling), f"--{spelling[2:]}", value if equals else None, rest, done)
+        else:
+            _cluster(token, rest, done)
+    dashes = rest[:1] == ["--"]
+    if dashes:
+        del rest[0]
+    if not rest:
+        return done
+    script, *arguments = rest
+    if arguments[:1] == ["--"] and not dashes:
+        del arguments[0]
+    return [*done, "--", script, *arguments]
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like `word`, None when none is."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+
+
+def _is_option(token: str) -> bool:
+    # as argparse: a negative number and text with a blank are values
+    return len(token) > 1 and token[0] == "-" and token != "--" and not _NEGATIVE.fullmatch(token)
+
+
+def _looks_like_value(token: str) -> bool:
+    return token != "--" and (not _is_option(token) or " " in token)
+
+
+def _take(option: Option, typed: str, value: str | None, rest: list[str], done: list[str]) -> None:
+    name = f"--{option.name}"
+    if option.is_flag:
+        if value is not None:
+            raise UsageError(f"{name} takes no value, and got {value!r}")
+        done.append(name)
+        return
+    if value is None:
+        if not rest or not _looks_like_value(rest[0]):
+            raise UsageError(f"{typed} needs a value ({option.metavar})")
+        value = rest.pop(0)
+    done.append(f"{name}={value}")
+
+
+def _cluster(token: str, rest: list[str], done: list[str]) -> None:
+    """`-m`, `-r 3`, `-r3`, `-r=3`, `-mr3`."""
+    typed, tail = token[:2], token[2:]
+    option = _SHORT.get(typed)
+    if option is None:
+        raise UsageError(_unknown(token))
+    if not option.is_flag:
+        _take(option, typed, tail.removeprefix("=") if tail else None, rest, done)
+        return
+    if tail.startswith("="):
+        raise UsageError(f"{typed} takes no value, and got {tail[1:]!r}")
+    _take(option, typed, None, rest, done)
+    if tail:
+        if f"-{tail[0]}" not in _SHORT:
+            raise UsageError(_unknown(token))
+        _cluster(f"-{tail}", rest, done)
+
+
+def _find(typed: str) -> Option:
+    """The option that is meant. Errors: UsageError."""
+    if typed in _LONG:
+        return _LONG[typed]
+    meant = {option.name: option for spelling, option in _LONG.items() if spelling.startswith(typed)}
+    theirs = [option for option in meant.values() if option.torchrun]
+    if len(theirs) == 1:
+        return theirs[0]
+    if len(meant) == 1:
+        return next(iter(meant.values()))
+    if meant:
+        raise UsageError(f"{typed} could be {_listed(sorted(meant))}")
+    raise UsageError(_unknown(typed))
+
+
+def _listed(names: list[str]) -> str:
+    words = [f"--{name}" for name in names]
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _unknown(typed: str) -> str:
+    hyphens = f"--{typed.lstrip('-').replace('_', '-')}"
+    close = nearest(hyphens, (f"--{option.name}" for option in OPTIONS))
+    hint = f"; did you mean {close}?" if close else "; all options: ftrun run --help"
+    return f"there is no option {typed}{hint}"

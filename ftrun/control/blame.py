@@ -1,0 +1,130 @@
+"""Whose failure ended a run: the root cause, failures like it, independent ones, and those that only lost a peer.
+
+No clock, no I/O, no torch here: it sorts what the launcher gathered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+START_UP = 10.0  # seconds within which a worker without a group counts as starting up
+_REPORTED_LATE = 2.0  # seconds that a cause may be reported after what it caused (a `finally` closes groups first)
+
+# What torch, Gloo, NCCL and the store say in a rank whose peer is gone.
+_PEER_ERRORS = frozenset(
+    {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "TimeoutError"}
+    | {"ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError"}
+)
+_PEER_WORDS = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connection refused|connection was (likely )?closed|socket closed"
+    r"|remote process exited|ncclRemoteError|communicator was aborted|collective operation timeout"
+    r"|timed out waiting \d+ ?ms|got 0 bytes|sendBytes failed|recvBytes failed|socket timeout|wait timeout",
+    re.IGNORECASE,
+)
+
+BEFORE_SCRIPT = "before its script"
+AT_START = "at start-up"
+LATER = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's failure. `at`: unix time, of the exception where there was one, else of the death.
+
+    `kind`, `message`, `where` ("train.py:31") name an exception, empty without one; `cause` says how the process ended.
+    """
+
+    cell: int
+    rank: int
+    at: float
+    cause: str
+    kind: str = ""
+    message: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`same`: failed as the root did; `others`: in their own way; `bereft`: only lost a peer. All in time order.
+
+    `root` is None when it is on another node.
+    """
+
+    root: Failure | None
+    same: tuple[Failure, ...] = ()
+    others: tuple[Failure, ...] = ()
+    bereft: tuple[Failure, ...] = ()
+
+    @property
+    def own(self) -> tuple[Failure, ...]:
+        """Those that did not only lose a peer."""
+        return (*(() if self.root is None else (self.root,)), *self.same, *self.others)
+
+
+def judge(failures: Iterable[Failure], decisive: int | None = None) -> Verdict | None:
+    """Sort `failures`; None when there are none. `decisive`: the cell whose failure could not be repaired, when known.
+
+    The first one by time is the root, unless it only lost a peer whose own failure is known.
+    """
+    ordered = sorted(failures, key=lambda f: (f.at, f.rank))
+    if not ordered:
+        return None
+    own = [f for f in ordered if not lost_a_peer(f)]
+    bereft = [f for f in ordered if f not in own and any(o.at <= f.at + _REPORTED_LATE for o in own)]
+    left = [f for f in ordered if f not in bereft]
+    root = next((f for f in left if f.cell == decisive), left[0])
+    if not own:
+        # all of them lost somebody: the first one to notice is the nearest to the cause
+        return Verdict(root, bereft=tuple(f for f in ordered if f is not root))
+    rest = [f for f in left if f is not root]
+    return Verdict(
+        root,
+        tuple(f for f in rest if alike(f, root)),
+        tuple(f for f in rest if not alike(f, root)),
+        tuple(bereft),
+    )
+
+
+def caused_elsewhere(failures: Iterable[Failure]) -> Verdict:
+    """Sort `failures` of a node when another node's was the root cause."""
+    ordered = sorted(failures, key=lambda f: (f.at, f.rank))
+    bereft = tuple(f for f in ordered if lost_a_peer(f))
+    return Verdict(None, others=tuple(f for f in ordered if f not in bereft), bereft=bereft)
+
+
+def lost_a_peer(failure: Failure) -> bool:
+    """Does the exception say no more than that another process is gone?"""
+    return failure.kind in _PEER_ERRORS and bool(_PEER_WORDS.search(failure.message))
+
+
+def alike(one: Failure, other: Failure) -> bool:
+    """The same failure in two ranks: the same exception at the same place, or the same end without an exception."""
+    if one.kind or other.kind:
+        return (one.kind, one.where) == (other.kind, other.where)
+    return one.cause == other.cause
+
+
+def how_far(in_script: bool, grouped: bool, age: float) -> str:
+    """How far a worker came that lived for `age` seconds: BEFORE_SCRIPT, AT_START or LATER."""
+    if not in_script:
+        return BEFORE_SCRIPT
+    return AT_START if not grouped and age < START_UP else LATER
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0, 2-5`: runs of three or more are drawn together."""
+    ordered = sorted(set(numbers))
+    parts: list[str] = []
+    at = 0
+    while at < len(ordered):
+        end = at
+        while end + 1 < len(ordered) and ordered[end + 1] == ordered[end] + 1:
+            end += 1
+        if end - at >= 2:
+            parts.append(f"{ordered[at]}-{ordered[end]}")
+        else:
+            parts += [str(n) for n in ordered[at : end + 1]]
+        at = end + 1
+    return f"rank{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"

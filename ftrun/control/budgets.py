@@ -1,0 +1,94 @@
+"""Budgets: how often what may fail before the run ends. Counts and compares; orders nothing but the end.
+
+No clock (times come in the events), no I/O, no torch here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ftrun.control.events import Action, Died, End, Say, Spawn, Terminate
+from ftrun.control.states import Config, Phase, Result, State, Worker
+from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE
+
+SPARE_FAILURES = 3
+SERVICE_DEATHS = 5
+SERVICE_WINDOW = 60.0
+
+
+def finish(state: State, code: int, reason: str, *says: Say) -> Result:
+    """The run ends with exit code `code`."""
+    ending = replace(state, phase=Phase.ENDING, exit_code=code)
+    return ending, (*says, Terminate(reason), End(code, reason))
+
+
+def failure_key(death: Died) -> str:
+    """What names a death that is the program's own doing; "" for a machine fault (a signal, or nothing known)."""
+    if death.signature:
+        return f"died {death.signature}"
+    if death.code is not None and 0 < death.code < 128:
+        return f"exit {death.code} at {death.step}"
+    return ""
+
+
+def seen_before(state: State, key: str, generation: int) -> tuple[State, bool]:
+    """Remember failure `key`; True when it was already seen in an earlier generation."""
+    first = next((g for k, g in state.failures if k == key), None)
+    if first is None:
+        return replace(state, failures=(*state.failures, (key, generation))), False
+    return state, generation > first
+
+
+def charge(config: Config, state: State, worker: Worker, death: Died) -> tuple[State, tuple[Action, ...] | None]:
+    """Book the death of a rank that is to be refilled. Actions are None while the budget lasts, else the end."""
+    assert worker.rank is not None
+    key = failure_key(death)
+    if key:
+        state, again = seen_before(state, key, worker.generation)
+        if again:
+            what = death.signature or death.cause
+            said = Say("failed_again", worker.cell, worker.rank, what)
+            return finish(state, EXIT_FAILED, f"rank {worker.rank}: {what}, twice", said)
+    recent = tuple((r, t) for r, t in state.deaths if death.t - t <= config.replacement_window)
+    state = replace(state, deaths=(*recent, (worker.rank, death.t)))
+    count = sum(r == worker.rank for r, _ in state.deaths)
+    if count > config.max_replacements:
+        detail = f"{count} in {config.replacement_window:g} s"
+        said = Say("too_many_replacements", worker.cell, worker.rank, detail)
+        return finish(state, EXIT_REQUEUE, f"rank {worker.rank} died too often", said)
+    return state, None
+
+
+def spare_lost(state: State, worker: Worker) -> tuple[State, tuple[Action, ...]]:
+    """Book a spare's death: spares that never come to park are not started for ever."""
+    if worker.parked:
+        return state, ()
+    count = state.spare_failures + 1
+    state = replace(state, spare_failures=count)
+    if count < SPARE_FAILURES or state.spares_given_up:
+        return state, ()
+    return replace(state, spares_given_up=True), (Say("spares_given_up", detail=str(count)),)
+
+
+def replenish(config: Config, state: State) -> Result:
+    """Start missing spares, in quiet times only: a fork in the middle of an incident would slow it down."""
+    if state.phase is not Phase.RUNNING or state.spares_given_up or any(w.finished for w in state.workers):
+        return state, ()
+    orders: list[Action] = []
+    for _ in range(config.spares - len(state.spares())):
+        state, cell = allocate(state, None)
+        orders.append(Spawn(cell, None))
+    return state, tuple(orders)
+
+
+def allocate(state: State, rank: int | None) -> tuple[State, int]:
+    """A new incarnation in the next board cell; cells are never used twice."""
+    cell = state.next_worker
+    return replace(state, next_worker=cell + 1).put(Worker(cell, rank, state.generation)), cell
+
+
+def service_lost(state: State, service: str, t: float) -> tuple[State, bool]:
+    """Book the death of one of our own processes; True when it dies too often to go on."""
+    recent = tuple((s, at) for s, at in state.service_deaths if t - at <= SERVICE_WINDOW)
+    state = replace(state, service_deaths=(*recent, (service, t)))
+    return state, sum(s == service for s, _ in state.service_deaths) > SERVICE_DEATHS

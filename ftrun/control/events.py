@@ -1,0 +1,342 @@
+"""What the controller hears (events) and what it orders (actions). Plain data; JSON both ways for the journal.
+
+A *worker* is named by its board cell. Times (`t`, `now`) are seconds on any monotonic clock; the machine only
+subtracts them. No clock, no I/O, no torch here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+
+class Message:
+    """Base of events and actions: `to_json` and `from_json` are inverse."""
+
+    KINDS: ClassVar[dict[str, type[Message]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Message.KINDS[cls.__name__] = cls
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": type(self).__name__, **asdict(self)}  # type: ignore[call-overload]
+
+    @staticmethod
+    def from_json(raw: dict[str, Any]) -> Message:
+        """Errors: KeyError for an unknown kind, TypeError for fields that do not fit."""
+        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k != "kind"}
+        return Message.KINDS[raw["kind"]](**fields)
+
+
+class Event(Message):
+    """Something that happened."""
+
+
+class Action(Message):
+    """Something the agent must do now; doing it twice is harmless."""
+
+
+# ---- events --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Begin(Event):
+    """The run's services are up."""
+
+    t: float
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """A forked worker holds its life locks (Flag.ALIVE). `rank` is None for a spare."""
+
+    t: float
+    worker: int
+
+
+@dataclass(frozen=True)
+class Parked(Event):
+    """A spare waits for a rank (Flag.PARKED)."""
+
+    t: float
+    worker: int
+
+
+@dataclass(frozen=True)
+class Grouped(Event):
+    """A worker made an "ftrun" process group (Flag.GROUP): the script wants recovery, not only restarts."""
+
+    t: float
+    worker: int
+
+
+@dataclass(frozen=True)
+class Protected(Event):
+    """protect() returned in a worker and its first loop begins (Flag.PROTECTED): its rank can be replaced."""
+
+    t: float
+    worker: int
+
+
+@dataclass(frozen=True)
+class LoopDone(Event):
+    """A worker passed the virtual gate at the end of its loop; `done` False: it began another loop."""
+
+    t: float
+    worker: int
+    done: bool = True
+
+
+@dataclass(frozen=True)
+class Died(Event):
+    """A worker's process is gone or was condemned. `code`: exit code, or 128 + signal, or None when not known yet.
+
+    `cause` is for people ("SIGKILL", "exit 3", "frozen", ...). `signature` names an uncaught Python exception
+    ("ValueError at train.py:31"), "" when there was none. `loop_done` as on the board. `final`: not 0 when it left with
+    one of ftrun's own errors, which would only come again: the exit code with which the run ends. `early`: it came no
+    further than its start (see blame.how_far); `age`: seconds it had lived.
+    """
+
+    t: float
+    worker: int
+    cause: str
+    code: int | None = None
+    step: int | None = None
+    phase: str = ""
+    signature: str = ""
+    loop_done: bool = False
+    final: int = 0
+    early: str = ""
+    age: float = 0.0
+
+
+@dataclass(frozen=True)
+class Raised(Event):
+    """A body raised a user exception before the gate; the process lives and waits. `step` is a gate number.
+
+    `generation`: in which it raised (F.RAISED); None = the newest one the worker ran in.
+    """
+
+    t: float
+    worker: int
+    step: int
+    signature: str
+    generation: int | None = None
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """A worker ended with exit code 0 after its script's end (Flag.EXITING)."""
+
+    t: float
+    worker: int
+
+
+@dataclass(frozen=True)
+class GateClosed(Event):
+    """The gate was swapped closed into `generation`; `last` is the last opened gate of all nodes."""
+
+    t: float
+    generation: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Stage(Event):
+    """A worker reached `stage` ("stopped", "cleaned", "reset", "restored", "resumed", "first_done") of `generation`."""
+
+    t: float
+    worker: int
+    generation: int
+    stage: str
+
+
+@dataclass(frozen=True)
+class Unrestorable(Event):
+    """A replaced rank found no valid source for its state (the ladder's rungs 1 to 5 are out)."""
+
+    t: float
+    worker: int
+    generation: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Stuck(Event):
+    """Every rank waits for the others, inside collectives, longer than the hang timeout: nobody is to blame.
+
+    `step` is the gate number that does not open; `what` names the collective for people.
+    """
+
+    t: float
+    step: int
+    generation: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Expired(Event):
+    """A deadline set by the action Deadline passed."""
+
+    t: float
+    name: str
+    generation: int
+
+
+@dataclass(frozen=True)
+class Signalled(Event):
+    """The launcher got a signal that ends the run."""
+
+    t: float
+    signum: int
+
+
+@dataclass(frozen=True)
+class ServiceDied(Event):
+    """One of our own processes died: "nursery", "store" or "keeper"."""
+
+    t: float
+    service: str
+
+
+@dataclass(frozen=True)
+class ServiceReady(Event):
+    """A restarted service answers again."""
+
+    t: float
+    service: str
+
+
+@dataclass(frozen=True)
+class PeerFailed(Event):
+    """The world of several nodes is over, and why is no matter of this node: everyone starts again together.
+
+    `cause` is for people. `node` and `rank` (of the world) name who failed, where that is known.
+    """
+
+    t: float
+    cause: str
+    node: int | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class WorldEnded(Event):
+    """The run is over on every node (`code` 0: well), or the other nodes cannot be reached. `detail` is for people.
+
+    `elsewhere`: the reason is not on this node.
+    """
+
+    t: float
+    code: int
+    detail: str
+    elsewhere: bool = False
+
+
+# ---- actions -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spawn(Action):
+    """Fork a worker into board cell `worker`; `rank` None makes it a spare."""
+
+    worker: int
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class CloseGate(Action):
+    """Swap the gate word closed into exactly `generation` (the word may lag by more than one), ring the workers.
+
+    Answer with GateClosed, also when the word was closed into `generation` before.
+    """
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Fence(Action):
+    """End worker's whole process group (SIGKILL) and mark its cell FENCED when it runs no more code."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Publish(Action):
+    """Write the world file of `generation` and ring. `workers[r]` holds rank r; `lost[k]` died holding `replaced[k]`.
+
+    `resume` is a gate number, or -1 in a tail world: after the loop.
+    """
+
+    generation: int
+    resume: int
+    workers: tuple[int, ...]
+    replaced: tuple[int, ...]
+    lost: tuple[int, ...]
+    tail: bool = False
+    fresh: bool = False
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class OpenGate(Action):
+    """Swap `closed` off for `generation` (nothing when a later generation stopped it)."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class ResetGate(Action):
+    """Start a world anew: gate word (generation, open, -1). Only after every worker of the old world is fenced."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Deadline(Action):
+    """Answer with Expired(name, generation) in `seconds`, unless the same name is set again or the run ends."""
+
+    name: str
+    generation: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StartService(Action):
+    """Start "nursery", "store" or "keeper" again, answer with ServiceReady."""
+
+    service: str
+
+
+@dataclass(frozen=True)
+class Say(Action):
+    """Tell the person. `what` is a fixed key (the agent has the words), `facts` fill it in.
+
+    `attempt`: of a restart, "2 of 3" and the like.
+    """
+
+    what: str
+    worker: int | None = None
+    rank: int | None = None
+    detail: str = ""
+    attempt: str = ""
+
+
+@dataclass(frozen=True)
+class NodeDone(Action):
+    """Every worker of this node ended well: tell the other nodes; the answer is WorldEnded or PeerFailed."""
+
+
+@dataclass(frozen=True)
+class Terminate(Action):
+    """End every worker: a signal to each process group, SIGKILL after the shutdown timeout; spares at once."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class End(Action):
+    """The run is over with this exit code."""
+
+    code: int
+    reason: str

@@ -1,0 +1,291 @@
+"""In-place recovery: stop, clean, reset, restore, resume; and the tail after the loop, where nobody is stopped.
+
+No clock, no I/O, no torch here. Every fault in an incident starts it again with a higher generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ftrun.control import budgets, events, restarts
+from ftrun.control.events import Action, CloseGate, Deadline, Died, Fence, OpenGate, Publish, Say, Spawn
+from ftrun.control.states import INCIDENT, STAGES, Config, IllegalEvent, Phase, Result, Stage, State, Worker, with_item
+from ftrun.core.errors import EXIT_FAILED
+
+AFTER_LOOP = -1  # Publish.resume of a tail world
+
+
+def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
+    """Ranks lost their workers (all still in `state`): charge the budgets, then recover, restart or end."""
+    orders: list[Action] = []
+    for death in deaths:
+        worker = _holding(state, death.worker)
+        orders += [Fence(worker.cell), Say("died", worker.cell, worker.rank, death.signature or death.cause)]
+    first = _holding(state, deaths[0].worker)
+    assert first.rank is not None
+    for death in deaths:
+        if death.final:
+            worker = _holding(state, death.worker)
+            said = Say("failed", worker.cell, worker.rank, death.signature or death.cause)
+            state, more = budgets.finish(state, death.final, f"rank {worker.rank}: {said.detail}", said)
+            return state, (*orders, *more)
+    if not state.armed:
+        return restarts.died_early(config, state, deaths[0], first.rank, tuple(orders))
+    in_tail = [d.loop_done or _holding(state, d.worker).rank in state.tail for d in deaths]
+    if any(w.finished for w in state.workers) and not all(in_tail):
+        said = Say("cannot_recover", first.cell, first.rank, "another rank has already finished")
+        state, more = restarts.restart_or_end(config, state, deaths[0].t, said)
+        return state, (*orders, *more)
+    for death in deaths:
+        if state.store_lost and death.signature:
+            continue  # an exception because of our store's end is not the program's
+        state, ending = budgets.charge(config, state, _holding(state, death.worker), death)
+        if ending is not None:
+            return state, (*orders, *ending)
+    for death in deaths:
+        state = _vacate(state, _holding(state, death.worker))
+    elsewhere = [w for w in state.workers if w.rank is not None and not w.loop_done and not w.finished]
+    if state.phase is Phase.RUNNING and all(in_tail) and all(w.rank in state.tail for w in elsewhere):
+        state, more = _tail(config, state)
+    else:
+        state, more = stop(config, state)
+    return state, (*orders, *more)
+
+
+def stop(config: Config, state: State) -> Result:
+    """Begin an incident, or begin it again: the next generation, gate closed into it."""
+    state = replace(
+        state.each(lambda w: replace(w, stage=Stage.NONE)),
+        phase=Phase.STOPPING,
+        generation=state.generation + 1,
+        tail=(),
+        published=False,
+        opened=False,
+        recovering=True,
+        store_lost=False,
+    )
+    return state, (CloseGate(state.generation), Deadline("stop", state.generation, config.stop_timeout))
+
+
+def meeting(state: State) -> bool:
+    """In an incident, have some ranks of the published world not met yet?"""
+    return state.phase in INCIDENT and state.published and min(w.answered for w in state.ranked()) < Stage.RESET
+
+
+def gate_closed(config: Config, state: State, event: events.GateClosed) -> Result:
+    """The step to resume is known: refill the empty ranks and tell everyone the new world."""
+    if event.generation != state.generation or state.published:
+        return state, ()
+    state, publish, spawns = _refill(replace(state, published=True), event.last + 1, tail=False)
+    state, more = progress(config, state)
+    return state, (publish, *spawns, Deadline("recover", state.generation, config.recover_timeout), *more)
+
+
+def staged(config: Config, state: State, event: events.Stage) -> Result:
+    """A worker answered a stage of an incident (also the late "first_done", back in RUNNING)."""
+    if event.stage not in STAGES:
+        raise IllegalEvent(f"unknown stage {event.stage!r}")
+    worker = state.worker(event.worker)
+    if worker is None or worker.rank is None:
+        return state, ()
+    in_tail = worker.rank in state.tail and event.generation == worker.generation
+    if event.generation != state.generation and not in_tail:
+        return state, ()
+    stage = max(worker.stage, STAGES[event.stage])
+    generation = event.generation if stage >= Stage.RESUMED else worker.generation
+    return progress(config, state.put(replace(worker, stage=stage, generation=max(generation, worker.generation))))
+
+
+def progress(config: Config, state: State) -> Result:
+    """Move on as far as the least advanced rank allows."""
+    for worker in state.ranked():
+        assert worker.rank is not None
+        if worker.answered >= Stage.RESTORED and state.lost[worker.rank] is not None:
+            state = replace(state, lost=with_item(state.lost, worker.rank, None))
+    state = replace(state, tail=tuple(r for r in state.tail if r in state.replaced))
+    orders: list[Action] = []
+    if state.phase in INCIDENT and state.published:
+        phase = _phase(state)
+        least = min(w.answered for w in state.ranked())
+        if least >= Stage.RESTORED and not state.opened:
+            state = replace(state, opened=True)
+            orders.append(OpenGate(state.generation))
+        state = replace(state, phase=phase)
+        if phase is Phase.RUNNING:
+            now = state.generation
+            state = state.each(lambda w: w if w.rank is None else replace(w, generation=now))
+            state, spawns = budgets.replenish(config, state)
+            orders += spawns
+    if _recovered(state):
+        state = replace(state, recovering=False)
+        orders.append(Say("recovered", detail=str(state.generation)))
+    return state, tuple(orders)
+
+
+def raised(config: Config, state: State, event: events.Raised) -> Result:
+    """A body raised: once everybody does the step again, the same exception a second time is the program's."""
+    worker = state.worker(event.worker)
+    if worker is None or worker.rank is None:
+        return state, ()
+    said = Say("raised", worker.cell, worker.rank, event.signature)
+    generation = worker.generation if event.generation is None else event.generation
+    if not state.armed:
+        return restarts.restart_or_end(
+            config, state, event.t, replace(said, what="failed"), failure=f"died {event.signature}"
+        )
+    if generation < worker.generation:
+        return state, ()
+    state, again = budgets.seen_before(state, f"raised {event.signature} at {event.step}", generation)
+    if again:
+        reason = f"rank {worker.rank}: {event.signature}, twice"
+        return budgets.finish(state, EXIT_FAILED, reason, replace(said, what="raised_again"))
+    if state.phase in INCIDENT and generation < state.generation:
+        return state, ()  # it left its body in the old generation and stops by itself, like any survivor
+    if any(w.finished for w in state.workers):
+        cannot = Say("cannot_recover", worker.cell, worker.rank, "another rank has already finished")
+        return restarts.restart_or_end(config, state, event.t, cannot)
+    state, orders = stop(config, state)
+    return state, (said, *orders)
+
+
+def unrestorable(config: Config, state: State, event: events.Unrestorable) -> Result:
+    """Rungs 1 to 5 are out for a replaced rank: restart of the world, or a clear end.
+
+    Also when the world was stopped again since: the worker has given up, and tells it once.
+    """
+    worker = state.worker(event.worker)
+    if worker is None or worker.rank not in state.replaced:
+        return state, ()
+    said = Say("unrestorable", worker.cell, worker.rank, event.why)
+    return restarts.restart_or_end(config, state, event.t, said, full=False)
+
+
+def stuck(config: Config, state: State, event: events.Stuck) -> Result:
+    """The links are the suspects: make all connections again, replace nobody. If that did not help, end."""
+    if not state.armed or event.generation != state.generation or any(w.finished for w in state.workers):
+        return state, ()
+    state, again = budgets.seen_before(state, f"stuck at {event.step}", event.generation)
+    if again:
+        reason = f"every rank waits in {event.what}, again after a reset"
+        return budgets.finish(state, EXIT_FAILED, reason, Say("stuck_again", detail=event.what))
+    state, orders = stop(config, state)
+    return state, (Say("stuck", detail=event.what), *orders)
+
+
+def stop_expired(config: Config, state: State, event: events.Expired) -> Result:
+    """Survivors that did not stop in time are lost."""
+    if event.generation != state.generation:
+        return state, ()
+    if event.name == "recover":
+        return recover_expired(config, state, event)
+    if event.name != "stop":
+        return state, ()
+    busy = [w for w in _survivors(state) if w.answered < Stage.STOPPED]
+    if busy:
+        return lose(config, state, _condemn(busy, event.t, f"did not stop in {config.stop_timeout:g} s"))
+    if state.published:
+        return state, ()
+    # The agent still owes GateClosed: ask again, asking twice is harmless.
+    return state, (CloseGate(state.generation), Deadline("stop", state.generation, config.stop_timeout))
+
+
+def recover_expired(config: Config, state: State, event: events.Expired) -> Result:
+    """The least advanced ranks hold all others up (groups need everyone): they are lost."""
+    if event.name != "recover" or event.generation != state.generation or not state.published:
+        return state, ()
+    least = min(_reached(state, w) for w in state.ranked())
+    slow = [w for w in state.ranked() if _reached(state, w) == least]
+    return lose(config, state, _condemn(slow, event.t, f"did not recover in {config.recover_timeout:g} s"))
+
+
+def _condemn(workers: Sequence[Worker], t: float, cause: str) -> list[Died]:
+    return [Died(t, w.cell, cause, loop_done=w.loop_done) for w in workers]
+
+
+def _reached(state: State, worker: Worker) -> Stage:
+    """How far a worker is; a new holder has nothing to stop or to clean."""
+    fresh = worker.started and worker.rank in state.replaced
+    return max(worker.answered, Stage.CLEANED) if fresh else worker.answered
+
+
+def _survivors(state: State) -> list[Worker]:
+    return [w for w in state.ranked() if w.rank not in state.replaced]
+
+
+def _phase(state: State) -> Phase:
+    survivors = min((w.answered for w in _survivors(state)), default=Stage.FIRST_DONE)
+    everyone = min(w.answered for w in state.ranked())
+    if survivors < Stage.STOPPED:
+        return Phase.STOPPING
+    if survivors < Stage.CLEANED:
+        return Phase.CLEANING
+    if everyone < Stage.RESET:
+        return Phase.RESETTING
+    if everyone < Stage.RESTORED:
+        return Phase.RESTORING
+    return Phase.RESUMING if everyone < Stage.RESUMED else Phase.RUNNING
+
+
+def _holding(state: State, cell: int) -> Worker:
+    worker = state.worker(cell)
+    assert worker is not None
+    assert worker.rank is not None
+    return worker
+
+
+def _recovered(state: State) -> bool:
+    if state.phase is not Phase.RUNNING or not state.recovering or state.tail:
+        return False
+    # After a tail world (gate never opened for it) it is enough that the new holders have their state.
+    return not state.opened or min(w.answered for w in state.ranked()) >= Stage.FIRST_DONE
+
+
+def _vacate(state: State, worker: Worker) -> State:
+    """Take a dead worker out. A holder that never had the rank's state leaves the place's `lost` as it was."""
+    assert worker.rank is not None
+    state = replace(state.drop([worker.cell]), holder=with_item(state.holder, worker.rank, None))
+    if state.lost[worker.rank] is None:
+        state = replace(state, lost=with_item(state.lost, worker.rank, worker.cell))
+    return state
+
+
+def _tail(config: Config, state: State) -> Result:
+    """Deaths after the loop: nobody is stopped and the gate keeps its generation; the new holders run the tail."""
+    empty = tuple(r for r, cell in enumerate(state.holder) if cell is None)
+    state = replace(
+        state,
+        generation=state.generation + 1,
+        tail=tuple(sorted({*state.tail, *empty})),
+        opened=False,
+        recovering=True,
+    )
+    state, publish, spawns = _refill(state, AFTER_LOOP, tail=True)
+    state, more = budgets.replenish(config, state)
+    return state, (publish, *spawns, *more)
+
+
+def _refill(state: State, resume: int, *, tail: bool) -> tuple[State, Publish, tuple[Action, ...]]:
+    """Give every empty rank a worker: a parked spare, else a started one, else a new fork (ordered after Publish)."""
+    spawns: list[Action] = []
+    for rank, cell in enumerate(state.holder):
+        if cell is not None:
+            continue
+        ready = sorted((w for w in state.spares() if w.started), key=lambda w: (not w.parked, w.cell))
+        if ready:
+            state = state.put(replace(ready[0], rank=rank, generation=state.generation, stage=Stage.NONE))
+            cell = ready[0].cell
+        else:
+            state, cell = budgets.allocate(state, rank)
+            spawns.append(Spawn(cell, rank))
+        state = replace(state, holder=with_item(state.holder, rank, cell))
+    publish = Publish(
+        generation=state.generation,
+        resume=resume,
+        workers=tuple(c for c in state.holder if c is not None),
+        replaced=state.replaced,
+        lost=tuple(c for c in state.lost if c is not None),
+        tail=tail,
+        attempt=state.attempt,
+    )
+    return state, publish, tuple(spawns)

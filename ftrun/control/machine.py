@@ -1,0 +1,286 @@
+"""The controller: a pure function (state, event) -> (state, actions), all transitions in one table.
+
+No clock (times come in the events), no I/O, no torch. An event that is not in the table, names a worker that never
+was or a generation still to come raises IllegalEvent and changes nothing. Events about workers no longer in the
+world and answers of an old generation are late, not illegal: they change nothing either.
+
+What the agent must know:
+- Generations only grow, but not every one is closed on the gate: a tail world (`Publish.tail`: deaths after the loop)
+  and a restart skip the gate. CloseGate therefore swaps the word to exactly the generation it names.
+- Every action is idempotent: the machine may order the same one twice (a Spawn after the nursery's return, a
+  CloseGate whose answer is late).
+- In one look at a cell report in this order: Started, Parked, Grouped, Protected, Raised (with its generation),
+  Stage, LoopDone, Unrestorable, death. A death is reported once, by Died or by Finished.
+- After a Terminate comes End in the same answer: end the workers, then leave with End's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from ftrun.control import budgets, incidents, restarts
+from ftrun.control import events as ev
+from ftrun.control.events import Action, Event, Fence, Say, Spawn, StartService
+from ftrun.control.states import (
+    INCIDENT,
+    LIVE,
+    OVER,
+    SAYS,
+    STAGES,
+    Config,
+    IllegalEvent,
+    Phase,
+    Result,
+    Stage,
+    State,
+    Worker,
+    with_item,
+)
+from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL
+
+__all__ = [
+    "INCIDENT",
+    "LIVE",
+    "OVER",
+    "SAYS",
+    "STAGES",
+    "TABLE",
+    "Config",
+    "IllegalEvent",
+    "Phase",
+    "Stage",
+    "State",
+    "Worker",
+    "advance",
+    "initial",
+]
+
+Handler = Callable[[Config, State, Any], Result]
+
+
+def initial(config: Config) -> State:
+    """The state before Begin."""
+    nobody: tuple[int | None, ...] = (None,) * config.nproc
+    return State(Phase.NEW, holder=nobody, lost=nobody, protected=(False,) * config.nproc)
+
+
+def advance(config: Config, state: State, event: Event) -> Result:
+    """The next state, and what to do now, in this order. Errors: IllegalEvent."""
+    handler = TABLE.get((state.phase, type(event)))
+    if handler is None:
+        raise IllegalEvent(f"{type(event).__name__} cannot happen in {state.phase}")
+    if state.phase not in OVER:
+        worker, generation = getattr(event, "worker", None), getattr(event, "generation", None)
+        if worker is not None and not 0 <= worker < state.next_worker:
+            raise IllegalEvent(f"{type(event).__name__} of worker {worker}, who was never started")
+        if generation is not None and generation > state.generation:
+            raise IllegalEvent(f"{type(event).__name__} of generation {generation}, now is {state.generation}")
+    return handler(config, state, event)
+
+
+# ---- handlers that need no file of their own -------------------------------------------------------------------------
+
+
+def late(config: Config, state: State, event: Event) -> Result:
+    """Nothing waits for this any more."""
+    return state, ()
+
+
+def begin(config: Config, state: State, event: ev.Begin) -> Result:
+    state, orders = restarts.open_world(config, replace(state, generation=1), event.t)
+    spawns: list[Action] = []
+    for _ in range(config.spares):
+        state, cell = budgets.allocate(state, None)
+        spawns.append(Spawn(cell, None))
+    *first, deadline = orders
+    return state, (*first, *spawns, deadline)
+
+
+def milestone(
+    config: Config, state: State, event: ev.Started | ev.Parked | ev.Grouped | ev.Protected | ev.LoopDone
+) -> Result:
+    """A worker came further in its script. Each milestone implies that it started."""
+    worker = state.worker(event.worker)
+    if worker is None:
+        return state, ()
+    worker = replace(worker, started=True)
+    if isinstance(event, ev.Parked) and worker.rank is None:
+        worker = replace(worker, parked=True)
+        state = replace(state, spare_failures=0)
+    elif isinstance(event, ev.Grouped):
+        worker = replace(worker, grouped=True)
+    elif isinstance(event, ev.LoopDone):
+        worker = replace(worker, loop_done=event.done)
+    elif isinstance(event, ev.Protected) and worker.rank is not None:
+        state = replace(state, protected=with_item(state.protected, worker.rank, True))
+    state = state.put(worker)
+    if state.phase is Phase.STARTING:
+        return _started(config, state)
+    return incidents.progress(config, state)
+
+
+def died(config: Config, state: State, event: ev.Died) -> Result:
+    worker = state.worker(event.worker)
+    if worker is None or worker.finished:
+        return state, ()
+    if worker.rank is None:
+        return _spare_died(config, state, worker, event.signature or event.cause)
+    return incidents.lose(config, state, [event])
+
+
+def finished(config: Config, state: State, event: ev.Finished) -> Result:
+    worker = state.worker(event.worker)
+    if worker is None or worker.finished:
+        return state, ()
+    if worker.rank is None:
+        return _spare_unneeded(state, worker)
+    state = state.put(replace(worker, started=True, finished=True))
+    if all(c is not None and _is_finished(state, c) for c in state.holder):
+        if config.shared:
+            return replace(state, phase=Phase.RUNNING), (ev.NodeDone(),)
+        return budgets.finish(state, EXIT_OK, "done", Say("done"))
+    if state.phase is Phase.STARTING:
+        return _started(config, state)
+    return incidents.progress(config, state)
+
+
+def service_died(config: Config, state: State, event: ev.ServiceDied) -> Result:
+    state, too_often = budgets.service_lost(state, event.service, event.t)
+    if too_often:
+        given_up = Say("service_given_up", detail=event.service)
+        return budgets.finish(state, EXIT_FAILED, f"{event.service} died too often", given_up)
+    if event.service == "store" and config.shared and state.phase in _STABLE:
+        return restarts.store_gone(config, state, event.t)
+    if event.service == "store":
+        met = state.armed and not (state.phase in INCIDENT and state.published)
+        state = replace(state, store_ready=False, store_lost=state.store_lost or not met)
+    return state, (Say("service_died", detail=event.service), StartService(event.service))
+
+
+def service_ready(config: Config, state: State, event: ev.ServiceReady) -> Result:
+    """What died may have taken something with it: a fork order, or what ranks had written to meet each other."""
+    if event.service == "store":
+        state = replace(state, store_ready=True)
+        if state.phase is Phase.RESTARTING:
+            return restarts.go_on(config, state, event.t)
+        if state.store_lost and incidents.meeting(state):
+            return incidents.stop(config, state)
+    if event.service == "nursery":
+        return state, tuple(Spawn(w.cell, w.rank) for w in state.workers if not w.started)
+    return state, ()
+
+
+def signalled(config: Config, state: State, event: ev.Signalled) -> Result:
+    said = Say("signalled", detail=str(event.signum))
+    return budgets.finish(state, EXIT_SIGNAL + event.signum, f"signal {event.signum}", said)
+
+
+def world_ended(config: Config, state: State, event: ev.WorldEnded) -> Result:
+    said = Say("done") if event.code == EXIT_OK else Say("world_ended", detail=event.detail)
+    return budgets.finish(state, event.code, event.detail, said)
+
+
+def end_at_once(config: Config, state: State, event: ev.Signalled) -> Result:
+    """A signal while the run ends already: no more patience with the workers. The exit code stays."""
+    assert state.exit_code is not None
+    fences = tuple(Fence(w.cell) for w in state.workers)
+    return replace(state, phase=Phase.ENDED), (*fences, ev.End(state.exit_code, f"signal {event.signum}"))
+
+
+def _started(config: Config, state: State) -> Result:
+    if not all(w.started for w in state.ranked()):
+        return state, ()
+    return budgets.replenish(config, replace(state, phase=Phase.RUNNING))
+
+
+def _spare_died(config: Config, state: State, worker: Worker, cause: str) -> Result:
+    state, said = budgets.spare_lost(state.drop([worker.cell]), worker)
+    state, spawns = budgets.replenish(config, state)
+    return state, (Fence(worker.cell), Say("spare_died", worker.cell, detail=cause), *said, *spawns)
+
+
+def _spare_unneeded(state: State, worker: Worker) -> Result:
+    """A script that never asks for its rank leaves nothing to wait with: no failure, and no reason to try again."""
+    told = () if state.spares_given_up else (Say("spare_unneeded", worker.cell),)
+    state = replace(state.drop([worker.cell]), spares_given_up=True)
+    return state, (Fence(worker.cell), *told)
+
+
+def _is_finished(state: State, cell: int) -> bool:
+    worker = state.worker(cell)
+    return worker is not None and worker.finished
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+_AFTER_STOP = tuple(p for p in INCIDENT if p is not Phase.STOPPING)
+_STABLE = (Phase.STARTING, Phase.RUNNING, *INCIDENT)
+_EVENTS: tuple[type[Event], ...] = (
+    ev.Begin,
+    ev.Started,
+    ev.Parked,
+    ev.Grouped,
+    ev.Protected,
+    ev.LoopDone,
+    ev.Died,
+    ev.Raised,
+    ev.Finished,
+    ev.GateClosed,
+    ev.Stage,
+    ev.Unrestorable,
+    ev.Stuck,
+    ev.Expired,
+    ev.Signalled,
+    ev.ServiceDied,
+    ev.ServiceReady,
+    ev.PeerFailed,
+    ev.WorldEnded,
+)
+
+_ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
+    ((Phase.NEW,), ev.Begin, begin),
+    # milestones of a worker's script
+    (LIVE, ev.Started, milestone),
+    (LIVE, ev.Parked, milestone),
+    (LIVE, ev.Grouped, milestone),
+    (LIVE, ev.Protected, milestone),
+    (LIVE, ev.LoopDone, milestone),
+    # ends of workers, and exceptions
+    (LIVE, ev.Died, died),
+    (LIVE, ev.Finished, finished),
+    (_STABLE, ev.Raised, incidents.raised),
+    ((Phase.RESTARTING,), ev.Raised, late),
+    # the course of an incident
+    ((Phase.STOPPING,), ev.GateClosed, incidents.gate_closed),
+    ((Phase.STARTING, Phase.RUNNING, *_AFTER_STOP, Phase.RESTARTING), ev.GateClosed, late),
+    ((Phase.RUNNING, *INCIDENT), ev.Stage, incidents.staged),
+    ((Phase.STARTING, Phase.RESTARTING), ev.Stage, late),
+    ((Phase.RUNNING, *INCIDENT), ev.Unrestorable, incidents.unrestorable),
+    ((Phase.STARTING, Phase.RESTARTING), ev.Unrestorable, late),
+    ((Phase.RUNNING,), ev.Stuck, incidents.stuck),
+    ((Phase.STARTING, *INCIDENT, Phase.RESTARTING), ev.Stuck, late),
+    # deadlines
+    ((Phase.STARTING,), ev.Expired, restarts.start_expired),
+    ((Phase.RUNNING,), ev.Expired, late),
+    ((Phase.STOPPING,), ev.Expired, incidents.stop_expired),
+    (_AFTER_STOP, ev.Expired, incidents.recover_expired),
+    ((Phase.RESTARTING,), ev.Expired, restarts.backoff_expired),
+    # our own processes
+    ((Phase.NEW, *LIVE), ev.ServiceDied, service_died),
+    ((Phase.NEW, *LIVE), ev.ServiceReady, service_ready),
+    # the other nodes
+    ((*_STABLE, Phase.RESTARTING), ev.PeerFailed, restarts.peer_failed),
+    ((Phase.NEW,), ev.PeerFailed, late),
+    ((Phase.NEW, *LIVE), ev.WorldEnded, world_ended),
+    # the end
+    ((Phase.NEW, *LIVE), ev.Signalled, signalled),
+    ((Phase.ENDING,), ev.Signalled, end_at_once),
+    ((Phase.ENDED,), ev.Signalled, late),
+    *((OVER, event, late) for event in _EVENTS if event is not ev.Signalled),
+)
+
+TABLE: dict[tuple[Phase, type[Event]], Handler] = {
+    (phase, event): handler for phases, event, handler in _ROWS for phase in phases
+}

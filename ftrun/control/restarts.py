@@ -1,0 +1,165 @@
+"""Start and restart of the whole world: when nothing can be recovered in place, everyone runs the script anew.
+
+No clock, no I/O, no torch here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ftrun.control.budgets import allocate, failure_key, finish, seen_before
+from ftrun.control.events import (
+    Action,
+    Deadline,
+    Died,
+    Expired,
+    Fence,
+    PeerFailed,
+    Publish,
+    ResetGate,
+    Say,
+    Spawn,
+    StartService,
+)
+from ftrun.control.states import Config, Phase, Result, State
+from ftrun.core.errors import EXIT_FAILED
+
+BACKOFF_FIRST = 0.5
+BACKOFF_MOST = 30.0
+# An attempt that lasted this long came to something: its failure is no failure of the start.
+EARLY = 60.0
+
+
+def open_world(config: Config, state: State, t: float) -> Result:
+    """Order a fresh world of `state.generation`: every rank is forked."""
+    holder: list[int | None] = []
+    spawns: list[Action] = []
+    for rank in range(config.nproc):
+        state, cell = allocate(state, rank)
+        holder.append(cell)
+        spawns.append(Spawn(cell, rank))
+    state = replace(
+        state,
+        phase=Phase.STARTING,
+        holder=tuple(holder),
+        lost=(None,) * config.nproc,
+        protected=(False,) * config.nproc,
+        attempt_since=t,
+        store_lost=False,
+    )
+    publish = Publish(
+        generation=state.generation,
+        resume=0,
+        workers=tuple(c for c in holder if c is not None),
+        replaced=(),
+        lost=(),
+        fresh=True,
+        attempt=state.attempt,
+    )
+    deadline = Deadline("start", state.generation, config.start_timeout)
+    return state, (ResetGate(state.generation), publish, *spawns, deadline)
+
+
+def restart_or_end(
+    config: Config, state: State, t: float, said: Say, *, failure: str = "", full: bool = True
+) -> Result:
+    """Restart the world if that is still allowed, else end with exit code 1 and `said` as the root cause.
+
+    `said` names worker, rank and cause. `failure` names a failure of the program (see `failure_key`): the same one a
+    second time spends no start-up restart. `full` = start-up restarts may be spent, not only --max-restarts. One of
+    several nodes only stops its workers: all nodes decide together what follows.
+    """
+    if config.shared:
+        return _restart(config, state, t, replace(said, what="world_stopped"))
+    shaken = state.store_lost and t - state.attempt_since < EARLY
+    recoverable = shaken or any(w.grouped for w in state.workers)
+    if state.restarts < config.max_restarts:
+        state = replace(state, restarts=state.restarts + 1)
+    elif full and recoverable and state.startup_restarts < config.max_replacements:
+        if failure and not shaken:
+            state, again = seen_before(state, failure, state.generation)
+            if again:
+                return finish(state, EXIT_FAILED, said.detail, replace(said, what="failed_again"))
+        state = replace(state, startup_restarts=state.startup_restarts + 1)
+    else:
+        return finish(state, EXIT_FAILED, said.detail, said)
+    return _restart(config, state, t, replace(said, what="restarting"))
+
+
+def attempt_name(config: Config, attempt: int, pause: float) -> str:
+    """`2 of 3`: the attempt that comes (counted from 1), of all that --max-restarts allows; start-up restarts go beyond."""
+    of = f" of {config.max_restarts + 1}" if attempt <= config.max_restarts + 1 else ""
+    return f"{attempt}{of}" + (f", after a pause of {pause:g} s" if pause else "")
+
+
+def _restart(config: Config, state: State, t: float, said: Say) -> Result:
+    early = not state.armed and t - state.attempt_since < EARLY
+    failures = state.early_failures + 1 if early else 0
+    # Spares as well: they ran the script up to its first question for the rank, and may have looked for a checkpoint
+    # there, which the old world wrote only afterwards. They would begin at another step than the rest.
+    gone = [w.cell for w in state.workers]
+    state = replace(
+        state.drop(gone),
+        phase=Phase.RESTARTING,
+        generation=state.generation + 1,
+        attempt=state.attempt + 1,
+        holder=(None,) * len(state.holder),
+        lost=(None,) * len(state.holder),
+        protected=(False,) * len(state.holder),
+        tail=(),
+        published=False,
+        opened=False,
+        recovering=False,
+        early_failures=failures,
+        store_ready=False,
+        backoff_over=failures < 2,
+    )
+    pause = min(BACKOFF_MOST, BACKOFF_FIRST * 2.0 ** min(failures - 2, 10)) if failures >= 2 else 0.0
+    said = replace(said, attempt=attempt_name(config, state.attempt + 1, pause))
+    orders: list[Action] = [said, *(Fence(c) for c in gone), StartService("store")]
+    if pause:
+        orders.append(Deadline("backoff", state.generation, pause))
+    return state, tuple(orders)
+
+
+def go_on(config: Config, state: State, t: float) -> Result:
+    """Leave RESTARTING once the new store answers and the pause is over."""
+    if not (state.store_ready and state.backoff_over):
+        return state, ()
+    return open_world(config, state, t)
+
+
+def peer_failed(config: Config, state: State, event: PeerFailed) -> Result:
+    """The world is over for another node's sake: stop, and meet the others in the next one."""
+    if state.phase is not Phase.RESTARTING:
+        return _restart(config, state, event.t, Say("peer_failed", detail=event.cause))
+    if not state.store_ready:
+        return state, ()
+    return replace(state, store_ready=False), (StartService("store"),)  # it broke before we could start in it
+
+
+def store_gone(config: Config, state: State, t: float) -> Result:
+    """The store in which the workers of several nodes meet died: they could never make another group in it."""
+    return _restart(config, state, t, Say("service_died", detail="store"))
+
+
+def backoff_expired(config: Config, state: State, event: Expired) -> Result:
+    if event.name != "backoff" or event.generation != state.generation:
+        return state, ()
+    return go_on(config, replace(state, backoff_over=True), event.t)
+
+
+def start_expired(config: Config, state: State, event: Expired) -> Result:
+    late = [w for w in state.ranked() if not w.started]
+    if event.name != "start" or event.generation != state.generation or not late:
+        return state, ()
+    cause = f"did not start in {config.start_timeout:g} s"
+    return restart_or_end(config, state, event.t, Say("failed", late[0].cell, late[0].rank, cause))
+
+
+def died_early(config: Config, state: State, death: Died, rank: int, orders: tuple[Action, ...]) -> Result:
+    """A death before every rank was protected; soon after our store's it is put down to that."""
+    cause = death.signature or death.cause
+    said = Say("failed", death.worker, rank, cause)
+    state, more = restart_or_end(config, state, death.t, said, failure=failure_key(death))
+    return state, (*orders, *more)

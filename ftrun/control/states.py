@@ -1,0 +1,229 @@
+"""The controller's memory: configuration, workers, state. Frozen data, JSON both ways; it decides nothing.
+
+No clock, no I/O, no torch here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from ftrun.control.events import Action
+from ftrun.core.errors import FtrunError
+
+
+class IllegalEvent(FtrunError):
+    """An event that cannot happen in this state: a defect of the agent. The state did not change."""
+
+
+class Phase(str, enum.Enum):
+    """What the run as a whole does. NEW is before Begin."""
+
+    NEW = "NEW"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    CLEANING = "CLEANING"
+    RESETTING = "RESETTING"
+    RESTORING = "RESTORING"
+    RESUMING = "RESUMING"
+    RESTARTING = "RESTARTING"
+    ENDING = "ENDING"
+    ENDED = "ENDED"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+INCIDENT = (Phase.STOPPING, Phase.CLEANING, Phase.RESETTING, Phase.RESTORING, Phase.RESUMING)
+LIVE = (Phase.STARTING, Phase.RUNNING, *INCIDENT, Phase.RESTARTING)
+OVER = (Phase.ENDING, Phase.ENDED)
+
+
+class Stage(enum.IntEnum):
+    """How far a worker is in answering a generation; a later stage implies the earlier ones."""
+
+    NONE = 0
+    STOPPED = 1
+    CLEANED = 2
+    RESET = 3
+    RESTORED = 4
+    RESUMED = 5
+    FIRST_DONE = 6
+
+
+STAGES = {stage.name.lower(): stage for stage in Stage if stage}
+
+# Every key of the action Say, with what its facts mean.
+SAYS = {
+    "died": "worker, rank; detail = cause",
+    "raised": "worker, rank; detail = signature: its body raised, everyone does the step again",
+    "raised_again": "worker, rank; detail = signature: the same exception after a retry, the run ends",
+    "failed_again": "worker, rank; detail = what failed a second time in the same way, the run ends",
+    "recovered": "detail = generation: every rank did a new step",
+    "too_many_replacements": "worker, rank; detail = count and window",
+    "cannot_recover": "worker, rank; detail = why not in place (another rank had already finished)",
+    "unrestorable": "worker, rank; detail = why no source for the state was left",
+    "restarting": "worker, rank; detail = cause; attempt = which one comes: all workers start again",
+    "failed": "worker, rank; detail = root cause: no restart is left, the run ends",
+    "world_stopped": "worker, rank; detail = root cause: the nodes decide together what follows",
+    "peer_failed": "detail = what happened on another node: this one's workers are stopped",
+    "world_ended": "detail = why the run is over on every node",
+    "spare_died": "worker; detail = cause",
+    "spares_given_up": "detail = how many spares died in a row before they parked",
+    "spare_unneeded": "worker: the script ends without asking for a rank, so no spare can wait for one",
+    "stuck": "detail = what every rank waits in: all connections are made again",
+    "stuck_again": "detail = what every rank waits in once more, the run ends",
+    "service_died": "detail = service",
+    "service_given_up": "detail = service that died too often, the run ends",
+    "signalled": "detail = signal number",
+    "done": "every rank finished",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the run was asked to do. Times in seconds; `max_replacements` is per rank and `replacement_window`."""
+
+    nproc: int
+    spares: int = 0
+    max_restarts: int = 0
+    max_replacements: int = 3
+    replacement_window: float = 3600.0
+    start_timeout: float = 300.0
+    stop_timeout: float = 10.0
+    recover_timeout: float = 600.0
+    shared: bool = False  # one of several nodes: what ends a world is decided by all of them
+
+    def __post_init__(self) -> None:
+        if self.nproc < 1 or min(self.spares, self.max_restarts, self.max_replacements) < 0:
+            raise ValueError(f"impossible configuration: {self}")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(raw: dict[str, Any]) -> Config:
+        """Unknown keys are left out, so that the launcher may keep more in the same object."""
+        known = {f.name for f in fields(Config)}
+        return Config(**{k: v for k, v in raw.items() if k in known})
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker incarnation that is not known to be dead. `rank` None = a spare.
+
+    `generation` is the newest one it ran in; `stage` is its answer to the state's generation.
+    """
+
+    cell: int
+    rank: int | None
+    generation: int
+    started: bool = False
+    parked: bool = False
+    grouped: bool = False
+    loop_done: bool = False
+    finished: bool = False
+    stage: Stage = Stage.NONE
+
+    @property
+    def answered(self) -> Stage:
+        """Its stage; one that left its loop or its script has nothing more to answer."""
+        return Stage.FIRST_DONE if self.loop_done or self.finished else self.stage
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything the controller remembers.
+
+    `holder[r]`: the worker of rank r, None while it waits for a new one. `lost[r]`: the dead incarnation whose
+    memory holds rank r's state, None when the holder itself has it. `failures`: (what failed, generation) once each.
+    """
+
+    phase: Phase
+    generation: int = 0
+    attempt: int = 0
+    next_worker: int = 0
+    workers: tuple[Worker, ...] = ()
+    holder: tuple[int | None, ...] = ()
+    lost: tuple[int | None, ...] = ()
+    protected: tuple[bool, ...] = ()
+    tail: tuple[int, ...] = ()  # ranks replaced after the loop whose new holder is not there yet
+    published: bool = False  # the world file of an incident's generation was ordered
+    opened: bool = False  # ... and its gate opened again
+    recovering: bool = False  # "recovered" is still to be said
+    # budgets
+    deaths: tuple[tuple[int, float], ...] = ()  # (rank, t) of replacements
+    failures: tuple[tuple[str, int], ...] = ()
+    spare_failures: int = 0
+    spares_given_up: bool = False
+    service_deaths: tuple[tuple[str, float], ...] = ()
+    restarts: int = 0
+    startup_restarts: int = 0
+    early_failures: int = 0  # attempts in a row that failed before they came to anything
+    attempt_since: float = 0.0
+    store_ready: bool = True
+    store_lost: bool = False  # the store died before every rank of the present world had met in it
+    backoff_over: bool = True
+    exit_code: int | None = None
+
+    @property
+    def armed(self) -> bool:
+        """Every rank protected its state in this attempt: faults are recovered in place."""
+        return bool(self.protected) and all(self.protected)
+
+    @property
+    def replaced(self) -> tuple[int, ...]:
+        """Ranks whose holder (if any) does not have the rank's state yet."""
+        return tuple(r for r, cell in enumerate(self.lost) if cell is not None)
+
+    def worker(self, cell: int) -> Worker | None:
+        return next((w for w in self.workers if w.cell == cell), None)
+
+    def ranked(self) -> Iterator[Worker]:
+        """Workers that hold a rank, by rank."""
+        return iter(sorted((w for w in self.workers if w.rank is not None), key=_rank))
+
+    def spares(self) -> list[Worker]:
+        return [w for w in self.workers if w.rank is None]
+
+    def put(self, worker: Worker) -> State:
+        """The state with `worker` in place of the one of the same cell (or added)."""
+        others = tuple(w for w in self.workers if w.cell != worker.cell)
+        return replace(self, workers=tuple(sorted((*others, worker), key=lambda w: w.cell)))
+
+    def drop(self, cells: Iterable[int]) -> State:
+        gone = set(cells)
+        return replace(self, workers=tuple(w for w in self.workers if w.cell not in gone))
+
+    def each(self, change: Callable[[Worker], Worker]) -> State:
+        return replace(self, workers=tuple(change(w) for w in self.workers))
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "phase": self.phase.value}
+
+    @staticmethod
+    def from_json(raw: dict[str, Any]) -> State:
+        """Inverse of `to_json`, also after a round trip through JSON text (lists for tuples)."""
+        values = {k: _tuples(v) for k, v in raw.items()}
+        values["phase"] = Phase(raw["phase"])
+        values["workers"] = tuple(Worker(**{**w, "stage": Stage(w["stage"])}) for w in raw["workers"])
+        return State(**values)
+
+
+Result = tuple[State, tuple[Action, ...]]
+
+
+def with_item(row: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
+    """`row` with one item replaced."""
+    return (*row[:index], value, *row[index + 1 :])
+
+
+def _rank(worker: Worker) -> int:
+    return -1 if worker.rank is None else worker.rank
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, (list, tuple)) else value

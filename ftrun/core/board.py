@@ -1,0 +1,304 @@
+"""The board: one mmap'd file a node, where every process shows what it does and reads what it may do.
+
+Each field is written by one side only (said beside it) and is an aligned 64-bit word, so a reader never sees half
+of one. The file outlives dead workers: the phase and step in which one died stay readable. The three bells (workers',
+launcher's, gate's) are 32-bit futex words: ring one after a change, and a lost ring costs latency only, since every
+wait has a deadline and looks again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import mmap
+import os
+from pathlib import Path
+
+from ftrun import native
+from ftrun.core import gate
+from ftrun.core.errors import PlatformError
+
+MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
+VERSION = 1
+CELL_BYTES = 512
+_CELLS_AT = 4096
+_WORD = 8
+_SHIFT_ZERO = 1 << 40
+
+
+class Head(enum.IntEnum):
+    """Header fields: word index from the start of the file."""
+
+    MAGIC = 0
+    VERSION = 1
+    CELLS = 2
+    GATE = 3  # gate word, swapped by launcher and workers
+    BELLS = 4  # two 32-bit words: workers' bell, launcher's bell
+    PUBLISHED = 5  # launcher: newest generation whose world file is complete
+    LAUNCHER_PID = 6
+    WORLD_SIZE = 7
+    KEEPER_EPOCH = 8  # launcher: +1 for each keeper; workers send their descriptors again
+    ENDING = 9  # launcher: 1 = the run ends, leave at once
+    ATTEMPT = 10  # launcher: how often the whole world was restarted
+    GATE_BELL = 11  # 32-bit futex word: rung at each arrival and opening, so that only ranks at the gate wake
+
+
+class F(enum.IntEnum):
+    """Cell fields: word index inside the 512-byte cell of one worker incarnation. Written by the worker unless said."""
+
+    PID = 0
+    RANK = 1  # rank + 1; 0 = none yet (a spare)
+    GENERATION = 2  # generation it takes part in
+    PHASE = 3  # see Phase
+    STEP = 4  # gate number + 1; 0 = before the loop
+    ARRIVAL = 5  # gate.arrival(generation, step)
+    BEAT = 6  # CLOCK_MONOTONIC ns, by the native thread
+    PROGRESS = 7  # ns of the last sign of life from Python
+    COLLECTIVE = 8  # running number of the collective it is in, 0 = none
+    COLLECTIVE_NAME = 9  # first 8 bytes of its name
+    COLLECTIVE_SINCE = 10  # ns
+    FLAGS = 11  # see Flag
+    ATTEMPT = 12  # Step.attempt
+    DEVICE = 13  # device index + 1; 0 = cpu
+    # answers to a generation bump: the generation answered, and when (ns)
+    STOPPED = 16
+    STOPPED_NS = 17
+    CLEANED = 18
+    CLEANED_NS = 19
+    READY = 20  # wants to rebuild its groups
+    READY_NS = 21
+    RESET = 22
+    RESET_NS = 23
+    RESTORED = 24
+    RESTORED_NS = 25
+    RESUMED = 26  # entered the resume step
+    RESUMED_NS = 27
+    FIRST_DONE = 28  # completed the first step never committed before
+    FIRST_DONE_NS = 29
+    SOURCE = 30  # see Source: where its state came from in this generation
+    SOURCE_BYTES = 31
+    RAISED = 32  # generation in which its body raised; details in the error file
+    RAISED_NS = 33
+    REDONE_NS = 34  # finished doing `resume` again
+    INEXACT = 35  # see Inexact: bit set of reasons why exactness is not promised
+    # written by the launcher
+    EXITED = 36  # 1 = reaped
+    EXIT_STATUS = 37  # exit code, or 128 + signal
+    FENCED = 38  # 1 = runs no more code, 2 = fence missed its deadline: do not adopt
+    FENCED_NS = 39
+    DETECTED_NS = 40
+    # written by the worker
+    SHIFT = 41  # _SHIFT_ZERO + step index - gate number; 0 = not in a loop yet
+    # two robust mutexes of 64 bytes each, see ftrun.native
+    LIFE = 48  # held by the beat thread: its loss is the death of the process
+    MAIN = 56  # held by the main thread: its loss means no more Python runs
+
+
+class Phase(enum.IntEnum):
+    """Where a rank is in its step, for people and for fault injection. No decision reads it."""
+
+    START = 0
+    IDLE = 1
+    FORWARD = 2
+    BACKWARD = 3
+    GATE = 4
+    UPDATE = 5
+    DONE = 6
+
+
+class Flag(enum.IntFlag):
+    """Milestones of a worker incarnation; bits are only ever added."""
+
+    ALIVE = 1  # both locks are held
+    PARKED = 2  # a spare waits for a rank
+    GROUP = 4  # has an "ftrun" process group
+    PROTECTED = 8  # protect() returned and a loop begins
+    LOOPING = 16  # the first step was handed out
+    LOOP_DONE = 32  # passed the virtual gate of its last loop (cleared when another loop starts)
+    EXITING = 64  # the script ended normally
+    UNRESTORABLE = (
+        128  # a replaced rank found no source for its state; why: errors/<cell>-<generation>-unrestorable.json
+    )
+    SCRIPT = 256  # the script's first line comes next
+
+
+class Source(enum.IntEnum):
+    """Where a replaced rank's state came from; the order is the ladder's."""
+
+    NONE = 0
+    ADOPT = 1
+    PEER = 2
+    REMOTE = 3
+    SNAPSHOT = 4
+    CHECKPOINT = 5
+    RESTART = 6
+
+
+class Inexact(enum.IntFlag):
+    """Why a recovery cannot promise a bit-identical result."""
+
+    UPDATE_USED_RNG = 1
+    UPDATE_CHANGED_BUFFERS = 2
+    PRIVATE_FROM_PEER = 4
+    DDP_LAYOUT = 16
+
+
+class Cell:
+    """One worker incarnation's fields. `cell[F.STEP]` reads, `cell[F.STEP] = 3` publishes (release order)."""
+
+    __slots__ = ("_base", "_words", "address", "index")
+
+    def __init__(self, words: memoryview, address: int, index: int) -> None:
+        self._words = words
+        self._base = (_CELLS_AT + index * CELL_BYTES) // _WORD
+        self.address = address + _CELLS_AT + index * CELL_BYTES
+        self.index = index
+
+    def __getitem__(self, field: F) -> int:
+        return int(self._words[self._base + field])
+
+    def __setitem__(self, field: F, value: int) -> None:
+        self._words[self._base + field] = value
+
+    def field_address(self, field: F) -> int:
+        """Address of a field in this process, for native calls."""
+        return self.address + field * _WORD
+
+    def add_flag(self, flag: Flag) -> None:
+        """Set one milestone; call from the worker's main thread only."""
+        self[F.FLAGS] = self[F.FLAGS] | flag
+
+    def drop_flag(self, flag: Flag) -> None:
+        """Clear one milestone; call from the worker's main thread only."""
+        self[F.FLAGS] = self[F.FLAGS] & ~flag
+
+    def has(self, flag: Flag) -> bool:
+        return bool(self[F.FLAGS] & flag)
+
+    @property
+    def rank(self) -> int | None:
+        raw = self[F.RANK]
+        return raw - 1 if raw else None
+
+    @property
+    def step(self) -> int | None:
+        raw = self[F.STEP]
+        return raw - 1 if raw else None
+
+    @property
+    def shift(self) -> int:
+        """Step index minus gate number of the loop it is in (they part after a first loop or a loaded checkpoint)."""
+        raw = self[F.SHIFT]
+        return raw - _SHIFT_ZERO if raw else 0
+
+    def set_shift(self, shift: int) -> None:
+        self[F.SHIFT] = _SHIFT_ZERO + shift
+
+    @property
+    def phase(self) -> Phase:
+        return Phase(self[F.PHASE])
+
+
+class Board:
+    """The mapped file. `create` makes a zeroed one of `cells` cells; `open` maps an existing one.
+
+    Errors: PlatformError when the file is not a board of this version, OSError from the system calls.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, 0)
+        self._words = memoryview(self._map).cast("Q")
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        if self._words[Head.MAGIC] != MAGIC or self._words[Head.VERSION] != VERSION:
+            raise PlatformError("the run's board has another format: launcher and workers must use the same ftrun")
+        self.cells = int(self._words[Head.CELLS])
+        self._gate_address = self.address + Head.GATE * _WORD
+        self._worker_bell = self.address + Head.BELLS * _WORD
+        self._launcher_bell = self._worker_bell + 4
+        self._gate_bell = self.address + Head.GATE_BELL * _WORD
+
+    @classmethod
+    def create(cls, path: Path, cells: int) -> Board:
+        """A reader never sees an unfinished one: it is made under another name."""
+        unfinished = path.with_suffix(".new")
+        fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, _CELLS_AT + cells * CELL_BYTES)
+            head = (MAGIC, VERSION, cells, gate.pack(gate.GateWord(0, True, -1)))
+            os.pwrite(fd, b"".join(v.to_bytes(8, "little") for v in head), 0)
+            os.rename(unfinished, path)
+            return cls(fd)
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def open(cls, path: Path) -> Board:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(fd)
+        finally:
+            os.close(fd)
+
+    def __getitem__(self, field: Head) -> int:
+        return int(self._words[field])
+
+    def __setitem__(self, field: Head, value: int) -> None:
+        self._words[field] = value
+
+    def cell(self, index: int) -> Cell:
+        """The cell of incarnation `index`. IndexError outside the board."""
+        if not 0 <= index < self.cells:
+            raise IndexError(f"cell {index} of {self.cells}")
+        return Cell(self._words, self.address, index)
+
+    def gate(self) -> int:
+        """The raw gate word (acquire)."""
+        return native.load64(self._gate_address)
+
+    def swap_gate(self, expected: int, desired: int) -> bool:
+        """Compare and swap the gate word; True when it was `expected`. Rings nobody."""
+        return native.cas64(self._gate_address, expected, desired) == expected
+
+    def ring_workers(self) -> None:
+        """Wake every worker, wherever it waits: after a stop, a publication, a fence."""
+        native.bell_ring(self._worker_bell)
+        native.bell_ring(self._gate_bell)
+
+    def ring_gate(self) -> None:
+        """Wake the ranks that wait at the gate."""
+        native.bell_ring(self._gate_bell)
+
+    def gate_bell(self) -> int:
+        return native.load32(self._gate_bell)
+
+    def wait_gate(self, seen: int, timeout: float) -> bool:
+        """As `wait_workers`, for the gate's bell."""
+        return native.bell_wait(self._gate_bell, seen, timeout)
+
+    def ring_launcher(self) -> None:
+        native.bell_ring(self._launcher_bell)
+
+    def worker_bell(self) -> int:
+        """The bell's count: read it, look at the board, then wait with it, and no ring is missed."""
+        return native.load32(self._worker_bell)
+
+    def launcher_bell(self) -> int:
+        return native.load32(self._launcher_bell)
+
+    def wait_workers(self, seen: int, timeout: float) -> bool:
+        """Sleep (GIL released) until the workers' bell is rung after `seen` or `timeout` seconds; True = rung."""
+        return native.bell_wait(self._worker_bell, seen, timeout)
+
+    @property
+    def launcher_bell_address(self) -> int:
+        return self._launcher_bell
+
+
+def name_word(name: str) -> int:
+    """The first 8 bytes of an ASCII name as the word for F.COLLECTIVE_NAME."""
+    return int.from_bytes(name.encode("ascii", "replace")[:8].ljust(8, b"\0"), "little")
+
+
+def word_name(word: int) -> str:
+    """Inverse of `name_word`."""
+    return word.to_bytes(8, "little").rstrip(b"\0").decode("ascii", "replace")

@@ -1,0 +1,34 @@
+"""Errors by who must act, and the exit codes of a run. This file never imports torch."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_REQUEUE = 75  # EX_TEMPFAIL: no healthy device left, or too many replacements
+EXIT_CONFIG = 78  # EX_CONFIG: bad fault plan or configuration
+EXIT_SIGNAL = 128
+
+
+class FtrunError(Exception):
+    """Base of every error that ftrun raises on purpose."""
+
+
+class UsageError(FtrunError):
+    """The training script or the command line must change."""
+
+
+class ConfigError(FtrunError):
+    """A plan or configuration file must change (exit 78)."""
+
+
+class WorkerError(FtrunError):
+    """A worker failed; the message names its rank and step."""
+
+
+class DeviceError(FtrunError):
+    """A device failed or has no room; the machine's owner must act."""
+
+
+class PlatformError(FtrunError):
+    """This operating system, container or installation lacks something; the message says what."""

@@ -1,0 +1,71 @@
+"""Where a run keeps its files: a private folder on memory-backed storage, one a run."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from ftrun.core.errors import UsageError
+
+# names inside a run directory
+BOARD = "board"
+JOURNAL = "journal.jsonl"
+RUN_FILE = "run.json"
+CONTROL_SOCKET = "control.sock"
+KEEPER_SOCKET = "keeper.sock"
+
+# variables a worker gets beside torchrun's
+ENV_RUN_DIR = "FTRUN_RUN_DIR"
+ENV_CELL = "FTRUN_CELL"
+ENV_FAULT_PLAN = "FTRUN_FAULT_PLAN"
+ENV_RUNS_ROOT = "FTRUN_RUNS_ROOT"
+ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def error_record(message: str, callstack: str, now: float) -> dict[str, Any]:
+    """The content of an error file, as `@record` writes it; `now` is unix time."""
+    return {"message": {"message": message, "extraInfo": {"py_callstack": callstack, "timestamp": str(int(now))}}}
+
+
+def runs_root() -> Path:
+    """The folder that holds this user's run directories; made when missing.
+
+    FTRUN_RUNS_ROOT if set, else $XDG_RUNTIME_DIR/ftrun, else /dev/shm/ftrun-UID, else /tmp/ftrun-UID.
+    """
+    named = os.environ.get(ENV_RUNS_ROOT)
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if named:
+        root = Path(named)
+    elif runtime and os.access(runtime, os.W_OK):
+        root = Path(runtime) / "ftrun"
+    else:
+        base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
+        root = base / f"ftrun-{os.getuid()}"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_private(root)
+    return root
+
+
+def check_private(folder: Path) -> None:
+    """Refuse a folder that is a link, another user's, or open to others. Errors: UsageError saying how to mend it."""
+    info = os.lstat(folder)
+    if not stat.S_ISDIR(info.st_mode):
+        raise UsageError(f"{folder} is not a directory; remove it or set {ENV_RUNS_ROOT} to a private folder")
+    if info.st_uid != os.getuid():
+        raise UsageError(
+            f"{folder} belongs to user {info.st_uid}, not to you; set {ENV_RUNS_ROOT} to a folder of yours"
+        )
+    if info.st_mode & 0o077:
+        raise UsageError(f"{folder} can be read by others (mode {info.st_mode & 0o777:o}); run: chmod 700 {folder}")
+
+
+def attempt_logs(logs: Path, attempt: int) -> Path:
+    """The folder of one attempt inside a run's log folder."""
+    return logs / f"attempt_{attempt}"
+
+
+def error_file(logs: Path, attempt: int, local_rank: int) -> Path:
+    """What a worker that fails leaves beside its log files (TORCHELASTIC_ERROR_FILE)."""
+    return attempt_logs(logs, attempt) / str(local_rank) / "error.json"

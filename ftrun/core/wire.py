@@ -1,0 +1,46 @@
+"""Frames between our processes: one JSON object a SOCK_SEQPACKET message, file descriptors beside it."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+MAX_FRAME = 128 * 1024
+MAX_FDS = 16
+
+
+def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one frame. Errors: ValueError over MAX_FRAME bytes, OSError from the socket."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    if len(data) > MAX_FRAME:
+        raise ValueError(f"frame of {len(data)} bytes is larger than {MAX_FRAME}")
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([data], ancillary)
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Receive one frame and the descriptors with it (close-on-exec); None when the peer is gone."""
+    space = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+    data, ancillary, _, _ = sock.recvmsg(MAX_FRAME, space, socket.MSG_CMSG_CLOEXEC)
+    fds: list[int] = []
+    for level, kind, body in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i")
+            numbers.frombytes(body[: len(body) - len(body) % numbers.itemsize])
+            fds.extend(numbers)
+    if not data:
+        for fd in fds:
+            os.close(fd)
+        return None
+    return json.loads(data), fds
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """User id of the process at the other end of a Unix socket."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[1])

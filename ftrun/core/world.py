@@ -1,0 +1,78 @@
+"""The world file: who is who in one generation. Written once by the launcher, read once by each worker."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank and the worker incarnation (board cell) that holds it."""
+
+    rank: int
+    local_rank: int
+    cell: int
+
+
+@dataclass(frozen=True)
+class World:
+    """A generation. `resume` is a gate number; `replaced` are ranks whose holder is new and must restore.
+
+    `tail` = nobody is stopped: the replaced ranks died after the loop and only run the script's end again.
+    `fresh` = nothing is restored: every worker starts its script anew (first start, or a restart of the world).
+    `group_rank` is this node's place among several; `places` are those of this node only.
+    `lost` maps each replaced rank (as a string, for JSON) to the cell of the incarnation that died.
+    """
+
+    generation: int
+    resume: int
+    places: tuple[Place, ...]
+    store_host: str
+    store_port: int
+    replaced: tuple[int, ...] = ()
+    lost: dict[str, int] | None = None
+    tail: bool = False
+    fresh: bool = False
+    attempt: int = 0
+    group_rank: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.places)
+
+    def rank_of(self, cell: int) -> int | None:
+        """The rank that incarnation `cell` holds in this world, None when it has none."""
+        return next((p.rank for p in self.places if p.cell == cell), None)
+
+    def cell_of(self, rank: int) -> int:
+        """The incarnation that holds `rank`. KeyError when there is no such rank."""
+        for place in self.places:
+            if place.rank == rank:
+                return place.cell
+        raise KeyError(rank)
+
+    def prefix(self) -> str:
+        """Prefix of every store key of this generation."""
+        return f"ftrun/{self.attempt}/{self.generation}"
+
+
+def world_path(run_dir: Path, generation: int) -> Path:
+    return run_dir / f"world-{generation}.json"
+
+
+def write_world(run_dir: Path, world: World) -> None:
+    """Write the file whole or not at all (temporary file, rename)."""
+    path = world_path(run_dir, world.generation)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(asdict(world)))
+    os.replace(temporary, path)
+
+
+def read_world(run_dir: Path, generation: int) -> World:
+    """Errors: FileNotFoundError before it is published."""
+    raw = json.loads(world_path(run_dir, generation).read_text())
+    places = tuple(Place(**p) for p in raw.pop("places"))
+    return World(places=places, replaced=tuple(raw.pop("replaced")), **raw)

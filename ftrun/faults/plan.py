@@ -1,0 +1,198 @@
+"""The fault plan: a TOML file that says which fault strikes which rank, where, and how often.
+
+    seed = 1
+
+    [[fault]]
+    kind = "kill"        # see KINDS
+    rank = 2
+    step = 5             # left out: the first step in which `at` is reached
+    at = "backward"      # see PHASES; default "forward"
+    times = 1            # default 1
+
+Reading it is all this file does: it fires nothing, writes nothing and never imports torch. Every mistake is a
+ConfigError that starts with FILE:LINE.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftrun.core.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PHASES = ("forward", "backward", "gate", "update", "idle", "stop", "reset", "restore")
+
+# kind -> what its argument is ("" = it takes none)
+KINDS = {
+    "kill": "",
+    "term": "",
+    "segv": "",
+    "abort": "",
+    "exit": "CODE",
+    "exception": "",
+    "freeze": "",
+    "hang": "",
+    "slow": "FACTOR",
+}
+LATER = ("oom", "gil", "nan", "bitflip", "comm", "xid", "gpu-lost", "ecc", "launcher-kill", "node-kill")
+
+_TOP_KEYS = ("seed", "fault")
+_FAULT_KEYS = ("kind", "rank", "step", "at", "times")
+_HEADER = re.compile(r"\s*\[\[\s*[\"']?fault[\"']?\s*\]\]")
+_KEY = re.compile(r"\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*(?:\.|=)")
+_TABLE = re.compile(r"\s*\[+\s*[\"']?([A-Za-z0-9_-]+)")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One entry. `index` counts entries from 0; `argument` is None for kinds that take none; `step` None = any step."""
+
+    index: int
+    kind: str
+    argument: float | None
+    rank: int
+    step: int | None
+    at: str
+    times: int
+    line: int
+
+    def __str__(self) -> str:
+        kind = self.kind if self.argument is None else f"{self.kind}:{self.argument:g}"
+        step = "any step" if self.step is None else f"step {self.step}"
+        return f"{kind} on rank {self.rank} in {self.at} of {step}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan that was read and found good. `path` is for messages."""
+
+    path: Path
+    seed: int
+    faults: tuple[Fault, ...]
+
+    def check_ranks(self, world_size: int) -> None:
+        """Refuse a fault for a rank that the run does not have. Errors: ConfigError."""
+        for fault in self.faults:
+            if fault.rank >= world_size:
+                raise ConfigError(
+                    f"{self.path}:{fault.line}: rank {fault.rank}, but the run has ranks 0 to {world_size - 1}"
+                )
+
+
+class _Lines:
+    """Where each key of the file stands; the TOML parser does not tell."""
+
+    def __init__(self, text: str) -> None:
+        self.headers: list[int] = []
+        self.keys: dict[tuple[int, str], int] = {}  # (entry, or -1 for the top of the file; key) -> line
+        entry = -1
+        for number, line in enumerate(text.splitlines(), 1):
+            if _HEADER.match(line):
+                self.headers.append(number)
+                entry = len(self.headers) - 1
+            elif found := _TABLE.match(line):
+                self.keys.setdefault((-1, found[1]), number)
+            elif found := _KEY.match(line):
+                self.keys.setdefault((entry, found[1]), number)
+
+    def of(self, entry: int, key: str) -> int:
+        header = self.headers[entry] if 0 <= entry < len(self.headers) else 1
+        return self.keys.get((entry, key), header)
+
+
+def load_plan(path: Path | str) -> Plan:
+    """Read a plan. Errors: ConfigError for a file that cannot be read or is not a good plan."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"{path}: cannot read the fault plan: {reason}") from error
+    try:
+        raw: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"at line (\d+)", str(error))
+        line = int(at[1]) if at else text.count("\n") + 1
+        raise ConfigError(f"{path}:{line}: not valid TOML: {error}") from error
+    return _Reader(path, _Lines(text)).plan(raw)
+
+
+class _Reader:
+    """Checks the parsed file, key by key."""
+
+    def __init__(self, path: Path, lines: _Lines) -> None:
+        self._path = path
+        self._lines = lines
+
+    def plan(self, raw: dict[str, Any]) -> Plan:
+        self._known(-1, raw, _TOP_KEYS, "at the top of a plan")
+        seed = self._integer(-1, raw, "seed", 1, 0)
+        entries = raw.get("fault", [])
+        if not isinstance(entries, list) or any(not isinstance(e, dict) for e in entries):
+            raise self._error(-1, "fault", "write each fault as a table [[fault]]")
+        return Plan(self._path, seed, tuple(self._fault(i, e) for i, e in enumerate(entries)))
+
+    def _fault(self, index: int, raw: dict[str, Any]) -> Fault:
+        self._known(index, raw, _FAULT_KEYS, "in [[fault]]")
+        for key in ("kind", "rank"):
+            if key not in raw:
+                raise self._error(index, "", f"[[fault]] needs {key}")
+        kind, argument = self._kind(index, raw["kind"])
+        at = raw.get("at", "forward")
+        if at not in PHASES:
+            raise self._error(index, "at", f"unknown phase {at!r} (known: {', '.join(PHASES)})")
+        return Fault(
+            index=index,
+            kind=kind,
+            argument=argument,
+            rank=self._integer(index, raw, "rank", 0, 0),
+            step=self._integer(index, raw, "step", 0, 0) if "step" in raw else None,
+            at=at,
+            times=self._integer(index, raw, "times", 1, 1),
+            line=self._lines.of(index, ""),
+        )
+
+    def _kind(self, index: int, value: Any) -> tuple[str, float | None]:
+        if not isinstance(value, str):
+            raise self._error(index, "kind", f"kind must be a string, not {value!r}")
+        name, colon, text = value.partition(":")
+        if name in LATER:
+            raise self._error(index, "kind", f"fault kind {name!r} is not available yet in this version")
+        if name not in KINDS:
+            raise self._error(index, "kind", f"unknown fault kind {value!r} (known: {', '.join(KINDS)})")
+        wanted = KINDS[name]
+        if bool(colon) != bool(wanted):
+            raise self._error(index, "kind", f"write {name}:{wanted}" if wanted else f"{name} takes no argument")
+        if not wanted:
+            return name, None
+        try:
+            argument = float(text)
+        except ValueError:
+            argument = -1.0
+        if name == "exit" and not (argument.is_integer() and 0 <= argument <= 255):
+            raise self._error(index, "kind", f"exit:{text}: CODE must be 0 to 255")
+        if name == "slow" and not 1.0 <= argument < float("inf"):
+            raise self._error(index, "kind", f"slow:{text}: FACTOR must be a number of at least 1")
+        return name, argument
+
+    def _known(self, entry: int, raw: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+        for key in raw:
+            if key not in known:
+                raise self._error(entry, key, f"unknown key {key!r} {where} (known: {', '.join(known)})")
+
+    def _integer(self, entry: int, raw: dict[str, Any], key: str, default: int, least: int) -> int:
+        value = raw.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self._error(entry, key, f"{key} must be an integer of at least {least}, not {value!r}")
+        return value
+
+    def _error(self, entry: int, key: str, what: str) -> ConfigError:
+        return ConfigError(f"{self._path}:{self._lines.of(entry, key)}: {what}")

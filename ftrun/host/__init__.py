@@ -1,0 +1,1 @@
+"""The launcher process and its services. Never imports torch; only the nursery's own process does."""

@@ -1,0 +1,128 @@
+"""Making sure that a worker runs no more code, and learning how it ended before anybody could reap it.
+
+Reads /proc and sends SIGKILL; never waits longer than it is told to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+_PF_EXITING = 0x4
+_PAUSE = 0.0002
+# indices into /proc/PID/stat after the command's closing parenthesis (field number - 3)
+_STATE, _FLAGS, _EXIT_CODE = 0, 6, 49
+
+
+def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
+    """Signal a worker and everything it started, each process once. Nothing when it is gone."""
+    if pid <= 1:  # 0 would be our own group
+        return
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signum)
+    with contextlib.suppress(OSError):
+        # one that has no group of its own yet, or left it; SIGKILL does no harm twice
+        if signum == signal.SIGKILL or os.getpgid(pid) != pid:
+            os.kill(pid, signum)
+
+
+def _stat(path: str) -> list[str] | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(fd, 2048).rpartition(b")")[2].decode().split()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def quiet(pid: int) -> bool:
+    """True when no task of the process will run user code again."""
+    folder = f"/proc/{pid}/task"
+    try:
+        tasks = os.listdir(folder)
+    except OSError:
+        return True
+    for task in tasks:
+        fields = _stat(f"{folder}/{task}/stat")
+        if fields is not None and not int(fields[_FLAGS]) & _PF_EXITING and fields[_STATE] not in "ZX":
+            return False
+    return True
+
+
+def wait_quiet(pid: int, seconds: float) -> bool:
+    """Poll `quiet` for at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not quiet(pid):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_PAUSE)
+    return True
+
+
+def peek_exit(pid: int, seconds: float) -> int | None:
+    """Exit code (128 + n for signal n) of a process that is dying and not yet reaped; None when it cannot be told."""
+    deadline = time.monotonic() + seconds
+    while True:
+        fields = _stat(f"/proc/{pid}/stat")
+        if fields is None or len(fields) <= _EXIT_CODE:
+            return None
+        status = int(fields[_EXIT_CODE])
+        if status or fields[_STATE] == "Z":
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_PAUSE)
+
+
+def stopped_by_nobody(pid: int) -> bool:
+    """True when the process is stopped (SIGSTOP, freezer) and no debugger holds it."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+    return fields.get("State", "").startswith("T") and fields.get("TracerPid", "0").strip() == "0"
+
+
+def traced(pid: int) -> bool:
+    """True when a debugger holds the process."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return "TracerPid:\t0\n" not in text
+
+
+def cause_of(code: int | None) -> str:
+    """How a death is called: `SIGKILL`, `exit 3`, or `died` while nothing is known."""
+    if code is None:
+        return "died"
+    if code > 128:
+        with contextlib.suppress(ValueError):
+            return signal.Signals(code - 128).name
+    return f"exit {code}"
+
+
+def own_children() -> list[int]:
+    """Processes whose parent is this one, adopted orphans among them."""
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            found += map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
+    return found
+
+
+def is_ours(pid: int) -> bool:
+    """True for a process that carries the name of a worker or helper of ftrun (a script's own daemon does not)."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("ftrun ")
+    except OSError:
+        return False

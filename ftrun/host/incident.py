@@ -1,0 +1,92 @@
+"""What one incident cost: read from the board's time fields once every rank has done a new step.
+
+Each part is measured from the end of the one before, to the slowest rank, so that the parts sum to the whole.
+Never decides anything; it is read by people and by the benchmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftrun.core.board import Board, Cell, F, Source
+
+PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
+_FIELDS = (
+    ("stop", F.STOPPED, F.STOPPED_NS),
+    ("clean", F.CLEANED, F.CLEANED_NS),
+    ("reset", F.RESET, F.RESET_NS),
+    ("restore", F.RESTORED, F.RESTORED_NS),
+    ("resume", F.RESUMED, F.RESUMED_NS),
+    ("first_step", F.FIRST_DONE, F.FIRST_DONE_NS),
+)
+
+
+@dataclass
+class Victim:
+    """One rank that failed. `seen_ms`: from the fault to its detection, None when the fault's time is not known."""
+
+    rank: int
+    cell: int
+    step: int | None
+    phase: str
+    cause: str
+    seen_ms: float | None = None
+
+
+@dataclass
+class Incident:
+    """From the first failure until every rank has done a step that was never done before. Times in ns, monotonic."""
+
+    began: int
+    detected: int
+    victims: list[Victim] = field(default_factory=list)
+    generation: int = 0
+    resume: int = 0
+    redone: int = 0
+    restart: bool = False
+    survivors: int = 0
+
+    def facts(self, board: Board, holders: Mapping[int, int]) -> dict[str, Any]:
+        """The summary; `holders` maps each rank to its cell."""
+        cells = {rank: board.cell(cell) for rank, cell in holders.items()}
+        parts = {"detect": max(0.0, (self.detected - self.began) / 1e6)}
+        at = max(self.detected, self.began)
+        for name, said, when in _FIELDS:
+            ends = [c[when] for c in cells.values() if c[said] == self.generation]
+            end = max((at, *ends))
+            parts[name] = (end - at) / 1e6
+            at = end
+        replaced = [rank for rank in cells if cells[rank][F.SOURCE] and cells[rank][F.RESTORED] == self.generation]
+        return {
+            "generation": self.generation,
+            "resume": self.resume,
+            "redone": self.redone,
+            "restart": self.restart,
+            "victims": [vars(v) for v in self.victims],
+            "sources": {str(rank): _source(cells[rank]) for rank in replaced},
+            "ms": {name: round(value, 3) for name, value in parts.items()},
+            "total_ms": round((at - self.began) / 1e6, 3),
+            "ranks": {str(rank): self._times(cell) for rank, cell in cells.items()},
+            "began_ns": self.began,
+            "detected_ns": self.detected,
+        }
+
+    def _times(self, cell: Cell) -> dict[str, float]:
+        times = {
+            name: round((cell[when] - self.began) / 1e6, 3)
+            for name, said, when in _FIELDS
+            if cell[said] == self.generation
+        }
+        if cell[F.READY] == self.generation:
+            times["ready"] = round((cell[F.READY_NS] - self.began) / 1e6, 3)
+        return times
+
+
+def _source(cell: Cell) -> dict[str, Any]:
+    try:
+        name = Source(cell[F.SOURCE]).name.lower()
+    except ValueError:
+        name = str(cell[F.SOURCE])
+    return {"name": name, "bytes": cell[F.SOURCE_BYTES], "cell": cell.index}

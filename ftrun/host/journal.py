@@ -1,0 +1,60 @@
+"""The journal: one JSON line a fact, buffered, written when the loop has time.
+
+A full disk costs the journal, never the run: the first failed write is remembered in `broken` and later lines are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ftrun.control.events import Action, Event
+
+
+class Journal:
+    """Appends to `path`. `event` and `note` only remember; `flush` formats and writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._pending: list[dict[str, Any]] = []
+        self.broken: str | None = None
+
+    def header(self, config: dict[str, Any]) -> None:
+        self._pending.append({"t": time.monotonic(), "wall": time.time(), "config": config})
+
+    def event(self, event: Event, actions: Iterable[Action], phase: str, generation: int) -> None:
+        """What the machine was told and what it ordered."""
+        now = time.monotonic()
+        self._pending.append({"t": now, "event": event})
+        self._pending.append({"t": now, "actions": list(actions), "phase": phase, "generation": generation})
+
+    def note(self, what: str, **facts: Any) -> None:
+        """A fact the machine does not need."""
+        self._pending.append({"t": time.monotonic(), "note": what, **facts})
+
+    def flush(self) -> None:
+        if not self._pending:
+            return
+        lines, self._pending = self._pending, []
+        if self.broken:
+            return
+        data = "".join(json.dumps(line, default=_plain) + "\n" for line in lines).encode()
+        try:
+            os.write(self._fd, data)
+        except OSError as error:
+            self.broken = error.strerror
+
+    def copy_to(self, target: Path) -> None:
+        """Keep a copy beyond the run directory's life. Errors: OSError."""
+        self.flush()
+        shutil.copyfile(self._path, target)
+
+
+def _plain(value: Any) -> Any:
+    return value.to_json() if hasattr(value, "to_json") else str(value)

@@ -1,0 +1,223 @@
+"""Tells the person what happens and keeps the account of incidents. Reads the board; decides nothing.
+
+Called after the machine's actions were carried out, so that no sentence delays a recovery.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ftrun.control.events import Action, CloseGate, Died, Event, OpenGate, Publish, Raised, Say, Signalled, Stuck
+from ftrun.control.machine import INCIDENT, Phase
+from ftrun.core import paths
+from ftrun.core.board import Board, F, Inexact
+from ftrun.host import report
+from ftrun.host.incident import Incident, Victim
+
+_FOLLOWING = ("failed", "restarting", "failed_again", "world_stopped")  # they name the dead rank themselves
+_SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
+
+
+class Narrator:
+    """`say` takes a sentence for stderr and its level (info, warning, error), `note` a fact for the journal."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        board: Board,
+        services_log: Path,
+        say: Callable[..., None],
+        note: Callable[..., None],
+        planned: bool,
+    ) -> None:
+        self._run_dir = run_dir
+        self._board = board
+        self._services_log = services_log
+        self._say = say
+        self._note = note
+        self._planned = planned
+        self._incident: Incident | None = None
+        self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
+        self._told: set[int] = set()  # ranks whose replacement was told in this incident
+        self._replaced: tuple[int, ...] = ()
+        self._shift = 0  # step index minus gate number
+        self._claimed: set[tuple[int, int]] = set()  # injected faults already matched with a death
+        self.holders: dict[int, int] = {}
+        self.incidents = 0
+        self.restarts = 0
+        self.redone = 0
+        self.lost_ms = 0.0
+        self.inexact = Inexact(0)
+
+    def published(self, publish: Publish, spares: Mapping[int, int]) -> None:
+        """A world was published; `spares` maps ranks to the spares that took them."""
+        self.holders = dict(enumerate(publish.workers))
+        self._spares_used.update(spares)
+        self._replaced = publish.replaced
+        if self._incident is not None:
+            self._incident.generation = publish.generation
+            self._incident.resume = max(publish.resume + self._shift, 0)
+            self._incident.survivors = len(publish.workers) - len(publish.replaced)
+
+    def closed(self, last: int) -> None:
+        """The gate was closed; steps beyond `last` that some rank had begun are done again."""
+        if self._incident is not None:
+            cells = [self._board.cell(c) for c in self.holders.values()]
+            self._shift = next((c.shift for c in cells if c.shift), 0)
+            begun = any(c.step is not None and c.step > last + c.shift for c in cells)
+            self._incident.redone = max(self._incident.redone, int(begun))
+
+    def saw(self, event: Event, actions: tuple[Action, ...], phase: Phase, woke: int) -> None:
+        """The machine was told `event`, ordered `actions` and is now in `phase`; the loop woke for it at `woke` ns."""
+        if isinstance(event, (Died, Raised)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
+            self._begin(event, woke)
+        elif isinstance(event, Stuck) and phase in INCIDENT and self._incident is None:
+            now = time.monotonic_ns()
+            self._incident, self._told = Incident(now, now), set()
+        if isinstance(event, Signalled) and phase is Phase.ENDED:
+            self._say(report.signalled_again(event.signum), "warning")
+        for action in actions:
+            if isinstance(action, OpenGate):
+                self._tell_replaced()
+            elif isinstance(action, Say):
+                self._hear(action, event, actions, phase)
+        if self._incident is not None and self._incident.restart and phase is Phase.RUNNING:
+            self._restarted()
+
+    def _begin(self, event: Died | Raised, woke: int) -> None:
+        cell = self._board.cell(event.worker)
+        if isinstance(event, Raised):
+            began, detected = cell[F.RAISED_NS] or woke, time.monotonic_ns()
+        else:
+            detected = cell[F.DETECTED_NS] or time.monotonic_ns()
+            began = self._fault_time(cell.rank, detected) or (cell[F.BEAT] if event.cause == "frozen" else woke)
+        began = min(began, detected)
+        if self._incident is None:
+            self._incident = Incident(began, detected)
+            self._told = set()
+        if cell.rank is not None:
+            phase = cell.phase.name.lower()
+            cause = event.cause if isinstance(event, Died) else event.signature
+            known = isinstance(event, Raised) or began != woke
+            seen = (detected - began) / 1e6 if known else None
+            self._incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen))
+
+    def _fault_time(self, rank: int | None, detected: int) -> int | None:
+        """When the injected fault that struck `rank` fired, ns."""
+        if not self._planned:
+            return None
+        from ftrun.faults.trigger import fired
+
+        for firing in reversed(fired(self._run_dir)):
+            key = (firing.fault, firing.count)
+            at = int(firing.t * 1e9)
+            if firing.rank == rank and key not in self._claimed and 0 <= detected - at < _SAME_FAULT * 1e9:
+                self._claimed.add(key)
+                return at
+        return None
+
+    def _hear(self, say: Say, event: Event, actions: tuple[Action, ...], phase: Phase) -> None:
+        if say.what == "died":
+            followed = any(isinstance(a, Say) and a.what in _FOLLOWING for a in actions)
+            if not followed and say.rank is not None:
+                self._say_died(say, phase)
+        elif say.what in ("raised", "raised_again"):
+            step = self._board.cell(say.worker).step if say.worker is not None else None
+            tell = report.raised if say.what == "raised" else report.raised_again
+            self._say(tell(say.rank or 0, say.detail, step), report.level(say.what))
+        elif say.what in ("restarting", "world_stopped", "peer_failed"):
+            self.restarts += 1
+            now = time.monotonic_ns()
+            self._incident = self._incident or Incident(now, now)
+            self._incident.restart = True
+            late = report.early(event.early, event.age) if isinstance(event, Died) and event.early else ""
+            self._say((report.said(say) or "") + (f"; it failed {late}" if late else ""), report.level(say.what))
+        elif say.what == "recovered":
+            self._recovered()
+        elif say.what == "spare_unneeded":
+            self._note("spare-unneeded", worker=say.worker, why="the script ended without asking for its rank")
+        elif say.what == "failed" and isinstance(event, Died) and event.early and not event.final:
+            self._say(f"{report.said(say)}, {report.early(event.early, event.age)}", report.level(say.what))
+        else:
+            words = report.said(say)
+            if words:
+                self._say(words, report.level(say.what))
+            if say.what == "service_given_up":
+                self._say(report.last_words(self._services_log), report.level(say.what))
+
+    def _say_died(self, say: Say, phase: Phase) -> None:
+        victims = self._incident.victims if self._incident else []
+        victim = next((v for v in reversed(victims) if v.cell == say.worker), None)
+        if victim is None:
+            cell = self._board.cell(say.worker or 0)
+            victim = Victim(say.rank or 0, cell.index, cell.step, cell.phase.name.lower(), say.detail)
+        survivors = len(self.holders) - len({v.rank for v in victims})
+        self._say(report.failed(victim, survivors, phase in INCIDENT), report.level(say.what))
+
+    def _tell_replaced(self) -> None:
+        incident = self._incident
+        if incident is None:
+            return
+        sources = incident.facts(self._board, self.holders)["sources"]
+        for rank in self._replaced:
+            if rank in self._told or rank not in self.holders:
+                continue
+            self._told.add(rank)
+            cell = self.holders[rank]
+            was_spare = self._spares_used.get(rank) == cell
+            redone = bool(incident.redone)
+            self._say(report.replaced(rank, cell, was_spare, incident.resume, redone, sources.get(str(rank))))
+
+    def _recovered(self) -> None:
+        self._tell_replaced()
+        incident, self._incident = self._incident, None
+        if incident is None:
+            return
+        facts = incident.facts(self._board, self.holders)
+        self._account(facts)
+        self._note("incident", **facts)
+        self._say(report.recovered(facts))
+
+    def _restarted(self) -> None:
+        incident, self._incident = self._incident, None
+        assert incident is not None
+        now = time.monotonic_ns()
+        facts = incident.facts(self._board, {})
+        facts["total_ms"] = round((now - incident.began) / 1e6, 3)
+        self._account(facts)
+        self._note("incident", **facts)
+        self._say(f"all workers run again after {facts['total_ms'] / 1000:.2f} s")
+
+    def _account(self, facts: Mapping[str, Any]) -> None:
+        self.incidents += 1
+        self.redone += int(facts["redone"])
+        self.lost_ms += float(facts["total_ms"])
+        self._look_exact()
+
+    def _look_exact(self) -> None:
+        for cell in self.holders.values():
+            self.inexact |= Inexact(self._board.cell(cell)[F.INEXACT])
+
+    def end(self, code: int) -> None:
+        """Sum up the run that ended with `code`; nothing to say about one without incidents."""
+        self._look_exact()
+        if self._incident is not None:
+            self._account(self._incident.facts(self._board, self.holders))
+        if self.incidents:
+            lost = self.lost_ms / 1000
+            journal = os.path.relpath(self._services_log.with_name(paths.JOURNAL))
+            lines = report.summary(journal, self.incidents, self.restarts, self.redone, lost, self.inexact)
+            # a run that failed has no result to speak of
+            for line in lines if code == 0 else lines[:1]:
+                self._say(line)
+        facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
+        exact = code == 0 and not self.inexact and not self.restarts
+        self._note("summary", exact=exact, inexact=int(self.inexact), **facts)
+
+
+def _begins(action: Action) -> bool:
+    return isinstance(action, CloseGate) or (isinstance(action, Publish) and action.tail)

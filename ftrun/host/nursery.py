@@ -1,0 +1,266 @@
+"""The nursery: a fork server that has torch imported, so that a worker starts in milliseconds.
+
+Runs in a process of its own with one socket to the launcher. Never starts a thread, never touches CUDA, never decides
+anything: it forks what it is told to and reports who ended. The store runs in a child, because a process that serves a
+store cannot be forked from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+from ftrun.core import schedule, wire
+from ftrun.host import boot
+
+# what every training script imports sooner or later; the first optimizer alone imports torch._dynamo (0.8 s)
+_PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch._dynamo",
+    "torch.utils.data",
+    "ftrun.worker.entry",
+    "ftrun.worker.loader",
+    "ftrun.worker.restore",
+    "ftrun.worker.job",
+)
+_EVERYWHERE = "0.0.0.0"
+_VACATED = 5.0  # seconds in which a store that was ended has certainly left its port
+_WORKER = "import json, os; from ftrun.worker import entry; entry.main(json.loads(os.environ.pop('FTRUN_SPEC')))"
+
+
+def main() -> None:
+    """Serve the launcher at descriptor 3 until it goes away; then end every child."""
+    launcher = socket.socket(fileno=3)
+    os.set_inheritable(3, False)
+    words = sys.argv[1:]
+    if "stdin" in words:
+        os.set_inheritable(boot.STDIN, False)
+    Nursery(launcher, "exec" not in words, boot.STDIN if "stdin" in words else None).serve()
+
+
+class Nursery:
+    """`preload` False starts every worker as a fresh interpreter instead of a fork. `stdin`: what ranks read from."""
+
+    def __init__(self, launcher: socket.socket, preload: bool, stdin: int | None = None) -> None:
+        self._launcher = launcher
+        self._preload = preload
+        self._stdin = stdin
+        self._children: set[int] = set()
+        self._ended_r, self._ended_w = os.pipe()
+        os.set_blocking(self._ended_r, False)
+        os.set_blocking(self._ended_w, False)
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        from ftrun import native
+
+        native.set_name("ftrun nursery")
+        schedule.reset_slice()
+        gc.disable()  # a fifth of the time of importing torch goes into looking for garbage that is not there
+        missing = self._import() if self._preload else []
+        gc.freeze()  # a collection in a child would copy every page it looks at
+        gc.enable()
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._ended_w, warn_on_full_buffer=False)
+        threads = len(os.listdir("/proc/self/task"))
+        wire.send(self._launcher, {"op": "ready", "threads": threads, "missing": missing})
+        poller = select.poll()
+        poller.register(self._launcher, select.POLLIN)
+        poller.register(self._ended_r, select.POLLIN)
+        while True:
+            for fd, _ in poller.poll():
+                if fd == self._ended_r:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._ended_r, 4096)
+                    self._reap()
+                elif not self._obey():
+                    self._end_all()
+
+    def _import(self) -> list[str]:
+        missing = []
+        variables = set(os.environ)
+        for name in _PRELOAD:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                if name.startswith("ftrun"):
+                    raise
+                missing.append(f"{name}: {error}")
+        if not missing:
+            importlib.import_module("ftrun.worker.warm").up()
+        for name in set(os.environ) - variables:
+            del os.environ[name]  # torch sets some for its own children; a script that imports it later sees none
+        return missing
+
+    def _obey(self) -> bool:
+        try:
+            frame = wire.receive(self._launcher)
+        except ConnectionError:
+            frame = None
+        if frame is None:
+            return False
+        message, fds = frame
+        if message["op"] == "fork":
+            pid = self._fork_worker(message["spec"], fds)
+            self._report({"op": "forked", "cell": message["cell"], "pid": pid})
+        elif message["op"] == "store":
+            pid = os.fork()
+            if pid == 0:
+                if self._stdin is not None:
+                    os.close(self._stdin)
+                _store(self._launcher, fds[0], message)
+            self._children.add(pid)
+            self._report({"op": "store-forked", "pid": pid, "order": message["order"]})
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def _fork_worker(self, spec: dict[str, Any], fds: list[int]) -> int:
+        pid = os.fork()
+        if pid:
+            self._children.add(pid)
+            return pid
+        try:
+            _become_worker(spec, fds[0], fds[1], self._stdin)
+            if not self._preload:
+                argv = boot.command(_WORKER)
+                os.execve(argv[0], argv, {**os.environ, "FTRUN_SPEC": json.dumps(spec)})
+            from ftrun.worker import entry
+
+            entry.main(spec)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._children.discard(pid)
+            self._report({"op": "exit", "pid": pid, "status": exit_code(status)})
+
+    def _report(self, message: dict[str, Any]) -> None:
+        try:
+            wire.send(self._launcher, message)
+        except OSError:
+            self._end_all()
+
+    def _end_all(self) -> NoReturn:
+        for pid in self._children:
+            for end in (os.killpg, os.kill):
+                with contextlib.suppress(OSError):
+                    end(pid, signal.SIGKILL)
+        os._exit(0)
+
+
+def exit_code(status: int) -> int:
+    """A wait status as an exit code, 128 + n for signal n."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _leave_nursery() -> None:
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _become_worker(spec: dict[str, Any], out: int, err: int, stdin: int | None) -> None:
+    _leave_nursery()
+    # first above 2, so that no dup2 overwrites a source of the next one
+    import fcntl
+
+    out, err = (fcntl.fcntl(fd, fcntl.F_DUPFD, 3) for fd in (out, err))
+    null = os.open(os.devnull, os.O_RDONLY)
+    rank = spec["rank"]
+    for source, target in ((null if stdin is None or rank is None else stdin, 0), (out, 1), (err, 2)):
+        os.dup2(source, target)
+    first = 3
+    if stdin is not None and rank is None:
+        # for when it has a rank: two processes that read one stdin would each get half
+        os.dup2(stdin, first)
+        spec["stdin"] = first
+        first += 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+    from ftrun import native
+
+    native.set_name(f"ftrun spare {spec['cell']}" if rank is None else f"ftrun rank {rank}")
+
+
+def _listen(host: str, port: int, only: bool) -> socket.socket:
+    """Errors: OSError."""
+    # bound by us: torch would listen on every interface
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    deadline = time.monotonic() + _VACATED
+    while True:
+        try:
+            return socket.create_server((host, port), family=family, backlog=1024)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL and host != _EVERYWHERE:
+                # others reach us by an address that this machine does not know
+                host, family = _EVERYWHERE, socket.AF_INET
+            elif error.errno != errno.EADDRINUSE or not port:
+                raise
+            elif not only:
+                port = 0  # somebody else has it by now
+            elif time.monotonic() > deadline:
+                raise
+            else:
+                time.sleep(0.05)  # the store before this one is just ending
+
+
+def _store(launcher: socket.socket, lifeline: int, order: dict[str, Any]) -> NoReturn:
+    """Serve a store on the host and port that the launcher ordered until its `lifeline` closes."""
+    try:
+        _leave_nursery()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        from datetime import timedelta
+
+        from torch.distributed import TCPStore
+
+        from ftrun import native
+
+        native.set_name("ftrun store")
+        answer = {"pid": os.getpid(), "host": order["host"], "order": order["order"]}
+        try:
+            listener = _listen(order["host"], order["port"], order["only"])
+        except OSError as error:
+            wire.send(
+                launcher,
+                {"op": "store-failed", **answer, "port": order["port"], "error": os.strerror(error.errno or 0)},
+            )
+            os._exit(1)
+        bound, port = listener.getsockname()[:2]
+        here = "127.0.0.1" if bound == _EVERYWHERE else bound
+        store = TCPStore(here, port, None, True, timedelta(seconds=300), False, master_listen_fd=listener.detach())
+        wire.send(launcher, {"op": "store", **answer, "port": port})
+        launcher.close()
+        os.read(lifeline, 1)
+        del store
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)

@@ -1,0 +1,216 @@
+"""Every sentence that ftrun says to a person while a run goes on. Words only: no decisions, no output."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ftrun.control import blame
+from ftrun.control.events import Say
+from ftrun.core.board import Inexact
+from ftrun.host.incident import Victim
+from ftrun.host.rendezvous.table import Place
+
+_INEXACT = {
+    Inexact.UPDATE_USED_RNG: "the optimizer's update used random numbers",
+    Inexact.UPDATE_CHANGED_BUFFERS: "the optimizer's update changed buffers",
+    Inexact.PRIVATE_FROM_PEER: "a rank's own random state was lost and taken from a peer",
+    Inexact.DDP_LAYOUT: "DDP's bucket layout could not be kept",
+}
+
+_WORDS = {
+    "failed_again": "rank {rank} failed a second time in the same way ({detail}); the run ends",
+    "too_many_replacements": (
+        "rank {rank} died too often ({detail}); the run ends so that it can be requeued "
+        "(a larger --max-replacements allows more deaths of a rank in an hour)"
+    ),
+    "cannot_recover": "rank {rank} cannot be replaced in place: {detail}",
+    "unrestorable": "the state of rank {rank} cannot be restored: {detail}",
+    "restarting": "rank {rank} failed ({detail}); all workers start again, attempt {attempt}",
+    "failed": "rank {rank} failed: {detail}",
+    "world_stopped": "rank {rank} failed ({detail}); stopping this node's workers and telling the other nodes",
+    "peer_failed": "{detail}; stopping this node's workers",
+    "world_ended": "the run ends: {detail}",
+    "spare_died": "spare {worker} ended ({detail})",
+    "spares_given_up": "{detail} spares in a row ended before they were ready; going on without spares",
+    "stuck": "every rank waits for the others in {detail}; making all connections again",
+    "stuck_again": "every rank waits for the others in {detail}, also after all connections were made again; the run ends",
+    "service_died": "our {detail} process died; starting another one",
+    "service_given_up": "our {detail} process died too often; the run ends",
+}
+
+# what ends the run; the rest of _WORDS can be lived with
+_ENDS = {"failed", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"}
+
+
+def level(what: str) -> str:
+    """How grave a thing to say is: info, warning or error."""
+    if what in _ENDS:
+        return "error"
+    return "warning" if what in _WORDS or what in ("died", "raised", "raised_again") else "info"
+
+
+def started(run_id: str, workers: int, spares: int, device: str, logs: str) -> str:
+    plus = f" + {count(spares, 'spare')}" if spares else ""
+    return f"run {run_id}, {count(workers, 'worker')}{plus}, {device}, logs in {logs}"
+
+
+def waiting_for_nodes(here: int, least: int, most: int, patience: float, last_call: float) -> str:
+    if here < least:
+        return f"{count(here, 'node')} of {least} here; waiting at most {patience:g} s for the others"
+    return f"{count(here, 'node')} here, room for {most}; waiting {last_call:g} s for more"
+
+
+def world_ready(place: Place, workers: int, store: str, why: str) -> str:
+    last = place.first_rank + workers - 1
+    ranks = f"rank {last}" if workers == 1 else f"ranks {place.first_rank} to {last}"
+    after = f" after: {why}" if why else ""
+    again = (
+        f" (restart {place.restarts} of the run{after})" if place.restarts else f" ({after.strip()})" if after else ""
+    )
+    return (
+        f"world of {count(place.world_size, 'worker')} on {count(place.nodes, 'node')}{again}; "
+        f"this is node {place.node} with {ranks}, store at {store}"
+    )
+
+
+def cannot_listen(order: Mapping[str, Any]) -> str:
+    if not order["port"]:
+        return f"cannot listen on {order['host']} ({order['error']}); is --local-addr an address of this machine?"
+    return (
+        f"port {order['port']} of {order['host']}, asked for by --master-port, cannot be had ({order['error']}); "
+        "choose another one, or leave it out to get a free port"
+    )
+
+
+def node_done(nodes: int) -> str:
+    return f"every worker of this node is done; waiting for the other{'s' if nodes > 2 else ''}"
+
+
+def threads_limited() -> str:
+    return "OMP_NUM_THREADS set to 1 for each worker, so that they do not compete for cores; set it yourself for more"
+
+
+def failed(victim: Victim, survivors: int, recovering: bool) -> str:
+    """The line at the moment of a failure."""
+    where = "" if victim.step is None else f" in {victim.phase} of step {victim.step}"
+    seen = "" if victim.seen_ms is None else f", seen after {milliseconds(victim.seen_ms)} ms"
+    went_on = f"; stopping {count(survivors, 'healthy worker')}" if recovering else ""
+    verb = "froze" if victim.cause == "frozen" else "hung" if victim.cause.startswith("no progress") else "died"
+    return f"rank {victim.rank} {verb}{where} ({victim.cause}{seen}){went_on}"
+
+
+def raised(rank: int, signature: str, step: int | None) -> str:
+    where = "" if step is None else f" in step {step}"
+    return f"rank {rank} raised {signature}{where}; everyone does the step again"
+
+
+def raised_again(rank: int, signature: str, step: int | None) -> str:
+    where = "" if step is None else f" in step {step}"
+    return f"rank {rank} raised {signature}{where} again after a retry; the run ends (the traceback is above)"
+
+
+def replaced(rank: int, cell: int, was_spare: bool, resume: int, redone: bool, source: Mapping[str, Any] | None) -> str:
+    """The line once a new worker holds a rank."""
+    who = f"spare {cell}" if was_spare else f"new worker {cell}"
+    step = f"step {resume} again" if redone else f"going on with step {resume}"
+    return f"rank {rank} is now {who}; {step}{_from(source)}"
+
+
+def _from(source: Mapping[str, Any] | None) -> str:
+    if source is None:
+        return ""
+    moved = size(int(source["bytes"]))
+    words = {
+        "adopt": f"; state adopted in place, {moved} moved",
+        "peer": f"; state copied from a peer, {moved}",
+        "remote": f"; state received from another node, {moved}",
+        "snapshot": f"; state loaded from the host snapshot, {moved}",
+        "checkpoint": f"; state loaded from the checkpoint, {moved}",
+    }
+    return words.get(str(source["name"]), "")
+
+
+def recovered(facts: Mapping[str, Any]) -> str:
+    ms = facts["ms"]
+    shown = ("detect", "stop", "clean", "reset", "restore")
+    first = ms["resume"] + ms["first_step"]
+    parts = ", ".join(f"{name} {milliseconds(ms[name])}" for name in shown)
+    return (
+        f"recovered in {milliseconds(facts['total_ms'])} ms: {parts}, first step {milliseconds(first)}; "
+        "0 committed steps lost"
+    )
+
+
+def said(say: Say) -> str | None:
+    """The sentence for a Say that needs no more than its own facts; None for those said elsewhere or not at all."""
+    if say.what == "signalled":
+        name = signal.Signals(int(say.detail)).name
+        return f"got {name}; ending the workers"
+    words = _WORDS.get(say.what)
+    return words.format(rank=say.rank, worker=say.worker, detail=say.detail, attempt=say.attempt) if words else None
+
+
+def early(how: str, age: float) -> str:
+    """How far a worker came that failed at its start; `how` as blame.how_far says it."""
+    what = "before its script's first line" if how == blame.BEFORE_SCRIPT else how
+    return f"{what} ({seconds(age)} after it began)"
+
+
+def signalled_again(signum: int) -> str:
+    return f"got {signal.Signals(signum).name} while the workers end; killed them at once"
+
+
+def last_words(path: Path) -> str:
+    """The last line that one of our helpers printed, and where the rest is."""
+    try:
+        lines = path.read_text(errors="replace").split("\n")
+    except OSError:
+        lines = []
+    last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    return f"its last words: {last.strip()} (all of them: {path})"
+
+
+def summary(journal: str, incidents: int, restarts: int, redone: int, seconds: float, inexact: Inexact) -> list[str]:
+    """The lines at the end of a run that had incidents."""
+    lines = [
+        f"{count(incidents, 'incident')}, {count(redone, 'step')} done again, {seconds:.2f} s lost; "
+        f"each of them in {journal}"
+    ]
+    if restarts:
+        lines.append(
+            f"result bit-identical to an uninterrupted run: unknown (the script was started anew {count(restarts, 'time')})"
+        )
+    elif inexact:
+        why = "; ".join(_INEXACT[flag] for flag in Inexact if flag & inexact)
+        lines.append(f"result bit-identical to an uninterrupted run: no ({why})")
+    else:
+        lines.append("result bit-identical to an uninterrupted run: yes")
+    return lines
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
+def milliseconds(value: float) -> str:
+    return f"{value:.1f}" if value < 2 else f"{value:.0f}"
+
+
+def seconds(value: float) -> str:
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def size(number: int) -> str:
+    value, unit = float(number), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"

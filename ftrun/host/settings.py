@@ -1,0 +1,195 @@
+"""What a run was asked to do, checked: plain data handed from the command line to the launcher.
+
+Never touches the file system beyond looking at the script, and starts nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import zlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftrun.core.errors import UsageError
+from ftrun.host.streams import Streams
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+MAX_WORKERS = 4096
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Where this node stands among several: torchrun's rendezvous options. `most` 1 = a run on one node.
+
+    `backend` is static, c10d or file. `rank` is None unless --node-rank was given. Empty strings: not given.
+    """
+
+    least: int = 1
+    most: int = 1
+    backend: str = "static"
+    endpoint: str = ""
+    conf: dict[str, str] = field(default_factory=dict)
+    rank: int | None = None
+    master_addr: str = ""
+    master_port: int = 0
+    local_addr: str = ""
+    standalone: bool = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """What becomes of the workers' stdout and stderr.
+
+    Without `redirects` and `tee` every line goes to the console with a prefix and to the files. `template` may hold
+    {role} {local_rank} {rank} {host} {run} {attempt}; empty = ftrun's own prefix, or torchrun's with --tee. `filter` are the
+    local ranks whose lines the console shows, empty = all. `format` is text or json.
+    """
+
+    redirects: Streams = field(default_factory=Streams)
+    tee: Streams = field(default_factory=Streams)
+    filter: tuple[int, ...] = ()
+    stdout_filters: tuple[str, ...] = ()
+    stderr_filters: tuple[str, ...] = ()
+    template: str = ""
+    format: str = "text"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run, as this node's launcher sees it. Times in seconds. `fault_plan` is an absolute path or None.
+
+    `kind` is script, module or program (--no-python). `signals` end the run and are passed on to the workers;
+    `forward` are passed on and change nothing.
+    """
+
+    argv: tuple[str, ...]
+    kind: str = "script"
+    nproc: int = 1
+    spares: int = 1
+    max_restarts: int = 0
+    max_replacements: int = 3
+    run_id: str | None = None
+    log_dir: str = "ftrun-logs"
+    fault_plan: str | None = None
+    stop_timeout: float = 10.0
+    heartbeat_timeout: float = 1.0
+    hang_timeout: float | None = None
+    start_timeout: float = 300.0
+    shutdown_timeout: float = 30.0
+    exec_workers: bool = False
+    role: str = "default"
+    virtual_local_rank: bool = False
+    numa_binding: str = ""
+    signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    forward: tuple[int, ...] = ()
+    rdzv_id: str = ""  # as given with --rdzv-id; TORCHELASTIC_RUN_ID is this, else the run's name
+    nodes: Nodes = Nodes()
+    output: Output = Output()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def worker_count(text: str) -> int:
+    """Workers asked for by --nproc-per-node: a number, `cpu`, `gpu`, `xpu` or `auto`. Errors: UsageError."""
+    kind = text.strip().lower()
+    if kind == "cpu":
+        return len(os.sched_getaffinity(0))
+    if kind in ("gpu", "auto"):
+        gpus = gpu_count()
+        if gpus:
+            return gpus
+        if kind == "gpu":
+            raise UsageError("--nproc-per-node gpu: this machine shows no GPU (no /dev/nvidia0)")
+        return len(os.sched_getaffinity(0))
+    if kind == "xpu":
+        count = xpu_count()
+        if not count:
+            raise UsageError(
+                "--nproc-per-node xpu: this machine shows no Intel GPU (no render device in /sys/class/drm)"
+            )
+        return count
+    try:
+        count = int(kind)
+    except ValueError:
+        raise UsageError(f"--nproc-per-node must be a number, auto, cpu, gpu or xpu, not {text!r}") from None
+    if not 1 <= count <= MAX_WORKERS:
+        raise UsageError(f"--nproc-per-node must be between 1 and {MAX_WORKERS}, not {count}")
+    return count
+
+
+def gpu_count() -> int:
+    """GPUs this process may use: CUDA_VISIBLE_DEVICES if set, else the /dev/nvidia<N> files. Loads no driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir("/dev"))
+    if visible is None or not present:
+        return present
+    count = 0
+    for part in visible.split(","):
+        if not part.strip() or part.strip().startswith("-"):
+            break  # CUDA ignores everything after the first invalid entry
+        count += 1
+    return count
+
+
+def xpu_count(devices: Path = Path("/sys/class/drm")) -> int:
+    """Intel GPUs by their render devices. Loads no driver."""
+    count = 0
+    for vendor in devices.glob("renderD*/device/vendor"):
+        with contextlib.suppress(OSError):
+            count += vendor.read_text().strip() == "0x8086"
+    return count
+
+
+def run_name(rdzv_id: str) -> str:
+    """The name of a run that has only a --rdzv-id: the same on every node, and fit to be a folder's name."""
+    if _RUN_ID.fullmatch(rdzv_id):
+        return rdzv_id
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", rdzv_id).strip("-._")[:80]
+    return f"{plain or 'run'}-{zlib.crc32(rdzv_id.encode()):08x}"  # two ids never get one name
+
+
+def check_run_id(run_id: str) -> str:
+    """Errors: UsageError when the name cannot be a folder's name."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise UsageError(
+            f"run id {run_id!r} must be letters, digits, '.', '_' or '-', start with a letter or digit, and have at most 100"
+        )
+    return run_id
+
+
+def check_script(path: str) -> None:
+    """Errors: UsageError when the training script is missing, a directory, or unreadable."""
+    script = Path(path)
+    try:
+        if script.is_dir():
+            if (script / "__main__.py").is_file():
+                return
+            raise UsageError(f"{path} is a directory, not a script")
+        with script.open("rb"):
+            pass
+    except FileNotFoundError:
+        raise UsageError(f"script {path} does not exist") from None
+    except PermissionError:
+        raise UsageError(f"script {path} cannot be read (permission denied)") from None
+    except OSError as error:
+        raise UsageError(f"script {path} cannot be read ({error.strerror})") from None
+
+
+def check_program(name: str) -> None:
+    """Errors: UsageError when the program of --no-python is not found or may not be executed."""
+    import shutil
+
+    if shutil.which(name) is not None:
+        return
+    if os.sep in name and os.path.isdir(name):
+        raise UsageError(f"{name} is a directory, not a program")
+    if os.sep in name and os.path.exists(name):
+        raise UsageError(f"program {name} may not be executed; run: chmod +x {name}")
+    if os.sep not in name and os.path.exists(name):
+        raise UsageError(f"program {name} is not on the PATH; a program in this folder is named ./{name}")
+    raise UsageError(f"program {name} does not exist" + ("" if os.sep in name else " on the PATH"))

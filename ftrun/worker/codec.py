@@ -1,0 +1,157 @@
+"""Nested Python values as bytes and back, without pickle: scalars, lists, tuples, dicts, bytes, tensors, arrays.
+
+Values are copied deeply: what comes out shares no memory with what went in. Plain values take a fast way (marshal, which
+runs no code and knows no classes; written and read by the same interpreter); those with tensors or arrays take JSON with
+blobs. Equal values give equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import marshal
+import struct
+from typing import Any
+
+import numpy as np
+import torch
+
+from ftrun.core.errors import UsageError
+
+_HEAD = struct.Struct("<QQ")  # length of the JSON part (or _PLAIN), number of blobs (or bytes)
+_PLAIN = (1 << 64) - 1
+_ATOMS = frozenset((int, bool, str, float, bytes, type(None)))
+_MARSHAL_VERSION = 2  # later ones write back-references, whose bytes depend on reference counts
+
+
+def encode(value: Any, name: str) -> list[bytes | memoryview]:
+    """Pieces whose concatenation `decode` reads. Errors: UsageError naming the key that cannot be kept."""
+    if _is_plain(value):
+        return plain(value)
+    blobs: list[memoryview] = []
+    tree = json.dumps(_pack(value, name, blobs), separators=(",", ":")).encode()
+    sizes = struct.pack(f"<{len(blobs)}Q", *(b.nbytes for b in blobs))
+    return [_HEAD.pack(len(tree), len(blobs)), sizes, tree, *blobs]
+
+
+def plain(value: Any) -> list[bytes | memoryview]:
+    """`encode` for values known to be plain: exact bool, int, float, str, bytes, None in lists, tuples and dicts."""
+    data = marshal.dumps(value, _MARSHAL_VERSION)
+    return [_HEAD.pack(_PLAIN, len(data)), data]
+
+
+def _is_plain(value: Any) -> bool:
+    # marshal alone does not tell: it takes an array for bytes
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind is list or kind is tuple:
+        return all(map(_is_plain, value))
+    if kind is dict:
+        return all(map(_is_plain, value.values())) and all(type(k) in (str, int) for k in value)
+    return False
+
+
+def pack(value: Any, name: str) -> bytes:
+    """`encode` in one piece."""
+    return b"".join(encode(value, name))
+
+
+def decode(data: memoryview | bytes) -> Any:
+    """Inverse of `encode`; every tensor and array is a fresh copy."""
+    data = memoryview(data)
+    tree_length, count = _HEAD.unpack_from(data, 0)
+    if tree_length == _PLAIN:
+        return marshal.loads(data[_HEAD.size : _HEAD.size + count])  # noqa: S302 - private memory, our own writing
+    sizes = struct.unpack_from(f"<{count}Q", data, _HEAD.size)
+    at = _HEAD.size + 8 * count
+    tree = json.loads(bytes(data[at : at + tree_length]))
+    at += tree_length
+    blobs = []
+    for size in sizes:
+        blobs.append(data[at : at + size])
+        at += size
+    return _unpack(tree, blobs)
+
+
+def _pack(value: Any, name: str, blobs: list[memoryview]) -> Any:
+    kind = type(value)
+    if kind in (int, bool, str) or value is None:
+        return value
+    if kind is float:
+        return value if value == value and abs(value) != float("inf") else {"~": "f", "v": repr(value)}
+    if kind is list:
+        return [_pack(v, name, blobs) for v in value]
+    if kind is dict or (isinstance(value, dict) and kind.__name__ in ("OrderedDict", "defaultdict", "Counter")):
+        return {"~": "d", "v": [[_key(k, name), _pack(v, f"{name}.{k}", blobs)] for k, v in value.items()]}
+    if isinstance(value, tuple):
+        return {"~": "t", "v": [_pack(v, name, blobs) for v in value]}
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().to("cpu").contiguous().view(-1).view(torch.uint8) if value.numel() else None
+        blobs.append(memoryview(flat.numpy()) if flat is not None else memoryview(b""))
+        return {
+            "~": "T",
+            "d": str(value.dtype)[6:],
+            "s": list(value.shape),
+            "b": len(blobs) - 1,
+            "c": str(value.device),
+        }
+    if isinstance(value, np.generic):
+        value = np.asarray(value)
+        kind = np.ndarray
+        scalar = True
+    else:
+        scalar = False
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        blobs.append(memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8)))
+        return {"~": "n" if scalar else "N", "d": value.dtype.str, "s": list(value.shape), "b": len(blobs) - 1}
+    if kind in (bytes, bytearray):
+        blobs.append(memoryview(bytes(value)))
+        return {"~": "B", "b": len(blobs) - 1}
+    if isinstance(value, (int, float, str)):  # IntEnum and friends: keep the plain value
+        return _pack(
+            value.__float__()
+            if isinstance(value, float)
+            else value.__str__()
+            if isinstance(value, str)
+            else int(value),
+            name,
+            blobs,
+        )
+    raise UsageError(
+        f"{_shown(name)} holds a {kind.__module__}.{kind.__qualname__}, which cannot be kept for a replacement; "
+        "state given to protect() may hold numbers, strings, None, lists, tuples, dicts, tensors and arrays"
+    )
+
+
+def _key(key: Any, name: str) -> Any:
+    if isinstance(key, (str, int)) and not isinstance(key, bool):
+        return key
+    raise UsageError(f"{_shown(name)} has the key {key!r}; keys of state given to protect() are strings or integers")
+
+
+def _shown(name: str) -> str:
+    """The name as the script knows it: a keyword of protect() and the keys under it."""
+    return name.removeprefix("protect().py.")
+
+
+def _unpack(tree: Any, blobs: list[memoryview]) -> Any:
+    if type(tree) is list:
+        return [_unpack(v, blobs) for v in tree]
+    if type(tree) is not dict:
+        return tree
+    kind = tree["~"]
+    if kind == "d":
+        return {k: _unpack(v, blobs) for k, v in tree["v"]}
+    if kind == "t":
+        return tuple(_unpack(v, blobs) for v in tree["v"])
+    if kind == "f":
+        return float(tree["v"])
+    data = bytearray(blobs[tree["b"]])
+    if kind == "B":
+        return bytes(data)
+    if kind == "T":
+        dtype = getattr(torch, tree["d"])
+        flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype) if data else torch.empty(0, dtype=dtype)
+        return flat.view(tree["s"]).to(tree["c"])
+    array = np.frombuffer(data, dtype=np.dtype(tree["d"])).reshape(tree["s"])
+    return array[()] if kind == "n" else array

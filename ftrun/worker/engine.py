@@ -1,0 +1,473 @@
+"""One rank's protected run: the gate, the slots, leaving a stopped world and joining the next one.
+
+Everything here runs in the script's main thread. The order of writes at a step's end is the protocol: END slot, then
+seal, then DONE; at its gate: GATE slot, then arrival, then (once the gate is open) OPEN, then the update.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from ftrun import native
+from ftrun.core import gate, schedule
+from ftrun.core.board import F, Flag, Head, Inexact, Phase
+from ftrun.core.errors import UsageError, WorkerError
+from ftrun.core.paths import ENV_FAULT_PLAN
+from ftrun.faults.plan import load_plan
+from ftrun.faults.trigger import Trigger
+from ftrun.worker import probe
+from ftrun.worker.arena import Arena
+from ftrun.worker.calls import Calls
+from ftrun.worker.context import Context, Interrupt
+from ftrun.worker.failing import final_code, report_exception
+from ftrun.worker.groups import Registry
+from ftrun.worker.ledger import Ledger
+from ftrun.worker.reducer import Reducers
+from ftrun.worker.slots import START, Slots
+from ftrun.worker.state import Protected
+
+_GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
+_WORLD = 120.0  # seconds that a stopped rank waits for the next world
+_GUARDED = 3  # first steps in which hidden updates are looked for; then every 100th
+
+
+class Engine:
+    """Created by protect(); lives as long as the process."""
+
+    def __init__(self, context: Context, registry: Registry, state: Protected) -> None:
+        self.context = context
+        self.registry = registry
+        self.state = state
+        self.reducers = Reducers(state.modules, registry)
+        self.base = 0  # gate number of the current loop's first step
+        self.first = 0  # its step index
+        self.step = -1  # gate number handed out last
+        self.attempt = 0
+        self.resume = -1  # where a replacement starts; -1 = not a replacement
+        self.inexact = Inexact(0)
+        self.current: Any = None  # the Step whose body runs
+        self.ledger = Ledger(state)
+        self.passed = False
+        self.carry = False  # gradients live on over optimizer steps
+        self._marks: list[tuple[int, int]] | None = None
+        self._restart: dict[str, Any] | None = None  # state to apply at the next hand-out
+        self._guard = 0
+        self.calls = Calls(self)
+        self.entered = False  # the body of the step handed out last was entered
+        self._fired_forward = False
+        self._seen_steps = 0
+        self._arrivals: Any = None
+        self._redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
+        plan = os.environ.get(ENV_FAULT_PLAN)
+        self._trigger = Trigger(load_plan(Path(plan)), context.rank, context.run_dir) if plan else None
+        context.on_keeper = self.send_descriptors
+
+    # -- set-up ------------------------------------------------------------------------------------------------------
+
+    def start_fresh(self) -> None:
+        """First incarnation of a rank: lay everything out and seal it for step 0."""
+        rank = self.context.rank
+        arena = Arena.create(rank, max(self.state.bytes_now(), 1))
+        self.ledger.slots = Slots.create(rank)
+        self.state.move_in(arena)
+        self.reducers.record()
+        self.ledger.end(0, accumulating=False)
+        arena.sealed(0)
+        self.send_descriptors()
+
+    def resume_with(self, resume: int, restart: dict[str, Any]) -> None:
+        """A replacement: the arena is attached; `restart` is applied when the first step is handed out."""
+        self.resume = resume
+        self._restart = restart
+        self.ledger.loader_state = restart.get("loader")
+        if self.ledger.slots.tag(START) == resume:
+            self.attempt = 1
+        probe.point("restored", resume, self.context.rank)
+
+    def reload(self, step: int) -> None:
+        """A checkpoint was loaded before the loop, which goes on at step index `step`."""
+        arena = self.state.arena
+        arena.open()
+        self.state.manifest.facts["loaded"] = step
+        self.state.repoint()
+        self.ledger.end(0, accumulating=False)
+        arena.sealed(0)
+
+    def loop_is_over(self, first: int, length: int) -> bool:
+        """Start a loop of `length` steps. True: a replacement came too late for it (its predecessor had left it)."""
+        if self.resume > self.base + length:
+            self.base += length + 1
+            self.registry.between = True
+            if self.resume == self.base and self.ledger.slots.tag(START) != self.resume:
+                self.apply_restart(self.base)  # the script goes on from here, if need be with another loop
+            return True
+        self.first = first
+        self.context.cell.set_shift(first - self.base)
+        return False
+
+    def index_of(self, number: int) -> int:
+        """Step index of a gate number of the current loop."""
+        return self.first + number - self.base
+
+    def enter_loop(self) -> int:
+        """Gate number at which this rank's loop starts."""
+        self.registry.between = False
+        self.ledger.new_loop()
+        if self.resume < 0:
+            self.join_world()
+            self._await_protected()
+            return self.base
+        world = self.context.world
+        if world is not None and world.tail:
+            os.kill(os.getpid(), signal.SIGKILL)  # the others are in this loop after all: come back as an incident
+        number = self.rejoin(rewind=False)
+        self.resume = -1
+        return number
+
+    def _await_protected(self) -> None:
+        """No first step before every rank can be recovered. Returns early when the world is stopped."""
+        context = self.context
+        world = context.world
+        assert world is not None
+        context.board.ring_workers()
+        cells = [context.board.cell(p.cell) for p in world.places]
+        try:
+            while not context.wait_until(lambda: all(c.has(Flag.PROTECTED) for c in cells), 60.0):
+                pass  # the launcher's start deadline ends a world that never gets there
+        except Interrupt:
+            pass
+
+    def end_loop(self, end: int) -> bool:
+        """The virtual gate after a loop: replicas stay until every rank got here. False = stopped first."""
+        context = self.context
+        self.apply_restart(end)
+        self.context.phase(Phase.GATE)
+        self.step = end
+        self.context.cell[F.STEP] = self.index_of(end) + 1
+        self._answer_resumed()
+        # a step that updates nothing: what comes after it is what was before, and a replacement finds it sealed
+        self.ledger.gate(end, accumulating=True)
+        if not self.arrive(end):
+            return False
+        self.ledger.end(end + 1, accumulating=True)
+        self.state.arena.sealed(end + 1)
+        context.board.ring_workers()  # a replacement may wait for this seal
+        self._answer_first_done(end)
+        self.base = end + 1
+        self.registry.between = True
+        self.context.phase(Phase.DONE)
+        self.context.milestone(Flag.LOOP_DONE)
+        return True
+
+    def send_descriptors(self) -> bool:
+        """Hand the memory to the keeper (again, when there is a new one). False = not now: call again."""
+        if not self.state.laid_out:
+            return False
+        cell = self.context.cell.index
+        try:
+            self.context.keeper.put(self.context.rank, "arena", cell, self.state.arena.segment.fd)
+            self.context.keeper.put(self.context.rank, "slots", cell, self.ledger.slots.segment.fd)
+        except OSError:
+            return False  # until the next keeper has them this rank cannot be adopted
+        return True
+
+    def finish_recording(self) -> None:
+        """The first step is about to be handed out: keep the results of the collectives before it."""
+        if self.registry.looping:
+            return
+        self.registry.looping = True
+        if not self.registry.recorder.replaying:
+            self.ledger.recording(*self.registry.recorder.dump())
+            self.ledger.end(0, accumulating=False)  # what the script did since protect() counts
+        self.registry.recorder.replaying = False
+        # from here on this rank can be replaced: before, its record of collectives was not complete
+        self.context.milestone(Flag.PROTECTED | Flag.LOOPING)
+
+    # -- the gate ----------------------------------------------------------------------------------------------------
+
+    def join_world(self) -> None:
+        """Look up every rank's cell of the current world, for the proof that all arrived."""
+        world = self.context.world
+        if world is None:
+            raise WorkerError("no world")
+        cells = [self.context.board.cell(p.cell) for p in world.places]
+        self._arrivals = native.AddressList([c.field_address(F.ARRIVAL) for c in cells])
+
+    def arrive(self, step: int) -> bool:
+        """Arrive at a gate; True = passed, False = the world was stopped first."""
+        context, board, cell = self.context, self.context.board, self.context.cell
+        generation = context.generation
+        wanted = gate.arrival(generation, step)
+        cell[F.ARRIVAL] = wanted
+        probe.point("arrive", step, context.rank)
+        board.ring_gate()
+        self.fire("gate", step)
+        while True:
+            seen = board.gate_bell()
+            raw = board.gate()
+            verdict = gate.verdict(raw, generation, step)
+            if verdict == gate.PASS:
+                probe.point("pass", step, context.rank)
+                return True
+            if verdict == gate.STOPPED:
+                return False
+            arrivals = (wanted,) if native.all_equal64(self._arrivals, wanted) else (0,)
+            new = gate.opened(raw, generation, step, arrivals)
+            if new is not None and not probe.leaves_gate(step, context.rank):
+                if board.swap_gate(raw, new):
+                    probe.point("swap", step, context.rank)
+                    board.ring_gate()
+                continue
+            board.wait_gate(seen, _GATE_LOOK)
+
+    def fire(self, phase: str, step: int) -> None:
+        """Let a fault plan strike."""
+        if self._trigger is not None:
+            self._trigger.fire(phase, self.index_of(step), self.attempt)
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def hand_out(self, step: int) -> None:
+        """The loop is about to give `step` to the script: seal its START slot, or put back what it holds."""
+        context, cell = self.context, self.context.cell
+        if step == self.step:
+            self.attempt += 1
+            self._restart = self.ledger.start_state(step)
+        elif self._restart is None:
+            self.attempt = 0
+        self.step = step
+        self.entered = False
+        self.calls.forget()
+        cell[F.ATTEMPT] = self.attempt
+        cell[F.STEP] = self.index_of(step) + 1
+        self.reducers.pay(step)
+        self.apply_restart(step)
+        if self.ledger.loader is not None:
+            self.ledger.loader.ensure(self.index_of(step))
+        if self.ledger.slots.tag(START) != step:
+            self.ledger.start(step)
+            probe.point("slot-start", step, context.rank)
+        context.phase(Phase.IDLE)
+        self.fire("idle", step)
+
+    def outside_body(self, what: str) -> None:
+        """Errors: UsageError when `what` is asked for inside a body."""
+        if self.context.in_body:
+            raise UsageError(f"{what} was asked for inside the body of step {self.index_of(self.step)}; leave it first")
+
+    def apply_restart(self, step: int) -> None:
+        """Put back what a slot holds, once."""
+        if self._restart is not None:
+            saved, self._restart = self._restart, None
+            self.ledger.put_back(saved, self.index_of(step))
+
+    def begin(self, step: int) -> None:
+        """Enter the body."""
+        context = self.context
+        self.entered = True
+        # after a job.call the others may have to repeat it with us: then the first collective (or the gate) hands
+        # the iteration out again
+        while context.stop_pending() and not self.calls.made:
+            self.rejoin(rewind=False)
+        self.passed = False
+        self.registry.gate_passed = False
+        with context.lock:
+            context.in_body = True
+            context.interruptible = True
+        context.phase(Phase.FORWARD)
+        self._marks = None
+        if any(self.ledger.alive) and not self.carry:
+            self._marks = [(id(g), g._version) if g is not None else (0, 0) for g in self.state.grads()]
+        self._answer_resumed()
+        self._seen_steps += 1
+        self._guard = self.state.sample() if self._guarding() else 0
+        self._fired_forward = False
+
+    def forward_started(self) -> None:
+        """The model is called for the first time in a body."""
+        if self.context.in_body and not self._fired_forward:
+            self._fired_forward = True
+            self.fire("forward", self.step)
+
+    def _guarding(self) -> bool:
+        return self._seen_steps <= _GUARDED or self._seen_steps % 100 == 0
+
+    def backward_started(self) -> None:
+        """The first gradient of a body is about to be computed."""
+        if not self.context.in_body or self.passed or self.context.cell[F.PHASE] == Phase.BACKWARD:
+            return
+        self.context.phase(Phase.BACKWARD)
+        if self._marks is not None:
+            now = [(id(g), g._version) if g is not None else (0, 0) for g in self.state.grads()]
+            if any(a == b and a[0] for a, b in zip(self._marks, now, strict=True)):
+                self.carry = True  # the script goes on accumulating after an update
+                self.ledger.late(self.step)
+            self._marks = None
+        self.fire("backward", self.step)
+
+    def pass_gate(self, step: int, updating: bool) -> None:
+        """Arrive and go on into the update (`updating`: an optimizer's; else the body ends here).
+
+        Raises Interrupt when the world was stopped before the gate opened.
+        """
+        context = self.context
+        self.forward_started()
+        context.forbid_interrupts()
+        context.phase(Phase.GATE)
+        if self._guarding() and self._guard != self.state.sample():
+            raise UsageError(
+                "parameters changed between the start of the step and its gate: they were written by something that "
+                "ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); update through a protected optimizer"
+            )
+        self.registry.settle()
+        if context.stop_pending():
+            raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
+        self.registry.check()
+        self.ledger.gate(step, accumulating=not updating or self.carry)
+        probe.point("slot-gate", step, context.rank)
+        if not self.arrive(step):
+            raise Interrupt
+        self.passed = True
+        self.registry.gate_passed = True
+        self.state.arena.open()
+        probe.point("open", step, context.rank)
+        context.phase(Phase.UPDATE)
+        self.fire("update", step)
+
+    def complete(self, step: int, updated: bool) -> None:
+        """The body was left after its gate: seal what it did."""
+        context, rank = self.context, self.context.rank
+        self.ledger.updated = updated
+        self.state.absorb()
+        if self.reducers.commit(step):
+            self.state.manifest.facts["reducers"] = self.reducers.facts()
+            self.state.arena.write_manifest(self.state.manifest)
+        self.ledger.end(step + 1, accumulating=not updated or self.carry)
+        probe.point("slot-end", step, rank)
+        self.state.arena.sealed(step + 1)
+        probe.point("sealed", step, rank)
+        self.ledger.body_complete(look=self._guarding())
+        context.phase(Phase.DONE)
+        with context.lock:
+            context.in_body = False
+        probe.point("done", step, rank)
+        self.registry.gate_passed = False
+        if context.stop_pending():
+            context.board.ring_workers()  # a replacement may wait for this seal
+        self._answer_first_done(step)
+
+    def _answer_resumed(self) -> None:
+        if self._redo is not None and self.context.cell[F.RESUMED] < self._redo[0]:
+            self.context.answer(F.RESUMED, self._redo[0])
+
+    def _answer_first_done(self, step: int) -> None:
+        if self._redo is not None and step >= self._redo[1]:
+            self.context.cell[F.REDONE_NS] = time.monotonic_ns()
+            self.context.answer(F.FIRST_DONE, self._redo[0])
+            self._redo = None
+
+    def leave(self) -> None:
+        """The body was aborted."""
+        with self.context.lock:
+            self.context.in_body = False
+        self.registry.gate_passed = False
+
+    # -- a user's exception ------------------------------------------------------------------------------------------
+
+    def raised(self, error: BaseException) -> bool:
+        """A body raised. True = the world redoes the step (the exception was reported); False = let it out."""
+        context = self.context
+        if context.stop_pending() and not self.passed:
+            return True  # a consequence of the stop: whatever failed was cut off
+        context.forbid_interrupts()
+        report_exception(context, error, "body")
+        if self.passed or final_code(error):
+            return False
+        context.cell[F.RAISED_NS] = time.monotonic_ns()
+        context.cell[F.RAISED] = context.generation
+        context.board.ring_launcher()
+        try:
+            context.wait_until(lambda: bool(context.board[Head.ENDING]), _WORLD)
+        except Interrupt:
+            return True
+        return False
+
+    # -- leaving a stopped world and joining the next ------------------------------------------------------------------
+
+    def rejoin(self, rewind: bool) -> int:
+        """Stop, clean, reset, as often as the world is stopped again; returns the gate number to go on with.
+
+        `rewind`: the body of `self.step` was interrupted, so the step is put back to its start when it is handed out again.
+        """
+        schedule.shorten_slice()
+        try:
+            while True:
+                try:
+                    return self._rejoin(rewind)
+                except Interrupt:
+                    continue
+        finally:
+            schedule.reset_slice()
+
+    def _rejoin(self, rewind: bool) -> int:
+        context = self.context
+        word = gate.unpack(context.board.gate())
+        if context.cell[F.STOPPED] < word.generation:
+            context.answer(F.STOPPED, word.generation)
+        self.fire("stop", self.step)
+        mine = context.cell.index
+        newest = context.await_world(lambda w: w.generation >= word.generation, word.generation - 1, _WORLD)
+        if newest.rank_of(mine) is None:
+            os.kill(os.getpid(), signal.SIGKILL)  # another incarnation has our rank: this one must not go on
+        context.world = newest
+        context.cell[F.GENERATION] = newest.generation
+        if rewind:
+            self.reducers.forget()
+            self.state.set_grads([False] * len(self.state.params), None)
+            if newest.resume == self.step:
+                self.state.rewind_buffers()
+        context.answer(F.CLEANED)
+        if context.stop_pending():
+            raise Interrupt
+        self.fire("reset", self.step)
+        self.registry.drain(newest.generation)
+        context.answer(F.READY)
+        if context.restoring:
+            # the others wait for this rank: connect at once, prime while the connection is made
+            self._await_ready()
+            self.registry.rebuild(newest, lambda: self._reset_reducers(newest.resume))
+        else:
+            self._reset_reducers(newest.resume)
+            self._await_ready()
+            self.registry.rebuild(newest)
+        context.answer(F.RESET)
+        if self.reducers.agree(newest.resume):
+            self._reset_reducers(newest.resume)
+        self.join_world()
+        self.fire("restore", self.step)
+        context.restoring = False
+        context.answer(F.RESTORED)
+        self._redo = (newest.generation, newest.resume)
+        return newest.resume
+
+    def _reset_reducers(self, resume: int) -> None:
+        if not self.reducers.reset(resume):
+            self.note_inexact(Inexact.DDP_LAYOUT)
+
+    def _await_ready(self) -> None:
+        """Start connecting when every rank of the world is about to: connecting wakes on nobody's death."""
+        context = self.context
+        world = context.world
+        assert world is not None
+        cells = [context.board.cell(p.cell) for p in world.places]
+        context.board.ring_workers()
+        while not context.wait_until(lambda: all(c[F.READY] >= world.generation for c in cells), 3600.0):
+            pass
+
+    def note_inexact(self, why: Inexact) -> None:
+        self.inexact |= why
+        self.context.cell[F.INEXACT] = int(self.inexact)

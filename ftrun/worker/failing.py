@@ -1,0 +1,119 @@
+"""A script's exception: shown on stderr, left for the launcher, and left where torchrun's tools look for it.
+
+Runs in the failing worker while it still can; never raises for want of a disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import sysconfig
+import time
+import traceback
+import zlib
+from types import TracebackType
+
+from ftrun.core import paths
+from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, DeviceError, PlatformError, UsageError
+from ftrun.worker.context import Context
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
+_HERE = os.path.join(os.getcwd(), "")  # before the script may change it: ranks must say the same of the same line
+
+
+def final_code(error: BaseException) -> int:
+    """Exit code of a run that an error of ours ends at once, since it would only come again; 0 = worth another try."""
+    if isinstance(error, UsageError):
+        return EXIT_USAGE
+    return EXIT_FAILED if isinstance(error, (DeviceError, PlatformError)) else 0
+
+
+def report_exception(context: Context, error: BaseException, kind: str) -> None:
+    """Show a user's exception on stderr and leave it in an error file for the launcher."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
+    user = [f for f in frames if "<frozen" not in f.filename and not f.filename.startswith(_LIBRARIES)]
+    last = (user or frames or traceback.extract_tb(error.__traceback__))[-1:]
+    where = f"{last[0].filename}:{last[0].lineno}" if last else "?"
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}:{error.lineno}"
+    if sys.argv and not os.path.isabs(sys.argv[0]):
+        where = where.removeprefix(_HERE)  # as the script was called
+    cell = context.cell
+    step = cell.step
+    text = "".join(traceback.format_exception(type(error), error, _from_script(error.__traceback__)))
+    name = type(error).__name__
+    now = time.time()
+    context.report(
+        f"{cell.index}-{context.generation}",
+        {
+            "rank": cell.rank,
+            "step": step,
+            "phase": cell.phase.name.lower(),
+            "type": name,
+            "message": str(error),
+            "traceback": text,
+            "where": where,
+            "signature": f"{name} at {where}",
+            "kind": kind,
+            "final": final_code(error),
+            "time": now,
+        },
+    )
+    if kind == "uncaught" and not isinstance(error, KeyboardInterrupt):
+        _leave_error_file(f"{name}: {error}", text, now)
+    if getattr(error, "_ftrun_reported", False):
+        return
+    try:
+        error._ftrun_reported = True  # type: ignore[attr-defined]
+    except AttributeError:
+        pass  # exceptions with __slots__ are shown twice
+    at = "" if step is None else f", step {step}"
+    first = _shown_by(context, text)
+    if first is None:
+        shown = f"ftrun: rank {cell.rank}{at}: {name}: {error}\n{text}"
+    else:
+        shown = f"ftrun: rank {cell.rank}{at}: {name}: {error} (with the same traceback as rank {first})\n"
+    print(shown, end="", file=sys.stderr, flush=True)
+
+
+def _from_script(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's first frame on; all of it when no frame is the script's."""
+    at = trace
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        if not file.startswith(_OURS) and not file.endswith(_STARTERS):
+            return at
+        at = at.tb_next
+    return trace
+
+
+def _shown_by(context: Context, text: str) -> str | None:
+    """The rank that has shown this very traceback to the same person in this generation, None when it is ours to show."""
+    if not context.one_console:
+        return None
+    mark = context.run_dir / "errors" / f".shown-{context.generation}-{zlib.crc32(text.encode(errors='replace')):08x}"
+    try:
+        os.symlink(str(context.cell.rank), mark)  # made whole or not at all, by one rank only
+    except FileExistsError:
+        first = os.readlink(mark)
+        return None if first == str(context.cell.rank) else first
+    except OSError:
+        pass
+    return None
+
+
+def _leave_error_file(message: str, text: str, now: float) -> None:
+    """torchrun's error.json, unless the script's `@record` has written it."""
+    path = os.environ.get(paths.ENV_ERROR_FILE)
+    if not path or os.path.exists(path):
+        return
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        temporary = f"{path}.{os.getpid()}"
+        with open(temporary, "w") as file:
+            json.dump(paths.error_record(message, text, now), file)
+        os.replace(temporary, path)

@@ -1,0 +1,450 @@
+"""Backend "ftrun": a process group whose inner group (Gloo for CPU tensors, NCCL for CUDA) is replaced in place.
+
+Every collective passes through `SwapGroup._collective`, which refuses what cannot be exact, replays what a replacement
+cannot take part in, and hands out Works of our own: those can be completed when the world stops, whatever the
+inner group does. Results of an aborted collective are garbage, and the closed gate keeps them out of the weights.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from ftrun.core.board import F, Flag, name_word
+from ftrun.core.errors import UsageError, WorkerError
+from ftrun.core.world import World
+from ftrun.worker.context import Context, Interrupt
+from ftrun.worker.inner import Inner, build_inner
+from ftrun.worker.recording import Recorder, tensors_of
+from ftrun.worker.works import Direct, Finished, Pending
+
+_HOLD = 30.0  # seconds that an error of the inner group is held back for the stop that should explain it
+_DRAIN = 0.05  # seconds
+_COLLECTIVES = (
+    "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single",
+    "all_gather_single_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
+    "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
+    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "scatter", "send", "recv", "recv_anysource",
+)  # fmt: skip
+
+
+class SwapGroup(ProcessGroup):
+    """One process group of the script: the default one or a subgroup. Ranks are ranks in this group."""
+
+    def __init__(self, registry: Registry, key: str, rank: int, ranks: Sequence[int], timeout: timedelta) -> None:
+        super().__init__(rank, len(ranks))
+        self.registry = registry
+        self.context = registry.context
+        self.key = key
+        self.ranks = tuple(ranks)
+        self.my_rank = rank
+        self.timeout = timeout
+        self.inner: Inner | None = None
+        self._name, self._desc = key, key
+        self._pending: set[Pending] = set()
+        self._draining: list[Pending] = []
+        self._lock = threading.Lock()
+
+    # -- names that torch sets and reads -----------------------------------------------------------------------------
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self.inner.devices if self.inner else [torch.device("cpu")]
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def getBackendName(self) -> str:
+        return "ftrun"
+
+    def name(self) -> str:
+        return "ftrun"
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if self.inner is None:
+            raise UsageError("this process group is being rebuilt; its backend cannot be used directly")
+        return self.inner.group._get_backend(device)
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
+    def shutdown(self) -> None:
+        self.retire()
+        self.registry.drop(self)
+
+    # -- collectives -------------------------------------------------------------------------------------------------
+
+    def _collective(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        registry = self.registry
+        outputs = tensors_of(args[0]) if args else []
+        if registry.local:
+            _fill_local(name, args)
+            return Finished(outputs)
+        replay = registry.admit(name)
+        if registry.recorder.replaying:
+            if not replay:
+                _fill_local(name, args)
+                return Finished(outputs)
+            registry.recorder.replay(name, outputs)
+            return Finished(outputs)
+        self.context.check_stop_in_collective()
+        registry.check()
+        inner = self.inner
+        if inner is None:
+            raise WorkerError(
+                f"{name}: this rank took over after its predecessor had left the loop, and its peers are past this "
+                "collective; communicate inside the loop"
+            )
+        registry.entered(name)
+        try:
+            work = getattr(inner.group, name)(*args, **kwargs)
+        except RuntimeError:
+            self.await_stop()
+            raise
+        record = registry.recorder.reserve(name, outputs) if replay else None
+        if not isinstance(work, Work):
+            if record is not None:
+                record()
+            registry.left()
+            return work
+        if name in ("send", "recv", "recv_anysource"):
+            return Direct(self, work)
+        pending = Pending(self, inner.generation, work, outputs, record)
+        if self.context.stop_pending():
+            self.release(inner.generation + 1)  # the doorbell thread may have been here before this one began
+        return pending
+
+    def await_stop(self) -> None:
+        """An inner error before the stop that explains it: wait for that stop, then raise Interrupt."""
+        deadline = time.monotonic() + _HOLD
+        while not self.context.stop_pending():
+            seen = self.context.board.worker_bell()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self.context.board.wait_workers(seen, min(left, 0.1))
+        self.context.check_stop_in_collective()
+
+    def started(self, work: Pending) -> None:
+        with self._lock:
+            self._pending.add(work)
+
+    def ended(self, work: Pending) -> None:
+        with self._lock:
+            self._pending.discard(work)
+            waiting = bool(self._pending)
+        if not waiting:
+            self.registry.left()
+
+    def failed(self, work: Pending) -> None:
+        """The inner collective failed: the stop completes it; without one the error is shown after a while."""
+        if self.context.stop_pending():
+            work.complete()
+            return
+        timer = threading.Timer(_HOLD, self._give_up, (work,))
+        timer.daemon = True
+        timer.start()
+
+    def _give_up(self, work: Pending) -> None:
+        """No stop explained the failure: the error is raised by whatever this rank calls next, the gate at the latest."""
+        if not self.context.stop_pending():
+            self.registry.broken = work.error
+        work.complete()
+
+    # -- stop and reset ----------------------------------------------------------------------------------------------
+
+    def abort(self, generation: int) -> None:
+        """Wake whatever waits in an inner group of a world before `generation`. From any thread, also a late one."""
+        inner = self.inner
+        if inner is not None and inner.generation < generation:
+            inner.abort()
+
+    def release(self, generation: int) -> None:
+        """Complete every Work of a world before `generation` that is still pending. From any thread, also a late one."""
+        with self._lock:
+            pending = [work for work in self._pending if work.generation < generation]
+            self._draining.extend(pending)
+        for work in pending:
+            work.complete()
+
+    def unfinished(self) -> list[Pending]:
+        with self._lock:
+            return list(self._pending)
+
+    def drained(self) -> bool:
+        """Are the inner collectives that were given up over? Until then they may write into their tensors."""
+        self._draining = [w for w in self._draining if not w.inner_is_completed()]
+        return not self._draining
+
+    def retire(self) -> None:
+        """Forget the inner group; it is destroyed in the background, since its destructor may wait for a stuck peer."""
+        inner, self.inner = self.inner, None
+        if inner is not None:
+            inner.abort()
+            self.release(inner.generation + 1)
+            threading.Thread(target=inner.close, name="ftrun-retire", daemon=True).start()
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def method(self: SwapGroup, *args: Any, **kwargs: Any) -> Any:
+        return self._collective(name, args, kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name in _COLLECTIVES:
+    if hasattr(ProcessGroup, _name):
+        setattr(SwapGroup, _name, _forward(_name))
+
+
+def _fill_local(name: str, args: tuple[Any, ...]) -> None:
+    """Local mode: every peer is taken to have what this rank has (DDP's constructor compares and broadcasts)."""
+    if "allgather" not in name and "all_gather" not in name:
+        return
+    outputs, inputs = tensors_of(args[0]), tensors_of(args[1])
+    if len(outputs) % len(inputs) == 0 and all(o.shape == inputs[0].shape for o in outputs):
+        for i, output in enumerate(outputs):
+            output.copy_(inputs[i * len(inputs) // len(outputs)])
+    else:
+        for output, source in zip(outputs, inputs, strict=False):
+            output.view(-1, *source.shape).copy_(source.expand(output.numel() // source.numel(), *source.shape))
+
+
+class Registry:
+    """All groups of this worker, in the order in which the script made them, and what may be called when."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.groups: list[SwapGroup] = []
+        self.recorder = Recorder()
+        self.local = False  # collectives return at once (priming)
+        self.gate_passed = False  # between gate and the end of the body
+        self.calling = 0  # depth of job.call
+        self.broken: Exception | None = None  # a collective failed and no stop explained it
+        self.looping = False  # the first step was handed out
+        self.between = False  # no loop runs now, but one did
+        self._made: dict[tuple[int, ...], int] = {}
+        context.wakers.append(self)
+
+    def create(self, rank: int, ranks: Sequence[int], timeout: timedelta) -> SwapGroup:
+        """Make a group of global `ranks` and, unless this worker is still restoring, its connections."""
+        if self.looping:
+            raise UsageError("make process groups before the first step: a replacement could not take part in this one")
+        members = tuple(ranks)
+        count = self._made.get(members, 0)
+        self._made[members] = count + 1
+        group = SwapGroup(self, f"{'.'.join(map(str, members))}#{count}", rank, members, timeout)
+        self.groups.append(group)
+        if not self.recorder.replaying:
+            self.connect(group, self._world())
+        return group
+
+    def _world(self) -> World:
+        if self.context.world is None:
+            raise UsageError("init_process_group before this worker has a rank")
+        return self.context.world
+
+    def connect(self, group: SwapGroup, world: World, meanwhile: Callable[[], None] | None = None) -> None:
+        """Build the inner group for `world`. Raises Interrupt when a later generation stops it."""
+        group.inner = build_inner(self.context, world, group.key, group.ranks, group.my_rank, group.timeout, meanwhile)
+
+    def rebuild(self, world: World, meanwhile: Callable[[], None] | None = None) -> None:
+        """Retire every inner group and build it again for `world`, in the order of creation.
+
+        `meanwhile` runs while the first one connects.
+        """
+        self.broken = None
+        for group in self.groups:
+            group.retire()
+        for group in self.groups:
+            self.connect(group, world, meanwhile)
+            meanwhile = None
+        if meanwhile is not None:
+            meanwhile()
+
+    def drop(self, group: SwapGroup) -> None:
+        if group in self.groups:
+            self.groups.remove(group)
+
+    def abort(self, generation: int) -> None:
+        for group in list(self.groups):
+            group.abort(generation)
+
+    def release(self, generation: int) -> None:
+        for group in list(self.groups):
+            group.release(generation)
+
+    def drain(self, generation: int) -> None:
+        """Let collectives of the old world end, for a short while: one that hangs can only send garbage."""
+        self.abort(generation)
+        self.release(generation)
+        deadline = time.monotonic() + _DRAIN
+        while not all([group.drained() for group in self.groups]) and time.monotonic() < deadline:
+            time.sleep(0.0005)
+
+    def check(self) -> None:
+        """Raise the error of a collective that failed without a stop."""
+        if self.broken is not None and not self.context.stop_pending():
+            raise self.broken
+
+    def settle(self) -> None:
+        """Wait until every collective of this world is over: what a gate stands for."""
+        for group in self.groups:
+            for work in group.unfinished():
+                work.settle()
+
+    # -- rules -------------------------------------------------------------------------------------------------------
+
+    def admit(self, name: str) -> bool:
+        """May this collective be called now? True = it is one of those recorded before the first step.
+
+        Errors: UsageError with the script's file and line.
+        """
+        if not self.looping:
+            return not _inside_ddp_constructor()
+        if self.between:
+            return False  # between and after loops: allowed, but a fault in the middle is not mended in place
+        if self.gate_passed:
+            raise UsageError(
+                f"{name} after the gate, at {_caller()}: communicate before optimizer.step(); "
+                "two optimizers with a backward between them are two `with step`"
+            )
+        if not self.context.in_body and not self.calling:
+            raise UsageError(
+                f"{name} outside `with step`, at {_caller()}: communicate in the body before optimizer.step(), "
+                "or in job.call(fn) between the loop's `for` and `with step:`"
+            )
+        return False
+
+    def entered(self, name: str) -> None:
+        cell = self.context.cell
+        cell[F.COLLECTIVE_SINCE] = time.monotonic_ns()
+        cell[F.COLLECTIVE_NAME] = name_word(name)
+        cell[F.COLLECTIVE] = cell[F.COLLECTIVE] + 1
+
+    def left(self) -> None:
+        self.context.cell[F.COLLECTIVE_SINCE] = 0
+
+
+_INIT_CODE = torch.nn.parallel.DistributedDataParallel.__init__.__code__
+
+
+def _inside_ddp_constructor() -> bool:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _INIT_CODE:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+_NOT_THE_SCRIPT = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (__file__, torch.__file__))
+
+
+def _caller() -> str:
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_NOT_THE_SCRIPT):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "?"
+
+
+_registry: Registry | None = None
+
+
+def registry() -> Registry | None:
+    """This worker's groups; None when it was not started by ftrun or made no "ftrun" group."""
+    return _registry
+
+
+def create(options: Any, _backend_options: Any) -> Any:
+    """torch's hook: make the backend of a new process group."""
+    global _registry
+    context = Context.current
+    if context is None or not context.is_main_process():
+        return build_plain(options)
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    if _registry is None:
+        _registry = Registry(context)
+        if context.restoring:
+            _replay(context, _registry.recorder)
+    group = _registry.create(options.group_rank, ranks, options.timeout)
+    context.milestone(Flag.GROUP)
+    return group
+
+
+def _replay(context: Context, recorder: Recorder) -> None:
+    from ftrun.worker.restore import load_recording, report_no_source
+
+    try:
+        recorder.load(*load_recording(context))
+    except WorkerError as error:
+        report_no_source(context, error)
+    recorder.replaying = True
+    _skip_first_sync()
+
+
+def _skip_first_sync() -> None:
+    """Until protect(), DDP's constructor sends nothing: a replacement's weights come from the arena anyway.
+
+    The collectives would be local, but flattening every parameter for them costs as much as restoring it.
+    """
+    module = torch.nn.parallel.distributed
+    kept = module._sync_module_states, module._verify_param_shape_across_processes
+
+    def restore() -> None:
+        module._sync_module_states, module._verify_param_shape_across_processes = kept
+
+    module._sync_module_states = module._verify_param_shape_across_processes = lambda *args, **kwargs: None
+    _undo.append(restore)
+
+
+_undo: list[Callable[[], None]] = []
+
+
+def end_replay() -> None:
+    """protect() was reached: DDP's constructor synchronizes again."""
+    while _undo:
+        _undo.pop()()
+
+
+def build_plain(options: Any) -> Any:
+    """Outside ftrun: the group that "nccl" or "gloo" would have given."""
+    from ftrun.worker.inner import make_group
+
+    # a group that is left to the interpreter's end aborts the process there, while its threads run
+    atexit.unregister(_destroy_plain)
+    atexit.register(_destroy_plain)
+    return make_group(options.store, options.group_rank, options.group_size, options.timeout, None).group
+
+
+def _destroy_plain() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+__all__ = ["Interrupt", "Registry", "SwapGroup", "create", "registry"]

@@ -1,0 +1,254 @@
+"""`job.batches`: a loader whose place survives. A redone step gets the same batch, a replacement starts at the right one.
+
+Nothing is copied for it: a replacement makes the loader's iterator again at its place (the sampler skips, the data set
+is not read) and fetches the batch in flight itself, from the random state that its predecessor had before the fetch.
+In loader processes every batch seeds the random generators by its number, so that what they do does not depend on history.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from ftrun.core.errors import UsageError
+from ftrun.worker import probe, rng
+
+if TYPE_CHECKING:
+    from ftrun.worker.engine import Engine
+    from ftrun.worker.job import Job
+    from ftrun.worker.step import Step
+
+
+def batches(job: Job, engine: Engine | None, loader: Iterable[Any], epochs: int) -> Iterator[tuple[Step, Any]]:
+    """See Job.batches. Errors: UsageError for a loader without a length."""
+    source = Source(loader)
+    total = epochs * source.length
+    if engine is None:
+        for step in job.steps(total):
+            source.ensure(step.index)
+            yield step, source.batch
+        return
+    engine.ledger.loader = source
+    try:
+        for step in job.steps(total):
+            yield step, source.batch
+    finally:
+        engine.ledger.loader = None
+        engine.ledger.loader_state = None
+
+
+class Source:
+    """A loader with a position: `index` counts batches over all epochs, -1 before the first."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        try:
+            self.length = len(loader)  # type: ignore[arg-type]
+        except TypeError:
+            raise UsageError(f"job.batches: a {type(loader).__name__} has no length, so the end is not known") from None
+        if self.length == 0:
+            raise UsageError("job.batches: the loader has no batches")
+        self.loader = loader
+        self.index = -1
+        self.batch: Any = None
+        self._iterator: Iterator[Any] | None = None
+        self._epoch_state: dict[str, Any] | None = None  # random state in which the epoch's iterator was made
+        self._before: dict[str, Any] | None = None  # random state before the batch in flight was fetched
+        self._versions: list[int] = []
+        self._copy: Any = None
+
+    def ensure(self, index: int) -> None:
+        """Have batch `index` in `batch`: the one that is there already, or the next."""
+        if index == self.index and not probe.broken("batch"):
+            if self._spoilt():
+                self._fetch_again()
+            return
+        self._before = rng.capture()
+        self._fetch(index)
+
+    def _fetch(self, index: int) -> None:
+        place = index % self.length
+        if place == 0 or self._epoch_state is None:
+            self._epoch_state = self._streams()
+            self._iterator = self._open(index // self.length, place)
+        elif self._iterator is None:
+            here = self._streams()
+            self._set_streams(self._epoch_state)
+            self._iterator = self._open(index // self.length, place)
+            self._set_streams(here)
+        assert self._iterator is not None
+        self.batch = next(self._iterator)
+        self.index = index
+        leaves = list(_leaves(self.batch))
+        self._versions = [t._version for t in leaves if isinstance(t, torch.Tensor)]
+        self._copy = None if all(isinstance(t, _FIXED) for t in leaves) else copy.deepcopy(self.batch)
+
+    def _spoilt(self) -> bool:
+        """Did the script write into the batch in flight?"""
+        if self._copy is not None:
+            self.batch = copy.deepcopy(self._copy)
+            return False
+        return [t._version for t in _leaves(self.batch) if isinstance(t, torch.Tensor)] != self._versions
+
+    def _fetch_again(self) -> None:
+        """Read the batch in flight once more, and leave every random stream as it was."""
+        here = self._streams()
+        assert self._before is not None and self._epoch_state is not None
+        self._iterator = None
+        if self.index % self.length == 0:
+            self._set_streams(self._epoch_state)
+        else:
+            rng.apply(self._before)
+        self._fetch(self.index)
+        self._set_streams(here)
+
+    @property
+    def before(self) -> dict[str, Any] | None:
+        """Random streams before the batch in flight was fetched."""
+        return self._before
+
+    # -- for the slots -----------------------------------------------------------------------------------------------
+
+    def capture(self) -> dict[str, Any]:
+        """The place, for a slot."""
+        own = [g.get_state().numpy().tobytes() for g in self._generators()]
+        return {"index": self.index, "epoch": self._epoch_state, "before": self._before, "own": own}
+
+    def put_back(self, saved: dict[str, Any], step_index: int) -> None:
+        """Go to a saved place; a replacement fetches the batch in flight again. The caller restores the main streams."""
+        if self.index == saved["index"]:
+            return
+        self._epoch_state, self._before = saved["epoch"], saved["before"]
+        self._iterator = None
+        self.index = saved["index"]
+        if self.index == step_index and self.index >= 0:
+            self._fetch_again()
+        self._set_own(saved["own"])
+
+    # -- random streams of the loader --------------------------------------------------------------------------------
+
+    def _generators(self) -> list[torch.Generator]:
+        sampler = getattr(self.loader, "sampler", None)
+        batch_sampler = getattr(self.loader, "batch_sampler", None)
+        found = [getattr(thing, "generator", None) for thing in (self.loader, sampler, batch_sampler)]
+        unique = {id(g): g for g in found if isinstance(g, torch.Generator)}
+        return list(unique.values())
+
+    def _streams(self) -> dict[str, Any]:
+        return {"main": rng.capture(), "own": [g.get_state().numpy().tobytes() for g in self._generators()]}
+
+    def _set_streams(self, streams: dict[str, Any]) -> None:
+        rng.apply(streams["main"])
+        self._set_own(streams["own"])
+
+    def _set_own(self, states: list[bytes]) -> None:
+        for generator, state in zip(self._generators(), states, strict=True):
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+    # -- iterators ---------------------------------------------------------------------------------------------------
+
+    def _open(self, epoch: int, skip: int) -> Iterator[Any]:
+        loader = self.loader
+        for thing in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+            set_epoch = getattr(thing, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+        if (
+            not isinstance(loader, DataLoader)
+            or loader.batch_sampler is None
+            or isinstance(loader.dataset, IterableDataset)
+        ):
+            iterator = iter(loader)
+            for _ in range(skip):
+                next(iterator)
+            return iterator
+        seed = int(torch.empty((), dtype=torch.int64).random_().item()) if loader.num_workers else 0
+        return iter(_again(loader, seed, skip))
+
+
+def _again(loader: DataLoader[Any], seed: int, skip: int) -> DataLoader[Any]:
+    """The same loader, starting at batch `skip`, with loader processes that seed themselves by the batch."""
+    more: dict[str, Any] = {}
+    if loader.num_workers:
+        more = {"prefetch_factor": loader.prefetch_factor, "multiprocessing_context": loader.multiprocessing_context}
+    return DataLoader(
+        _Seeded(loader.dataset) if loader.num_workers else loader.dataset,
+        batch_sampler=_Batches(loader.batch_sampler, seed, skip),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        generator=loader.generator,
+        **more,
+    )
+
+
+class _Numbered(list[Any]):
+    """Indices of one batch with the seed that its loading starts from."""
+
+    seed = 0
+
+
+class _Batches:
+    """The sampler's batches from number `skip` on. The first is drawn at once: that is when a sampler takes its seed."""
+
+    def __init__(self, sampler: Any, seed: int, skip: int) -> None:
+        self._iterator = iter(sampler)
+        for _ in range(skip):
+            next(self._iterator)
+        self._first = next(self._iterator)
+        self._seed, self._skip = seed, skip
+
+    def __iter__(self) -> Iterator[_Numbered]:
+        for number, indices in enumerate(itertools.chain([self._first], self._iterator), self._skip):
+            batch = _Numbered(indices)
+            batch.seed = (self._seed + number * 0x9E3779B97F4A7C15) % (1 << 63)
+            yield batch
+
+
+class _Seeded(torch.utils.data.Dataset[Any]):
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[index]
+
+    def __getitems__(self, indices: _Numbered) -> list[Any]:
+        if get_worker_info() is not None:
+            _seed(indices.seed)
+        if hasattr(self._dataset, "__getitems__"):
+            items: list[Any] = self._dataset.__getitems__(list(indices))
+            return items
+        return [self._dataset[i] for i in indices]
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(seed % (1 << 32))
+
+
+_FIXED = (torch.Tensor, int, float, str, bytes, bool, type(None))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    elif hasattr(value, "data") and isinstance(value.data, dict):  # UserDict and what is made from it
+        yield from _leaves(value.data)
+    else:
+        yield value

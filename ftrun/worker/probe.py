@@ -1,0 +1,56 @@
+"""Test-only switches: die at a named point between two board writes, or leave out a part of the rewind on purpose.
+
+Both are off unless their variable is set when the worker starts; a production run never sets them.
+FTRUN_TEST_PAUSE="name:gate_step:rank" kills this worker (SIGKILL) at that point, once a run. For "swap" the other ranks
+leave that gate to the named one, since any rank may open it.
+FTRUN_TEST_BREAK="rng,batch,slots,prime" leaves the named parts out, so that a test can prove that it would notice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from ftrun.core.paths import ENV_RUN_DIR
+
+POINTS = ("arrive", "swap", "pass", "open", "sealed", "slot-start", "slot-gate", "slot-end", "done", "restored")
+
+_broken = frozenset(filter(None, os.environ.get("FTRUN_TEST_BREAK", "").split(",")))
+
+
+def broken(part: str) -> bool:
+    """Is this part deliberately left out?"""
+    return part in _broken
+
+
+def _parse(text: str) -> tuple[str, int, int] | None:
+    if not text:
+        return None
+    name, step, rank = text.split(":")
+    return name, int(step), int(rank)
+
+
+_target = _parse(os.environ.get("FTRUN_TEST_PAUSE", ""))
+
+
+def point(name: str, step: int, rank: int) -> None:
+    """Die here when FTRUN_TEST_PAUSE names this point, gate step and rank, and nobody did before."""
+    if _target is None or _target != (name, step, rank):
+        return
+    try:
+        os.close(os.open(_marker(_target), os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves_gate(step: int, rank: int) -> bool:
+    """Is another rank the one that is to open the gate of `step` and die there?"""
+    return (
+        _target is not None and _target[:2] == ("swap", step) and _target[2] != rank and not _marker(_target).exists()
+    )
+
+
+def _marker(target: tuple[str, int, int]) -> Path:
+    return Path(os.environ[ENV_RUN_DIR]) / "paused-{}-{}-{}".format(*target)

@@ -1,0 +1,88 @@
+"""Results of the collectives that a rank called before its first step: its replacement is handed them again.
+
+A replacement runs the script from the top while its peers are long past it; what it asks them for there (a broadcast
+configuration, a barrier) is read from this record. DDP's constructor is left out: its effects are restored otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ftrun.core.errors import WorkerError
+
+CAP_BYTES = 64 << 20
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Every tensor in nested lists and tuples, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [t for item in value for t in tensors_of(item)]
+    return []
+
+
+class Recorder:
+    """Collects while the script prepares; `dump` gives what the slots segment keeps; `load` makes it replay."""
+
+    def __init__(self) -> None:
+        self.replaying = False
+        self.overflow = False
+        self._entries: list[tuple[str, list[bytes]]] = []
+        self._bytes = 0
+        self._next = 0
+
+    def reserve(self, name: str, outputs: list[torch.Tensor]) -> Callable[[], None]:
+        """Note a collective now, its results when the returned function is called."""
+        slot: list[bytes] = []
+        self._entries.append((name, slot))
+
+        def store() -> None:
+            size = sum(t.numel() * t.element_size() for t in outputs)
+            self._bytes += size
+            if self._bytes > CAP_BYTES:
+                self.overflow = True
+            if not self.overflow:
+                slot.extend(bytes(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()) for t in outputs)
+
+        return store
+
+    def dump(self) -> tuple[dict[str, Any], list[bytes]]:
+        """(JSON header, blobs)."""
+        if self.overflow:
+            return {"overflow": True, "entries": []}, []
+        header = {"overflow": False, "entries": [[n, [len(b) for b in blobs]] for n, blobs in self._entries]}
+        return header, [b for _, blobs in self._entries for b in blobs]
+
+    def load(self, header: dict[str, Any], data: memoryview) -> None:
+        """Take over a dead rank's record. Errors: WorkerError when it had outgrown its cap."""
+        if header["overflow"]:
+            raise WorkerError(f"the collectives before the first step moved more than {CAP_BYTES >> 20} MiB")
+        offset = 0
+        self._entries = []
+        for name, sizes in header["entries"]:
+            blobs = []
+            for size in sizes:
+                blobs.append(bytes(data[offset : offset + size]))
+                offset += size
+            self._entries.append((name, blobs))
+        self._next = 0
+
+    def replay(self, name: str, outputs: list[torch.Tensor]) -> None:
+        """Give the next recorded result. Errors: WorkerError when the script asks for something else."""
+        if self._next >= len(self._entries):
+            raise WorkerError(f"collective {name} was not called by the rank that this worker replaces")
+        recorded, blobs = self._entries[self._next]
+        if recorded != name or len(blobs) != len(outputs):
+            raise WorkerError(f"collective {name} where the replaced rank called {recorded}")
+        self._next += 1
+        for output, blob in zip(outputs, blobs, strict=True):
+            if blob:
+                flat = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+                output.copy_(flat.view(output.dtype).view(output.shape).to(output.device))
+
+
+__all__ = ["CAP_BYTES", "Recorder", "tensors_of"]

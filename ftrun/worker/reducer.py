@@ -1,0 +1,266 @@
+"""DDP's reducer: its bucket layout decides the order of summation, so it must be a function of the resume step.
+
+The order in which gradients became ready in the first synchronized backward is recorded; a new reducer is *primed*
+with it (its hooks are called in that order, with collectives switched to local) and rebuilds its buckets as an
+uninterrupted run did. A survivor's buckets are laid out that way already, and a reset leaves them so; but a reset reducer
+wants to rebuild them after its next backward, by the order that it sees then. So every rank owes a priming after a
+recovery, and pays after the step that is done again, when nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ftrun.core.errors import UsageError
+from ftrun.worker import probe
+from ftrun.worker.groups import Registry
+
+
+class Reducers:
+    """The reducers of every DDP module of this rank."""
+
+    def __init__(self, modules: list[torch.nn.Module], registry: Registry) -> None:
+        self._registry = registry
+        wrapped = [m for m in modules if isinstance(m, DistributedDataParallel)]
+        self._each = [_One(m, i, registry) for i, m in enumerate(wrapped)]
+
+    def record(self) -> None:
+        """Note the order of gradients from now on, until one backward is complete."""
+        for one in self._each:
+            one.record()
+
+    def facts(self) -> list[Any]:
+        """For the manifest: per DDP module the order and the gate step in which it was complete, or None."""
+        return [one.fact for one in self._each]
+
+    def load(self, facts: list[Any]) -> None:
+        for one, fact in zip(self._each, facts, strict=True):
+            one.fact = fact
+            if fact is None:
+                one.record()
+
+    def commit(self, step: int) -> bool:
+        """A step is over for good: keep an order that became complete in it. True when there is something new."""
+        return any([one.commit(step) for one in self._each])
+
+    def forget(self) -> None:
+        """The step in flight is done again: drop what it recorded."""
+        for one in self._each:
+            one.order.clear()
+
+    def agree(self, resume: int) -> bool:
+        """Take rank 0's order, as an uninterrupted run does when it rebuilds. Raises Interrupt when stopped.
+
+        Only in the step in which it rebuilds: later on the order can be read where rank 0 has published it.
+        True: this rank had primed with another one and must reset again.
+        """
+        self._registry.calling += 1
+        try:
+            return any([one.agree(resume) for one in self._each])
+        finally:
+            self._registry.calling -= 1
+
+    def reset(self, resume: int) -> bool:
+        """Bring every reducer to the layout an uninterrupted run has at gate step `resume`. False: cannot promise it."""
+        exact = True
+        for one in self._each:
+            exact = one.reset(resume) and exact
+        return exact
+
+    def pay(self, step: int) -> None:
+        """Gate step `step` is handed out: prime what a recovery at an earlier one left unprimed."""
+        for one in self._each:
+            one.pay(step)
+
+
+_OWN: list[int] = []  # stands for the layout that torch made itself, from rank 0's order
+
+
+class _One:
+    """One DDP module. `fact` is [order, gate step in which it was complete], `layout` the order of its buckets."""
+
+    def __init__(self, ddp: Any, index: int, registry: Registry) -> None:
+        self.ddp = ddp
+        self._index = index
+        self._registry = registry
+        _refuse(ddp)
+        self.params: list[torch.nn.Parameter] = list(ddp._build_params_for_reducer()[0])
+        self.order: list[int] = []
+        self.fact: list[Any] | None = None
+        self.layout: list[int] | None = None  # None: as DDP's constructor made it, or not known
+        self._owes = -1  # the resume step of a recovery that left this reducer unprimed, -1 = none
+        self._handles: list[Any] = []
+        self.rebuilds = not ddp.find_unused_parameters
+
+    def record(self) -> None:
+        if not self.rebuilds:
+            return
+        for index, param in enumerate(self.params):
+            self._handles.append(param.register_post_accumulate_grad_hook(self._hook(index)))
+
+    def _hook(self, index: int) -> Any:
+        def ready(_: torch.Tensor) -> None:
+            if self.ddp.require_backward_grad_sync and len(self.order) < len(self.params):
+                self.order.append(index)
+
+        return ready
+
+    def stop_recording(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def commit(self, step: int) -> bool:
+        if self.fact is not None:
+            if self.layout is None and self.rebuilds and step > self.fact[1]:
+                self.layout = _OWN  # torch rebuilt in this step's forward, and all collectives of the step were good
+            return False
+        if len(self.order) < len(self.params):
+            self.order.clear()
+            return False
+        self.fact = [list(self.order), step]
+        self._publish()
+        self.stop_recording()
+        return True
+
+    def agree(self, resume: int) -> bool:
+        if not self.rebuilds or self.fact is None or resume != self.fact[1] + 1:
+            return False
+        # a sum with nothing from the others: unlike a broadcast it lets nobody go on before everyone is here
+        order = torch.tensor(self.fact[0], dtype=torch.int64)
+        if self.ddp.process_group.rank() != 0:
+            order.zero_()
+        self.ddp.process_group.allreduce([order], dist.AllreduceOptions()).wait()
+        self.fact[0] = order.tolist()
+        self._publish()
+        return self.layout != self.fact[0]
+
+    def _path(self) -> Path:
+        context = self._registry.context
+        attempt = context.world.attempt if context.world else 0
+        return context.run_dir / f"buckets-{attempt}-{self._index}-{self.ddp.process_group.ranks[0]}.json"
+
+    def _publish(self) -> None:
+        """Rank 0 of this module's group leaves its order in the run directory, whole, before it enters another step."""
+        if self.fact is not None and self.ddp.process_group.rank() == 0:
+            temporary = self._path().with_suffix(".tmp")
+            temporary.write_text(json.dumps(self.fact[0]))
+            os.replace(temporary, self._path())
+
+    def _read(self) -> bool:
+        """Take the published order; False when there is none."""
+        assert self.fact is not None
+        try:
+            self.fact[0] = json.loads(self._path().read_text())
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def reset(self, resume: int) -> bool:
+        rebuilt = self.fact is not None and resume > self.fact[1]
+        exact = rebuilt or not self.ddp._has_rebuilt_buckets
+        self._reset_state()
+        if rebuilt and self.rebuilds and self.fact is not None:
+            # in the first step after the recorded one a survivor may or may not have rebuilt, or from garbage
+            kept = resume > self.fact[1] + 1
+            exact = exact and (not kept or self._read())
+            if not kept or (self.layout is not _OWN and self.layout != self.fact[0]):
+                self._prime()
+                if kept:
+                    self._reset_state()
+            self._owes = resume if kept else -1
+        return exact or not self.rebuilds
+
+    def pay(self, step: int) -> None:
+        if 0 <= self._owes < step:
+            self._owes = -1
+            self._reset_state()
+            self._prime()
+
+    def _reset_state(self) -> None:
+        self.ddp._has_rebuilt_buckets = False
+        self.ddp.reducer._reset_state()
+
+    def _prime(self) -> None:
+        assert self.fact is not None
+        if probe.broken("prime"):
+            return
+        with _local(self._registry), _silent(self.params):
+            self._rebuild(self.fact[0])
+        self.layout = self.fact[0]
+
+    def _rebuild(self, order: list[int]) -> None:
+        grads = [p.grad for p in self.params]
+        for param in self.params:
+            param.grad = None
+        self.ddp.reducer.prepare_for_forward()
+        self.ddp.reducer.prepare_for_backward([])
+        _announce(self.ddp.reducer, self.params, order)
+        self.ddp.reducer._rebuild_buckets()
+        self.ddp._has_rebuilt_buckets = True
+        for param, grad in zip(self.params, grads, strict=True):
+            param.grad = grad
+
+
+def _announce(reducer: Any, params: list[torch.nn.Parameter], order: list[int]) -> None:
+    """Have the reducer see every gradient become ready, in this order, inside one backward."""
+    hook = getattr(reducer, "_autograd_hook", None)
+    with torch.enable_grad():
+        if hook is None:
+            for index in order:
+                params[index].view_as(params[index]).backward(torch.zeros_like(params[index]))
+            return
+        # the parameters have no gradient, so the buckets are filled with zeros; no gradient is made or copied
+        spark = torch.zeros((), requires_grad=True)
+
+        def ready(_: torch.Tensor) -> None:
+            for index in order:
+                hook(index)
+
+        spark.register_hook(ready)
+        (spark * 1.0).backward()
+
+
+def _refuse(ddp: Any) -> None:
+    if ddp.static_graph:
+        raise UsageError(
+            "DistributedDataParallel(static_graph=True) cannot be recovered exactly; use static_graph=False"
+        )
+    if getattr(ddp, "_comm_hooks", None):
+        raise UsageError("DDP communication hooks keep state that ftrun cannot rewind; remove register_comm_hook")
+    if ddp.mixed_precision is not None:
+        raise UsageError("DistributedDataParallel(mixed_precision=...) uses a communication hook; use torch.autocast")
+
+
+@contextmanager
+def _local(registry: Registry) -> Iterator[None]:
+    registry.local = True
+    try:
+        yield
+    finally:
+        registry.local = False
+
+
+@contextmanager
+def _silent(params: list[torch.nn.Parameter]) -> Iterator[None]:
+    """Take the user's tensor hooks away for a while."""
+    saved = []
+    for param in params:
+        for hooks in (param._backward_hooks, getattr(param, "_post_accumulate_grad_hooks", None)):
+            if hooks:
+                saved.append((hooks, dict(hooks)))
+                hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, content in saved:
+            hooks.update(content)

@@ -1,0 +1,129 @@
+"""Memory that outlives the worker: a sparse memfd, mapped here and wherever its descriptor travels (the keeper holds one).
+
+The file is made as large as it may ever become; memory is taken page by page as it is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ftrun import native
+from ftrun.core.errors import DeviceError, PlatformError
+from ftrun.core.paths import ENV_RUN_DIR
+
+
+class Segment:
+    """A mapped segment. `view(offset, n)` gives bytes, `tensor(...)` a tensor with a storage of exactly its size."""
+
+    def __init__(self, fd: int, length: int, write: bool = True) -> None:
+        self.fd = fd
+        self.length = length
+        self.address = native.map_fd(fd, length, write)
+
+    @classmethod
+    def create(cls, name: str, length: int) -> Segment:
+        """A new zeroed segment of up to `length` bytes. Errors: PlatformError when the system gives none."""
+        try:
+            fd = os.memfd_create(f"ftrun-{name}", os.MFD_CLOEXEC)
+            os.ftruncate(fd, length)
+            return cls(fd, length)
+        except OSError as error:
+            raise PlatformError(f"no shared memory segment of {length >> 20} MiB for {name}: {error}") from error
+
+    @classmethod
+    def attach(cls, fd: int, write: bool = True) -> Segment:
+        """Map an existing segment; takes over `fd`."""
+        return cls(fd, os.fstat(fd).st_size, write)
+
+    def close(self) -> None:
+        native.unmap(self.address, self.length)
+        os.close(self.fd)
+
+    @property
+    def inode(self) -> int:
+        """Identity of the memory, the same in every process that maps it."""
+        return os.fstat(self.fd).st_ino
+
+    def view(self, offset: int, size: int) -> memoryview:
+        return memoryview((ctypes.c_ubyte * size).from_address(self.address + offset)).cast("B")
+
+    def load(self, offset: int) -> int:
+        return native.load64(self.address + offset)
+
+    def store(self, offset: int, value: int) -> None:
+        """Publish an aligned 64-bit word (release order)."""
+        native.store64(self.address + offset, value)
+
+    def block(self, offset: int, size: int) -> torch.Tensor:
+        """uint8 tensor over [offset, offset + size) with a storage of its own."""
+        return torch.frombuffer((ctypes.c_ubyte * size).from_address(self.address + offset), dtype=torch.uint8)
+
+
+@contextlib.contextmanager
+def room_for(needed: int, what: str) -> Iterator[None]:
+    """Refuse before the kernel kills: is there room for `needed` more bytes, which the body then takes?
+
+    When it could be tight for all ranks that do this at once, they take turns, so that each sees what is left.
+    Errors: DeviceError with the amounts.
+    """
+    left = memory_left()
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if left is None or left >= needed * ranks:
+        yield
+        return
+    with Path(os.environ[ENV_RUN_DIR], "memory.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # let go by the kernel should this worker die
+        left = memory_left()
+        if left is not None and left < needed:
+            raise DeviceError(
+                f"{what} needs {_mib(needed)} of shared memory on each of {ranks} ranks, and the memory limit (cgroup) "
+                f"leaves {_mib(max(left, 0))}; raise the limit by at least {_mib(needed - left)}"
+            )
+        yield
+
+
+def _mib(size: int) -> str:
+    return f"{-(-size // 2**20)} MiB"
+
+
+def memory_left() -> int | None:
+    """Bytes that this process's cgroup and those above it may still take; None when no limit can be read."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    left: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            left += _left_under(Path("/sys/fs/cgroup"), path, "memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            root = Path("/sys/fs/cgroup/memory")
+            left += _left_under(root, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    return min(left, default=None)
+
+
+def _left_under(root: Path, path: str, limit_name: str, usage_name: str, prefix: str) -> list[int]:
+    """What each limit from `path` up to `root` leaves (in a container `path` may not be there, the root is)."""
+    left = []
+    here = root / path.strip("/")
+    while True:
+        try:
+            limit, usage = (here / limit_name).read_text().strip(), int((here / usage_name).read_text())
+            stat = dict(line.split() for line in (here / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            limit = ""
+        if limit.isdigit() and int(limit) < 1 << 60:
+            # the cache of files is counted as used, and given back when memory is asked for
+            cache = int(stat.get(f"{prefix}inactive_file", 0)) + int(stat.get(f"{prefix}active_file", 0))
+            left.append(int(limit) - usage + cache)
+        if here == root:
+            return left
+        here = here.parent

@@ -1,0 +1,69 @@
+"""The three sealed slots beside a rank's arena: its state at *start* of a step, at the *gate*, at the *end* of the body.
+
+A slot's tag is the gate number + 1 for which it holds (start, gate: the step; end: the step after), 0 while it is being
+written. A slot is only overwritten when the protocol can no longer ask for it, so one copy of each is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ftrun import native
+from ftrun.worker import codec, probe
+from ftrun.worker.segment import Segment
+
+START, GATE, END = 0, 1, 2
+RECORDING = 3  # collectives before the first step
+LATE = 4  # gradients that turned out, in the middle of a body, to be accumulated on
+_ROOM = 1 << 36  # address space for each; memory is taken as it is used
+_HEADER = 64
+_TAG, _LENGTH, _SUM = 0, 8, 16
+LENGTH = 5 * _ROOM
+
+
+class Slots:
+    """The slots segment of one rank."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+
+    @classmethod
+    def create(cls, rank: int) -> Slots:
+        return cls(Segment.create(f"slots-{rank}", LENGTH))
+
+    def tag(self, slot: int) -> int:
+        """Gate number the slot holds for, -1 when it holds nothing whole."""
+        return self.segment.load(slot * _ROOM + _TAG) - 1
+
+    def write(self, slot: int, tag: int, pieces: Sequence[bytes | memoryview]) -> None:
+        """Invalidate, copy, seal with `tag` (a gate number)."""
+        base = slot * _ROOM
+        self.segment.store(base + _TAG, 0)
+        at = base + _HEADER
+        for piece in pieces:
+            size = piece.nbytes if isinstance(piece, memoryview) else len(piece)
+            if size:
+                self.segment.view(at, size)[:] = piece
+            at += size
+        length = at - base - _HEADER
+        self.segment.store(base + _LENGTH, length)
+        self.segment.store(base + _SUM, native.checksum(self.segment.address + base + _HEADER, min(length, 1 << 16)))
+        self.segment.store(base + _TAG, tag + 1)
+
+    def invalidate(self, slot: int) -> None:
+        self.segment.store(slot * _ROOM + _TAG, 0)
+
+    def data(self, slot: int) -> memoryview:
+        """The sealed bytes of a slot, not copied."""
+        base = slot * _ROOM
+        return self.segment.view(base + _HEADER, self.segment.load(base + _LENGTH))
+
+    def read(self, slot: int) -> Any:
+        """Decode a slot into fresh values."""
+        return codec.decode(self.data(slot))
+
+
+def negative_control(slot: int) -> bool:
+    """Test-only: pretend that a slot holds nothing."""
+    return probe.broken("slots") and slot in (GATE, END)

@@ -1,0 +1,388 @@
+"""What protect() guards: parameters, buffers, optimizer state, and the Python state of everything given to it.
+
+Moves tensors into the arena and keeps them there, copies buffers aside at the start of a step, and puts things back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ftrun import native
+from ftrun.core.errors import UsageError
+from ftrun.worker import codec
+from ftrun.worker.arena import Arena, Entry, Manifest, place
+
+_WHOLE_ZONE = 4 << 20  # bytes of buffers up to which they are copied aside in one piece
+_SAMPLES = 64
+# what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
+_DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
+
+
+class Protected:
+    """Model(s), optimizer(s) and stateful objects of one rank, over its arena."""
+
+    def __init__(
+        self, modules: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer], stateful: dict[str, Any]
+    ) -> None:
+        self.modules = modules
+        self.optimizers = optimizers
+        self.stateful = stateful
+        self.params = list(self._find_params())
+        self.buffers = list(self._find_buffers())
+        self.manifest = Manifest()
+        self._arena: Arena | None = None
+        self._blocks: dict[int, torch.Tensor] = {}
+        self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._buffer_views: list[tuple[torch.nn.Module, str, Entry, torch.Tensor]] = []
+        self._slots: list[tuple[dict[Any, Any], Any, torch.Tensor]] = []  # optimizer state dict, key, tensor in arena
+        self._known: dict[int, int] = {}  # id of a per-parameter state dict -> number of its keys when laid out
+        self._held: dict[int, set[Any]] = {}  # the same -> its keys that lie in the arena
+        self._counts = [0] * len(optimizers)  # entries of each optimizer's state when last looked at
+        self._loose = False  # some optimizer state is no tensor
+        self._shadow = 0
+        self._versions: dict[str, tuple[int, int]] = {}
+
+    # -- finding -----------------------------------------------------------------------------------------------------
+
+    def _find_params(self) -> Iterator[tuple[str, torch.nn.Parameter, bool]]:
+        seen: set[int] = set()
+        for i, module in enumerate(self.modules):
+            private = _ignored(module)
+            for name, param in module.named_parameters():
+                if id(param) not in seen:
+                    seen.add(id(param))
+                    yield f"param.{i}.{name}", param, name in private
+        for i, optimizer in enumerate(self.optimizers):
+            for j, param in enumerate(_params_of(optimizer)):
+                if id(param) not in seen:
+                    seen.add(id(param))
+                    yield f"param.optimizer{i}.{j}", param, False
+
+    def _find_buffers(self) -> Iterator[tuple[str, torch.nn.Module, str]]:
+        seen: set[int] = set()
+        for i, root in enumerate(self.modules):
+            for prefix, module in root.named_modules():
+                for name, buffer in module._buffers.items():
+                    if buffer is not None and id(buffer) not in seen:
+                        seen.add(id(buffer))
+                        yield f"buffer.{i}.{prefix}.{name}", module, name
+
+    @property
+    def laid_out(self) -> bool:
+        return self._arena is not None
+
+    @property
+    def arena(self) -> Arena:
+        if self._arena is None:
+            raise UsageError("the state is not laid out yet")
+        return self._arena
+
+    def bytes_now(self) -> int:
+        """Bytes of parameters and buffers."""
+        tensors = [p for _, p, _ in self.params] + [m._buffers[n] for _, m, n in self.buffers]
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+    # -- layout ------------------------------------------------------------------------------------------------------
+
+    def move_in(self, arena: Arena) -> None:
+        """First layout: copy parameters, buffers and optimizer state there is into a fresh arena and use it from now on."""
+        self._arena = arena
+        for (entry, view), (_, param, _) in zip(
+            place(arena, "committed", self.params, self._blocks), self.params, strict=True
+        ):
+            self.manifest.entries.append(entry)
+            self._point(param, view)
+        buffers = [(n, m._buffers[b], False) for n, m, b in self.buffers]
+        for (entry, view), (_, module, name) in zip(
+            place(arena, "volatile", buffers, self._blocks), self.buffers, strict=True
+        ):
+            self.manifest.entries.append(entry)
+            self._point_buffer(module, name, entry, view)
+        offset, size = arena.volatile
+        self._shadow = arena.reserve("volatile", size) - offset if size else 0
+        self.manifest.facts["shadow"] = self._shadow
+        self.absorb()
+        arena.write_manifest(self.manifest)
+
+    def attach(self, arena: Arena, manifest: Manifest) -> None:
+        """Use what a dead rank left (or a replica's copy of it): re-point everything, copy nothing."""
+        self._arena, self.manifest = arena, manifest
+        entries = {e.name: e for e in manifest.entries}
+        for name, param, _ in self.params:
+            self._point(param, arena.tensor(entries[name], self._blocks))
+        for name, module, attribute in self.buffers:
+            entry = entries[name]
+            self._point_buffer(module, attribute, entry, arena.tensor(entry, self._blocks))
+        self._shadow = int(manifest.facts["shadow"])
+        for i, optimizer in enumerate(self.optimizers):
+            params = list(_params_of(optimizer))
+            optimizer.state.clear()
+            for entry in manifest.entries:
+                kind, _, rest = entry.name.partition(".")
+                if kind == "optim" and rest.split(".", 1)[0] == str(i):
+                    _, index, key = rest.split(".", 2)
+                    view = arena.tensor(entry, self._blocks)
+                    state = optimizer.state[params[int(index)]]
+                    state[key] = view
+                    self._slots.append((state, key, view))
+                    self._held.setdefault(id(state), set()).add(key)
+            for state in optimizer.state.values():
+                self._known[id(state)] = len(state)
+
+    def _point(self, param: torch.nn.Parameter, view: torch.Tensor) -> None:
+        param.data = view
+        self._views.append((param, view))
+
+    def _point_buffer(self, module: torch.nn.Module, name: str, entry: Entry, view: torch.Tensor) -> None:
+        buffer = module._buffers[name]
+        if buffer is None:
+            raise UsageError(f"buffer {name} vanished")
+        buffer.data = view
+        self._buffer_views.append((module, name, entry, view))
+
+    def absorb(self) -> bool:
+        """Take optimizer state that the last update made (or replaced) into the arena. True when the layout grew.
+
+        Call while the arena is OPEN.
+        """
+        for state, key, view in self._slots:
+            current = state.get(key)
+            if current is not view and isinstance(current, torch.Tensor):
+                with torch.no_grad():
+                    view.copy_(current)
+                state[key] = view
+        grown = False
+        for i, optimizer in enumerate(self.optimizers):
+            count = sum(map(len, optimizer.state.values()))
+            if count == self._counts[i]:
+                continue
+            self._counts[i] = count
+            for index, param in enumerate(_params_of(optimizer)):
+                state = optimizer.state.get(param)
+                if state is None or self._known.get(id(state)) == len(state):
+                    continue
+                grown = self._absorb_one(i, index, state) or grown
+                self._known[id(state)] = len(state)
+        if grown:
+            self.arena.write_manifest(self.manifest)
+        return grown
+
+    def _absorb_one(self, optimizer: int, index: int, state: dict[Any, Any]) -> bool:
+        held = self._held.setdefault(id(state), set())
+        self._loose = self._loose or any(not isinstance(v, torch.Tensor) for v in state.values())
+        fresh = [
+            (f"optim.{optimizer}.{index}.{key}", value, False)
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor) and key not in held
+        ]
+        private = self._private_param(optimizer, index)
+        for (entry, view), (name, _, _) in zip(
+            place(self.arena, "committed", [(n, v, private) for n, v, _ in fresh], self._blocks), fresh, strict=True
+        ):
+            key = name.split(".", 3)[3]
+            self.manifest.entries.append(entry)
+            state[key] = view
+            self._slots.append((state, key, view))
+            held.add(key)
+        return bool(fresh)
+
+    def repoint(self) -> None:
+        """Optimizer state was loaded anew (a checkpoint): lay it out afresh. Call while the arena is OPEN."""
+        self._slots, self._known, self._held = [], {}, {}
+        self._counts = [0] * len(self.optimizers)
+        self.manifest.entries = [e for e in self.manifest.entries if not e.name.startswith("optim.")]
+        self.absorb()
+        self.arena.write_manifest(self.manifest)
+
+    def _private_param(self, optimizer: int, index: int) -> bool:
+        param = list(_params_of(self.optimizers[optimizer]))[index]
+        return any(private for _, p, private in self.params if p is param)
+
+    # -- buffers -----------------------------------------------------------------------------------------------------
+
+    def settle_buffers(self) -> None:
+        """Bring buffers that the script re-assigned (not written in place) back into the arena."""
+        for module, name, _, view in self._buffer_views:
+            current = module._buffers.get(name)
+            if current is None or current.data_ptr() == view.data_ptr():
+                continue
+            if current.shape != view.shape or current.dtype != view.dtype:
+                raise UsageError(f"buffer {name} changed its shape or type while training; ftrun cannot keep it")
+            with torch.no_grad():
+                view.copy_(current)
+            current.data = view
+
+    def save_buffers(self) -> None:
+        """Copy the buffers aside (large ones only when they changed)."""
+        self.settle_buffers()
+        offset, size = self.arena.volatile
+        if not self._shadow:
+            return
+        base = self.arena.segment.address
+        half = self._shadow
+        if half <= _WHOLE_ZONE:
+            native.copy(base + offset + half, base + offset, min(half, size - half))
+            return
+        for module, name, entry, _ in self._buffer_views:
+            address = base + entry.offset
+            if entry.block > _WHOLE_ZONE // 4:
+                buffer = module._buffers[name]
+                mark = (
+                    buffer._version if buffer is not None else 0,
+                    native.sample_checksum(address, entry.block, _SAMPLES, 0),
+                )
+                if self._versions.get(entry.name) == mark:
+                    continue
+                self._versions[entry.name] = mark
+            native.copy(address + half, address, entry.block)
+
+    def buffers_mark(self) -> int:
+        """A hash of all buffers (sampled when they are large), to see that an update region writes them."""
+        offset, size = self.arena.volatile
+        half = min(self._shadow, size)
+        address = self.arena.segment.address + offset
+        if half <= _WHOLE_ZONE:
+            return native.checksum(address, half)
+        return native.sample_checksum(address, half, _SAMPLES, 0)
+
+    def buffer_marks(self) -> dict[str, int]:
+        """The same for each buffer."""
+        base = self.arena.segment.address
+        return {e.name: native.checksum(base + e.offset, e.block) for _, _, e, _ in self._buffer_views}
+
+    def copy_buffers(self, names: list[str], source: Arena) -> None:
+        """Take some buffers from a replica's arena."""
+        for _, _, entry, _ in self._buffer_views:
+            if entry.name in names:
+                native.copy(
+                    self.arena.segment.address + entry.offset, source.segment.address + entry.offset, entry.block
+                )
+
+    def rewind_buffers(self) -> None:
+        """Copy the buffers back from where `save_buffers` put them."""
+        if not self._shadow:
+            return
+        offset, size = self.arena.volatile
+        base = self.arena.segment.address
+        native.copy(base + offset, base + offset + self._shadow, min(self._shadow, size - self._shadow))
+        for module, name, _, view in self._buffer_views:
+            buffer = module._buffers.get(name)
+            if buffer is not None and buffer.data_ptr() != view.data_ptr():
+                buffer.data = view
+
+    # -- guard -------------------------------------------------------------------------------------------------------
+
+    def sample(self) -> int:
+        """A sampled hash of the parameters, to see writes that no hook sees."""
+        value = 0
+        for param, view in self._views:
+            if param.data_ptr() != view.data_ptr():
+                return -1
+            value = native.sample_checksum(view.data_ptr(), view.untyped_storage().nbytes(), 4, value)
+        return value
+
+    # -- Python state ------------------------------------------------------------------------------------------------
+
+    def python_state(self) -> dict[str, bytes]:
+        """Hyperparameters and non-tensor optimizer state, and state_dict() of every further object, each packed."""
+        state: dict[str, bytes] = {}
+        for i, optimizer in enumerate(self.optimizers):
+            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+            state[f"optimizer.{i}"] = codec.pack([groups, self._loose_state(optimizer)], f"optimizer {i}")
+        for i, module in enumerate(self.modules):
+            flags = {name: getattr(module, name) for name in _DDP_FLAGS if hasattr(module, name)}
+            if flags:
+                state[f"ddp.{i}"] = codec.pack(flags, "DDP")
+        for name, thing in self.stateful.items():
+            state[name] = codec.pack(_get_state(thing), f"{name}.state_dict()")
+        return state
+
+    def _loose_state(self, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
+        loose: dict[int, dict[str, Any]] = {}
+        if not self._loose:
+            return loose
+        for index, param in enumerate(_params_of(optimizer)):
+            values = {k: v for k, v in optimizer.state.get(param, {}).items() if not isinstance(v, torch.Tensor)}
+            if values:
+                loose[index] = values
+        return loose
+
+    def apply_python_state(self, packed: dict[str, bytes]) -> None:
+        """Put back what `python_state` gave."""
+        state = {name: codec.decode(data) for name, data in packed.items()}
+        for i, optimizer in enumerate(self.optimizers):
+            groups, loose = state[f"optimizer.{i}"]
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                for key in [k for k in group if k != "params" and k not in saved]:
+                    del group[key]
+                for key, value in saved.items():
+                    current = group.get(key)
+                    if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
+                        current.copy_(value)
+                    else:
+                        group[key] = value
+            params = list(_params_of(optimizer))
+            for index, values in loose.items():
+                self._loose = True
+                optimizer.state[params[index]].update(values)
+                self._known[id(optimizer.state[params[index]])] = len(optimizer.state[params[index]])
+        for i, module in enumerate(self.modules):
+            for name, value in state.get(f"ddp.{i}", {}).items():
+                setattr(module, name, value)
+        for name, thing in self.stateful.items():
+            _set_state(thing, state[name])
+
+    # -- gradients ---------------------------------------------------------------------------------------------------
+
+    def grads(self) -> list[torch.Tensor | None]:
+        return [p.grad for _, p, _ in self.params]
+
+    def grads_alive(self) -> list[bool]:
+        return [p.grad is not None for _, p, _ in self.params]
+
+    def set_grads(self, alive: list[bool], values: list[torch.Tensor | None] | None) -> None:
+        """Put gradients back: `values` where accumulation must go on, else None, or zeros where one was alive."""
+        for i, (_, param, _) in enumerate(self.params):
+            if not alive[i]:
+                param.grad = None
+            elif values is not None and values[i] is not None:
+                value = values[i]
+                if param.grad is not None and value is not None and param.grad.shape == value.shape:
+                    param.grad.copy_(value)
+                else:
+                    param.grad = value
+            elif param.grad is None:
+                param.grad = torch.zeros_like(param)
+
+
+def _ignored(module: torch.nn.Module) -> set[str]:
+    """Names (as in named_parameters) that DDP does not synchronize."""
+    names = getattr(module, "parameters_to_ignore", None)
+    if not names:
+        return set()
+    return {f"module.{name}" for name in names}
+
+
+def _params_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _get_state(thing: Any) -> Any:
+    if isinstance(thing, torch.Generator):
+        return thing.get_state()
+    return thing.state_dict()
+
+
+def _set_state(thing: Any, state: Any) -> None:
+    if isinstance(thing, torch.Generator):
+        thing.set_state(state)
+        return
+    thing.load_state_dict(state)
+    # a GradScaler remembers which optimizers it unscaled in this step
+    stages = getattr(thing, "_per_optimizer_states", None)
+    if stages is not None:
+        stages.clear()

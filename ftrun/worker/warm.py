@@ -1,0 +1,109 @@
+"""What is done before it is needed, so that the first step of a worker is not the first step of its process."""
+
+from __future__ import annotations
+
+import torch
+
+from ftrun import native
+from ftrun.core.board import Flag, Head
+from ftrun.core.world import read_world
+from ftrun.worker.arena import Arena
+from ftrun.worker.context import Context
+from ftrun.worker.segment import Segment
+
+_KEEP = 256 << 20  # freed blocks up to this size stay with the process instead of going back to the system
+_ROOM = 64 << 20  # bytes of heap for what is not as large as the state: activations, alignment
+_HEAP_MOST = 1 << 30  # bytes of heap touched ahead of their use at the most
+
+
+def tune() -> None:
+    """Keep freed memory: a restored rank allocates gradients and buckets at once."""
+    native.malloc_keep(_KEEP)
+
+
+def up() -> None:
+    """Touch the code paths of a training step once, on a toy, and leave the random stream as it was.
+
+    The nursery does it once for every worker: first calls cost a hundred times the second (attention 26 ms, a
+    convolution 14 ms).
+    """
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(1)  # a thread pool made here would not exist in the forked workers
+    functional = torch.nn.functional
+    embedding, norm = torch.nn.Embedding(8, 16), torch.nn.LayerNorm(16)
+    first, last = torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
+    picture = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.ReLU())
+    model = torch.nn.ModuleList([embedding, norm, first, last, picture])
+    optimizers = [torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), momentum=0.9)]
+    tokens = torch.zeros(2, 4, dtype=torch.long)
+    for optimizer in optimizers:
+        hidden = functional.dropout(functional.gelu(first(norm(embedding(tokens)))), 0.1)
+        heads = hidden.view(2, 4, 2, 8).transpose(1, 2)
+        hidden = (
+            functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+            .transpose(1, 2)
+            .reshape(2, 4, 16)
+        )
+        loss = functional.cross_entropy(last(hidden).view(8, 8), tokens.view(8))
+        (loss + picture(torch.ones(2, 1, 4, 4)).square().mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.set_rng_state(state)
+    torch.set_num_threads(threads)
+
+
+class Ahead:
+    """Maps every rank's memory into a parked spare, and follows its growth."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._attempt = 0
+        self._extent: dict[int, tuple[int, int]] = {}
+        self._heap = 0
+
+    def look(self) -> None:
+        """Map what is new since the last look. Never raises for a keeper or rank that is just gone."""
+        context = self._context
+        published = context.board[Head.PUBLISHED]
+        if published == 0:
+            return
+        world = read_world(context.run_dir, published)
+        if world.attempt != self._attempt:  # the world was started anew, with new memory
+            self._attempt = world.attempt
+            self._extent.clear()
+            for segment in context.mapped.values():
+                segment.close()
+            context.mapped.clear()
+        for place in world.places:
+            if not context.board.cell(place.cell).has(Flag.LOOPING):
+                continue
+            try:
+                self._map(place.rank)
+            except OSError:
+                continue  # no keeper just now: mapped at the next look, or when needed
+
+    def _map(self, rank: int) -> None:
+        context = self._context
+        for name in ("arena", "slots"):
+            if (rank, name) not in context.mapped:
+                fd = context.keeper.get(rank, name)
+                if fd is None:
+                    return
+                context.mapped[(rank, name)] = Segment.attach(fd)
+        arena = Arena(context.mapped[(rank, "arena")])
+        extent = (arena.committed[1], arena.volatile[1])
+        if self._extent.get(rank) == extent:
+            return
+        self._extent[rank] = extent
+        for offset, size in (arena.committed, arena.volatile):
+            if size:
+                native.populate(arena.segment.address + offset, size, True)
+        self._touch_heap(extent[0])
+
+    def _touch_heap(self, size: int) -> None:
+        """Gradients and buckets will be allocated at once: have the pages ready in the heap."""
+        wanted = min(size + _ROOM, _HEAP_MOST)
+        if wanted <= self._heap:
+            return
+        self._heap = wanted
+        native.malloc_touch(wanted)

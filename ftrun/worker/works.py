@@ -1,0 +1,138 @@
+"""The Works that a SwapGroup hands out: our own, so that they can be completed when the world stops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+if TYPE_CHECKING:
+    from ftrun.worker.groups import SwapGroup
+
+
+class Finished(Work):
+    """A Work that is done: for collectives that are replayed or skipped."""
+
+    def __init__(self, result: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._future.set_result(result)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._future
+
+
+class Pending(Work):
+    """A collective of the inner group, with a future that we can complete."""
+
+    def __init__(
+        self,
+        group: SwapGroup,
+        generation: int,
+        work: Any,
+        result: list[torch.Tensor],
+        done: Callable[[], None] | None,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.generation = generation
+        self.result_tensors = result
+        self._inner = work
+        self._done = done
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+        self._complete = False
+        self.succeeded = False
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        group.started(self)
+        work.get_future().add_done_callback(self._inner_done)
+
+    def _inner_done(self, future: Any) -> None:
+        try:
+            future.value()
+        except Exception as error:
+            self._error = error
+            self.group.failed(self)
+            return
+        if self._done is not None:
+            self._done()
+        self.succeeded = True
+        self._inner = self._done = None  # no cycle: the inner group must not wait for the garbage collector
+        self.complete()
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the inner collective failed."""
+        return self._error
+
+    def settle(self) -> None:
+        """Wait for the end, without raising."""
+        self._future.wait()
+
+    def complete(self) -> None:
+        """Let every waiter go on; only the first call counts."""
+        with self._lock:
+            if self._complete:
+                return
+            self._complete = True
+        self.group.ended(self)
+        self._future.set_result(self.result_tensors)
+
+    def inner_is_completed(self) -> bool:
+        return self._inner is None or bool(self._inner.is_completed())
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._future.wait()
+        if self.succeeded and self.group.registry.gate_passed:
+            return True  # begun and done before the gate: a rank that passed is not interrupted
+        self.group.context.check_stop_in_collective()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._complete
+
+    def is_success(self) -> bool:
+        return self._complete and self._error is None
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._future
+
+    def result(self) -> list[torch.Tensor]:
+        return self.result_tensors
+
+
+class Direct(Work):
+    """A point-to-point Work, which has no future in Gloo: waits in the inner group, woken by its sockets' end."""
+
+    def __init__(self, group: SwapGroup, work: Any) -> None:
+        super().__init__()
+        self._group = group
+        self._inner = work
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        try:
+            done = self._inner.wait() if timeout is None else self._inner.wait(timeout)
+        except RuntimeError:
+            self._group.await_stop()
+            raise
+        self._group.registry.left()
+        self._group.context.check_stop_in_collective()
+        return bool(done)
+
+    def is_completed(self) -> bool:
+        return bool(self._inner.is_completed())

@@ -1,0 +1,154 @@
+"""One measured run: start it, kill ranks at chosen moments, read when each rank finished each step.
+
+The moments come from outside (the killer's clock and the script's own files), the same way for ftrun and torchrun; the
+journal is read only to explain them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.e2e import harness
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+
+
+@dataclass
+class Done:
+    """A rank finished a step."""
+
+    rank: int
+    step: int
+    ns: int
+    pid: int
+
+
+@dataclass
+class Kill:
+    """One SIGKILL and what followed. Times in ms; `end_step` is the first step that was never done before."""
+
+    rank: int
+    killed_ns: int
+    before: int  # highest step finished by any rank before the kill
+    end_step: int = -1
+    stall: float = 0.0
+    again: int = 0  # steps done a second time, beyond the one in flight
+    parts: dict[str, float] = field(default_factory=dict)
+    journal_total: float | None = None
+
+
+@dataclass
+class Run:
+    """A finished run. Times in ms."""
+
+    system: str
+    order: str
+    cold_start: float
+    step: float  # median of steps that no kill touched
+    kills: list[Kill]
+    folder: Path
+
+
+def command(system: str, folder: Path, script: str, arguments: Sequence[str], ranks: int, restarts: int) -> list[str]:
+    out = ["--out", str(folder / "out")]
+    path = str(SCRIPTS / script)
+    if system == "ftrun":
+        options = ["--spares", "1", "--max-replacements", "100"]
+        return [harness.tool("ftrun"), "--nproc-per-node", str(ranks), *options, path, *out, *arguments]
+    options = ["--standalone", "--max-restarts", str(restarts)]
+    return [harness.tool("torchrun"), "--nproc-per-node", str(ranks), *options, path, *out, *arguments]
+
+
+def read_times(folder: Path, rank: int) -> list[Done]:
+    path = folder / "out" / f"rank-{rank}.times"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    fields = [line.split() for line in lines if line.startswith("done ")]
+    return [Done(rank, int(f[1]), int(f[2]), int(f[3])) for f in fields]
+
+
+def wait_for(running: harness.Running, what: str, condition: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """The first true value of `condition`. Errors: AssertionError when the run ends or time is up."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        ended = running.process.poll()
+        assert ended is None, f"the run ended ({ended}) while waiting for {what}\n{running.output[-3000:]}"
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}\n{running.output[-3000:]}"
+        time.sleep(0.002)
+    return value
+
+
+def measure(
+    system: str, order: str, folder: Path, victims: Sequence[int], *, ranks: int, size: str = "10m", ballast: int = 0
+) -> Run:
+    """Kill `victims` one after the other, each in the middle of a step that is 5 steps after a checkpoint."""
+    (folder / "out").mkdir(parents=True)
+    steps = 20 + 20 * len(victims)
+    arguments = ["--system", system, "--order", order, "--steps", str(steps), "--size", size, "--ballast", str(ballast)]
+    launched = time.monotonic_ns()
+    running = harness.start(folder, command(system, folder, "train.py", arguments, ranks, len(victims)))
+    kills = []
+    for number, victim in enumerate(victims):
+        target = 14 + 20 * number
+        wait_for(running, f"step {target}", lambda v=victim, t=target: any(d.step == t for d in read_times(folder, v)))
+        mine = read_times(folder, victim)
+        gaps = [(b.ns - a.ns) for a, b in pairwise(mine) if b.pid == a.pid and b.step == a.step + 1]
+        until = mine[-1].ns + statistics.median(gaps) / 2
+        while time.monotonic_ns() < until:
+            pass
+        before = max(d.step for r in range(ranks) for d in read_times(folder, r))
+        killed = time.monotonic_ns()
+        os.kill(mine[-1].pid, signal.SIGKILL)
+        kills.append(Kill(victim, killed, before))
+    outcome = harness.finish(running, ranks=0, timeout=300)
+    assert outcome.code == 0, outcome.tail()
+    done = [d for r in range(ranks) for d in read_times(folder, r)]
+    return _evaluate(system, order, folder, launched, done, kills, ranks, outcome)
+
+
+def _evaluate(
+    system: str,
+    order: str,
+    folder: Path,
+    launched: int,
+    done: list[Done],
+    kills: list[Kill],
+    ranks: int,
+    outcome: harness.Outcome,
+) -> Run:
+    first = [min(d.ns for d in done if d.rank == r) for r in range(ranks)]
+    near = {k.before + i for k in kills for i in range(4)}  # the step in flight and those that warm up again
+    clean = [
+        (b.ns - a.ns) / 1e6
+        for r in range(ranks)
+        for a, b in _neighbours([d for d in done if d.rank == r])
+        if b.step not in near and b.step > 3
+    ]
+    for kill in kills:
+        after = [d for d in done if d.rank == kill.rank and d.ns > kill.killed_ns and d.step > kill.before]
+        kill.end_step = min(after, key=lambda d: d.ns).step
+        ends = [
+            min(d.ns for d in done if d.rank == r and d.step == kill.end_step and d.ns > kill.killed_ns)
+            for r in range(ranks)
+        ]
+        kill.stall = (max(ends) - kill.killed_ns) / 1e6
+        again = [d.step for d in done if d.rank == kill.rank and kill.killed_ns < d.ns <= max(ends)]
+        kill.again = sum(s <= kill.before for s in again)
+        for note in outcome.notes("incident"):
+            if 0 <= note["detected_ns"] - kill.killed_ns < kill.stall * 1e6:
+                # the launcher does not know when the fault struck; the killer does
+                kill.parts = dict(note["ms"])
+                kill.parts["detect"] = (note["detected_ns"] - kill.killed_ns) / 1e6
+                kill.journal_total = sum(kill.parts.values())
+    return Run(system, order, (max(first) - launched) / 1e6, statistics.median(clean), kills, folder)
+
+
+def _neighbours(mine: list[Done]) -> list[tuple[Done, Done]]:
+    return [(a, b) for a, b in pairwise(mine) if a.pid == b.pid and b.step == a.step + 1]

@@ -1,0 +1,99 @@
+"""What ftrun costs per step: blocks of protected and of stock steps take turns inside one run.
+
+Two equal models in the same processes: one with the "ftrun" group under `protect`, one with a stock Gloo group of its
+own and a plain loop. Rank 0 writes OUT/blocks.json: median seconds per step of each block, [[stock, protected], ...].
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import ftrun
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
+
+import train_gpt
+
+
+def stock_group(folder: Path, rank: int, size: int) -> dist.ProcessGroup:
+    """A Gloo group that ftrun knows nothing of."""
+    store = dist.FileStore(str(folder / "stock-store"), size)
+    group = dist.ProcessGroup(store, rank, size)
+    inner = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=60))
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._register_backend(torch.device("cpu"), kind, inner)
+    group._set_default_backend(kind)
+    group._set_group_name("stock")
+    return group
+
+
+def typical(times: list[float]) -> float:
+    """Median distance between neighbours: a machine that is busy with something else now and then does not count."""
+    return statistics.median(b - a for a, b in pairwise(times))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--blocks", type=int, default=20)
+    parser.add_argument("--block", type=int, default=50, help="steps in a block")
+    parser.add_argument("--size", choices=train_gpt.SIZES, default="small")
+    parser.add_argument("--batch", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    device = torch.device("cpu")
+    model, optimizer = train_gpt.build(args, device)
+    stock_model, stock_optimizer = train_gpt.build(args, device)
+    text = train_gpt.Text(args.seed)
+    dist.init_process_group("ftrun")
+    rank, size = dist.get_rank(), int(os.environ["WORLD_SIZE"])
+    ddp = DistributedDataParallel(model)
+    stock = DistributedDataParallel(stock_model, process_group=stock_group(args.out, rank, size))
+    job = ftrun.protect(model=ddp, optimizer=optimizer)
+
+    def stock_block(first: int) -> float:
+        times = [time.perf_counter()]
+        for index in range(first, first + args.block):
+            inputs, targets = text.batch("train", index, rank, args.batch, model.context)
+            stock(inputs, targets).backward()
+            stock_optimizer.step()
+            stock_optimizer.zero_grad()
+            times.append(time.perf_counter())
+        return typical(times)
+
+    pairs = []
+    stock_block(0)  # buckets are rebuilt, caches are warm
+    plain = 0.0
+    times: list[float] = []
+    for step in job.steps((args.blocks + 1) * args.block):
+        if step.index % args.block == 0:
+            if step.index >= 2 * args.block:
+                pairs.append([plain, typical(times)])
+            if step.index:
+                plain = stock_block(step.index)
+            times = [time.perf_counter()]
+        with step:
+            inputs, targets = text.batch("train", step.index, rank, args.batch, model.context)
+            ddp(inputs, targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        times.append(time.perf_counter())
+    pairs.append([plain, typical(times)])
+    if rank == 0:
+        (args.out / "blocks.json").write_text(json.dumps(pairs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The measured script: the GPT of examples/train_gpt.py, 10.6 M parameters with fused Adam, each finished step timed.
+
+One row of 16 bytes a rank and step: a stall is mostly the redone step, and this one is short (0.14 s on two cores).
+
+Every rank appends to OUT/rank-R.times: "begin PID NS" when the script starts, "done STEP NS PID" after each step (NS on
+CLOCK_MONOTONIC, the same for all processes). `--system torchrun` is stock torch with a checkpoint every 10 steps;
+`--order late` is the order of torchrun's tutorial: LOCAL_RANK is read first, then everything is built.
+"""
+
+from __future__ import annotations
+
+import time
+
+BEGIN = time.monotonic_ns()
+
+import argparse  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from contextlib import nullcontext  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
+
+import train_gpt  # noqa: E402
+
+CHECKPOINT_EVERY = 10
+CONTEXT = 16
+
+
+def build(args: argparse.Namespace) -> tuple[train_gpt.GPT, torch.optim.Optimizer]:
+    torch.manual_seed(args.seed)
+    model = train_gpt.GPT(*train_gpt.SIZES[args.size])
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--system", choices=["ftrun", "torchrun"], required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--order", choices=["early", "late"], default="early")
+    parser.add_argument("--size", choices=train_gpt.SIZES, default="10m")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ballast", type=int, default=0, help="MB of memory that each rank touches and keeps")
+    args = parser.parse_args()
+    backend = "ftrun" if args.system == "ftrun" else "gloo"
+    if args.order == "early":
+        model, optimizer = build(args)
+        text = train_gpt.Text(args.seed)
+        dist.init_process_group(backend)
+    else:
+        assert os.environ["LOCAL_RANK"]
+        dist.init_process_group(backend)
+        model, optimizer = build(args)
+        text = train_gpt.Text(args.seed)
+    rank = dist.get_rank()
+    times = os.open(args.out / f"rank-{rank}.times", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(times, f"begin {os.getpid()} {BEGIN}\n".encode())
+    ballast = torch.ones(args.ballast, 1 << 18)
+    torch.manual_seed(args.seed * 1000 + rank)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+    checkpoint = args.out / "checkpoint.pt"
+    steps: Any
+    if args.system == "ftrun":
+        import ftrun
+
+        job = ftrun.protect(model=ddp, optimizer=optimizer)
+        steps = ((step, step.index) for step in job.steps(args.steps))
+    else:
+        start = 0
+        if checkpoint.exists():
+            saved = torch.load(checkpoint)
+            ddp.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            start = saved["step"]
+        steps = ((nullcontext(), index) for index in range(start, args.steps))
+
+    for step, index in steps:
+        with step:
+            inputs, targets = text.batch("train", index, rank, args.batch, CONTEXT)
+            loss = ddp(inputs, targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if args.system == "torchrun" or step.committed:
+            os.write(times, f"done {index} {time.monotonic_ns()} {os.getpid()}\n".encode())
+        if args.system == "torchrun" and rank == 0 and (index + 1) % CHECKPOINT_EVERY == 0:
+            whole = {"model": ddp.state_dict(), "optimizer": optimizer.state_dict(), "step": index + 1}
+            torch.save(whole, checkpoint.with_suffix(".tmp"))
+            os.replace(checkpoint.with_suffix(".tmp"), checkpoint)
+    del ballast
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""Deaths of ftrun's own processes while a real training runs: it goes on, and ends on the same weights."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftrun.core.board import Board, Cell, F, Head
+from ftrun.core.world import World, read_world
+from tests.e2e import harness
+from tests.e2e.conftest import Reference
+from tests.e2e.harness import fault, kill
+
+SLOW = ["--stretch", "0.03"]  # seconds a phase, so that there is a middle of the run
+
+# holds one rank before its process group while a file is missing
+HELD = """
+import os, runpy, sys, time
+rank = os.environ["RANK"]
+open(f"up-{{rank}}", "w").close()
+while rank in {ranks!r} and not os.path.exists("go"):
+    time.sleep(0.01)
+sys.path.insert(0, os.path.dirname({script!r}))
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 40.0) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for: {what}"
+        time.sleep(0.01)
+    return value
+
+
+class Live:
+    """A run that goes on: its processes by name, and its board."""
+
+    def __init__(self, folder: Path, command: list[str]) -> None:
+        self.folder = folder
+        self.running = harness.start(folder, command)
+        self.launcher = self.running.process.pid
+        run_dir = self.run_dir = self.running.run_dir()
+        self.board: Board = until(lambda: _board(run_dir), "the board")
+
+    def pid(self, name: str) -> int:
+        """The one process of this run that is called `name`."""
+
+        def found() -> int | None:
+            for pid in harness.strays(self.folder):
+                with contextlib.suppress(OSError):
+                    if Path(f"/proc/{pid}/comm").read_text().strip() == name[:15]:
+                        return pid
+            return None
+
+        return int(until(found, f"a process called {name}"))
+
+    def kill(self, name: str) -> int:
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def world(self) -> World:
+        until(lambda: self.board[Head.PUBLISHED], "a world")
+        return read_world(self.run_dir, self.board[Head.PUBLISHED])
+
+    def cells(self) -> list[Cell]:
+        return [self.board.cell(place.cell) for place in self.world().places]
+
+    def reach(self, step: int) -> None:
+        """Wait until every rank has begun `step`."""
+        self.ended_or(lambda: all((c.step or 0) >= step for c in self.cells()), f"step {step}")
+
+    def said(self, text: str) -> None:
+        self.ended_or(lambda: text in self.running.output, repr(text))
+
+    def ended_or(self, condition: Callable[[], Any], what: str) -> None:
+        def there() -> Any:
+            assert self.running.process.poll() is None, f"ended before {what}\n{self.running.output}"
+            return condition()
+
+        until(there, f"{what}\n{self.running.output}")
+
+    def finish(self) -> harness.Outcome:
+        return harness.finish(self.running)
+
+
+def _board(run_dir: Path) -> Board | None:
+    try:
+        return Board.open(run_dir / "board")
+    except (OSError, ValueError):
+        return None  # being made
+
+
+@pytest.fixture
+def begin(folder: Path) -> Iterator[Callable[..., Live]]:
+    """begin(arguments, faults, ...): a run in `folder`; ended after the test if it still goes on."""
+    lives: list[Live] = []
+
+    def start(arguments: list[str], faults: list[str] | None = None, **options: Any) -> Live:
+        lives.append(Live(folder, harness.ftrun_command(folder, arguments, faults or [], **options)))
+        return lives[-1]
+
+    yield start
+    for live in lives:
+        if live.running.process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.kill(live.launcher, signal.SIGCONT)
+            live.running.process.kill()
+            live.running.process.wait()
+
+
+def held(folder: Path, *ranks: int) -> list[str]:
+    """The command of a run in which `ranks` make their process group only once there is a file "go"."""
+    script = folder / "held.py"
+    folder.mkdir(parents=True, exist_ok=True)
+    script.write_text(HELD.format(ranks=[str(r) for r in ranks], script=str(harness.REFERENCE)))
+    command = harness.ftrun_command(folder, [])
+    return [str(script) if part == str(harness.REFERENCE) else part for part in command]
+
+
+@pytest.mark.parametrize("service", ["nursery", "keeper", "store"])
+def test_service_dies_in_training_and_then_a_rank(stock: Reference, begin: Callable[..., Live], service: str) -> None:
+    live = begin(SLOW)
+    live.reach(2)
+    old = live.kill(f"ftrun {service}")
+    live.said(f"our {service} process died")
+    assert live.pid(f"ftrun {service}") != old
+    live.reach(4)
+    live.kill("ftrun rank 2")
+    outcome = live.finish()
+    harness.same(stock(), outcome)
+    assert harness.replaced_ranks(outcome) == {2}
+    harness.check_survivors(outcome)
+    # the workers have given their memory to the new keeper
+    source = outcome.notes("incident")[0]["sources"]["2"]["name"]
+    assert source in ("adopt", "peer")
+    assert "bit-identical to an uninterrupted run: yes" in outcome.output
+
+
+def test_store_dies_while_the_ranks_connect(stock: Reference, begin: Callable[..., Live]) -> None:
+    """The launcher is held back, so that every rank really runs into the dead store."""
+    faults = [kill(1, "backward", 5), fault("freeze", 2, "reset")]
+    live = begin([], faults, options=["--heartbeat-timeout", "60"])
+    live.ended_or(lambda: live.world().generation == 2, "the second world")
+    frozen = live.pid("ftrun rank 2")
+    until(lambda: Path(f"/proc/{frozen}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a frozen rank")
+    live.ended_or(lambda: sum(c[F.READY] == 2 for c in live.cells()) == 3, "the other ranks")
+    os.kill(live.launcher, signal.SIGSTOP)
+    try:
+        live.kill("ftrun store")
+        os.kill(frozen, signal.SIGCONT)
+        until(lambda: all(c[F.READY] == 2 for c in live.cells()), "every rank to connect")
+    finally:
+        os.kill(live.launcher, signal.SIGCONT)
+    outcome = live.finish()
+    harness.same(stock(), outcome)
+    assert [e["service"] for e in outcome.events("ServiceDied")] == ["store"]
+    assert [a["generation"] for a in outcome.actions("Publish")] == [1, 2, 3]
+    harness.check_survivors(outcome)
+
+
+def test_store_dies_before_anybody_connected(stock: Reference, folder: Path) -> None:
+    live = Live(folder, held(folder, 0, 1, 2, 3))
+    live.ended_or(lambda: len(list(folder.glob("up-*"))) == 4, "the ranks")
+    old = live.kill("ftrun store")
+    live.said("our store process died")
+    assert live.pid("ftrun store") != old
+    (folder / "go").touch()
+    outcome = live.finish()
+    harness.same(stock(), outcome)
+    assert [a["attempt"] for a in outcome.actions("Publish")] == [0], "nobody needed a second start"
+
+
+def test_store_dies_while_the_first_groups_are_made(stock: Reference, folder: Path) -> None:
+    """Those who waited in it cannot go on; the start is made again without being asked for --max-restarts."""
+    live = Live(folder, held(folder, 3))
+    live.ended_or(lambda: len(list(folder.glob("up-*"))) == 4, "the ranks")
+    store = live.pid("ftrun store")
+    # two connections of each of three ranks: torch's own, and that of its "ftrun" group
+    until(lambda: _sockets(store) >= 6, "three ranks in the store")
+    live.kill("ftrun store")
+    live.said("all workers start again")
+    (folder / "go").touch()
+    outcome = live.finish()
+    harness.same(stock(), outcome)
+    assert [a["attempt"] for a in outcome.actions("Publish")] == [0, 1]
+
+
+def _sockets(pid: int) -> int:
+    count = 0
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            count += os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:")
+    return count
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_keeper_and_a_rank_die_at_once(stock: Reference, begin: Callable[..., Live], restarts: int) -> None:
+    """The rank's memory is lost with the keeper: no rung in place is left, and ftrun says so."""
+    live = begin(SLOW, spares=0, options=["--max-restarts", str(restarts)])
+    live.reach(3)
+    rank, keeper = live.pid("ftrun rank 2"), live.pid("ftrun keeper")
+    os.kill(live.launcher, signal.SIGSTOP)  # it sees both deaths together
+    os.kill(keeper, signal.SIGKILL)
+    os.kill(rank, signal.SIGKILL)
+    os.kill(live.launcher, signal.SIGCONT)
+    began = time.monotonic()
+    outcome = live.finish()
+    assert len(outcome.events("Unrestorable")) == 1
+    assert "the keeper has no" in outcome.output
+    if restarts:
+        harness.same(stock(), outcome)
+        assert "all workers start again" in outcome.output
+        assert "bit-identical to an uninterrupted run: unknown" in outcome.output
+    else:
+        assert outcome.code == 1
+        assert time.monotonic() - began < 15
+        assert "the state of rank 2 cannot be restored: the keeper has no" in outcome.output
+        assert "bit-identical" not in outcome.output
+
+
+def test_launcher_dies_and_nothing_is_left(begin: Callable[..., Live], folder: Path) -> None:
+    memory = set(os.listdir("/dev/shm"))
+    live = begin(["--stretch", "0.1", "--steps", "1000"])
+    live.reach(3)
+    os.kill(live.launcher, signal.SIGKILL)
+    live.running.process.wait()
+    harness.check_no_strays(folder, 5.0)
+    assert set(os.listdir("/dev/shm")) - memory == set()
+    assert harness.read_journal(folder)[0]["config"]["nproc"] == 4

@@ -1,0 +1,277 @@
+"""Parts of the launcher by themselves: keeper, run directory, output, hang watch, incident account, fence."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftrun.core import gate, paths, wire
+from ftrun.core.board import Board, F, Flag, Source, name_word
+from ftrun.core.errors import UsageError
+from ftrun.host import fence, report, rundir
+from ftrun.host.hang import HangWatch
+from ftrun.host.incident import Incident, Victim
+from ftrun.host.keeper import Keeper
+from ftrun.host.loop import Loop
+from ftrun.host.outlet import Outlet
+from ftrun.host.services import Services
+from tests.conftest import wait_for
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return Board.create(tmp_path / paths.BOARD, 8)
+
+
+# ---- keeper ----------------------------------------------------------------------------------------------------------
+
+
+class KeeperScene:
+    """A keeper in a thread of this process, and both ends that talk to it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / paths.KEEPER_SOCKET
+        self.launcher, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.launcher.settimeout(10)
+        self.thread = threading.Thread(target=Keeper(run_dir, theirs).serve, daemon=True)
+        self.thread.start()
+        assert wire.receive(self.launcher) == ({"op": "ready"}, [])
+
+    def ask(self, message: dict[str, object], fds: tuple[int, ...] = ()) -> tuple[dict[str, object], list[int]]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(10)
+            sock.connect(os.fspath(self.path))
+            wire.send(sock, message, fds)
+            answer = wire.receive(sock)
+            assert answer is not None
+            return answer
+
+    def put(self, rank: int, name: str, cell: int, content: bytes) -> None:
+        fd = os.memfd_create("test")
+        os.write(fd, content)
+        assert self.ask({"op": "put", "rank": rank, "name": name, "cell": cell}, (fd,)) == ({"ok": True}, [])
+        os.close(fd)
+
+    def get(self, rank: int, name: str) -> tuple[object, bytes] | None:
+        answer, fds = self.ask({"op": "get", "rank": rank, "name": name})
+        if not answer["ok"]:
+            assert not fds
+            return None
+        content = os.pread(fds[0], 100, 0)
+        os.close(fds[0])
+        return answer["cell"], content
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, board: Board) -> Iterator[KeeperScene]:
+    scene = KeeperScene(tmp_path)
+    yield scene
+    wire.send(scene.launcher, {"op": "bye"})
+    scene.thread.join(10)
+    assert not scene.thread.is_alive()
+
+
+def test_keeper_gives_back_what_it_holds(keeper: KeeperScene) -> None:
+    keeper.put(1, "arena", 3, b"weights")
+    keeper.put(1, "slots", 3, b"streams")
+    assert keeper.get(1, "arena") == (3, b"weights")
+    assert keeper.get(1, "slots") == (3, b"streams")
+    assert keeper.get(0, "arena") is None
+    keeper.put(1, "arena", 5, b"newer")
+    assert keeper.get(1, "arena") == (5, b"newer")
+
+
+def test_keeper_forgets_all_when_told(keeper: KeeperScene) -> None:
+    keeper.put(0, "arena", 0, b"old world")
+    before = len(os.listdir("/proc/self/fd"))
+    wire.send(keeper.launcher, {"op": "drop"})
+    wait_for(lambda: keeper.get(0, "arena") is None, "the arena to be forgotten")
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_keeper_survives_nonsense(keeper: KeeperScene) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(os.fspath(keeper.path))
+        sock.send(b"this is no JSON")
+    answer, _ = keeper.ask({"op": "put", "rank": 0, "name": "arena", "cell": 1})  # no descriptor with it
+    assert answer == {"ok": False}
+    keeper.put(0, "arena", 1, b"fine")
+    assert keeper.get(0, "arena") == (1, b"fine")
+
+
+# ---- run directory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "runs"
+    monkeypatch.setenv(paths.ENV_RUNS_ROOT, str(root))
+    return root
+
+
+def test_claim_lists_and_removes(runs_root: Path) -> None:
+    path = rundir.claim(None, {"argv": ["x.py"]})
+    assert path.parent == runs_root and path.stat().st_mode & 0o777 == 0o700
+    (run,) = rundir.list_runs()
+    assert (run.run_id, run.pid, run.raw["argv"]) == (path.name, os.getpid(), ["x.py"])
+    with pytest.raises(UsageError, match="in use"):
+        rundir.claim(path.name, {})
+    rundir.remove(path)
+    assert list(runs_root.iterdir()) == []
+
+
+def test_directory_of_a_dead_launcher_is_taken_over(runs_root: Path) -> None:
+    path = rundir.claim("again", {})
+    raw = json.loads((path / paths.RUN_FILE).read_text())
+    (path / paths.RUN_FILE).write_text(json.dumps({**raw, "start": raw["start"] - 1}))  # the pid was reused
+    assert rundir.list_runs() == []
+    assert rundir.claim("again", {"fresh": True}) == path
+    assert json.loads((path / paths.RUN_FILE).read_text())["fresh"] is True
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+def test_output_never_blocks_on_a_reader_that_waits() -> None:
+    loop = Loop()
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    outlet = Outlet(writer, loop, lambda why: pytest.fail(why))
+    text = b"".join(b"line %d\n" % i for i in range(100_000))
+    began = time.monotonic()
+    outlet.write(text)
+    assert time.monotonic() - began < 5 and outlet.waiting > 0
+    got = b""
+    while len(got) < len(text):
+        with contextlib.suppress(BlockingIOError):
+            got += os.read(reader, 1 << 16)
+        loop.run_once(1.0 if outlet.waiting else 0.0)
+    assert got == text and outlet.waiting == 0
+    for fd in (reader, writer):
+        os.close(fd)
+
+
+# ---- hang watch ------------------------------------------------------------------------------------------------------
+
+
+def test_the_rank_that_the_others_wait_for_is_suspected(board: Board) -> None:
+    cells = [board.cell(i) for i in range(4)]
+    now = time.monotonic_ns()
+    for cell in cells:
+        cell[F.FLAGS] = Flag.ALIVE | Flag.LOOPING
+        cell[F.STEP] = 8
+        cell[F.PROGRESS] = now - 5_000_000_000
+        cell[F.COLLECTIVE_NAME] = name_word("barrier")
+    cells[0][F.COLLECTIVE_SINCE] = cells[1][F.COLLECTIVE_SINCE] = now
+    cells[3][F.ARRIVAL] = gate.arrival(1, 7)
+    word = gate.pack(gate.GateWord(1, False, 6))
+    watch = HangWatch(0.05)
+    assert watch.suspects(word, cells) == []  # the first look only starts the clock
+    found = wait_for(lambda: watch.suspects(word, cells), "a suspect")
+    assert [c.index for c in found] == [2]
+    assert watch.stuck(word, cells) == ""
+    cells[2][F.COLLECTIVE_SINCE] = now  # now everybody waits: the link, not a rank
+    assert watch.suspects(word, cells) == []
+    assert watch.stuck(word, cells) == "barrier"
+    assert watch.stuck(word, cells) == "", "told once"
+    watch.quiet()
+    assert watch.suspects(word, cells) == []
+    assert wait_for(lambda: watch.stuck(word, cells), "another tale") == "barrier"
+    cells[2][F.COLLECTIVE_SINCE] = 0
+    cells[2][F.PROGRESS] = time.monotonic_ns() + 10**9
+    assert watch.suspects(word, cells) == []
+    cells[2][F.PROGRESS] = now - 5_000_000_000
+    assert watch.suspects(gate.pack(gate.GateWord(1, False, 7)), cells) == []  # a gate opened meanwhile
+
+
+# ---- incident account ------------------------------------------------------------------------------------------------
+
+
+def test_parts_sum_to_the_whole_and_old_generations_do_not_count(board: Board) -> None:
+    base, ms = 10**12, 10**6
+    times = {F.STOPPED: (5, 9), F.CLEANED: (6, 10), F.RESET: (30, 28), F.RESTORED: (31, 34), F.RESUMED: (35, 36)}
+    for index, cell in enumerate((board.cell(0), board.cell(4))):
+        for said, pair in times.items():
+            cell[said] = 7
+            cell[F(said + 1)] = base + pair[index] * ms
+    board.cell(0)[F.FIRST_DONE] = 6  # an answer to an older generation
+    board.cell(0)[F.FIRST_DONE_NS] = base + 900 * ms
+    board.cell(4)[F.FIRST_DONE] = 7
+    board.cell(4)[F.FIRST_DONE_NS] = base + 200 * ms
+    board.cell(4)[F.SOURCE] = Source.ADOPT
+    incident = Incident(base, base + 2 * ms, [Victim(1, 1, 60, "backward", "SIGKILL", 2.0)], 7, 60, 1)
+    facts = incident.facts(board, {0: 0, 1: 4})
+    assert facts["ms"] == {
+        "detect": 2, "stop": 7, "clean": 1, "reset": 20, "restore": 4, "resume": 2, "first_step": 164
+    }  # fmt: skip
+    assert sum(facts["ms"].values()) == facts["total_ms"] == 200
+    assert facts["sources"] == {"1": {"name": "adopt", "bytes": 0, "cell": 4}}
+    assert report.recovered(facts) == (
+        "recovered in 200 ms: detect 2, stop 7, clean 1.0, reset 20, restore 4, first step 166; 0 committed steps lost"
+    )
+    assert report.failed(incident.victims[0], 3, True) == (
+        "rank 1 died in backward of step 60 (SIGKILL, seen after 2 ms); stopping 3 healthy workers"
+    )
+    assert report.replaced(1, 4, True, 60, True, facts["sources"]["1"]) == (
+        "rank 1 is now spare 4; step 60 again; state adopted in place, 0 B moved"
+    )
+
+
+# ---- fence -----------------------------------------------------------------------------------------------------------
+
+
+def test_fence_sees_the_end_and_its_reason_before_anybody_reaped(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    assert not fence.quiet(process.pid)
+    fence.kill_group(process.pid)
+    assert fence.wait_quiet(process.pid, 5)
+    assert fence.peek_exit(process.pid, 1) == 128 + signal.SIGKILL
+    process.wait()
+    assert fence.quiet(process.pid)
+    assert fence.peek_exit(process.pid, 0) is None
+
+
+def test_stopped_is_told_from_traced() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        assert not fence.stopped_by_nobody(process.pid) and not fence.traced(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: fence.stopped_by_nobody(process.pid), "state T")
+    finally:
+        process.kill()
+        process.wait()
+
+
+# ---- services --------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_of_an_earlier_order_is_ended_and_not_used(tmp_path: Path) -> None:
+    """Two orders cross (the store dies, then the world is restarted): workers may only hear of the second store."""
+    services = Services(tmp_path, os.environ, False, lambda service, message: None)
+    ours, nursery = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, nursery:
+        services.nursery._sock = ours
+        services.nursery.ready = True
+        orders = []
+        for _ in range(2):
+            services.start_store("127.0.0.1", 0)
+            frame = wire.receive(nursery)
+            assert frame is not None
+            orders.append(frame[0]["order"])
+            for fd in frame[1]:
+                os.close(fd)
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as late:
+            assert not services.is_current({"op": "store-forked", "pid": late.pid, "order": orders[0]})
+            assert late.wait(10) == -signal.SIGKILL
+        assert services.is_current({"op": "store", "pid": os.getpid(), "order": orders[1]})

@@ -1,0 +1,193 @@
+"""Real runs of plain scripts: environment, output, exit codes, restarts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from tests.conftest import Ftrun, wait_for
+
+ENVIRONMENT = """
+import json, os, sys
+print(json.dumps({"env": dict(os.environ), "argv": sys.argv, "path0": sys.path[0], "name": __name__}))
+"""
+
+
+def test_workers_see_what_torchrun_gives(ftrun: Ftrun) -> None:
+    script = ftrun.script(ENVIRONMENT)
+    run = ftrun.start("--nproc_per_node=4", "--run-id", "env", script, "--lr", "0.1", "--spares")
+    assert run.wait() == 0, run.stderr
+    seen = {}
+    for line in run.stdout.splitlines():
+        prefix, _, rest = line.partition("] ")
+        raw = json.loads(rest)
+        assert prefix == f"[rank {raw['env']['RANK']}"
+        seen[int(raw["env"]["RANK"])] = raw
+    assert sorted(seen) == [0, 1, 2, 3]
+    for rank, raw in seen.items():
+        env = raw["env"]
+        assert env["LOCAL_RANK"] == env["ROLE_RANK"] == str(rank)
+        assert env["WORLD_SIZE"] == env["LOCAL_WORLD_SIZE"] == env["ROLE_WORLD_SIZE"] == "4"
+        assert env["GROUP_RANK"] == "0" and env["GROUP_WORLD_SIZE"] == "1"
+        assert env["MASTER_ADDR"] == "127.0.0.1" and int(env["MASTER_PORT"]) > 0
+        assert env["TORCHELASTIC_RUN_ID"] == "env" and env["TORCHELASTIC_RESTART_COUNT"] == "0"
+        assert env["OMP_NUM_THREADS"] == "1"
+        assert raw["argv"] == [str(script), "--lr", "0.1", "--spares"]
+        assert raw["path0"] == str(script.parent) and raw["name"] == "__main__"
+    assert run.stderr.count("OMP_NUM_THREADS") == 1
+    assert run.stderr.startswith("ftrun: run env, 4 workers + 1 spare, ")
+    assert not list(ftrun.runs_root.glob("[!.]*")), "the run directory stays"
+
+
+def test_log_files_and_journal_are_kept(ftrun: Ftrun) -> None:
+    script = ftrun.script("import os, sys\nprint('out', os.environ['RANK'])\nprint('err', file=sys.stderr)\n")
+    run = ftrun.start("--nproc-per-node", 2, "--spares", 0, "--run-id", "kept", script)
+    assert run.wait() == 0, run.stderr
+    folder = ftrun.base / "logs" / "kept"
+    for rank in (0, 1):
+        assert (folder / "attempt_0" / str(rank) / "stdout.log").read_text() == f"out {rank}\n"
+        assert (folder / "attempt_0" / str(rank) / "stderr.log").read_text() == "err\n"
+    journal = run.journal()
+    assert journal[0]["config"]["nproc"] == 2
+    assert any(line.get("event", {}).get("kind") == "Finished" for line in journal)
+    assert journal[-1]["note"] == "end"
+
+
+def test_first_failure_decides_the_exit_code(ftrun: Ftrun) -> None:
+    script = ftrun.script("import os, sys, time\nif os.environ['RANK'] == '2': sys.exit(7)\ntime.sleep(60)\n")
+    run = ftrun.start("--nproc-per-node", 4, "--spares", 0, script)
+    assert run.wait() == 1
+    assert "rank 2 failed: exit 7" in run.stderr
+
+
+def test_exception_is_shown_with_its_traceback(ftrun: Ftrun) -> None:
+    script = ftrun.script(
+        "import os, time\nif os.environ['RANK'] == '1': raise ValueError('no such luck')\ntime.sleep(60)\n"
+    )
+    run = ftrun.start("--nproc-per-node", 2, "--spares", 0, script)
+    assert run.wait() == 1
+    assert "[rank 1] ValueError: no such luck" in run.stderr
+    assert f"rank 1 failed: ValueError at {script}:2" in run.stderr
+
+
+def test_restart_gives_a_second_chance(ftrun: Ftrun) -> None:
+    script = ftrun.script(
+        "import os, sys\n"
+        "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "print('attempt', attempt, flush=True)\n"
+        "if attempt == 0 and os.environ['RANK'] == '0': sys.exit(3)\n"
+        "import time\n"
+        "if attempt == 0: time.sleep(60)\n"
+    )
+    run = ftrun.start("--nproc-per-node", 3, "--spares", 0, "--max-restarts", 1, script)
+    assert run.wait() == 0, run.stderr
+    assert run.stdout.count("attempt 1") == 3
+    assert "rank 0 failed (exit 3); all workers start again" in run.stderr
+    assert "unknown (the script was started anew" in run.stderr
+
+
+def test_restarts_are_counted(ftrun: Ftrun) -> None:
+    script = ftrun.script("import os, sys\nprint('try', flush=True)\nsys.exit(5)\n")
+    run = ftrun.start("--nproc-per-node", 1, "--spares", 0, "--max-restarts", 1, script)
+    assert run.wait() == 1
+    assert run.stdout.count("try") == 2
+
+
+def test_module_and_worker_start_exec(ftrun: Ftrun) -> None:
+    ftrun.script("import sys\nprint('module', __name__, sys.argv[1:])\n", "thing.py")
+    run = ftrun.start("--nproc-per-node", 2, "--spares", 0, "--worker-start", "exec", "-m", "thing", "--x")
+    assert run.wait() == 0, run.stderr
+    assert run.stdout.count("module __main__ ['--x']") == 2
+
+
+def test_a_script_of_the_user_does_not_shadow_the_library(ftrun: Ftrun) -> None:
+    ftrun.script("raise RuntimeError('imported by mistake')\n", "random.py")
+    (ftrun.base / "src").mkdir()
+    script = ftrun.script("print('fine')\n", "src/train.py")
+    run = ftrun.start("--spares", 0, script)
+    assert run.wait() == 0, run.stderr
+    assert "[rank 0] fine" in run.stdout
+
+
+def test_lines_stay_whole(ftrun: Ftrun) -> None:
+    script = ftrun.script(
+        "import os, sys\n"
+        "rank = os.environ['RANK']\n"
+        "sys.stdout.write(rank * 1_000_000)\n"
+        "sys.stdout.flush()\n"
+        "for _ in range(300): print('line of', rank, 'x' * 200)\n"
+    )
+    run = ftrun.start("--nproc-per-node", 3, "--spares", 0, script)
+    assert run.wait() == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert len(lines) == 3 * 300
+    for rank in "012":
+        assert f"[rank {rank}] {rank * 1_000_000}line of {rank} {'x' * 200}" in lines
+        assert lines.count(f"[rank {rank}] line of {rank} {'x' * 200}") == 299
+
+
+def test_unfinished_last_line_is_shown(ftrun: Ftrun) -> None:
+    run = ftrun.start("--spares", 0, ftrun.script("import sys\nsys.stdout.write('no newline')\n"))
+    assert run.wait() == 0
+    assert run.stdout == "[rank 0] no newline\n"
+
+
+def test_reader_that_leaves_does_not_end_the_run(ftrun: Ftrun) -> None:
+    done = ftrun.base / "done"
+    script = ftrun.script(
+        "import os, sys\n"
+        "for i in range(20000): print('line', i)\n"
+        f"open({str(done)!r} + os.environ['RANK'], 'w').close()\n"
+    )
+    command = ftrun.command("--log-dir", ftrun.base / "logs", "--nproc-per-node", 2, "--spares", 0, script)
+    process = subprocess.Popen(
+        command, cwd=ftrun.base, env=ftrun.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline().startswith("[rank ")
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(30) == 0, errors
+    assert errors.count("stdout is gone") == 1
+    assert done.with_name("done0").exists() and done.with_name("done1").exists()
+
+
+def test_full_disk_is_said_once(ftrun: Ftrun) -> None:
+    # the first attempt prepares the disk of the second
+    script = ftrun.script(
+        "import os, pathlib, sys, time\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    if os.environ['RANK'] == '1': time.sleep(60)\n"
+        "    for rank in '01':\n"
+        "        folder = pathlib.Path('logs/full/attempt_1', rank)\n"
+        "        folder.mkdir(parents=True)\n"
+        "        (folder / 'stdout.log').symlink_to('/dev/full')\n"
+        "    sys.exit(3)\n"
+        "for i in range(1000): print('line', i)\n"
+    )
+    run = ftrun.start("--nproc-per-node", 2, "--spares", 0, "--max-restarts", 1, "--run-id", "full", script)
+    assert run.wait() == 0, run.stderr
+    assert run.stdout.count("line 999\n") == 2
+    assert run.stderr.count("not saved any more") == 1
+
+
+def test_two_runs_at_once_and_a_name_in_use(ftrun: Ftrun) -> None:
+    go = ftrun.base / "go"
+    script = ftrun.script(
+        f"import os, time\nprint('up', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    )
+    first = ftrun.start("--nproc-per-node", 2, "--spares", 0, "--run-id", "one", script)
+    second = ftrun.start("--nproc-per-node", 2, "--spares", 0, "--run-id", "two", script)
+    first.wait_output("up", 2)
+    second.wait_output("up", 2)
+    taken = ftrun.call("--run-id", "one", script)
+    assert taken.returncode == 2
+    assert f"run id one is in use by process {first.process.pid}" in taken.stderr
+    rows = json.loads(ftrun.call("runs", "--json").stdout)
+    assert {row["run"]: row["pid"] for row in rows} == {"one": first.process.pid, "two": second.process.pid}
+    assert ftrun.call("stop", "one").returncode == 0
+    assert first.wait() == 128 + 15
+    go.touch()
+    assert second.wait() == 0
+    assert wait_for(lambda: not list(ftrun.runs_root.glob("[!.]*")), "empty runs folder")

@@ -1,0 +1,82 @@
+"""Mistakes on the command line: one clear sentence, the right exit code, nothing started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import Ftrun
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["missing.py"], "script missing.py does not exist"),
+        (["folder"], "folder is a directory, not a script"),
+        (
+            ["--nproc-per-node", "many", "train.py"],
+            "--nproc-per-node must be a number, auto, cpu, gpu or xpu, not 'many'",
+        ),
+        (["--nproc_per_node", "0", "train.py"], "--nproc-per-node must be between 1 and"),
+        (["--spares", "-1", "train.py"], "--spares must not be negative"),
+        (["--max-restarts", "-1", "train.py"], "--max-restarts must not be negative"),
+        (["--nprocs-per-node", "2", "train.py"], "--nproc-per-node"),
+        (["--spares", "two", "train.py"], "--spares"),
+        (["--run-id", "a/b", "train.py"], "run id 'a/b' must be"),
+        (["--run-id", "..", "train.py"], "run id '..' must be"),
+        (["--nnodes", "2", "train.py"], "--nnodes 2 needs --node-rank on each node"),
+        (["--worker-start", "magic", "train.py"], "--worker-start must be forkserver or exec"),
+        (["--stop-timeout", "0", "train.py"], "--stop-timeout must be a number of seconds above 0"),
+        (["--hang-timeout", "soon", "train.py"], "--hang-timeout must be auto or a number"),
+        (["--nproc-per-node", "2"], "SCRIPT"),
+    ],
+)
+def test_mistake(ftrun: Ftrun, args: list[str], message: str) -> None:
+    ftrun.script("")
+    (ftrun.base / "folder").mkdir()
+    result = ftrun.call(*args)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("ftrun: error: ") and result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_bad_plan_is_a_configuration_error(ftrun: Ftrun) -> None:
+    plan = ftrun.script("[[fault]]\nkind = 'kill'\nrank = 0\nwhere = 'here'\n", "plan.toml")
+    result = ftrun.call("--fault-plan", plan, ftrun.script(""))
+    assert result.returncode == 78
+    assert f"{plan}:4" in result.stderr
+
+
+def test_open_runs_folder_is_refused(ftrun: Ftrun) -> None:
+    ftrun.runs_root.chmod(0o755)
+    result = ftrun.call(ftrun.script(""))
+    assert result.returncode == 2
+    assert f"chmod 700 {ftrun.runs_root}" in result.stderr
+
+
+def test_foreign_folder_under_the_runs_name_is_refused(ftrun: Ftrun) -> None:
+    (ftrun.runs_root / "mine").mkdir(mode=0o700)
+    (ftrun.runs_root / "mine" / "precious").touch()
+    result = ftrun.call("--run-id", "mine", ftrun.script(""))
+    assert result.returncode == 2
+    assert "is not a run directory of ftrun" in result.stderr
+    assert (ftrun.runs_root / "mine" / "precious").exists()
+
+
+def test_help_is_light() -> None:
+    code = (
+        "import sys\nfrom ftrun.cli.main import execute\nassert execute(['run', '--help']) == 0\n"
+        "heavy = {'torch', 'rich', 'pydantic', 'pynvml', 'asyncio', 'numpy', 'filelock', 'tomllib', 'tomli'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert result.returncode == 0, result.stderr
+    assert "--nproc-per-node" in result.stdout
+
+
+def test_no_arguments_show_help(ftrun: Ftrun) -> None:
+    result = ftrun.call()
+    assert result.returncode == 2 and "Usage: ftrun" in result.stdout

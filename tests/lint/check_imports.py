@@ -1,0 +1,145 @@
+"""Checks the direction of every import in ftrun/, and who may import torch. Run by `make lint`; exit 1 with a list.
+
+It reads the syntax tree and imports nothing. An import counts wherever it stands, also inside a function or a block for
+type checkers: only the exceptions named here are free of that.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Layer -> the layers that it may import. "" is the package's own __init__.py.
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "": frozenset({"core"}),
+    "__main__": frozenset({"cli"}),
+    "cli": frozenset({"view", "host", "control", "faults", "core", "native"}),
+    "view": frozenset({"host", "control", "faults", "core", "native"}),
+    "host": frozenset({"control", "faults", "core", "native"}),
+    "control": frozenset({"faults", "core"}),
+    "worker": frozenset({"faults", "core", "native"}),
+    "faults": frozenset({"core", "native"}),
+    "core": frozenset({"native"}),
+    "native": frozenset(),
+}
+
+# Imports against the arrows that are right, but only inside a function or for type checkers: (module, imported prefix).
+LATE_ONLY = (
+    ("ftrun", "ftrun.worker"),  # the public names of the worker, loaded when a script first uses one
+    ("ftrun.host.nursery", "ftrun.worker.entry"),  # in the forked child
+    ("ftrun.host.nursery", "ftrun.worker.warm"),  # in the nursery, which has torch imported
+    ("ftrun.native", "ftrun.core.errors"),  # when the library is missing
+)
+
+TORCH = frozenset({"torch", "torchvision", "torchaudio"})
+# Modules outside ftrun.worker that run in the nursery's process or in a fork of it.
+TORCH_ALLOWED = frozenset({"ftrun.host.nursery"})
+
+# The control layer decides from its arguments alone: no clock, no I/O, no chance.
+IMPURE = frozenset(
+    {"asyncio", "datetime", "io", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "selectors"}
+    | {"shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time"}
+)
+# The journal's replay can be run by hand on a file.
+IMPURE_ALLOWED = frozenset({("ftrun.control.replay", "pathlib")})
+
+
+class Found(NamedTuple):
+    """One import: the full name, its line, and whether it happens later than the import of the module."""
+
+    name: str
+    line: int
+    late: bool
+
+
+def layer_of(module: str) -> str:
+    """The layer of a module of the package: `ftrun.host.loop` -> `host`, `ftrun` -> ``."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def imports_of(tree: ast.Module, module: str, is_package: bool) -> Iterator[Found]:
+    """Every import in the tree, relative ones resolved. `from a import b` counts as `a.b`."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+
+    def visit(node: ast.AST, late: bool) -> Iterator[Found]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Found(alias.name, node.lineno, late)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            source = ".".join(part for part in (base, node.module or "") if part)
+            for alias in node.names:
+                yield Found(f"{source}.{alias.name}", node.lineno, late)
+        elif isinstance(node, ast.Call) and _callee(node) in ("import_module", "__import__"):
+            if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+                yield Found(node.args[0].value, node.lineno, late)
+        inside_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, late or inside_function or for_types)
+
+    yield from visit(tree, False)
+
+
+def _callee(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def complaints(module: str, source: str, is_package: bool = False) -> list[str]:
+    """What is wrong with the imports of one module, as `module:line: why`."""
+    layer = layer_of(module)
+    if layer not in MAY_IMPORT:
+        return [f"{module}:1: layer {layer!r} is not in MAY_IMPORT"]
+    wrong = []
+    for found in imports_of(ast.parse(source), module, is_package):
+        why = _why_not(module, layer, found)
+        if why:
+            wrong.append(f"{module}:{found.line}: {why}")
+    return wrong
+
+
+def _why_not(module: str, layer: str, found: Found) -> str:
+    top = found.name.split(".")[0]
+    if top in TORCH and layer != "worker" and module not in TORCH_ALLOWED:
+        return f"imports {found.name}; only ftrun.worker and {', '.join(sorted(TORCH_ALLOWED))} may"
+    if layer == "control" and top in IMPURE and (module, top) not in IMPURE_ALLOWED:
+        return f"imports {found.name}; ftrun.control is pure"
+    if top != "ftrun" or found.name == "ftrun":
+        return ""
+    target = layer_of(found.name)
+    if target not in MAY_IMPORT:
+        return ""  # a name of ftrun/__init__.py, not a layer
+    if target == layer or target in MAY_IMPORT[layer]:
+        return ""
+    for importer, prefix in LATE_ONLY:
+        if module == importer and f"{found.name}.".startswith(f"{prefix}."):
+            return "" if found.late else f"imports {found.name} at module level; only inside a function"
+    allowed = ", ".join(sorted(MAY_IMPORT[layer])) or "none"
+    return f"imports {found.name}; {layer or 'ftrun/__init__.py'} may import {allowed}"
+
+
+def check(root: Path) -> list[str]:
+    """Complaints about every module of the package under `root`."""
+    wrong = []
+    for path in sorted((root / "ftrun").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        wrong += complaints(".".join(parts[:-1] if is_package else parts), path.read_text(), is_package)
+    return wrong
+
+
+def main() -> int:
+    wrong = check(ROOT)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+from tests.rdzv.agents import agents
+
+__all__ = ["agents"]

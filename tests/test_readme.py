@@ -1,0 +1,108 @@
+"""What the README says is so: its commands are run, its options exist, its messages are the ones that appear."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import harness
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
+# targets that the README tells people to call -> who runs them
+MAKE = {"demo": "test_demo", "test": "this is it", "help": "test_make_targets_exist", "bench": "a person: minutes"}
+
+
+def block(language: str, number: int = 0) -> str:
+    return [text for kind, text in BLOCKS if kind == language][number]
+
+
+def commands() -> list[str]:
+    """Every command line in shell blocks, and those in comments of plans."""
+    shell = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+    return [line.partition("  #")[0].strip() for line in shell if line.strip()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder that looks like the checkout to the README's commands; afterwards nothing of a run may be left."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    yield tmp_path
+    harness.check_no_strays(tmp_path)
+
+
+def run(folder: Path, command: str) -> str:
+    """Run an `ftrun` command line of the README; its output."""
+    program, *arguments = shlex.split(command)
+    running = harness.start(folder, [harness.tool(program), *arguments])
+    assert running.wait(90) == 0, running.output
+    return running.output
+
+
+def test_every_command_is_known() -> None:
+    for command in commands():
+        program, first, *_ = shlex.split(command)
+        assert (program == "make" and first in MAKE) or command in FTRUN, f"no test runs: {command}"
+    assert {"make demo", "make test"} <= set(commands())
+
+
+def test_make_targets_exist() -> None:
+    listed = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, timeout=30)
+    targets = {line.split()[1] for line in listed.stdout.splitlines() if line.startswith("make ")}
+    assert set(re.findall(r"`make ([\w-]+)`", README)) | set(MAKE) <= targets
+
+
+FTRUN = [command for command in commands() if command.startswith("ftrun ")]
+
+
+@pytest.mark.parametrize("command", FTRUN)
+def test_command(folder: Path, command: str) -> None:
+    assert "every weight is 1" in run(folder, command)
+
+
+def test_demo(folder: Path) -> None:
+    recipe = subprocess.run(
+        ["make", "-C", str(ROOT), "-n", "demo"], capture_output=True, text=True, timeout=30
+    ).stdout.splitlines()
+    assert any(line.endswith("python examples/demo.py") for line in recipe), recipe
+    running = harness.start(folder, [sys.executable, str(ROOT / "examples" / "demo.py"), "--steps", "20"])
+    assert running.wait(110) == 0, running.output
+    assert running.output.rstrip().endswith("equal")
+    assert running.output.count("recovered in ") == 2
+
+
+def test_plan_and_messages(folder: Path) -> None:
+    """The plan's command, with the README's own script: the incident is told in the README's words."""
+    plan = block("toml")
+    (folder / "plan.toml").write_text(plan)
+    (folder / "train.py").write_text(block("python"))
+    command = re.search(r"^# plan\.toml, for: (ftrun .*)$", plan, re.M)
+    assert command
+    output = run(folder, command[1])
+    said = _without_figures(output).splitlines()
+    for line in _without_figures(block("")).splitlines():
+        assert line in said, f"not said: {line}\n{output}"
+
+
+def _without_figures(text: str) -> str:
+    """The text with every measured duration replaced by #."""
+    return re.sub(r"(after|recovered in|detect|stop|clean|reset|restore|first step) [\d.]+", r"\1 #", text)
+
+
+def test_options_exist_with_these_defaults() -> None:
+    command = [harness.tool("ftrun"), "run", "--help"]
+    shown = " ".join(subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.split())
+    table = re.findall(r"^\| `(--[\w-]+) \w+` \|([^|]*)\|", README, re.M)
+    assert len(table) >= 6
+    for option, default in table:
+        found = re.search(rf" {option}(?:, --\w+)? (.*?)(?= --|$)", shown)
+        assert found, f"{option} is not an option"
+        if default.strip().isdigit():
+            assert f"[default: {default.strip()}]" in found[1], found[1]

@@ -1,0 +1,122 @@
+"""Drives the controller in tests: sends events, keeps the state, the actions and a journal in the launcher's format."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from ftrun.control import events as ev
+from ftrun.control import machine as m
+
+A = TypeVar("A", bound=ev.Action)
+STAGES = tuple(m.STAGES)
+
+
+class Driver:
+    """A run of `nproc` ranks; `t` only moves when a test moves it."""
+
+    def __init__(self, nproc: int = 2, spares: int = 1, **options: Any) -> None:
+        self.config = m.Config(nproc, spares, **options)
+        self.state = m.initial(self.config)
+        self.t = 0.0
+        self.hits: set[tuple[m.Phase, type[ev.Event]]] = set()
+        self.orders: list[ev.Action] = []
+        self.journal = [json.dumps({"t": 0.0, "wall": 0.0, "config": self.config.to_json()})]
+
+    def send(self, event: ev.Event) -> tuple[ev.Action, ...]:
+        """Hand one event to the machine; its actions."""
+        self.journal.append(json.dumps({"t": self.t, "event": event.to_json()}))
+        self.hits.add((self.state.phase, type(event)))
+        self.state, actions = m.advance(self.config, self.state, event)
+        answer = {"actions": [a.to_json() for a in actions], "phase": self.state.phase.value}
+        self.journal.append(json.dumps({"t": self.t, **answer, "generation": self.state.generation}))
+        self.orders += actions
+        return actions
+
+    # ---- shorthands ------------------------------------------------------------------------------------------------
+
+    def at(self, phase: m.Phase) -> bool:
+        return self.state.phase is phase
+
+    def holder(self, rank: int) -> int:
+        cell = self.state.holder[rank]
+        assert cell is not None
+        return cell
+
+    def begin(self) -> Driver:
+        self.send(ev.Begin(self.t))
+        return self
+
+    def up(self, *, protect: bool = True) -> Driver:
+        """Begin, every rank started (and protected), spares parked."""
+        self.begin()
+        self.raise_world(protect=protect)
+        return self
+
+    def raise_world(self, *, protect: bool = True) -> None:
+        for worker in self.state.workers:
+            self.send(ev.Started(self.t, worker.cell))
+            if worker.rank is None:
+                self.send(ev.Parked(self.t, worker.cell))
+            elif protect:
+                self.send(ev.Grouped(self.t, worker.cell))
+                self.send(ev.Protected(self.t, worker.cell))
+
+    def kill(self, worker: int, **facts: Any) -> tuple[ev.Action, ...]:
+        facts = {"cause": "SIGKILL", "code": 137, "step": 5, **facts}
+        return self.send(ev.Died(self.t, worker, **facts))
+
+    def close(self, last: int = 4) -> tuple[ev.Action, ...]:
+        return self.send(ev.GateClosed(self.t, self.state.generation, last))
+
+    def answer(self, stage: str, ranks: tuple[int, ...] | None = None) -> tuple[ev.Action, ...]:
+        """These ranks (all) answer one stage of the present generation."""
+        found: list[ev.Action] = []
+        for rank in range(self.config.nproc) if ranks is None else ranks:
+            found += self.send(ev.Stage(self.t, self.holder(rank), self.state.generation, stage))
+        return tuple(found)
+
+    def recover(self, last: int = 4) -> None:
+        """From STOPPING to the end of the incident."""
+        self.close(last)
+        for stage in STAGES:
+            self.answer(stage)
+        assert self.at(m.Phase.RUNNING)
+
+    def expire(self, name: str, generation: int | None = None) -> tuple[ev.Action, ...]:
+        return self.send(ev.Expired(self.t, name, self.state.generation if generation is None else generation))
+
+
+def only(actions: tuple[ev.Action, ...], kind: type[A]) -> A:
+    """The one action of this kind."""
+    found = [a for a in actions if isinstance(a, kind)]
+    assert len(found) == 1, actions
+    return found[0]
+
+
+def says(actions: tuple[ev.Action, ...]) -> list[str]:
+    """Keys of everything said, each of them known."""
+    found = [a.what for a in actions if isinstance(a, ev.Say)]
+    assert set(found) <= set(m.SAYS)
+    return found
+
+
+def kinds(actions: tuple[ev.Action, ...]) -> list[str]:
+    return [type(a).__name__ for a in actions]
+
+
+def in_incident(stages: int) -> Driver:
+    """A run whose rank 1 died, `stages` stages into its recovery."""
+    run = Driver().up()
+    run.kill(1)
+    run.close()
+    for stage in STAGES[:stages]:
+        run.answer(stage, (0,) if stage in ("stopped", "cleaned") else None)
+    return run
+
+
+def in_restart() -> Driver:
+    """A run that starts anew."""
+    run = Driver(max_restarts=1).up(protect=False)
+    run.kill(0)
+    return run

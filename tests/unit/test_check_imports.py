@@ -1,0 +1,46 @@
+"""The import checker finds what it is there to find."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lint import check_imports
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("ftrun.control.machine", "from ftrun.host import loop"),
+        ("ftrun.control.machine", "from ..host.loop import run"),
+        ("ftrun.control.machine", "def f():\n    import time"),
+        ("ftrun.core.board", "from ftrun import control"),
+        ("ftrun.host.loop", "import torch"),
+        ("ftrun.host.loop", "def f():\n    from torch.distributed import TCPStore"),
+        ("ftrun.host.loop", "import importlib\ndef f():\n    importlib.import_module('torch.nn')"),
+        ("ftrun.host.loop", "def f():\n    import ftrun.worker.entry"),
+        ("ftrun.host.nursery", "from ftrun.worker import entry"),
+        ("ftrun.faults.plan", "import ftrun.worker"),
+        ("ftrun.worker.entry", "from ftrun.host import keeper"),
+        ("ftrun.extra.thing", "import os"),
+    ],
+)
+def test_forbidden(module: str, source: str) -> None:
+    assert len(check_imports.complaints(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("ftrun.cli.main", "def f():\n    from ftrun.view import status"),
+        ("ftrun.control.machine", "from ftrun.core import gate\nfrom .events import Event\nimport enum"),
+        ("ftrun.worker.entry", "import torch\nfrom ftrun import native, UsageError"),
+        ("ftrun.host.nursery", "def child():\n    import torch\n    from ftrun.worker import entry"),
+    ],
+)
+def test_allowed(module: str, source: str) -> None:
+    assert check_imports.complaints(module, source) == []
+
+
+def test_a_package_resolves_relative_imports_from_itself() -> None:
+    assert check_imports.complaints("ftrun.core", "from . import gate", is_package=True) == []
+    assert check_imports.complaints("ftrun.core", "from ..host import loop", is_package=True) != []

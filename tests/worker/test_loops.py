@@ -1,0 +1,113 @@
+"""Deaths in places that a fault plan does not name: between loops, in job.call, beside the loop, after it.
+
+Every run must end on the weights, optimizer state and random streams of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Ftrun, Run
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+Baseline = Callable[[int], dict[str, str]]
+
+
+def digests(run: Run) -> dict[str, str]:
+    """rank -> digest; a rank that printed it twice (it died after that) must have printed the same."""
+    found: dict[str, str] = {}
+    for rank, digest in re.findall(r"^\[rank (\d+)\] digest (\w+)$", run.stdout, re.M):
+        assert found.setdefault(rank, digest) == digest, f"rank {rank} printed two digests\n{run.stderr}"
+    return found
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
+    """baseline(ranks): what an uninterrupted run prints."""
+    known: dict[int, dict[str, str]] = {}
+
+    def run(ranks: int) -> dict[str, str]:
+        if ranks not in known:
+            clean = Ftrun(tmp_path_factory.mktemp("clean"))
+            started = clean.start("--nproc-per-node", ranks, "--spares", 0, SCRIPTS / "loops.py")
+            assert started.wait() == 0, started.stderr
+            known[ranks] = digests(started)
+            assert len(known[ranks]) == ranks
+            assert not clean.clean_up()
+        return known[ranks]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("place", "ranks", "spares"),
+    [
+        ("call 1@0", 3, 1),
+        ("call 5 late@1", 3, 1),
+        ("handed out 4@2", 3, 1),
+        ("subgroups 5@1", 3, 0),
+        ("left 3@2", 3, 1),
+        ("after loop 0@0", 3, 1),
+        ("before loop 2@2", 3, 1),
+        ("after loop 2@0", 3, 1),
+        ("tail@1", 3, 0),
+        ("very end@2", 3, 1),
+        ("subgroups 5@0", 1, 1),
+        ("tail@0", 1, 0),
+    ],
+)
+def test_death_at(ftrun: Ftrun, baseline: Baseline, place: str, ranks: int, spares: int) -> None:
+    run = ftrun.start("--nproc-per-node", ranks, "--spares", spares, SCRIPTS / "loops.py", KILL=place)
+    assert run.wait() == 0, run.stderr
+    assert (ftrun.base / "killed").exists(), "nothing was killed"
+    assert digests(run) == baseline(ranks), run.stderr
+    assert "(SIGKILL" in run.stderr and "bit-identical to an uninterrupted run: yes" in run.stderr
+
+
+def test_death_before_the_first_loop_starts_all_again(ftrun: Ftrun, baseline: Baseline) -> None:
+    """Nothing is lost there, and what the ranks told each other so far may not be known in full."""
+    run = ftrun.start("--nproc-per-node", 3, SCRIPTS / "loops.py", KILL="before loop 0@1")
+    assert run.wait() == 0, run.stderr
+    assert digests(run) == baseline(3)
+    assert "rank 1 failed (SIGKILL); all workers start again" in run.stderr
+
+
+def test_checkpoint_is_saved_and_loaded_also_by_a_replacement(ftrun: Ftrun) -> None:
+    script, file = SCRIPTS / "checkpoint.py", str(ftrun.base / "model.pt")
+    whole = ftrun.start("--nproc-per-node", 2, "--spares", 0, script, SAVE=file)
+    assert whole.wait() == 0, whole.stderr
+    wanted = sorted(whole.stdout.splitlines())
+    assert len(wanted) == 2 and "end 7 " in wanted[0]
+    later = ftrun.start("--nproc-per-node", 2, "--spares", 0, script, LOAD=file, KILL="1")
+    assert later.wait() == 0, later.stderr
+    assert sorted(later.stdout.splitlines()) == wanted
+    assert "rank 1 died in forward of step 6" in later.stderr and "uninterrupted run: yes" in later.stderr
+    assert not list(ftrun.base.glob("*.tmp"))
+
+
+EARLY = """
+import sys, torch, torch.distributed as dist, ftrun
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+dist.init_process_group("ftrun")
+job = ftrun.protect(model=torch.nn.parallel.DistributedDataParallel(model), optimizer=optimizer)
+for step in job.steps(100):
+    with step:
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    if step.index == 3:
+        {leave}
+print("after", step.index)
+"""
+
+
+@pytest.mark.parametrize(("leave", "printed"), [("break", 2), ("sys.exit(0)", 0)])
+def test_leaving_the_loop_early(ftrun: Ftrun, leave: str, printed: int) -> None:
+    run = ftrun.start("--nproc-per-node", 2, ftrun.script(EARLY.format(leave=leave)))
+    assert run.wait() == 0, run.stderr
+    assert run.stdout.count("after 3") == printed
+    assert "incident" not in run.stderr

@@ -1,0 +1,90 @@
+"""A memory limit that the weights do not fit in: said with the amounts, before the kernel kills anything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftrun.worker import segment
+from tests.conftest import Ftrun
+
+LIMIT = 900 << 20
+MODEL = 600  # MiB: fits for one of two ranks, not for both
+
+# parameters that were never written take no memory, so that only what protect() takes can be too much
+SCRIPT = f"""
+import torch, torch.distributed as dist, ftrun
+model = torch.nn.Module()
+model.weight = torch.nn.Parameter(torch.empty({MODEL} << 18))
+dist.init_process_group("ftrun")
+ftrun.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+print("protected", flush=True)
+"""
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A memory cgroup with a limit; needs the right to make one."""
+    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    root = Path("/sys/fs/cgroup/memory")
+    if "memory" not in own or not (root / "memory.limit_in_bytes").exists():
+        pytest.skip("no memory controller of cgroup v1 on this machine")
+    parent = root / own["memory"].strip("/")
+    group = (parent if parent.exists() else root) / f"ftrun-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(LIMIT))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"cgroups may not be made here: {error}")
+    try:
+        yield group
+    finally:
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                group.rmdir()
+                break
+            except OSError:  # its processes are still ending
+                assert time.monotonic() < deadline, (group / "cgroup.procs").read_text()
+                time.sleep(0.01)
+
+
+def test_limit_too_small_for_the_weights(ftrun: Ftrun, limited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ftrun.command
+    enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(limited / "cgroup.procs")]
+    monkeypatch.setattr(ftrun, "command", lambda *args: enter + plain(*args))
+    run = ftrun.start("--nproc-per-node", 2, "--spares", 0, ftrun.script(SCRIPT))
+    assert run.wait() == 1, run.stderr
+    message = re.search(
+        r"rank [01]: DeviceError: moving parameters and optimizer state into memory that outlives the worker needs (\d+) MiB of "
+        r"shared memory on each of 2 ranks, and the memory limit \(cgroup\) leaves (\d+) MiB; raise the limit by at least (\d+) MiB",
+        run.stderr,
+    )
+    assert message, run.stderr
+    needed, left, more = map(int, message.groups())
+    assert needed == MODEL and left < needed and abs(needed - left - more) <= 1
+    assert re.search(r"ftrun: rank [01] failed: DeviceError at .*train.py:\d+", run.stderr)
+    assert run.stdout.count("protected") <= 1
+    killed = dict(line.split() for line in (limited / "memory.oom_control").read_text().splitlines())
+    assert killed.get("oom_kill", "0") == "0", "the kernel killed a process"
+
+
+def test_file_cache_counts_as_free_and_every_level_limits(tmp_path: Path) -> None:
+    """v1 and v2 files: the tightest level decides, and the cache of files is given back when memory is asked for."""
+    for level, limit, used in (("", "max", 90), ("a", "100", 80), ("a/b", "1000", 70)):
+        folder = tmp_path / level
+        folder.mkdir(exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text("anon 5\ninactive_file 30\nactive_file 10\n")
+    assert segment._left_under(tmp_path, "/a/b", "memory.max", "memory.current", "") == [970, 60]
+    assert segment._left_under(tmp_path, "/", "memory.max", "memory.current", "") == []
+    assert segment._left_under(tmp_path, "/gone/x", "memory.max", "memory.current", "") == []
