@@ -19,7 +19,7 @@ from ftrun.core import gate
 from ftrun.core.errors import PlatformError
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
-VERSION = 1
+VERSION = 2
 CELL_BYTES = 512
 _CELLS_AT = 4096
 _WORD = 8
