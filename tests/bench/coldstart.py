@@ -35,7 +35,7 @@ KINDS = ("noop", "ddp")
 
 def command(system: str, ranks: int, kind: str, out: Path) -> list[str]:
     own = [] if system == "ftrun" else ["--standalone"]
-    script = [str(SCRIPTS / "start.py"), kind, str(out)]
+    script = [str(SCRIPTS / f"start_{kind}.py"), str(out)]
     return [harness.tool(system), *own, "--nproc-per-node", str(ranks), *script]
 
 
