@@ -79,6 +79,10 @@ class Agent:
             start_timeout=settings.start_timeout,
             stop_timeout=settings.stop_timeout,
             shared=peers is not None,
+            replacement_window=settings.window,
+            device_faults=settings.device_faults,
+            wait_for_device=settings.wait_for_device,
+            policy=settings.policy,
         )
         self._state: State = initial(self._config)
         self._spares_due: list[ev.Spawn] = []

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftrun.control.policy import Overrides
 from ftrun.core.errors import UsageError
 from ftrun.host.streams import Streams
 
@@ -88,6 +89,11 @@ class Settings:
     forward: tuple[int, ...] = ()
     rdzv_id: str = ""  # as given with --rdzv-id; TORCHELASTIC_RUN_ID is this, else the run's name
     nodes: Nodes = Nodes()
+    policy: Overrides = field(default_factory=Overrides)
+    device_faults: int = 3  # of one device within `window`
+    window: float = 3600.0
+    wait_for_device: bool = False
+    quarantine_file: str | None = None  # absolute
     output: Output = Output()
 
     def to_json(self) -> dict[str, Any]:
