@@ -105,6 +105,10 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
         )
     chosen = policyfile.read(config or Config(), values["xid-policy"])
     quarantine = values["quarantine-file"]
+    if quarantine is not None:
+        from ftrun.host.quarantine import check
+
+        check(Path(quarantine))
     # what is no Python cannot be warmed up, and nothing is replaced in place in a world of several nodes yet
     spares = 0 if kind == "program" or nodes.most > 1 else values["spares"]
     rdzv_id = "" if values["standalone"] else _rdzv_id(values["rdzv-id"])

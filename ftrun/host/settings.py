@@ -110,7 +110,12 @@ def worker_count(text: str) -> int:
         if gpus:
             return gpus
         if kind == "gpu":
-            raise UsageError("--nproc-per-node gpu: this machine shows no GPU (no /dev/nvidia0)")
+            from ftrun.host import visible
+
+            found = visible.count(os.environ)
+            if not found:
+                raise UsageError("--nproc-per-node gpu: this machine shows no GPU (no /dev/nvidia0, and none by NVML)")
+            return found
         return len(os.sched_getaffinity(0))
     if kind == "xpu":
         count = xpu_count()
