@@ -105,6 +105,7 @@ class Config:
     start_timeout: float = 300.0
     stop_timeout: float = 10.0
     recover_timeout: float = 600.0
+    shutdown_timeout: float = 30.0
     shared: bool = False  # one of several nodes: what ends a world is decided by all of them
     device_faults: int = 3  # per device and `replacement_window`
     wait_for_device: bool = False  # what to do without a healthy device, instead of ending
@@ -142,6 +143,7 @@ class Worker:
     grouped: bool = False
     loop_done: bool = False
     finished: bool = False
+    dead: bool = False  # it died, and that is being dealt with
     stage: Stage = Stage.NONE
 
     @property
@@ -190,6 +192,7 @@ class State:
     device_faults: tuple[tuple[str, float], ...] = ()
     suspects: tuple[tuple[str, float], ...] = ()
     waiting: bool = False  # for a healthy device
+    leaving: tuple[int, ...] = ()  # workers of the world before that were told to end, and have not
     exit_code: int | None = None
 
     @property

@@ -79,6 +79,7 @@ class Agent:
             max_replacements=settings.max_replacements,
             start_timeout=settings.start_timeout,
             stop_timeout=settings.stop_timeout,
+            shutdown_timeout=settings.shutdown_timeout,
             shared=peers is not None,
             replacement_window=settings.window,
             device_faults=settings.device_faults,
@@ -493,5 +494,6 @@ _ACTIONS: dict[type[ev.Action], Callable[[Agent, Any], None]] = {
     ev.End: Agent._finish,
     ev.Quarantine: lambda agent, action: agent._devices.quarantine(action),
     ev.Probe: lambda agent, action: agent._devices.probe(action),
+    ev.Dismiss: lambda agent, action: agent._crew.dismiss(action.worker),
     ev.Fence: lambda agent, action: agent._crew.fence(action.worker),
 }

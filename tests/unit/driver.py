@@ -83,6 +83,11 @@ class Driver:
         device = self.state.device[rank]
         return self.send(ev.DeviceFault(self.t, fault, (device,), (self.holder(rank),), code=code, **facts))
 
+    def leave(self) -> None:
+        """Everyone who was told to end does."""
+        for cell in self.state.leaving:
+            assert kinds(self.kill(cell, cause="SIGTERM", code=143))[0] == "Fence"
+
     def close(self, last: int = 4) -> tuple[ev.Action, ...]:
         return self.send(ev.GateClosed(self.t, self.state.generation, last))
 

@@ -30,6 +30,7 @@ class Process:
     stage: int = -1  # index into STAGES, for `stage_of`
     stage_of: int = 0
     leaving: bool = False  # it may leave its loop, and then end
+    told: bool = False  # to end, since the world starts anew
     loop_done: bool = False
     finished: bool = False
 
@@ -95,6 +96,11 @@ class Simulation:
     def do_fence(self, order: ev.Fence) -> None:
         process = self.processes[order.worker]
         process.alive, process.fenced = False, True
+
+    def do_dismiss(self, order: ev.Dismiss) -> None:
+        process = self.processes[order.worker]
+        assert process.alive
+        process.told = True
 
     def do_closegate(self, order: ev.CloseGate) -> None:
         assert order.generation >= self.gate
@@ -187,6 +193,8 @@ class Simulation:
         t, cell = self.run.t, process.cell
         if process.finished:
             return None
+        if process.told:
+            return ev.Died(t, cell, "SIGTERM", 143)
         if not process.started:
             return ev.Started(t, cell)
         if process.rank is None:
@@ -228,6 +236,8 @@ class Simulation:
         elif isinstance(event, ev.LoopDone):
             process.loop_done = True
             process.leaving = self.ending
+        elif isinstance(event, ev.Died):
+            process.alive = False
         elif isinstance(event, ev.Finished):
             process.finished, process.alive = True, False
         elif isinstance(event, ev.Stage):
@@ -256,10 +266,10 @@ class Simulation:
         return [p for p in self.processes.values() if p.alive]
 
     def looping(self) -> list[Process]:
-        return [p for p in self.alive() if p.protected and not p.through]
+        return [p for p in self.alive() if p.protected and not p.through and not p.told]
 
     def staying(self) -> list[Process]:
-        return [p for p in self.alive() if p.protected and not p.leaving]
+        return [p for p in self.alive() if p.protected and not p.leaving and not p.told]
 
     def die(self, process: Process, code: int | None = 137, signature: str = "") -> None:
         process.alive = False
@@ -342,7 +352,7 @@ class Simulation:
                 assert self.memory[rank] == cell
         for process in self.processes.values():
             if process.alive:
-                assert state.worker(process.cell) is not None, "a live worker is forgotten"
+                assert process.told or state.worker(process.cell) is not None, "a live worker is forgotten"
 
     def somebody_is_waited_for(self) -> None:
         """Unless it is quiet there is always a deadline or an answer that must come."""
@@ -350,7 +360,8 @@ class Simulation:
         waits = {Phase.STARTING: "start", Phase.RESTARTING: "backoff"}
         if state.phase is Phase.RESTARTING:
             backoff = waits[state.phase] in self.deadlines or not state.backoff_over
-            assert self.starting or backoff or state.waiting
+            assert self.starting or state.leaving or backoff or state.waiting
+            assert not state.leaving or "leave" in self.deadlines
         elif state.phase is Phase.STOPPING and not state.published and not state.waiting:
             assert state.generation in self.owed
 
