@@ -6,6 +6,8 @@
 //   mig gpu=0 uuid=MIG-a gi=1 ci=0
 //   event seq=1 gpu=0 type=8 data=48 gi=4294967295 ci=4294967295
 //
+// or, as `ftrun inject-fault` appends them, "INDEX xid N", "INDEX ecc" and "INDEX lost".
+//
 // Events are numbered; a set hands out those that came after it was registered. Processes on a device are the files
 // <control file>.procs/<UUID>/<pid> whose process lives. Not thread-safe beyond what is needed: one lock around the file.
 #include <dirent.h>
@@ -13,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -42,7 +45,8 @@ enum Return : int {
 using Words = std::map<std::string, std::string>;
 
 struct World {
-    std::vector<Words> gpus, migs, events;
+    std::vector<Words> gpus, migs, events, struck;
+    long long strikes = 0;
 };
 
 // handles: 1 + n for a GPU, 1001 + n for a MIG device
@@ -52,6 +56,7 @@ std::mutex lock;
 World world;
 timespec read_at{};
 ino_t read_inode = 0;
+off_t read_size = 0;  // the clock of a file is coarser than two appends
 
 const char* control() { return std::getenv("FTRUN_FAKE_NVML"); }
 
@@ -65,12 +70,28 @@ std::string text(const Words& words, const std::string& key, const std::string& 
     return found == words.end() ? otherwise : found->second;
 }
 
+// one appended line: what happens to device `index`
+void strike(World& fresh, const std::string& index, const std::string& line) {
+    std::istringstream parts(line);
+    std::string skipped, what, code;
+    parts >> skipped >> what >> code;
+    const auto gpu = static_cast<size_t>(std::atoll(index.c_str()));
+    if (gpu >= fresh.gpus.size()) return;
+    if (what == "lost") {
+        fresh.gpus[gpu]["lost"] = "1";
+        return;
+    }
+    const std::string seq = std::to_string(++fresh.strikes);
+    const std::string type = what == "ecc" ? "2" : "8";
+    fresh.struck.push_back({{"seq", seq}, {"gpu", index}, {"type", type}, {"data", code.empty() ? "0" : code}});
+}
+
 World now() {
     const std::lock_guard<std::mutex> guard(lock);
     struct stat info{};
     if (control() == nullptr || stat(control(), &info) != 0) return world;
-    if (info.st_ino == read_inode && info.st_mtim.tv_sec == read_at.tv_sec && info.st_mtim.tv_nsec == read_at.tv_nsec)
-        return world;
+    const bool same_time = info.st_mtim.tv_sec == read_at.tv_sec && info.st_mtim.tv_nsec == read_at.tv_nsec;
+    if (info.st_ino == read_inode && info.st_size == read_size && same_time) return world;
     World fresh;
     std::ifstream file(control());
     for (std::string line; std::getline(file, line);) {
@@ -85,9 +106,11 @@ World now() {
         if (kind == "gpu") fresh.gpus.push_back(words);
         if (kind == "mig") fresh.migs.push_back(words);
         if (kind == "event") fresh.events.push_back(words);
+        if (!kind.empty() && kind.find_first_not_of("0123456789") == std::string::npos) strike(fresh, kind, line);
     }
     world = fresh;
     read_inode = info.st_ino;
+    read_size = info.st_size;
     read_at = info.st_mtim;
     return world;
 }
@@ -140,13 +163,24 @@ int copy(const std::string& from, char* to, unsigned length) {
 struct EventSet {
     uintptr_t device = 0;
     unsigned long long types = 0;
-    long long seen = 0;
+    long long seen = 0, seen_strikes = 0;
 };
 
-long long newest(const World& w) {
+long long newest(const std::vector<Words>& events) {
     long long last = 0;
-    for (const Words& event : w.events) last = std::max(last, number(event, "seq", 0));
+    for (const Words& event : events) last = std::max(last, number(event, "seq", 0));
     return last;
+}
+
+// the next event of the set's device that it has not seen; nullptr when there is none
+const Words* next(const EventSet& set, const std::vector<Words>& events, long long& seen) {
+    for (const Words& event : events) {
+        const long long seq = number(event, "seq", 0);
+        if (seq <= seen || kGpu + static_cast<uintptr_t>(number(event, "gpu", 0)) != set.device) continue;
+        seen = seq;
+        if (static_cast<unsigned long long>(number(event, "type", 8)) & set.types) return &event;
+    }
+    return nullptr;
 }
 
 }  // namespace
@@ -241,7 +275,9 @@ int nvmlDeviceRegisterEvents(uintptr_t handle, unsigned long long types, EventSe
     if (entered != SUCCESS) return entered;
     set->device = handle;
     set->types = types;
-    set->seen = newest(now());
+    const World w = now();
+    set->seen = newest(w.events);
+    set->seen_strikes = newest(w.struck);
     return SUCCESS;
 }
 int nvmlEventSetWait_v2(EventSet* set, EventData* out, unsigned milliseconds) {
@@ -250,15 +286,13 @@ int nvmlEventSetWait_v2(EventSet* set, EventData* out, unsigned milliseconds) {
         const int entered = enter(set->device, "nvmlEventSetWait");
         if (entered == GPU_IS_LOST) return entered;
         const World w = now();
-        for (const Words& event : w.events) {
-            const long long seq = number(event, "seq", 0);
-            const auto type = static_cast<unsigned long long>(number(event, "type", 8));
-            if (seq <= set->seen || kGpu + static_cast<uintptr_t>(number(event, "gpu", 0)) != set->device) continue;
-            set->seen = seq;
-            if (!(type & set->types)) continue;
-            *out = EventData{set->device, type, static_cast<unsigned long long>(number(event, "data", 0)),
-                             static_cast<unsigned>(number(event, "gi", UINT32_MAX)),
-                             static_cast<unsigned>(number(event, "ci", UINT32_MAX))};
+        const Words* event = next(*set, w.events, set->seen);
+        if (event == nullptr) event = next(*set, w.struck, set->seen_strikes);
+        if (event != nullptr) {
+            *out = EventData{set->device, static_cast<unsigned long long>(number(*event, "type", 8)),
+                             static_cast<unsigned long long>(number(*event, "data", 0)),
+                             static_cast<unsigned>(number(*event, "gi", UINT32_MAX)),
+                             static_cast<unsigned>(number(*event, "ci", UINT32_MAX))};
             return SUCCESS;
         }
         if (std::chrono::steady_clock::now() >= end) return TIMEOUT;
