@@ -93,3 +93,11 @@ def test_a_missing_file_and_an_impossible_wait(folder: Path, mistake: Callable[.
     assert "none.toml: cannot read the Xid policy" in mistake("--xid-policy=none.toml", "train.py", code=78)
     several = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29400", "--on-exhausted=wait")
     assert "--on-exhausted wait is for one node" in mistake(*several, "train.py")
+
+
+def test_the_example_of_the_readme(folder: Path, plan: Plan) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    (example,) = [block for block in readme.split("```toml\n")[1:] if block.startswith("[policy]")]
+    (folder / "run.toml").write_text(example.partition("```")[0])
+    settings = plan("--config=run.toml")["settings"]
+    assert settings["policy"]["faults"] == [["signal", "stop"]] and len(settings["policy"]["xids"]) == 8
