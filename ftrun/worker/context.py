@@ -120,6 +120,8 @@ class Context:
                 tried = published
             if self.board[Head.ENDING]:
                 raise WorkerError("the run ends")
+            if self.board[Head.WAITING]:
+                deadline = time.monotonic() + seconds
             left = deadline - time.monotonic()
             if left <= 0:
                 raise WorkerError(f"no new world was published within {seconds:.0f} s; is the launcher alive?")

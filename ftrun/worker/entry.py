@@ -141,9 +141,12 @@ def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:
 
 def _settler(context: Context, spec: dict[str, Any]) -> Callable[[], None]:
     """What is left to do on this machine once the local rank is known."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # before the script of a spare may set it
+    unchanged = os.environ.get("CUDA_VISIBLE_DEVICES")  # before the script of a spare may set it
 
     def settle() -> None:
+        visible = unchanged
+        if context.world is not None and context.world.devices:  # a device is in quarantine
+            visible = os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(context.world.devices)
         if spec["numa"]:
             numa.bind(spec["numa"], context.local_rank, int(os.environ["LOCAL_WORLD_SIZE"]), visible)
         if spec["virtual"]:
