@@ -12,6 +12,7 @@ from ftrun.control import budgets, events, restarts
 from ftrun.control.events import Action, CloseGate, Deadline, Died, Fence, OpenGate, Publish, Say, Spawn
 from ftrun.control.states import INCIDENT, STAGES, Config, IllegalEvent, Phase, Result, Stage, State, Worker, with_item
 from ftrun.core.errors import EXIT_FAILED
+from ftrun.core.faults import Fault
 
 AFTER_LOOP = -1  # Publish.resume of a tail world
 
@@ -200,7 +201,8 @@ def recover_expired(config: Config, state: State, event: events.Expired) -> Resu
 
 
 def _condemn(workers: Sequence[Worker], t: float, cause: str) -> list[Died]:
-    return [Died(t, w.cell, cause, loop_done=w.loop_done) for w in workers]
+    fault, evidence = Fault.HANG.value, f"it {cause}"
+    return [Died(t, w.cell, cause, loop_done=w.loop_done, fault=fault, evidence=evidence) for w in workers]
 
 
 def _reached(state: State, worker: Worker) -> Stage:

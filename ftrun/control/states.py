@@ -76,6 +76,7 @@ SAYS = {
     "spare_unneeded": "worker: the script ends without asking for a rank, so no spare can wait for one",
     "stuck": "detail = what every rank waits in: all connections are made again",
     "stuck_again": "detail = what every rank waits in once more, the run ends",
+    "noticed": "worker, rank (of one worker's trouble); detail = evidence of something that stops nobody",
     "service_died": "detail = service",
     "service_given_up": "detail = service that died too often, the run ends",
     "signalled": "detail = signal number",

@@ -15,6 +15,7 @@ from ftrun.control.events import Action, CloseGate, Died, Event, OpenGate, Publi
 from ftrun.control.machine import INCIDENT, Phase
 from ftrun.core import paths
 from ftrun.core.board import Board, F, Inexact
+from ftrun.core.faults import Fault
 from ftrun.host import report
 from ftrun.host.incident import Incident, Victim
 
@@ -77,7 +78,7 @@ class Narrator:
             self._begin(event, woke)
         elif isinstance(event, Stuck) and phase in INCIDENT and self._incident is None:
             now = time.monotonic_ns()
-            self._incident, self._told = Incident(now, now), set()
+            self._incident, self._told = Incident(now, now, fault=event.fault, evidence=event.evidence), set()
         if isinstance(event, Signalled) and phase is Phase.ENDED:
             self._say(report.signalled_again(event.signum), "warning")
         for action in actions:
@@ -94,7 +95,7 @@ class Narrator:
             began, detected = cell[F.RAISED_NS] or woke, time.monotonic_ns()
         else:
             detected = cell[F.DETECTED_NS] or time.monotonic_ns()
-            began = self._fault_time(cell.rank, detected) or (cell[F.BEAT] if event.cause == "frozen" else woke)
+            began = self._fault_time(cell.rank, detected) or (cell[F.BEAT] if event.fault == Fault.FROZEN else woke)
         began = min(began, detected)
         if self._incident is None:
             self._incident = Incident(began, detected)
@@ -104,7 +105,8 @@ class Narrator:
             cause = event.cause if isinstance(event, Died) else event.signature
             known = isinstance(event, Raised) or began != woke
             seen = (detected - began) / 1e6 if known else None
-            self._incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen))
+            why = (event.fault, event.evidence)
+            self._incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen, *why))
 
     def _fault_time(self, rank: int | None, detected: int) -> int | None:
         """When the injected fault that struck `rank` fired, ns."""
@@ -128,7 +130,9 @@ class Narrator:
         elif say.what in ("raised", "raised_again"):
             step = self._board.cell(say.worker).step if say.worker is not None else None
             tell = report.raised if say.what == "raised" else report.raised_again
-            self._say(tell(say.rank or 0, say.detail, step), report.level(say.what))
+            poisoned = isinstance(event, Raised) and event.fault == Fault.NONFINITE
+            what = event.evidence if poisoned and isinstance(event, Raised) else say.detail
+            self._say(tell(say.rank or 0, what, step), report.level(say.what))
         elif say.what in ("restarting", "world_stopped", "peer_failed"):
             self.restarts += 1
             now = time.monotonic_ns()

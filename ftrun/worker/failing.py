@@ -15,8 +15,8 @@ import traceback
 import zlib
 from types import TracebackType
 
-from ftrun.core import paths
-from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, DeviceError, PlatformError, UsageError
+from ftrun.core import paths, symptoms
+from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, DeviceError, NonFiniteError, PlatformError, UsageError
 from ftrun.worker.context import Context
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -29,6 +29,8 @@ def final_code(error: BaseException) -> int:
     """Exit code of a run that an error of ours ends at once, since it would only come again; 0 = worth another try."""
     if isinstance(error, UsageError):
         return EXIT_USAGE
+    if isinstance(error, NonFiniteError) and error.final:
+        return EXIT_FAILED
     return EXIT_FAILED if isinstance(error, (DeviceError, PlatformError)) else 0
 
 
@@ -58,6 +60,8 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
             "traceback": text,
             "where": where,
             "signature": f"{name} at {where}",
+            "fault": symptoms.of_exception(error).value,
+            "evidence": symptoms.exception_evidence(name, str(error), where),
             "kind": kind,
             "final": final_code(error),
             "time": now,

@@ -261,7 +261,7 @@ def _before_update(engine: Engine) -> Callable[..., None]:
             )
         if engine.current is None:
             raise UsageError("optimizer.step() of a protected optimizer outside `with step:`")
-        engine.current.optimizer_steps()
+        engine.current.optimizer_steps(optimizer)
 
     return hook
 

@@ -1,0 +1,217 @@
+"""What a rank watches in itself on the way to its gate: finite gradients, equal replicas, its own share of a step's time.
+
+Everything here runs in the rank itself and costs one read of the gradients a step. What it finds is said before the rank
+arrives, so the gate stays shut and nothing of it reaches the weights.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftrun import native
+from ftrun.core.board import F, Inexact, Phase, sum_of, sum_word
+from ftrun.core.errors import NonFiniteError
+from ftrun.core.replicas import corrupt
+from ftrun.worker.recording import tensors_of
+
+if TYPE_CHECKING:
+    from ftrun.worker.engine import Engine
+
+_REDUCING = {
+    "allreduce": 0, "allreduce_coalesced": 0, "reduce": 0, "_reduce_scatter_base": 1, "reduce_scatter_single": 1,
+    "reduce_scatter": 1, "reduce_scatter_tensor_coalesced": 1,
+}  # fmt: skip
+"""Collective -> which of its arguments holds this rank's own contribution."""
+
+_FORMATS = {getattr(torch, name): name for name in native.FLOAT_FORMATS}
+_LOW_RANGE = (torch.float16,)  # a sum of finite numbers may overflow
+_STACK = 40  # frames in which a GradScaler is looked for
+_FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are replicas
+
+
+class Vigil:
+    """`nonfinite` is redo, stop or ignore; replicas are compared every `every` steps, 0 = never."""
+
+    def __init__(self, engine: Engine, nonfinite: str, every: int) -> None:
+        self._engine = engine
+        self._cell = engine.context.cell
+        self._nonfinite = nonfinite
+        self._every = every
+        self._inspected = 0  # numbers of this body that were looked at on their way into a collective
+        self._poisoned = False  # some of them were not finite
+        self._flags: list[torch.Tensor] = []  # the same for tensors on devices, not read yet
+        self._rescan = False
+        self._since = 0  # when this rank's own work in the step began, ns
+        self._waited = 0  # ns of waiting for others before that
+        self._measured = False
+        self._trusted = False  # all replicas were equal when last compared
+        self._checking = -1  # gate at which replicas are compared
+        self._agreed = -1  # the last one at which they may go on
+
+    # -- the course of a step ----------------------------------------------------------------------------------------
+
+    def body_began(self) -> None:
+        self._inspected, self._poisoned, self._rescan = 0, False, False
+        self._flags.clear()
+        self._measured = False
+        if not self._since:
+            self._start_clock()
+
+    def sending(self, name: str, args: tuple[Any, ...]) -> None:
+        """A collective is about to start: what this rank puts in is still its own."""
+        place = _REDUCING.get(name)
+        if place is None or self._engine.passed or self._cell[F.PHASE] != Phase.BACKWARD:
+            return
+        self._measure()
+        if self._nonfinite == "ignore":
+            return
+        for tensor in tensors_of(args[place]):
+            if tensor.dtype not in _FORMATS:
+                continue
+            self._inspected += tensor.numel()
+            self._rescan = self._rescan or tensor.dtype in _LOW_RANGE
+            if tensor.device.type != "cpu":
+                self._flags.append(torch.isfinite(tensor).all())
+            elif not self._poisoned:
+                self._poisoned = not _finite(tensor)
+
+    def arriving(self, step: int, optimizer: Any) -> None:
+        """The body is about to arrive; `optimizer` is the one that will update, None when none does.
+
+        Errors: NonFiniteError when what it would apply is not finite.
+        """
+        self._measure()
+        if optimizer is not None and self._nonfinite != "ignore":
+            self._check_gradients(step, optimizer)
+        self._publish_sum(step)
+
+    def passed(self) -> None:
+        """The gate opened: every rank starts its next share of work at this moment."""
+        self._start_clock()
+
+    # -- its own time ------------------------------------------------------------------------------------------------
+
+    def _start_clock(self) -> None:
+        self._since = time.monotonic_ns()
+        self._waited = self._engine.registry.waited
+
+    def _measure(self) -> None:
+        """Own work ends where the first gradients are exchanged: after that all ranks are as slow as the slowest."""
+        if not self._measured and self._since:
+            self._measured = True
+            waited = self._engine.registry.waited - self._waited
+            self._cell[F.WORK] = max(0, time.monotonic_ns() - self._since - waited)
+
+    # -- finite gradients --------------------------------------------------------------------------------------------
+
+    def _check_gradients(self, step: int, optimizer: Any) -> None:
+        state = self._engine.state
+        grads = [(name, p.grad) for name, p, _ in state.params if p.grad is not None and p.grad.dtype in _FORMATS]
+        local = self._poisoned or any(not bool(flag) for flag in self._flags)
+        if local or self._rescan or self._inspected < sum(g.numel() for _, g in grads):
+            bad = _first_bad(grads)
+            if bad is None or _scaled(optimizer):
+                return  # a metric, not a gradient; or a GradScaler that leaves such a step out by itself
+            name, index = bad
+            rank = self._engine.context.rank
+            own = "its own, before they were reduced" if local else "as they are after the exchange"
+            error = NonFiniteError(
+                f"the gradients of rank {rank} are not finite in step {self._engine.index_of(step)} ({own}): "
+                f"{name.partition('.')[2].partition('.')[2] or name}, element {index}; the update is not made "
+                "(--nonfinite ignore would make it)"
+            )
+            error.final = self._nonfinite == "stop"
+            raise error
+
+    # -- equal replicas ----------------------------------------------------------------------------------------------
+
+    def _publish_sum(self, step: int) -> None:
+        self._checking = -1
+        if not self._every or (step >= _FIRST_CHECKS and step % self._every):
+            return
+        value = self._sum()
+        if value is None:
+            return
+        self._cell[F.SUM_AT] = 0
+        self._cell[F.SUM] = value
+        self._cell[F.SUM_AT] = sum_word(step, self._trusted)
+        self._checking = step
+
+    def _sum(self) -> int | None:
+        """Checksum of what every replica must have bit for bit; None when nothing is replicated."""
+        engine = self._engine
+        manifest, address = engine.state.manifest, engine.state.arena.segment.address
+        value, found = 0, False
+        for entry in engine.state.replicated(manifest):
+            value = native.checksum(address + entry.offset, entry.block, value)
+            found = True
+        return value if found else None
+
+    def holds(self, step: int) -> bool:
+        """Every rank has arrived at `step`. True: the launcher must first replace one whose weights are corrupt."""
+        if self._checking != step or self._agreed == step:
+            return False
+        context = self._engine.context
+        assert context.world is not None
+        cells = [context.board.cell(place.cell) for place in context.world.places]
+        words = [sum_of(c[F.SUM_AT]) for c in cells]
+        sums = [c[F.SUM] for c in cells]
+        if any(at != step for at, _ in words):
+            self._agreed = step
+            return False  # a rank that replicates nothing, or compares at other steps
+        if corrupt(sums, [trusted for _, trusted in words]):
+            return True
+        self._trusted = len(set(sums)) == 1
+        self._agreed = step
+        return False
+
+    def inherit(self) -> None:
+        """A replacement: what its peers have learned about replicas, and what a corrupt predecessor may have spoilt."""
+        context = self._engine.context
+        world = context.world
+        assert world is not None
+        lost = (world.lost or {}).get(str(context.rank))
+        self._trusted = any(
+            sum_of(context.board.cell(p.cell)[F.SUM_AT])[1] for p in world.places if p.rank != context.rank
+        )
+        if lost is not None and context.board.cell(lost)[F.FENCED] == 3 and self._every != 1:
+            self._engine.note_inexact(Inexact.WAS_CORRUPT)
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    return _bad_index(tensor) < 0
+
+
+def _bad_index(tensor: torch.Tensor) -> int:
+    """Index of the first number that is not finite, -1 = all are."""
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        return native.find_nonfinite(tensor.data_ptr(), tensor.numel(), _FORMATS[tensor.dtype])
+    bad = torch.isfinite(tensor).logical_not_().flatten().nonzero()
+    return int(bad[0]) if len(bad) else -1
+
+
+def _first_bad(grads: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, int] | None:
+    for name, grad in grads:
+        index = _bad_index(grad.coalesce().values() if grad.is_sparse else grad)
+        if index >= 0:
+            return name, index
+    return None
+
+
+def _scaled(optimizer: Any) -> bool:
+    """Does a GradScaler call this update? It has looked at the gradients, or makes the kernel leave the step out."""
+    if getattr(optimizer, "found_inf", None) is not None:
+        return True
+    frame = sys._getframe(1)
+    for _ in range(_STACK):
+        if frame is None:
+            return False
+        if "GradScaler" in type(frame.f_locals.get("self")).__mro__[0].__name__:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
