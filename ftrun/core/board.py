@@ -318,6 +318,18 @@ def word_name(word: int) -> str:
     return word.to_bytes(8, "little").rstrip(b"\0").decode("ascii", "replace")
 
 
+_FULL_NAMES = {
+    name[:8]: name
+    for name in ("allgather", "all_gather", "allreduce", "all_to_all", "broadcast", "recv_anysource", "reduce_scatter")
+}
+
+
+def collective_name(word: int) -> str:
+    """The name in F.COLLECTIVE_NAME; the plain one of those that begin in the same way."""
+    short = word_name(word).lstrip("_")
+    return _FULL_NAMES.get(short, short)
+
+
 def collective_word(group: int, number: int) -> int:
     """F.COLLECTIVE: `group` is 0 for the whole world, else a hash of its ranks; `number` counts its collectives from 1."""
     return (group & 0xFFFFFFFF) << 32 | (number & 0xFFFFFFFF)

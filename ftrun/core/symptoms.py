@@ -21,7 +21,7 @@ _SHARED_MEMORY = re.compile(
     r"/dev/shm|shared memory|</?torch_|insufficient shared memory|bus error.*shm", re.IGNORECASE | re.DOTALL
 )
 _NO_SPACE = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
-_MESSAGE = 160
+_MESSAGE = 240
 
 
 def of_exception(error: BaseException) -> Fault:

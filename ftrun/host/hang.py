@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ftrun.control.hangs import Accused, Limits, Rank, Verdict, Watch
 from ftrun.core import gate
-from ftrun.core.board import Busy, Cell, F, Flag, Phase, collective_of, word_name
+from ftrun.core.board import Busy, Cell, F, Flag, Phase, collective_name, collective_of
+from ftrun.core.faults import Fault
 from ftrun.host import beats
 
 _BODY = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE)
@@ -42,13 +43,15 @@ class HangWatch:
         if any(beats.traced(pid) or beats.why_still(pid) for pid in pids):
             self.quiet()  # a debugger has its reasons; a stopped process is the beat's business
             return None
-        accused = tuple(Accused(a.cell, a.fault, a.evidence + self._line(a.cell)) for a in verdict.accused)
+        accused = tuple(Accused(a.cell, a.fault, a.evidence + self._line(a)) for a in verdict.accused)
         return Verdict(accused, verdict.what, verdict.evidence)
 
-    def _line(self, cell: int) -> str:
-        """Where a rank's Python was when its doorbell thread looked last."""
+    def _line(self, accused: Accused) -> str:
+        """Where a busy rank's Python was when its doorbell thread looked last."""
+        if accused.fault is not Fault.HANG:
+            return ""
         try:
-            raw = json.loads((self._run_dir / "errors" / f"where-{cell}.json").read_text())
+            raw = json.loads((self._run_dir / "errors" / f"where-{accused.cell}.json").read_text())
             return f"; last seen at {raw['line']}"
         except (OSError, ValueError, KeyError, TypeError):
             return ""
@@ -69,7 +72,7 @@ def describe(cell: Cell, word: gate.GateWord) -> Rank:
         at_gate=bool(arrival) and at.generation == word.generation and at.last > word.last,
         group=group,
         number=number,
-        name=word_name(cell[F.COLLECTIVE_NAME]),
+        name=collective_name(cell[F.COLLECTIVE_NAME]),
         excuse=_excuse(Busy(cell[F.BUSY]), phase),
         mark=(cell[F.PROGRESS], cell[F.COLLECTIVE], since, arrival, int(phase), cell[F.STEP], cell[F.ATTEMPT]),
         python=cell[F.PYTHON],

@@ -21,6 +21,12 @@ from ftrun.host.incident import Incident, Victim
 
 _FOLLOWING = ("failed", "restarting", "failed_again", "world_stopped")  # they name the dead rank themselves
 _SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
+_SIGNS: dict[str, F] = {
+    Fault.FROZEN: F.BEAT,
+    Fault.HANG: F.PROGRESS,
+    Fault.GIL: F.PROGRESS,
+    Fault.COLLECTIVE: F.PROGRESS,
+}
 
 
 class Narrator:
@@ -95,7 +101,7 @@ class Narrator:
             began, detected = cell[F.RAISED_NS] or woke, time.monotonic_ns()
         else:
             detected = cell[F.DETECTED_NS] or time.monotonic_ns()
-            began = self._fault_time(cell.rank, detected) or (cell[F.BEAT] if event.fault == Fault.FROZEN else woke)
+            began = self._fault_time(cell.rank, detected) or self._last_sign(event, woke)
         began = min(began, detected)
         if self._incident is None:
             self._incident = Incident(began, detected)
@@ -107,6 +113,11 @@ class Narrator:
             seen = (detected - began) / 1e6 if known else None
             why = (event.fault, event.evidence)
             self._incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen, *why))
+
+    def _last_sign(self, event: Died, woke: int) -> int:
+        """When the fault began at the latest, ns: the last sign of life of a rank that only fell silent."""
+        field = _SIGNS.get(event.fault)
+        return woke if field is None else self._board.cell(event.worker)[field] or woke
 
     def _fault_time(self, rank: int | None, detected: int) -> int | None:
         """When the injected fault that struck `rank` fired, ns."""

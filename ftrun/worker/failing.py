@@ -46,7 +46,7 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
         where = where.removeprefix(_HERE)  # as the script was called
     cell = context.cell
     step = cell.step
-    text = "".join(traceback.format_exception(type(error), error, _from_script(error.__traceback__)))
+    text = _text(error, user)
     name = type(error).__name__
     now = time.time()
     context.report(
@@ -82,6 +82,13 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     else:
         shown = f"ftrun: rank {cell.rank}{at}: {name}: {error} (with the same traceback as rank {first})\n"
     print(shown, end="", file=sys.stderr, flush=True)
+
+
+def _text(error: BaseException, user: list[traceback.FrameSummary]) -> str:
+    """What a person reads of an exception."""
+    if isinstance(error, NonFiniteError):  # found on the way into the update: how we got there explains nothing
+        return "".join(traceback.format_list(user))
+    return "".join(traceback.format_exception(type(error), error, _from_script(error.__traceback__)))
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:

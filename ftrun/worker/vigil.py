@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +28,9 @@ _REDUCING = {
 """Collective -> which of its arguments holds this rank's own contribution."""
 
 _FORMATS = {getattr(torch, name): name for name in native.FLOAT_FORMATS}
-_LOW_RANGE = (torch.float16,)  # a sum of finite numbers may overflow
+_WHOLE = 1 << 20  # numbers of a body that are all looked at before they are exchanged
+_PIECE, _PIECES = 4096, 16  # of larger ones
+_AFTER_YOU = 1.0  # seconds
 _STACK = 40  # frames in which a GradScaler is looked for
 _FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are replicas
 
@@ -45,7 +46,6 @@ class Vigil:
         self._inspected = 0  # numbers of this body that were looked at on their way into a collective
         self._poisoned = False  # some of them were not finite
         self._flags: list[torch.Tensor] = []  # the same for tensors on devices, not read yet
-        self._rescan = False
         self._since = 0  # when this rank's own work in the step began, ns
         self._waited = 0  # ns of waiting for others before that
         self._measured = False
@@ -56,7 +56,7 @@ class Vigil:
     # -- the course of a step ----------------------------------------------------------------------------------------
 
     def body_began(self) -> None:
-        self._inspected, self._poisoned, self._rescan = 0, False, False
+        self._inspected, self._poisoned = 0, False
         self._flags.clear()
         self._measured = False
         if not self._since:
@@ -68,17 +68,27 @@ class Vigil:
         if place is None or self._engine.passed or self._cell[F.PHASE] != Phase.BACKWARD:
             return
         self._measure()
-        if self._nonfinite == "ignore":
+        if self._nonfinite == "ignore" or self._poisoned:
             return
         for tensor in tensors_of(args[place]):
             if tensor.dtype not in _FORMATS:
                 continue
-            self._inspected += tensor.numel()
-            self._rescan = self._rescan or tensor.dtype in _LOW_RANGE
             if tensor.device.type != "cpu":
-                self._flags.append(torch.isfinite(tensor).all())
-            elif not self._poisoned:
-                self._poisoned = not _finite(tensor)
+                self._flags.append(torch.isfinite(tensor).all())  # read at the gate, where the device is waited for
+            else:
+                self._poisoned = self._poisoned or not self._looks_finite(tensor)
+
+    def _looks_finite(self, tensor: torch.Tensor) -> bool:
+        """Is this rank's part of a reduction finite? Large ones are sampled: the gate looks at every number anyway."""
+        count = tensor.numel()
+        self._inspected += count
+        if not tensor.is_contiguous():
+            return True
+        if self._inspected <= _WHOLE or self._engine.attempt:
+            return _bad_index(tensor) < 0
+        address, size, format_ = tensor.data_ptr(), tensor.element_size(), _FORMATS[tensor.dtype]
+        starts = [k * max(0, count - _PIECE) // (_PIECES - 1) for k in range(_PIECES)]
+        return all(native.find_nonfinite(address + at * size, min(_PIECE, count), format_) < 0 for at in starts)
 
     def arriving(self, step: int, optimizer: Any) -> None:
         """The body is about to arrive; `optimizer` is the one that will update, None when none does.
@@ -110,23 +120,22 @@ class Vigil:
     # -- finite gradients --------------------------------------------------------------------------------------------
 
     def _check_gradients(self, step: int, optimizer: Any) -> None:
-        state = self._engine.state
-        grads = [(name, p.grad) for name, p, _ in state.params if p.grad is not None and p.grad.dtype in _FORMATS]
-        local = self._poisoned or any(not bool(flag) for flag in self._flags)
-        if local or self._rescan or self._inspected < sum(g.numel() for _, g in grads):
-            bad = _first_bad(grads)
-            if bad is None or _scaled(optimizer):
-                return  # a metric, not a gradient; or a GradScaler that leaves such a step out by itself
-            name, index = bad
-            rank = self._engine.context.rank
-            own = "its own, before they were reduced" if local else "as they are after the exchange"
-            error = NonFiniteError(
-                f"the gradients of rank {rank} are not finite in step {self._engine.index_of(step)} ({own}): "
-                f"{name.partition('.')[2].partition('.')[2] or name}, element {index}; the update is not made "
-                "(--nonfinite ignore would make it)"
-            )
-            error.final = self._nonfinite == "stop"
-            raise error
+        engine = self._engine
+        bad = _first_bad([(name, p.grad) for name, p, _ in engine.state.params if p.grad is not None])
+        if bad is None or _scaled(optimizer):
+            return  # a GradScaler leaves such a step out by itself
+        mine = self._poisoned or any(not bool(flag) for flag in self._flags)
+        if not mine and engine.context.world is not None and engine.context.world.size > 1:
+            # the exchange gave it to every rank: the one whose own gradients were bad is to be the one that says so
+            engine.context.wait_until(lambda: False, _AFTER_YOU)
+        name, index = bad
+        whose = "its own, before the exchange" if mine else "after the exchange"
+        error = NonFiniteError(
+            f"the gradient of {name.partition('.')[2].partition('.')[2] or name} is not finite on rank "
+            f"{engine.context.rank} (element {index}, {whose}); the update of step {engine.index_of(step)} is not made"
+        )
+        error.final = self._nonfinite == "stop"
+        raise error
 
     # -- equal replicas ----------------------------------------------------------------------------------------------
 
@@ -183,10 +192,6 @@ class Vigil:
             self._engine.note_inexact(Inexact.WAS_CORRUPT)
 
 
-def _finite(tensor: torch.Tensor) -> bool:
-    return _bad_index(tensor) < 0
-
-
 def _bad_index(tensor: torch.Tensor) -> int:
     """Index of the first number that is not finite, -1 = all are."""
     if tensor.device.type == "cpu" and tensor.is_contiguous():
@@ -195,12 +200,22 @@ def _bad_index(tensor: torch.Tensor) -> int:
     return int(bad[0]) if len(bad) else -1
 
 
-def _first_bad(grads: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, int] | None:
+def _first_bad(grads: list[tuple[str, torch.Tensor]]) -> tuple[str, int] | None:
+    """Name and element of the first number that is not finite."""
+    devices = [g for _, g in grads if g.device.type != "cpu" and not g.is_sparse and g.dtype in _FORMATS]
+    if devices and bool(torch.isfinite(torch.stack([n.float() for n in _largest(devices)])).all()):
+        grads = [(name, g) for name, g in grads if g.device.type == "cpu"]
     for name, grad in grads:
-        index = _bad_index(grad.coalesce().values() if grad.is_sparse else grad)
+        values = grad.coalesce().values() if grad.is_sparse else grad
+        index = _bad_index(values) if values.dtype in _FORMATS else -1
         if index >= 0:
             return name, index
     return None
+
+
+def _largest(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The largest absolute value of each, in a few kernels; not finite when one of its numbers is not."""
+    return tuple(torch._foreach_norm(tensors, float("inf")))
 
 
 def _scaled(optimizer: Any) -> bool:
