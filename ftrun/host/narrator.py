@@ -21,6 +21,7 @@ from ftrun.host.incident import Incident, Victim
 
 _FOLLOWING = ("failed", "restarting", "failed_again", "world_stopped")  # they name the dead rank themselves
 _SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
+_RAISED = {"raised": report.raised, "raised_again": report.raised_again}
 _SIGNS: dict[str, F] = {
     Fault.FROZEN: F.BEAT,
     Fault.HANG: F.PROGRESS,
@@ -140,10 +141,10 @@ class Narrator:
                 self._say_died(say, phase)
         elif say.what in ("raised", "raised_again"):
             step = self._board.cell(say.worker).step if say.worker is not None else None
-            tell = report.raised if say.what == "raised" else report.raised_again
-            poisoned = isinstance(event, Raised) and event.fault == Fault.NONFINITE
-            what = event.evidence if poisoned and isinstance(event, Raised) else say.detail
-            self._say(tell(say.rank or 0, what, step), report.level(say.what))
+            line = _RAISED[say.what](say.rank or 0, say.detail, step)
+            if isinstance(event, Raised) and event.fault == Fault.NONFINITE:
+                line = report.poisoned(event.evidence, again=say.what == "raised_again")
+            self._say(line, report.level(say.what))
         elif say.what in ("restarting", "world_stopped", "peer_failed"):
             self.restarts += 1
             now = time.monotonic_ns()

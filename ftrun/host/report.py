@@ -122,6 +122,14 @@ def raised(rank: int, signature: str, step: int | None) -> str:
     return f"rank {rank} raised {signature}{where}; everyone does the step again"
 
 
+def poisoned(evidence: str, again: bool) -> str:
+    """Gradients were not finite; `again`: also after a retry."""
+    what = evidence.removeprefix("NonFiniteError: ")
+    if again:
+        return f"{what}, also after a retry; the run ends (--nonfinite ignore would make such updates)"
+    return f"{what}; everyone does the step again"
+
+
 def raised_again(rank: int, signature: str, step: int | None) -> str:
     where = "" if step is None else f" in step {step}"
     return f"rank {rank} raised {signature}{where} again after a retry; the run ends (the traceback is above)"
