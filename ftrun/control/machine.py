@@ -269,7 +269,7 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     ((Phase.STARTING, Phase.RESTARTING), ev.Unrestorable, late),
     ((Phase.RUNNING,), ev.Stuck, incidents.stuck),
     ((Phase.STARTING, *INCIDENT, Phase.RESTARTING), ev.Stuck, late),
-    (LIVE, ev.Noticed, noticed),
+    ((Phase.NEW, *LIVE), ev.Noticed, noticed),
     # deadlines
     ((Phase.STARTING,), ev.Expired, restarts.start_expired),
     ((Phase.RUNNING,), ev.Expired, late),

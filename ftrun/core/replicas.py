@@ -9,17 +9,16 @@ from collections.abc import Sequence
 def corrupt(sums: Sequence[int], trusted: Sequence[bool]) -> tuple[int, ...]:
     """Indices that differ from a strict majority; () when all agree or nobody can tell.
 
-    `trusted[i]`: replica i has seen all of them equal before. Ranks that never held the same weights are no replicas.
+    `trusted[i]`: replica i knows that all were equal before. Ranks that never held the same weights are no replicas.
     """
     if len(set(sums)) <= 1:
         return ()
     value, count = Counter(sums).most_common(1)[0]
-    majority = [i for i, found in enumerate(sums) if found == value]
-    if 2 * count <= len(sums) or not all(trusted[i] for i in majority):
+    if 2 * count <= len(sums) or not any(trusted):
         return ()
     return tuple(i for i, found in enumerate(sums) if found != value)
 
 
 def undecided(sums: Sequence[int], trusted: Sequence[bool]) -> bool:
     """Do replicas that were equal differ now, without a majority that says who is wrong?"""
-    return len(set(sums)) > 1 and all(trusted) and not corrupt(sums, trusted)
+    return len(set(sums)) > 1 and any(trusted) and not corrupt(sums, trusted)

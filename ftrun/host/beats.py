@@ -26,6 +26,7 @@ class BeatWatch:
         self._interval = interval
         self._timeout = timeout
         self._suspected: set[int] = set()  # cells found stopped at the last look
+        self._held: dict[int, int] = {}  # cell -> when a debugger was last seen to hold it, ns
         self._looked = time.monotonic()
 
     @property
@@ -43,15 +44,19 @@ class BeatWatch:
             beat = worker.cell[F.BEAT]
             if worker.reported or worker.lost or not worker.pid or not beat or not worker.watch:
                 continue
-            silence = (now_ns - beat) / 1e9 - late
-            if silence <= _OVERDUE * self._interval:
+            if (now_ns - beat) / 1e9 - late <= _OVERDUE * self._interval:
                 continue
+            if traced(worker.pid):
+                self._held[worker.index] = now_ns
+                continue
+            since = max(beat, self._held.get(worker.index, 0))  # let go by its debugger, it needs a moment to beat
+            silence = (now_ns - since) / 1e9 - late
             why = why_still(worker.pid)
             if why and worker.index in self._suspected:
                 found.append((worker, f"no beat for {(now_ns - beat) / 1e9:.2f} s: {why}"))
             elif why:
                 suspected.add(worker.index)  # a machine that wakes up does not wake all of its processes at once
-            elif silence > self._timeout and not traced(worker.pid):
+            elif silence > self._timeout:
                 found.append((worker, f"no beat for {silence:.1f} s (--heartbeat-timeout), and no reason to be seen"))
         self._suspected = suspected
         return found

@@ -107,6 +107,7 @@ class Crew:
     ) -> None:
         self.workers: dict[int, Worker] = {}
         self.locked = True  # do workers hold life locks? a program that replaced the worker's code cannot
+        self.ending = False  # workers are told to end: a signal is ours from now on
         self._run_dir = run_dir
         self._board = board
         self._loop = loop
@@ -318,23 +319,25 @@ class Crew:
                 int(error.get("final", 0)),
                 blame.how_far(bool(flags & Flag.SCRIPT), bool(flags & Flag.GROUP), age),
                 round(age, 3),
-                fault.value,
+                fault,
                 evidence,
             )
         )
 
-    def _why(self, worker: Worker, code: int | None) -> tuple[Fault, str]:
-        """What a death is a symptom of, and how that is known."""
+    def _why(self, worker: Worker, code: int | None) -> tuple[str, str]:
+        """What a death is a symptom of, and how that is known; nothing for one that we brought about ourselves."""
         if worker.cause:
-            return worker.fault, worker.evidence
+            return worker.fault.value, worker.evidence
         if worker.error:
-            fault = str(worker.error.get("fault", Fault.EXCEPTION.value))
-            return Fault(fault), str(worker.error.get("evidence", ""))
-        if code in (None, EXIT_SIGNAL + signal.SIGKILL) and not worker.ours:
-            short = self._kills.evidence(worker.pid)
-            if short:
-                return Fault.OOM, short
-        return symptoms.of_code(code)
+            return str(worker.error.get("fault", Fault.EXCEPTION.value)), str(worker.error.get("evidence", ""))
+        killed = code is None or code > EXIT_SIGNAL
+        if killed and (worker.ours or self.ending):
+            return "", ""
+        short = self._kills.evidence(worker.pid) if code in (None, EXIT_SIGNAL + signal.SIGKILL) else ""
+        if short:
+            return Fault.OOM.value, short
+        fault, evidence = symptoms.of_code(code)
+        return fault.value, evidence
 
     def _release(self, worker: Worker) -> None:
         if worker.watch:

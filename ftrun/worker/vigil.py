@@ -6,6 +6,7 @@ arrives, so the gate stays shut and nothing of it reaches the weights.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftrun import native
-from ftrun.core.board import F, Inexact, Phase, sum_of, sum_word
+from ftrun.core.board import Busy, F, Inexact, Phase, sum_of, sum_word
 from ftrun.core.errors import NonFiniteError
 from ftrun.core.replicas import corrupt
 from ftrun.worker.recording import tensors_of
 
 if TYPE_CHECKING:
+    from ftrun.worker.context import Context
     from ftrun.worker.engine import Engine
 
 _REDUCING = {
@@ -146,6 +148,7 @@ class Vigil:
         value = self._sum()
         if value is None:
             return
+        self._trusted = self._trusted or self._others_trust()
         self._cell[F.SUM_AT] = 0
         self._cell[F.SUM] = value
         self._cell[F.SUM_AT] = sum_word(step, self._trusted)
@@ -179,17 +182,29 @@ class Vigil:
         self._agreed = step
         return False
 
+    def _others_trust(self) -> bool:
+        """One rank opens each gate, and it alone needs to have compared: the others learn it from its word."""
+        context = self._engine.context
+        assert context.world is not None
+        return any(sum_of(context.board.cell(p.cell)[F.SUM_AT])[1] for p in context.world.places)
+
     def inherit(self) -> None:
-        """A replacement: what its peers have learned about replicas, and what a corrupt predecessor may have spoilt."""
+        """A replacement: what a corrupt predecessor may have spoilt."""
         context = self._engine.context
         world = context.world
         assert world is not None
         lost = (world.lost or {}).get(str(context.rank))
-        self._trusted = any(
-            sum_of(context.board.cell(p.cell)[F.SUM_AT])[1] for p in world.places if p.rank != context.rank
-        )
         if lost is not None and context.board.cell(lost)[F.FENCED] == 3 and self._every != 1:
             self._engine.note_inexact(Inexact.WAS_CORRUPT)
+
+
+def excuse_compilation(context: Context) -> None:
+    """While torch compiles something the launcher is to be patient: it may take minutes, at any step."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._dynamo.callback import callback_handler
+
+        callback_handler.register_start_callback(lambda _: context.busy(Busy.COMPILING, True))
+        callback_handler.register_end_callback(lambda _: context.busy(Busy.COMPILING, False))
 
 
 def _bad_index(tensor: torch.Tensor) -> int:

@@ -164,7 +164,7 @@ def test_signs_of_life_start_the_clock_again() -> None:
         ([1, 1, 2, 2], [True] * 4, (), True),
         ([1, 2, 1], [False] * 3, (), False),
         ([1, 2, 3], [False] * 3, (), False),
-        ([1, 2, 1], [True, False, True], (1,), False),
+        ([1, 2, 1], [False, False, True], (1,), False),
     ],
 )
 def test_which_replica_is_corrupt(
