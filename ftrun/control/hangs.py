@@ -118,6 +118,14 @@ class Watch:
             return limits.ceiling
         return min(limits.ceiling, max(limits.floor, HANG_STEPS * typical))
 
+    def _enough(self, excuse: str) -> float:
+        """Seconds that everybody may wait while one of them is in such a place."""
+        if not excuse:
+            return self.stuck_after
+        if excuse in ("call", "outside"):
+            return self.patience(excuse)  # a checkpoint may be gathered in one collective that takes minutes
+        return min(self.patience(excuse), max(STUCK_FIRST, self.stuck_after))
+
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def quiet(self) -> None:
@@ -175,7 +183,7 @@ class Watch:
         inside = [r for r in here if r.waiting]
         still = min(self._still(r) for r in here)
         again = STUCK_AGAIN if self._linked == last + 1 else 1.0
-        if not inside or still < self.stuck_after * again:
+        if not inside or still < again * max(self._enough(r.excuse) for r in here):
             return None
         absent, present = _split(here, inside)
         if absent:

@@ -51,6 +51,7 @@ class Detectors:
         self._room = RoomWatch({"lines of the workers' logs": logs, "the journal": run_dir})
         self._compared = (-1, -1)  # generation and gate at which replicas were compared last
         self._work: tuple[int, int] = (-1, -1)  # the same of the last step whose times were read
+        self._differing = False  # that replicas differ was told
         self._later = 0.0
 
     @property
@@ -67,7 +68,7 @@ class Detectors:
         for worker, evidence in self._beats.silent(self._crew.living(), time.monotonic_ns()):
             self._crew.condemn(worker, "frozen", Fault.FROZEN, evidence)
         present = [w for w in holders if not w.reported]
-        if not running or len(present) < len(holders) or not holders or not whole:
+        if not running or not present or not whole:
             self._hangs.quiet()
             self._stragglers.forget()
         else:
@@ -113,7 +114,8 @@ class Detectors:
             )
             worker.rotten = True
             self._crew.condemn(worker, "corrupt", Fault.CORRUPT, evidence)
-        if replicas.undecided(sums, trusted):
+        if replicas.undecided(sums, trusted) and not self._differing:
+            self._differing = True
             step = present[0].cell.step
             evidence = (
                 f"the weights of {len(sums)} ranks differ at the gate of step {step}, and no majority says who is wrong"

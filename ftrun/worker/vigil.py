@@ -217,6 +217,7 @@ def _bad_index(tensor: torch.Tensor) -> int:
 
 def _first_bad(grads: list[tuple[str, torch.Tensor]]) -> tuple[str, int] | None:
     """Name and element of the first number that is not finite."""
+    grads = [(name, g.to_local() if hasattr(g, "to_local") else g) for name, g in grads]  # FSDP's are spread over ranks
     devices = [g for _, g in grads if g.device.type != "cpu" and not g.is_sparse and g.dtype in _FORMATS]
     if devices and bool(torch.isfinite(torch.stack([n.float() for n in _largest(devices)])).all()):
         grads = [(name, g) for name, g in grads if g.device.type == "cpu"]
@@ -241,7 +242,7 @@ def _scaled(optimizer: Any) -> bool:
     for _ in range(_STACK):
         if frame is None:
             return False
-        if "GradScaler" in type(frame.f_locals.get("self")).__mro__[0].__name__:
+        if any("GradScaler" in kind.__name__ for kind in type(frame.f_locals.get("self")).__mro__):
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False

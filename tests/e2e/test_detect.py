@@ -6,12 +6,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ftrun.host import memory
 from tests.conftest import wait_for
 from tests.e2e import harness
 from tests.e2e.harness import Outcome
@@ -352,6 +354,37 @@ def test_a_kill_by_the_kernel_is_told_from_any_other(folder: Path, small_memory:
     assert re.search(
         r"rank 1 died .*(the kernel says that it killed|an out-of-memory kill in its cgroup)", outcome.output
     )
+
+
+HUNGRY = "import sys; sys.stdin.read(1); waste = bytearray(256 << 20); waste[::4096] = b'x' * len(waste[::4096]); sys.stdin.read()"
+
+
+def test_the_cgroup_tells_it_where_the_kernel_may_not_be_asked(
+    small_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_open_kernel", lambda: None)
+    (small_memory / "memory.limit_in_bytes").write_text(str(64 << 20))
+    kills = memory.Kills()
+    enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(small_memory / "cgroup.procs")]
+    victims = [
+        subprocess.Popen([*enter, sys.executable, "-c", HUNGRY], stdin=subprocess.PIPE, bufsize=0) for _ in range(2)
+    ]
+    try:
+        inside = small_memory / "cgroup.procs"
+        wait_for(lambda: {str(v.pid) for v in victims} <= set(inside.read_text().split()), "processes in the cgroup")
+        for victim in victims:
+            kills.watch(victim.pid)
+        victims[0].kill()
+        victims[0].wait(10)
+        assert kills.evidence(victims[0].pid) == "", "a plain SIGKILL"
+        assert victims[1].stdin is not None
+        victims[1].stdin.write(b"x")
+        assert victims[1].wait(30) == -signal.SIGKILL
+        assert str(small_memory) in kills.evidence(victims[1].pid)
+    finally:
+        for victim in victims:
+            victim.kill()
+            victim.wait()
 
 
 # ---- no room ---------------------------------------------------------------------------------------------------------

@@ -87,6 +87,12 @@ def test_three_typical_steps_where_those_are_longer_than_the_floor() -> None:
     assert 3.0 <= seconds <= 3.2
 
 
+@pytest.mark.parametrize(("excuse", "limit"), [("call", 600.0), ("outside", 600.0), ("first", 60.0)])
+def test_everybody_may_wait_longer_where_work_is_of_another_kind(excuse: str, limit: float) -> None:
+    seconds, _ = World().wait([inside(0), inside(1, excuse=excuse), inside(2)])
+    assert limit <= seconds <= limit + 1
+
+
 def test_the_second_look_at_the_same_gate_is_more_patient() -> None:
     world = World()
     ranks = WORLDS[3][1]
