@@ -100,6 +100,11 @@ OPTIONS: tuple[Option, ...] = (
     # FTRUN_FAULT_PLAN is what the workers get
     _own("fault-plan", REPAIR, "Inject the faults of a TOML plan.", None, "FILE", variable=""),
     _own(
+        "random-faults", REPAIR, "Inject random faults: how likely a step has one, 0 to 1.", None, "RATE",
+        check=checks.probability, takes=(int, float),
+    ),
+    _own("fault-seed", REPAIR, "Seed of the random faults.", "1", "S", **_WHOLE),
+    _own(
         "run-id", RUN, "Name of the run (default: the one of --rdzv-id, else random).", None, "ID",
         check=checks.run_name,
     ),

@@ -10,6 +10,7 @@ from typing import Any
 from ftrun.control import blame
 from ftrun.control.events import Say
 from ftrun.core.board import Inexact
+from ftrun.core.faults import Fault
 from ftrun.host.incident import Victim
 from ftrun.host.rendezvous.table import Place
 
@@ -98,8 +99,22 @@ def failed(victim: Victim, survivors: int, recovering: bool) -> str:
     where = "" if victim.step is None else f" in {victim.phase} of step {victim.step}"
     seen = "" if victim.seen_ms is None else f", seen after {milliseconds(victim.seen_ms)} ms"
     went_on = f"; stopping {count(survivors, 'healthy worker')}" if recovering else ""
+    if victim.cause == Fault.DRAIN:
+        return f"rank {victim.rank} leaves its worker before step {victim.step}, as asked for{went_on}"
     verb = "froze" if victim.cause == "frozen" else "hung" if victim.cause.startswith("no progress") else "died"
     return f"rank {victim.rank} {verb}{where} ({victim.cause}{seen}){went_on}"
+
+
+def injected(kind: str, rank: int, phase: str, step: int) -> str:
+    """The line when a fault was injected into the live run."""
+    where = f"rank {rank} in {phase} of step {step}" if rank >= 0 else "this node"
+    return f"injected fault: {kind} strikes {where}"
+
+
+def random_faults(rate: float, seed: int) -> str:
+    if not rate:
+        return "no more random faults"
+    return f"random faults: {100 * rate:g} in 100 steps on average, drawn from seed {seed}"
 
 
 def raised(rank: int, signature: str, step: int | None) -> str:

@@ -75,6 +75,7 @@ class Settings:
     run_id: str | None = None
     log_dir: str = "ftrun-logs"
     fault_plan: str | None = None
+    random_faults: str = ""  # RATE:SEED, "" = none
     stop_timeout: float = 10.0
     heartbeat_timeout: float = 1.0
     hang_timeout: float | None = None
