@@ -198,7 +198,7 @@ def _at_once(found: Live, wish: Wish, rank: int) -> int:
     except OSError:
         return _did_not(wish, f"rank {rank} has no process just now; try again")
     # from here on it counts: written down before it strikes
-    request = requests.post(found.run.path, _request(wish, rank), taken=True)
+    request = requests.post(found.run.path, _request(wish, -1 if wish.machine else rank), taken=True)
     phase, step = cell.phase.name.lower(), cell.step
     fault = request.as_fault()
     struck = found.run.pid if wish.machine else pid
@@ -232,14 +232,16 @@ def _thaw(pidfd: int, seconds: float) -> None:
 def _await_journal(found: Live, number: int) -> None:
     """The launcher notes its own end before it comes."""
     from ftrun.core import paths
+    from ftrun.faults import requests
 
-    wanted = f'"source": "request", "fault": {number},'
     deadline = time.monotonic() + _JOURNALLED
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             for line in (found.run.path / paths.JOURNAL).read_text().splitlines():
-                if '"note": "fault"' in line and wanted in line:
-                    return
+                if '"fired"' in line:
+                    fired = json.loads(line)["fired"]
+                    if (fired["source"], fired["fault"]) == (requests.REQUEST, number):
+                        return
         time.sleep(_LOOK)
 
 

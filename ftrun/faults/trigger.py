@@ -133,8 +133,8 @@ class Trigger:
             if request.op == requests.RANDOM:
                 world_size = board[Head.WORLD_SIZE]
                 first = request.step or 0
-                self._dice = [d for d in self._dice if d.seed != request.seed]
-                self._dice.append(Dice(request.rate, request.seed, world_size, request.kind, request.argument, first))
+                dice = Dice(request.rate, request.seed, world_size, request.kind, request.argument, first)
+                self._dice = [*(d for d in self._dice if d.seed != request.seed), dice] if request.rate else []
                 self._thrown = -1
             else:
                 self._expect(request.as_fault())

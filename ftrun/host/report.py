@@ -107,7 +107,10 @@ def failed(victim: Victim, survivors: int, recovering: bool) -> str:
 
 def injected(kind: str, rank: int, phase: str, step: int) -> str:
     """The line when a fault was injected into the live run."""
-    where = f"rank {rank} in {phase} of step {step}" if rank >= 0 else "this node"
+    if rank < 0:
+        where = "ftrun itself" if kind == "launcher-kill" else "everything on this node"
+    else:
+        where = f"rank {rank}" + (f" in {phase} of step {step}" if step >= 0 else "")
     return f"injected fault: {kind} strikes {where}"
 
 
