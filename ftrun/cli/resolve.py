@@ -122,6 +122,7 @@ def settings(values: Values, script: str, args: tuple[str, ...]) -> Settings:
         heartbeat_timeout=values["heartbeat-timeout"],
         hang_timeout=values["hang-timeout"],
         start_timeout=values["start-timeout"],
+        recover_timeout=values["recover-timeout"],
         shutdown_timeout=values["shutdown-timeout"],
         exec_workers=values["worker-start"] == "exec",
         role=values["role"],

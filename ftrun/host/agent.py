@@ -79,6 +79,7 @@ class Agent:
             max_replacements=settings.max_replacements,
             start_timeout=settings.start_timeout,
             stop_timeout=settings.stop_timeout,
+            recover_timeout=settings.recover_timeout,
             shared=peers is not None,
         )
         self._state: State = initial(self._config)

@@ -80,6 +80,7 @@ class Settings:
     heartbeat_timeout: float = 1.0
     hang_timeout: float | None = None
     start_timeout: float = 300.0
+    recover_timeout: float = 600.0
     shutdown_timeout: float = 30.0
     exec_workers: bool = False
     role: str = "default"
