@@ -71,7 +71,7 @@ ROWS = (
     Row("exit", Fault.EXIT, spelled="exit:3"),
     Row(
         "exception", Fault.EXCEPTION, REDONE, together=False,
-        otherwise={p: (Fault.EXCEPTION, REPLACED) for p in ("update", "idle", *REPAIR_PHASES)},
+        otherwise=dict.fromkeys(("update", "idle", *REPAIR_PHASES), (Fault.EXCEPTION, REPLACED)),
     ),
     Row("oom", Fault.OOM),
     Row("freeze", Fault.FROZEN),
