@@ -44,7 +44,8 @@ _ALL = (
     Kind("segv", "a segmentation fault", SIGNAL),
     Kind("abort", "SIGABRT, as a failed assertion in C++", SIGNAL),
     Kind("exit", "leaves with an exit code", argument="CODE"),
-    Kind("exception", "raises RuntimeError", anywhere=_GRADIENTS),
+    # not at the gate: a rank that has arrived there runs none of the script's code until it has passed
+    Kind("exception", "raises RuntimeError", phases=tuple(p for p in PHASES if p != "gate"), anywhere=_GRADIENTS),
     Kind("oom", "eats memory until the kernel kills it"),
     Kind("freeze", "SIGSTOP", SIGNAL, lasts=True),
     Kind("hang", "busy in Python for ever", lasts=True),
