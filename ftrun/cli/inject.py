@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _WAIT = 60.0  # seconds
 _LOOK = 0.005
 _RUN_AND_KIND = typer.Argument(None, metavar="[RUN] KIND", help="The run's name, and the kind of fault.")
-_JOURNALLED = 2.0  # seconds that a launcher which is about to be killed gets to write that down
 
 
 @dataclass(frozen=True)
@@ -202,11 +201,12 @@ def _at_once(found: Live, wish: Wish, rank: int) -> int:
     phase, step = cell.phase.name.lower(), cell.step
     fault = request.as_fault()
     struck = found.run.pid if wish.machine else pid
-    trigger.claim(found.run.path, fault, phase, -1 if step is None else step, cell[F.ATTEMPT], struck, detail)
+    firing = trigger.claim(found.run.path, fault, phase, -1 if step is None else step, cell[F.ATTEMPT], struck, detail)
     found.board.ring_launcher()
     with contextlib.suppress(ProcessLookupError):
         if wish.machine:
-            _await_journal(found, request.number)
+            if firing is not None:
+                outside.await_journal(found.run.path, firing.file)
             (outside.kill_launcher if wish.kind.name == "launcher-kill" else outside.kill_node)(found.run.pid)
         elif wish.kind.arrives == kinds.DEVICE:
             act()
@@ -227,22 +227,6 @@ def _thaw(pidfd: int, seconds: float) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):  # ftrun has replaced it meanwhile
             signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-
-
-def _await_journal(found: Live, number: int) -> None:
-    """The launcher notes its own end before it comes."""
-    from ftrun.core import paths
-    from ftrun.faults import requests
-
-    deadline = time.monotonic() + _JOURNALLED
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            for line in (found.run.path / paths.JOURNAL).read_text().splitlines():
-                if '"fired"' in line:
-                    fired = json.loads(line)["fired"]
-                    if (fired["source"], fired["fault"]) == (requests.REQUEST, number):
-                        return
-        time.sleep(_LOOK)
 
 
 # ---- at a phase of the worker ------------------------------------------------------------------------------------------

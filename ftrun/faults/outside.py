@@ -9,8 +9,13 @@ import contextlib
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 
+from ftrun.core.paths import JOURNAL
+
+_JOURNALLED = 2.0  # seconds
+_LOOK = 0.005
 SIGNALS = {
     "kill": signal.SIGKILL,
     "term": signal.SIGTERM,
@@ -26,6 +31,16 @@ def strike(pidfd: int, pid: int, kind: str) -> None:
         with contextlib.suppress(OSError):  # no core file of the size of a model
             resource.prlimit(pid, resource.RLIMIT_CORE, (0, resource.prlimit(pid, resource.RLIMIT_CORE)[1]))
     signal.pidfd_send_signal(pidfd, SIGNALS[kind])
+
+
+def await_journal(run_dir: Path, firing: str) -> None:
+    """Give the launcher the time to note its own end: until the journal has `firing` (its file), or a moment is over."""
+    deadline = time.monotonic() + _JOURNALLED
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if f'"file": "{firing}"' in (run_dir / JOURNAL).read_text():
+                return
+        time.sleep(_LOOK)
 
 
 def kill_launcher(launcher: int) -> None:

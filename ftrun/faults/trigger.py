@@ -22,7 +22,7 @@ from ftrun.core.board import Board, Head
 from ftrun.core.paths import ENV_CELL, ENV_RUN_DIR
 from ftrun.faults import device, oom, outside, requests
 from ftrun.faults.dice import Dice
-from ftrun.faults.kinds import DEVICE, KINDS, STEP_PHASES
+from ftrun.faults.kinds import DEVICE, KINDS, MACHINE, STEP_PHASES
 from ftrun.faults.plan import Fault, Plan
 
 FOLDER = "faults"
@@ -161,13 +161,16 @@ class Trigger:
         if fault.source == requests.REQUEST and not requests.take(self._run_dir, fault.index):
             self._forget(fault)
             return
-        if claim(self._run_dir, fault, phase, step, attempt, os.getpid(), detail) is None:
+        firing = claim(self._run_dir, fault, phase, step, attempt, os.getpid(), detail)
+        if firing is None:
             self._forget(fault)
             if fault.kind == "oom":
                 oom.discard(Path(detail))
             return
         if self._board is not None:
             self._board.ring_launcher()
+        if fault.kind in KINDS and KINDS[fault.kind].arrives == MACHINE:
+            outside.await_journal(self._run_dir, firing.file)
         act()
 
     def _prepare(self, fault: Fault, phase: str, step: int) -> tuple[str, Callable[[], None]]:

@@ -74,7 +74,7 @@ class FaultDesk:
 
     def _fired(self, firing: trigger.Firing) -> None:
         self._files.add(firing.file)
-        self._note("fault", fired=vars(firing))
+        self._note("fault", file=firing.file, fired=vars(firing))
         if firing.kind == "oom":
             self._groups.append(Path(firing.detail))
         if firing.kind == Found.DRAIN:
