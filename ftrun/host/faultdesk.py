@@ -15,6 +15,7 @@ from ftrun.faults import oom, requests, trigger
 from ftrun.faults.plan import load_plan
 from ftrun.host import report
 from ftrun.host.crew import Crew
+from ftrun.host.rundir import process_start
 from ftrun.host.settings import Settings
 
 
@@ -39,7 +40,7 @@ class FaultDesk:
         self._heard = 0
         self._requests: set[int] = set()
         self._files: set[str] = set()
-        self._groups: list[Path] = []  # memory cgroups made for a fault
+        self._groups: dict[int, Path] = {}  # process -> the memory cgroup made for it
         if settings.random_faults:
             rate, _, seed = settings.random_faults.partition(":")
             note("random-faults", rate=float(rate), seed=int(seed), first=0, kind="")
@@ -61,7 +62,7 @@ class FaultDesk:
                 if firing.file not in self._files:
                     self._fired(firing)
             self._files |= names
-        self._groups = [group for group in self._groups if not oom.discard(group)]
+        self._tidy()
 
     def _asked(self, request: requests.Request) -> None:
         if request.op == requests.RANDOM:
@@ -76,11 +77,17 @@ class FaultDesk:
         self._files.add(firing.file)
         self._note("fault", file=firing.file, fired=vars(firing))
         if firing.kind == "oom":
-            self._groups.append(Path(firing.detail))
+            self._groups[firing.pid] = Path(firing.detail)
         if firing.kind == Found.DRAIN:
             self._drain(firing)
         elif firing.source != "plan":
             self._say(report.injected(firing.kind, firing.rank, firing.phase, firing.step), "warning")
+
+    def _tidy(self) -> None:
+        """Remove memory cgroups whose process is gone; before, it may not have entered its own yet."""
+        for pid, group in list(self._groups.items()):
+            if process_start(pid) is None and oom.discard(group):
+                del self._groups[pid]
 
     def _drain(self, firing: trigger.Firing) -> None:
         """The rank's worker stands between two steps and waits for its end."""

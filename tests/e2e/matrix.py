@@ -23,7 +23,8 @@ from tests.e2e.harness import Outcome
 RESULTS = Path(__file__).with_name("matrix.json")
 README = Path(__file__).resolve().parents[2] / "README.md"
 BEGIN, END = "<!-- matrix: tests/e2e/matrix.py -->", "<!-- end of matrix -->"
-ARGUMENTS = ["--steps", "24"]
+ARGUMENTS = ("--steps", "24")
+LONGER = ("--steps", "60", "--stretch", "0.004")  # statistics take their time
 
 # what becomes of the run
 REPLACED = "replaced"  # the struck rank gets a new worker
@@ -53,6 +54,7 @@ class Row:
     seconds: float | None = None
     missing: str = ""
     blames_others: bool = False  # its peers fail with it, so they may be named too
+    arguments: tuple[str, ...] = ARGUMENTS  # of the script
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -78,8 +80,9 @@ ROWS = (
     Row("oom", Fault.OOM),
     Row("freeze", Fault.FROZEN),
     Row("hang", Fault.HANG, options=_STILL),
-    Row("gil", Fault.GIL, options=_STILL),
-    Row("slow", Fault.STRAGGLER, UNHARMED, spelled="slow:8", seconds=0.5),
+    # a repair has deadlines of its own, which do not ask what a rank that misses them is busy with
+    Row("gil", Fault.GIL, options=_STILL, otherwise=dict.fromkeys(REPAIR_PHASES, (Fault.HANG, REPLACED))),
+    Row("slow", Fault.STRAGGLER, UNHARMED, spelled="slow:8", together=False, arguments=LONGER),
     Row("nan", Fault.NONFINITE, REDONE),
     Row("bitflip", Fault.CORRUPT, options=("--check-replicas", "1")),
     Row("comm", Fault.LINK, REDONE, blames_others=True),
@@ -131,7 +134,7 @@ def cells(kind: str) -> Iterator[Cell]:
     """Every possible cell of a kind, some steps apart, each rank's turn in order."""
     for number, phase in enumerate(BY_KIND[kind].phases):
         helper = (number + 1) % 4 if phase in REPAIR_PHASES else None
-        yield Cell(kind, phase, number % 4, 2 + 2 * number if number < 5 else 4 + 4 * (number - 5), helper)
+        yield Cell(kind, phase, number % 4, 4 + 3 * number if number < 5 else 4 + 5 * (number - 5), helper)
 
 
 def batches() -> list[Batch]:
@@ -157,7 +160,7 @@ def run(folder: Path, batch: Batch) -> Outcome:
     known = _known_options()
     options = [o for i, o in enumerate(options) if (o if o.startswith("--") else options[i - 1]) in known]
     plan = [cell.plan() for cell in batch.cells]
-    outcome = harness.ftrun(folder, ARGUMENTS, plan, options=options, timeout=120)
+    outcome = harness.ftrun(folder, BY_KIND[batch.kind].arguments, plan, options=options, timeout=120)
     for left in (folder / "runs").glob("*/journal.jsonl"):
         # a node that lost its power leaves everything as it was, until the next run of this user comes
         outcome.journal = [json.loads(line) for line in left.read_text().splitlines()]
@@ -195,15 +198,20 @@ class Found:
 def findings(outcome: Outcome) -> list[Found]:
     """Every failure that was detected, in order, with the rank that was blamed for it."""
     holder: dict[int, int] = {}  # cell -> rank
+    expired: set[int] = set()  # cells that were condemned by a deadline: their death follows
     found = []
     for line in outcome.journal:
         event = line.get("event", {})
         kind = event.get("kind")
         if kind in ("Died", "Raised", "Noticed", "Stuck"):
             rank = holder.get(event.get("worker", -1))
-            if rank is not None or kind == "Stuck":
+            if (rank is not None or kind == "Stuck") and event.get("worker") not in expired:
                 found.append(Found(_named(event), rank, event["t"], kind, event.get("evidence", "")))
         for action in line.get("actions", ()):
+            if kind == "Expired" and action["kind"] == "Say" and action["what"] == "died":
+                # the deadline of a stage of the repair: what has not got there in time hangs
+                found.append(Found(Fault.HANG.value, action["rank"], event["t"], "Died", action["detail"]))
+                expired.add(action["worker"])
             if action["kind"] == "Publish":
                 holder.update({cell: rank for rank, cell in enumerate(action["workers"])})
             elif action["kind"] == "End":

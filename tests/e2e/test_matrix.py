@@ -28,7 +28,7 @@ SAMPLE = (
 def check(stock: Reference, folder: Path, batch: Batch) -> None:
     outcome = matrix.run(folder, batch)
     ends = all(matrix.BY_KIND[c.kind].expect(c.phase)[1] == matrix.ENDED for c in batch.cells)
-    results = matrix.judge(batch, outcome, None if ends else stock(*matrix.ARGUMENTS))
+    results = matrix.judge(batch, outcome, None if ends else stock(*matrix.BY_KIND[batch.kind].arguments))
     if os.environ.get(KEEP):
         matrix.save(results)
     wrong = [f"{r.kind} in {r.phase}: {r.wrong}" for r in results if r.wrong]
