@@ -184,10 +184,9 @@ def _at_once(found: Live, wish: Wish, rank: int) -> int:
     cell = found.cell(rank)
     pid = cell[F.PID]
     if wish.kind.arrives == kinds.DEVICE:
-        local = next(p.local_rank for p in found.world().places if p.rank == rank)
         control = found.run.raw.get("fake_nvml")
         try:
-            detail, act = device.prepare(control, cell, local, wish.kind, wish.argument)
+            detail, act = device.prepare(found.run.path, found.board, control, rank, wish.kind, wish.argument)
         except device.NoDevice as error:
             return _did_not(wish, str(error))
     else:

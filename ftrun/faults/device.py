@@ -1,18 +1,27 @@
-"""Faults of a device: told to the fake NVML library, whose control file FTRUN_FAKE_NVML names, one line a fault.
+"""Faults of a device: told to the fake NVML library that a test runs on, else to the launcher, marked as simulated.
 
-A line is `INDEX xid N`, `INDEX lost` or `INDEX ecc`: what happens to the device of that NVML index from now on.
+Which device a rank uses stands in the run directory's devices.json. The fake library is driven by the file that
+FTRUN_FAKE_NVML names; the driver's own word is never forged: a real library knows nothing of what is simulated.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from ftrun.core.board import Cell, F
+from ftrun.core.board import Board, Head
+from ftrun.faults import requests
 from ftrun.faults.kinds import Kind
 
 ENV_FAKE_NVML = "FTRUN_FAKE_NVML"
-_WORDS = {"xid": "xid", "gpu-lost": "lost", "ecc": "ecc"}
+_DEVICES = "devices.json"
+_XID, _ECC = 8, 2  # event types of NVML
+_NO_INSTANCE = 0xFFFFFFFF
+_EVENTS = {"xid": "xid", "ecc": "ecc", "gpu-lost": "lost"}  # as the launcher's watcher of the devices says them
 
 
 class NoDevice(Exception):
@@ -20,20 +29,52 @@ class NoDevice(Exception):
 
 
 def prepare(
-    control: str | None, cell: Cell, local_rank: int, kind: Kind, argument: float | None
+    run_dir: Path, board: Board, control: str | None, rank: int, kind: Kind, argument: float | None
 ) -> tuple[str, Callable[[], None]]:
-    """What would be told to the library whose control file is `control`, and telling it. Errors: NoDevice."""
-    if not control:
-        raise NoDevice(f"{kind.name} needs a device that NVML watches, and this run has none")
-    index = cell[F.DEVICE] - 1 if cell[F.DEVICE] else local_rank
-    line = f"{index} {_WORDS[kind.name]}" + ("" if argument is None else f" {argument:g}")
+    """What happens to the device of `rank`, in words, and making it happen. Errors: NoDevice."""
+    row = _device_of(run_dir, rank)
+    code = int(argument or 0)
+    if control:
+        return f"{kind.name} on fake device {row['index']}", lambda: _tell(Path(control), row["index"], kind.name, code)
 
-    def tell() -> None:
-        # one write of less than a page in append mode: lines of several processes never mix
-        fd = os.open(control, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, f"{line}\n".encode())
-        finally:
-            os.close(fd)
+    def simulate() -> None:
+        wanted = requests.Request(requests.DEVICE, kind.name, argument, rank, at=str(row["uuid"]))
+        board[Head.REQUESTS] = requests.post(run_dir, wanted).number
+        board.ring_launcher()
 
-    return line, tell
+    return f"{kind.name} on {row['uuid']}, simulated", simulate
+
+
+def _device_of(run_dir: Path, rank: int) -> dict[str, Any]:
+    try:
+        rows: list[dict[str, Any]] = json.loads((run_dir / _DEVICES).read_text())
+    except FileNotFoundError:
+        raise NoDevice("this run has no devices that NVML watches") from None
+    row = next((r for r in rows if r["rank"] == rank), None)
+    if row is None:
+        raise NoDevice(f"rank {rank} uses none of the devices that NVML shows ({len(rows)} in this run)")
+    return row
+
+
+def message(request: requests.Request) -> dict[str, Any]:
+    """What the watcher of the devices would have said."""
+    return {
+        "op": "event", "gpu": request.at, "kind": _EVENTS[request.kind], "code": int(request.argument or 0),
+        "gi": _NO_INSTANCE, "ci": _NO_INSTANCE, "recovery": 0, "pids": {}, "simulated": True,
+    }  # fmt: skip
+
+
+def _tell(control: Path, index: int, kind: str, code: int) -> None:
+    """Add to the fake library's file; it is replaced whole, and several processes take turns."""
+    with control.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lines = control.read_text().splitlines()
+        if kind == "gpu-lost":
+            at = [number for number, line in enumerate(lines) if line.startswith("gpu ")][index]
+            lines[at] += " lost=1"
+        else:
+            seq = 1 + sum(line.startswith("event ") for line in lines)
+            lines.append(f"event seq={seq} gpu={index} type={_XID if kind == 'xid' else _ECC} data={code}")
+        unfinished = control.with_suffix(f".{os.getpid()}")
+        unfinished.write_text("\n".join(lines) + "\n")
+        os.replace(unfinished, control)

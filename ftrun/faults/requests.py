@@ -17,16 +17,17 @@ from ftrun.faults.kinds import spelled
 from ftrun.faults.plan import Fault
 
 FOLDER = "requests"
-FAULT, DRAIN, RANDOM = "fault", "drain", "random"
+FAULT, DRAIN, RANDOM, DEVICE = "fault", "drain", "random", "device"
 REQUEST = "request"  # Fault.source
 
 
 @dataclass(frozen=True)
 class Request:
-    """`op` is FAULT, DRAIN or RANDOM. `at` "" = any phase of a step; `step` None = any step; `seconds` None = for ever.
+    """`op` is FAULT, DRAIN, RANDOM, or DEVICE (for the launcher: `at` is the device's UUID).
 
-    A RANDOM one is for every rank (`rank` -1): `rate` faults a step from step `step` on, drawn from `seed`; `kind` "" =
-    several kinds. `asked` is unix time.
+    `at` "" = any phase of a step; `step` None = any step; `seconds` None = for ever. A RANDOM one is for every rank
+    (`rank` -1): `rate` faults a step from step `step` on, drawn from `seed`; `kind` "" = several kinds. `asked` is unix
+    time.
     """
 
     op: str

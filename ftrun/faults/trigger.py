@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ftrun.core.board import Board, Head
-from ftrun.core.paths import ENV_CELL, ENV_RUN_DIR
+from ftrun.core.paths import ENV_RUN_DIR
 from ftrun.faults import device, oom, outside, requests
 from ftrun.faults.dice import Dice
 from ftrun.faults.kinds import DEVICE, KINDS, MACHINE, STEP_PHASES
@@ -130,6 +130,8 @@ class Trigger:
             if request.number in self._known:
                 continue
             self._known.add(request.number)
+            if request.op == requests.DEVICE:
+                continue
             if request.op == requests.RANDOM:
                 world_size = board[Head.WORLD_SIZE]
                 first = request.step or 0
@@ -195,12 +197,10 @@ class Trigger:
 
     def _prepare_device(self, fault: Fault) -> tuple[str, Callable[[], None]]:
         control = os.environ.get(device.ENV_FAKE_NVML)
-        cell = self._board.cell(int(os.environ[ENV_CELL])) if self._board is not None else None
         try:
-            if cell is None:
+            if self._board is None:
                 raise device.NoDevice("a device is struck only in a run")
-            local_rank = int(os.environ["LOCAL_RANK"])
-            return device.prepare(control, cell, local_rank, KINDS[fault.kind], fault.argument)
+            return device.prepare(self._run_dir, self._board, control, fault.rank, KINDS[fault.kind], fault.argument)
         except device.NoDevice as error:
             raise CannotStrike(str(error)) from None
 

@@ -117,7 +117,7 @@ def test_what_is_refused(live: Callable[..., Struck]) -> None:
         (["launcher-kill", "--rank", "1"], 2, "launcher-kill strikes no rank"),
         (["--random", "3"], 2, "how likely a step has a fault"),
         (["no-such-run", "kill"], 4, "no live run named no-such-run"),
-        (["xid:79"], 1, "this run has none"),
+        (["xid:79"], 1, "this run has no devices that NVML watches"),
         (["kill", "--at", "stop", "--wait", "0.2"], 1, "stop is reached only while another fault is repaired"),
     ]
     for words, code, said in refused:
