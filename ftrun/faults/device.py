@@ -6,7 +6,6 @@ FTRUN_FAKE_NVML names; the driver's own word is never forged: a real library kno
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -14,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core.board import Board, Head
+from ftrun.core.paths import DEVICES
 from ftrun.faults import requests
 from ftrun.faults.kinds import Kind
 
 ENV_FAKE_NVML = "FTRUN_FAKE_NVML"
-_DEVICES = "devices.json"
-_XID, _ECC = 8, 2  # event types of NVML
 _NO_INSTANCE = 0xFFFFFFFF
 _EVENTS = {"xid": "xid", "ecc": "ecc", "gpu-lost": "lost"}  # as the launcher's watcher of the devices says them
 
@@ -33,9 +31,10 @@ def prepare(
 ) -> tuple[str, Callable[[], None]]:
     """What happens to the device of `rank`, in words, and making it happen. Errors: NoDevice."""
     row = _device_of(run_dir, rank)
-    code = int(argument or 0)
     if control:
-        return f"{kind.name} on fake device {row['index']}", lambda: _tell(Path(control), row["index"], kind.name, code)
+        what = "lost" if kind.name == "gpu-lost" else kind.name
+        line = f"{row['index']} {what}" + ("" if argument is None else f" {argument:g}")
+        return f"{kind.name} on fake device {row['index']}", lambda: _tell(Path(control), line)
 
     def simulate() -> None:
         wanted = requests.Request(requests.DEVICE, kind.name, argument, rank, at=str(row["uuid"]))
@@ -47,7 +46,7 @@ def prepare(
 
 def _device_of(run_dir: Path, rank: int) -> dict[str, Any]:
     try:
-        rows: list[dict[str, Any]] = json.loads((run_dir / _DEVICES).read_text())
+        rows: list[dict[str, Any]] = json.loads((run_dir / DEVICES).read_text())
     except FileNotFoundError:
         raise NoDevice("this run has no devices that NVML watches") from None
     row = next((r for r in rows if r["rank"] == rank), None)
@@ -64,17 +63,10 @@ def message(request: requests.Request) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tell(control: Path, index: int, kind: str, code: int) -> None:
-    """Add to the fake library's file; it is replaced whole, and several processes take turns."""
-    with control.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lines = control.read_text().splitlines()
-        if kind == "gpu-lost":
-            at = [number for number, line in enumerate(lines) if line.startswith("gpu ")][index]
-            lines[at] += " lost=1"
-        else:
-            seq = 1 + sum(line.startswith("event ") for line in lines)
-            lines.append(f"event seq={seq} gpu={index} type={_XID if kind == 'xid' else _ECC} data={code}")
-        unfinished = control.with_suffix(f".{os.getpid()}")
-        unfinished.write_text("\n".join(lines) + "\n")
-        os.replace(unfinished, control)
+def _tell(control: Path, line: str) -> None:
+    # one write in append mode: lines of several processes never mix
+    fd = os.open(control, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        os.write(fd, f"{line}\n".encode())
+    finally:
+        os.close(fd)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ftrun.core.board import Board, Head
 from ftrun.core.faults import Fault as Found
-from ftrun.faults import oom, requests, trigger
+from ftrun.faults import device, oom, requests, trigger
 from ftrun.faults.plan import load_plan
 from ftrun.host import report
 from ftrun.host.crew import Crew
@@ -20,7 +21,7 @@ from ftrun.host.settings import Settings
 
 
 class FaultDesk:
-    """`note` takes facts for the journal, `say` sentences for the person."""
+    """`note` takes facts for the journal, `say` sentences for the person, `device_said` what a watcher of devices would say."""
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class FaultDesk:
         crew: Crew,
         note: Callable[..., None],
         say: Callable[..., None],
+        device_said: Callable[[dict[str, Any]], None],
     ) -> None:
         self._plan = settings.fault_plan
         self._run_dir = run_dir
@@ -37,6 +39,7 @@ class FaultDesk:
         self._crew = crew
         self._note = note
         self._say = say
+        self._device_said = device_said
         self._heard = 0
         self._requests: set[int] = set()
         self._files: set[str] = set()
@@ -70,6 +73,9 @@ class FaultDesk:
                 "random-faults", rate=request.rate, seed=request.seed, first=request.step or 0, kind=request.kind
             )
             self._say(report.random_faults(request.rate, request.seed))
+        elif request.op == requests.DEVICE:
+            requests.take(self._run_dir, request.number)
+            self._device_said(device.message(request))
         else:
             self._note("request", request=vars(request))
 
