@@ -19,11 +19,14 @@ from ftrun.faults.kinds import KINDS, PHASES, REPAIR_PHASES, STEP_PHASES
 from ftrun.host.rundir import remove_stale
 from tests.e2e import harness
 from tests.e2e.harness import Outcome
+from tests.faults.fake_nvml import FakeNvml
 
 RESULTS = Path(__file__).with_name("matrix.json")
 README = Path(__file__).resolve().parents[2] / "README.md"
 BEGIN, END = "<!-- matrix: tests/e2e/matrix.py -->", "<!-- end of matrix -->"
+ON_DEVICE = harness.SCRIPTS / "on_device.py"
 ARGUMENTS = ("--steps", "24")
+SLOWER = ("--steps", "28", "--stretch", "0.03")  # devices are sampled every second
 LONGER = ("--steps", "60", "--stretch", "0.004")  # statistics take their time
 
 # what becomes of the run
@@ -55,6 +58,8 @@ class Row:
     missing: str = ""
     blames_others: bool = False  # its peers fail with it, so they may be named too
     arguments: tuple[str, ...] = ARGUMENTS  # of the script
+    first: int = 4  # step of the first cell
+    gpus: int = 0  # fake devices, 0 = none
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -65,8 +70,6 @@ class Row:
 
 
 _STILL = ("--hang-timeout", "1", "--stop-timeout", "2", "--recover-timeout", "3")
-_UNWATCHED = "no GPU under the matrix"
-
 ROWS = (
     Row("kill", Fault.SIGNAL),
     Row("term", Fault.SIGNAL),
@@ -86,9 +89,9 @@ ROWS = (
     Row("nan", Fault.NONFINITE, REDONE),
     Row("bitflip", Fault.CORRUPT, options=("--check-replicas", "1")),
     Row("comm", Fault.LINK, REDONE, blames_others=True),
-    Row("xid", Fault.XID, missing=_UNWATCHED),
-    Row("gpu-lost", Fault.GPU_LOST, missing=_UNWATCHED),
-    Row("ecc", Fault.ECC, missing=_UNWATCHED),
+    Row("xid", Fault.XID, spelled="xid:48", arguments=SLOWER, first=8, gpus=10),
+    Row("gpu-lost", Fault.GPU_LOST, arguments=SLOWER, first=8, gpus=10),
+    Row("ecc", Fault.ECC, arguments=SLOWER, first=8, gpus=10),
     Row("launcher-kill", None, ENDED, together=False),
     Row("node-kill", None, ENDED, together=False),
 )  # fmt: skip
@@ -134,7 +137,8 @@ def cells(kind: str) -> Iterator[Cell]:
     """Every possible cell of a kind, some steps apart, each rank's turn in order."""
     for number, phase in enumerate(BY_KIND[kind].phases):
         helper = (number + 1) % 4 if phase in REPAIR_PHASES else None
-        yield Cell(kind, phase, number % 4, 4 + 3 * number if number < 5 else 4 + 5 * (number - 5), helper)
+        offset = 3 * number if helper is None else 5 * (number - len(STEP_PHASES))
+        yield Cell(kind, phase, number % 4, BY_KIND[kind].first + offset, helper)
 
 
 def batches() -> list[Batch]:
@@ -160,7 +164,14 @@ def run(folder: Path, batch: Batch) -> Outcome:
     known = _known_options()
     options = [o for i, o in enumerate(options) if (o if o.startswith("--") else options[i - 1]) in known]
     plan = [cell.plan() for cell in batch.cells]
-    outcome = harness.ftrun(folder, BY_KIND[batch.kind].arguments, plan, options=options, timeout=120)
+    row = BY_KIND[batch.kind]
+    command = harness.ftrun_command(folder, row.arguments, plan, spares=1, options=options)
+    env = None
+    if row.gpus:
+        env = FakeNvml(folder, row.gpus).env
+        at = command.index(str(harness.REFERENCE))
+        command[at:at] = [str(ON_DEVICE)]
+    outcome = harness.finish(harness.start(folder, command, env), timeout=120)
     for left in (folder / "runs").glob("*/journal.jsonl"):
         # a node that lost its power leaves everything as it was, until the next run of this user comes
         outcome.journal = [json.loads(line) for line in left.read_text().splitlines()]
@@ -203,9 +214,13 @@ def findings(outcome: Outcome) -> list[Found]:
     for line in outcome.journal:
         event = line.get("event", {})
         kind = event.get("kind")
-        if kind in ("Died", "Raised", "Noticed", "Stuck"):
+        if kind in ("Died", "Raised", "Noticed", "Stuck", "DeviceFault"):
             rank = holder.get(event.get("worker", -1))
-            if (rank is not None or kind == "Stuck") and event.get("worker") not in expired:
+            if kind == "DeviceFault":
+                found += [
+                    Found(_named(event), holder[cell], event["t"], kind, "") for cell in event["workers"] if cell in holder
+                ]
+            elif (rank is not None or kind == "Stuck") and event.get("worker") not in expired:
                 found.append(Found(_named(event), rank, event["t"], kind, event.get("evidence", "")))
         for action in line.get("actions", ()):
             if kind == "Expired" and action["kind"] == "Say" and action["what"] == "died":
@@ -266,7 +281,7 @@ def judge(batch: Batch, outcome: Outcome, clean: Outcome | None) -> list[Result]
         mine = [f for f in seen if fired[0]["t"] <= f.t < min(later, default=float("inf"))]
         named = [f for f in mine if f.rank == cell.rank]
         result.found = (named or [f for f in mine if f.rank is None] or [Found("", None, 0.0, "", "")])[0].fault
-        result.then = _became(outcome, cell, named)
+        result.then = _became(outcome, named)
         result.wrong = _wrong(outcome, result, wanted, then, trouble)
     strangers = _innocent(batch, firings, seen)
     if strangers and not row.blames_others:
@@ -274,10 +289,10 @@ def judge(batch: Batch, outcome: Outcome, clean: Outcome | None) -> list[Result]
     return results
 
 
-def _became(outcome: Outcome, cell: Cell, named: list[Found]) -> str:
+def _became(outcome: Outcome, named: list[Found]) -> str:
     if outcome.code:
         return ENDED
-    if any(f.what == "Died" for f in named):
+    if any(f.what in ("Died", "DeviceFault") for f in named):
         return REPLACED
     return REDONE if any(f.what == "Raised" for f in named) or outcome.events("Stuck") else UNHARMED
 
@@ -297,7 +312,7 @@ def _innocent(batch: Batch, firings: list[dict[str, Any]], seen: list[Found]) ->
         struck[firing["rank"]] = struck.get(firing["rank"], 0) + 1
     blamed: dict[int, int] = {}
     for found in seen:
-        if found.rank is not None and found.what != "Noticed":
+        if found.rank is not None and found.what not in ("Noticed", "DeviceFault"):
             blamed[found.rank] = blamed.get(found.rank, 0) + 1
     return [f"rank {rank}, {n} times" for rank, n in sorted(blamed.items()) if n > struck.get(rank, 0)]
 
