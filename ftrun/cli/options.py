@@ -112,9 +112,15 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _own("check-replicas", REPAIR, "Compare the replicas' weights every K steps; 0 = never.", "100", "K", **_WHOLE),
     _own("stop-timeout", REPAIR, "Seconds a worker gets to leave its step.", "10", "S", **_TIME),
+    _own("recover-timeout", REPAIR, "Seconds a repair may take before those who hold it up are replaced.", "600", "S", **_TIME),
     _own("start-timeout", REPAIR, "Seconds a worker gets to start.", "300", "S", **_TIME),
     # FTRUN_FAULT_PLAN is what the workers get
     _own("fault-plan", REPAIR, "Inject the faults of a TOML plan.", None, "FILE", variable=""),
+    _own(
+        "random-faults", REPAIR, "Inject random faults: how likely a step has one, 0 to 1.", None, "RATE",
+        check=checks.probability, takes=(int, float),
+    ),
+    _own("fault-seed", REPAIR, "Seed of the random faults.", "1", "S", **_WHOLE),
     _own(
         "run-id", RUN, "Name of the run (default: the one of --rdzv-id, else random).", None, "ID",
         check=checks.run_name,

@@ -29,6 +29,7 @@ from ftrun.control.machine import INCIDENT, Phase
 from ftrun.core import paths
 from ftrun.core.board import Board, F, Inexact
 from ftrun.core.faults import Fault
+from ftrun.faults.trigger import fired
 from ftrun.host import report
 from ftrun.host.incident import Incident, Victim
 
@@ -53,20 +54,18 @@ class Narrator:
         services_log: Path,
         say: Callable[..., None],
         note: Callable[..., None],
-        planned: bool,
     ) -> None:
         self._run_dir = run_dir
         self._board = board
         self._services_log = services_log
         self._say = say
         self._note = note
-        self._planned = planned
         self._incident: Incident | None = None
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
         self._told: set[int] = set()  # ranks whose replacement was told in this incident
         self._replaced: tuple[int, ...] = ()
         self._shift = 0  # step index minus gate number
-        self._claimed: set[tuple[int, int]] = set()  # injected faults already matched with a death
+        self._claimed: set[str] = set()  # injected faults already matched with a death
         self.holders: dict[int, int] = {}
         self.incidents = 0
         self.restarts = 0
@@ -146,15 +145,10 @@ class Narrator:
 
     def _fault_time(self, rank: int | None, detected: int) -> int | None:
         """When the injected fault that struck `rank` fired, ns."""
-        if not self._planned:
-            return None
-        from ftrun.faults.trigger import fired
-
         for firing in reversed(fired(self._run_dir)):
-            key = (firing.fault, firing.count)
             at = int(firing.t * 1e9)
-            if firing.rank == rank and key not in self._claimed and 0 <= detected - at < _SAME_FAULT * 1e9:
-                self._claimed.add(key)
+            if firing.rank == rank and firing.file not in self._claimed and 0 <= detected - at < _SAME_FAULT * 1e9:
+                self._claimed.add(firing.file)
                 return at
         return None
 

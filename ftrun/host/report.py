@@ -128,9 +128,26 @@ def failed(victim: Victim, survivors: int, recovering: bool) -> str:
     where = "" if victim.step is None else f" in {victim.phase} of step {victim.step}"
     seen = "" if victim.seen_ms is None else f", seen after {milliseconds(victim.seen_ms)} ms"
     went_on = f"; stopping {count(survivors, 'healthy worker')}" if recovering else ""
+    if victim.fault == Fault.DRAIN:
+        return f"rank {victim.rank} leaves its worker before step {victim.step}, as asked for{went_on}"
     verb = _VERBS.get(victim.fault, "died")
     how = victim.cause if victim.fault in _CAUSE_SAYS_ALL or not victim.evidence else victim.evidence
     return f"rank {victim.rank} {verb}{where} ({how}{seen}){went_on}"
+
+
+def injected(kind: str, rank: int, phase: str, step: int) -> str:
+    """The line when a fault was injected into the live run."""
+    if rank < 0:
+        where = "ftrun itself" if kind == "launcher-kill" else "everything on this node"
+    else:
+        where = f"rank {rank}" + (f" in {phase} of step {step}" if step >= 0 else "")
+    return f"injected fault: {kind} strikes {where}"
+
+
+def random_faults(rate: float, seed: int) -> str:
+    if not rate:
+        return "no more random faults"
+    return f"random faults: {100 * rate:g} in 100 steps on average, drawn from seed {seed}"
 
 
 def raised(rank: int, signature: str, step: int | None) -> str:

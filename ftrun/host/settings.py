@@ -79,6 +79,7 @@ class Settings:
     run_id: str | None = None
     log_dir: str = "ftrun-logs"
     fault_plan: str | None = None
+    random_faults: str = ""  # RATE:SEED, "" = none
     stop_timeout: float = 10.0
     heartbeat_interval: float = 0.2
     heartbeat_timeout: float = 10.0
@@ -88,6 +89,7 @@ class Settings:
     nonfinite: str = "redo"
     check_replicas: int = 100
     start_timeout: float = 300.0
+    recover_timeout: float = 600.0
     shutdown_timeout: float = 30.0
     exec_workers: bool = False
     role: str = "default"

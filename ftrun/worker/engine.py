@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 from ftrun import native
@@ -17,9 +16,6 @@ from ftrun.core import gate, schedule, symptoms
 from ftrun.core.board import Busy, F, Flag, Head, Inexact, Phase
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
-from ftrun.core.paths import ENV_FAULT_PLAN
-from ftrun.faults.plan import load_plan
-from ftrun.faults.trigger import Trigger
 from ftrun.worker import probe
 from ftrun.worker.arena import Arena
 from ftrun.worker.calls import Calls
@@ -30,6 +26,7 @@ from ftrun.worker.ledger import Ledger
 from ftrun.worker.reducer import Reducers
 from ftrun.worker.slots import START, Slots
 from ftrun.worker.state import Protected
+from ftrun.worker.strikes import trigger_of
 from ftrun.worker.vigil import Vigil
 
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
@@ -64,9 +61,8 @@ class Engine:
         self._seen_steps = 0
         self._arrivals: Any = None
         self._redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
-        plan = os.environ.get(ENV_FAULT_PLAN)
         self.vigil = registry.vigil = Vigil(self, context.nonfinite, context.check_replicas)
-        self._trigger = Trigger(load_plan(Path(plan)), context.rank, context.run_dir) if plan else None
+        self._trigger = trigger_of(self)
         context.on_keeper = self.send_descriptors
 
     # -- set-up ------------------------------------------------------------------------------------------------------
@@ -230,9 +226,8 @@ class Engine:
             board.wait_gate(seen, _GATE_LOOK)
 
     def fire(self, phase: str, step: int) -> None:
-        """Let a fault plan strike."""
-        if self._trigger is not None:
-            self._trigger.fire(phase, self.index_of(step), self.attempt)
+        """Let injected faults strike."""
+        self._trigger.fire(phase, self.index_of(step), self.attempt)
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
