@@ -12,6 +12,7 @@ import ctypes
 import enum
 import mmap
 import os
+from array import array
 from pathlib import Path
 
 from ftrun import native
@@ -19,8 +20,10 @@ from ftrun.core import gate
 from ftrun.core.errors import PlatformError
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
-VERSION = 2
-CELL_BYTES = 512
+VERSION = 3
+CELL_BYTES = 1024
+ROWS_KEPT = 6  # attempts at a step whose phases stay readable, see ftrun.core.steps
+ROW_WORDS = 8
 _CELLS_AT = 4096
 _WORD = 8
 _SHIFT_ZERO = 1 << 40
@@ -44,7 +47,7 @@ class Head(enum.IntEnum):
 
 
 class F(enum.IntEnum):
-    """Cell fields: word index inside the 512-byte cell of one worker incarnation. Written by the worker unless said."""
+    """Cell fields: word index inside the cell of one worker incarnation. Written by the worker unless said."""
 
     PID = 0
     RANK = 1  # rank + 1; 0 = none yet (a spare)
@@ -92,6 +95,9 @@ class F(enum.IntEnum):
     # two robust mutexes of 64 bytes each, see ftrun.native
     LIFE = 48  # held by the beat thread: its loss is the death of the process
     MAIN = 56  # held by the main thread: its loss means no more Python runs
+    # written by the worker: the phases of its last steps, see ftrun.core.steps
+    ROWS = 64  # rows ever begun
+    FIRST_ROW = 65  # ROWS_KEPT rows of ROW_WORDS words
 
 
 class Phase(enum.IntEnum):
@@ -159,6 +165,16 @@ class Cell:
 
     def __setitem__(self, field: F, value: int) -> None:
         self._words[self._base + field] = value
+
+    def read(self, first: int, count: int) -> list[int]:
+        """`count` words from word index `first`."""
+        at = self._base + first
+        return self._words[at : at + count].tolist()
+
+    def write(self, first: int, values: array[int]) -> None:
+        """Put 64-bit words (type code "Q") at word index `first`."""
+        at = self._base + first
+        self._words[at : at + len(values)] = values
 
     def field_address(self, field: F) -> int:
         """Address of a field in this process, for native calls."""

@@ -47,6 +47,9 @@ class Incident:
     redone: int = 0
     restart: bool = False
     survivors: int = 0
+    last: int = -1  # step index of the last update that is part of the model
+    stuck: str = ""  # the collective that everybody waited in, when no rank was to blame
+    spares: list[int] = field(default_factory=list)  # cells that had been warm spares
 
     def facts(self, board: Board, holders: Mapping[int, int]) -> dict[str, Any]:
         """The summary; `holders` maps each rank to its cell."""
@@ -64,6 +67,10 @@ class Incident:
             "resume": self.resume,
             "redone": self.redone,
             "restart": self.restart,
+            "survivors": self.survivors,
+            "last": self.last,
+            "stuck": self.stuck,
+            "spares": self.spares,
             "victims": [vars(v) for v in self.victims],
             "sources": {str(rank): _source(cells[rank]) for rank in replaced},
             "ms": {name: round(value, 3) for name, value in parts.items()},

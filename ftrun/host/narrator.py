@@ -17,6 +17,7 @@ from ftrun.core import paths
 from ftrun.core.board import Board, F, Inexact
 from ftrun.host import report
 from ftrun.host.incident import Incident, Victim
+from ftrun.host.phases import PhaseRecord
 
 _FOLLOWING = ("failed", "restarting", "failed_again", "world_stopped")  # they name the dead rank themselves
 _SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
@@ -41,6 +42,7 @@ class Narrator:
         self._note = note
         self._planned = planned
         self._incident: Incident | None = None
+        self._phases = PhaseRecord()  # of that incident
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
         self._told: set[int] = set()  # ranks whose replacement was told in this incident
         self._replaced: tuple[int, ...] = ()
@@ -62,6 +64,7 @@ class Narrator:
             self._incident.generation = publish.generation
             self._incident.resume = max(publish.resume + self._shift, 0)
             self._incident.survivors = len(publish.workers) - len(publish.replaced)
+            self._incident.spares = sorted({*self._incident.spares, *spares.values()})
 
     def closed(self, last: int) -> None:
         """The gate was closed; steps beyond `last` that some rank had begun are done again."""
@@ -70,6 +73,7 @@ class Narrator:
             self._shift = next((c.shift for c in cells if c.shift), 0)
             begun = any(c.step is not None and c.step > last + c.shift for c in cells)
             self._incident.redone = max(self._incident.redone, int(begun))
+            self._incident.last = last + self._shift
 
     def saw(self, event: Event, actions: tuple[Action, ...], phase: Phase, woke: int) -> None:
         """The machine was told `event`, ordered `actions` and is now in `phase`; the loop woke for it at `woke` ns."""
@@ -77,11 +81,12 @@ class Narrator:
             self._begin(event, woke)
         elif isinstance(event, Stuck) and phase in INCIDENT and self._incident is None:
             now = time.monotonic_ns()
-            self._incident, self._told = Incident(now, now), set()
+            self._new_incident(now, now).stuck = event.what
         if isinstance(event, Signalled) and phase is Phase.ENDED:
             self._say(report.signalled_again(event.signum), "warning")
         for action in actions:
             if isinstance(action, OpenGate):
+                self._look_at_phases()
                 self._tell_replaced()
             elif isinstance(action, Say):
                 self._hear(action, event, actions, phase)
@@ -96,15 +101,21 @@ class Narrator:
             detected = cell[F.DETECTED_NS] or time.monotonic_ns()
             began = self._fault_time(cell.rank, detected) or (cell[F.BEAT] if event.cause == "frozen" else woke)
         began = min(began, detected)
-        if self._incident is None:
-            self._incident = Incident(began, detected)
-            self._told = set()
+        incident = self._incident or self._new_incident(began, detected)
         if cell.rank is not None:
             phase = cell.phase.name.lower()
             cause = event.cause if isinstance(event, Died) else event.signature
             known = isinstance(event, Raised) or began != woke
             seen = (detected - began) / 1e6 if known else None
-            self._incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen))
+            incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen))
+
+    def _new_incident(self, began: int, detected: int) -> Incident:
+        self._incident, self._phases, self._told = Incident(began, detected), PhaseRecord(), set()
+        return self._incident
+
+    def _look_at_phases(self) -> None:
+        if self._incident is not None:
+            self._phases.look(self._board, self.holders, self._incident.victims)
 
     def _fault_time(self, rank: int | None, detected: int) -> int | None:
         """When the injected fault that struck `rank` fired, ns."""
@@ -132,8 +143,8 @@ class Narrator:
         elif say.what in ("restarting", "world_stopped", "peer_failed"):
             self.restarts += 1
             now = time.monotonic_ns()
-            self._incident = self._incident or Incident(now, now)
-            self._incident.restart = True
+            incident = self._incident or self._new_incident(now, now)
+            incident.restart = True
             late = report.early(event.early, event.age) if isinstance(event, Died) and event.early else ""
             self._say((report.said(say) or "") + (f"; it failed {late}" if late else ""), report.level(say.what))
         elif say.what == "recovered":
@@ -174,12 +185,13 @@ class Narrator:
 
     def _recovered(self) -> None:
         self._tell_replaced()
+        self._look_at_phases()
         incident, self._incident = self._incident, None
         if incident is None:
             return
         facts = incident.facts(self._board, self.holders)
         self._account(facts)
-        self._note("incident", **facts)
+        self._note("incident", **facts, phases=self._phases.facts(incident.began))
         self._say(report.recovered(facts))
 
     def _restarted(self) -> None:

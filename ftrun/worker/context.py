@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from ftrun.core import gate, paths, schedule
 from ftrun.core.board import Board, Cell, F, Flag, Head, Phase
 from ftrun.core.errors import PlatformError, WorkerError
+from ftrun.core.steps import StepLog
 from ftrun.core.world import World, read_world
 from ftrun.worker.keeper_client import KeeperClient
 from ftrun.worker.segment import Segment
@@ -49,6 +50,7 @@ class Context:
         self.run_dir = run_dir
         self.board = Board.open(run_dir / paths.BOARD)
         self.cell: Cell = self.board.cell(cell)
+        self._steps = StepLog(self.cell)
         self.keeper = KeeperClient(run_dir / paths.KEEPER_SOCKET)
         self.world: World | None = None
         self.restoring = False  # this incarnation took over a rank and has not restored its state yet
@@ -152,6 +154,7 @@ class Context:
     def phase(self, phase: Phase) -> None:
         self.cell[F.PROGRESS] = time.monotonic_ns()
         self.cell[F.PHASE] = phase
+        self._steps.entered(phase, self.generation)
 
     def report(self, name: str, facts: dict[str, Any]) -> None:
         """Write an error file (whole or not at all) for the launcher."""
