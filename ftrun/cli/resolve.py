@@ -122,6 +122,8 @@ def settings(values: Values, script: str, args: tuple[str, ...]) -> Settings:
         numa_binding=values["numa-binding"] or "",
         signals=values["signals-to-handle"],
         forward=values["forward-signals"] or (),
+        metrics_file=os.path.abspath(values["metrics-file"]) if values["metrics-file"] else None,
+        metrics_port=values["metrics-port"],
         nodes=nodes,
         output=Output(
             redirects=values["redirects"],

@@ -43,10 +43,8 @@ def watch(run: RunInfo, interval: float) -> str:
     live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
 
     def draw() -> None:
-        from rich.console import Group
-
         lines = view.lines(console.width, console.height)
-        live.update(Group(*(painted(line) for line in lines)), refresh=True)
+        live.update(painted(*lines), refresh=True)
 
     try:
         with keys.terminal(sys.stdin.fileno(), live.stop, lambda: live.start()) as keyboard, live:

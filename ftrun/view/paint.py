@@ -55,11 +55,14 @@ def print_lines(lines: Iterable[text.Line]) -> None:
         console.print(painted(line), soft_wrap=True)
 
 
-def painted(line: text.Line) -> Text:
-    """One line for rich."""
+def painted(*lines: text.Line) -> Text:
+    """Lines for rich."""
     from rich.text import Text
 
     done = Text(no_wrap=True, overflow="ellipsis", end="")
-    for part, style in line:
-        done.append(text.for_encoding(part, sys.stdout.encoding), STYLES[style])
+    for at, line in enumerate(lines):
+        if at:
+            done.append("\n")
+        for part, style in line:
+            done.append(text.for_encoding(part, sys.stdout.encoding), STYLES[style])
     return done

@@ -76,12 +76,16 @@ class Column:
     keep: int
     right: bool = False
     most: int = 60
+    least: int = 0  # columns it takes also when nothing is in it, so that the table does not jump
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Span]], width: int) -> list[Line]:
     """Header and rows. Columns without any content are left out, others when there is no room for them."""
-    used = [i for i, _ in enumerate(columns) if any(row[i][0] for row in rows)]
-    wide = {i: min(columns[i].most, max(len(columns[i].title), *(width_of(row[i][0]) for row in rows))) for i in used}
+    used = [i for i, _ in enumerate(columns) if columns[i].least or any(row[i][0] for row in rows)]
+    wide = {
+        i: min(columns[i].most, max(columns[i].least, len(columns[i].title), *(width_of(row[i][0]) for row in rows)))
+        for i in used
+    }
     while len(used) > 1 and sum(wide[i] for i in used) + 2 * (len(used) - 1) > width:
         used.remove(min(used, key=lambda i: columns[i].keep))
     head: Line = [(_padded(columns[i].title, wide[i], columns[i].right, i == used[-1]), HEAD) for i in used]

@@ -33,7 +33,7 @@ document.addEventListener("pointermove", (event) => {
 def document(story: Story) -> str:
     """The whole page."""
     title = escape(words.title(story))
-    facts = "\n".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in words.facts(story))
+    facts = "\n".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in words.once(story))
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
         f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<table>{facts}</table>\n"

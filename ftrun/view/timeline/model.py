@@ -26,7 +26,8 @@ PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
 
 @dataclass(frozen=True)
 class Bar:
-    """Something a worker did. `broken`: it did not come to its end. `again`: this step was begun before."""
+    """Something a worker did. `broken`: it did not come to its end. `again`: this step was begun before. `new`: in the
+    world that the repair made."""
 
     kind: str
     begin: float
@@ -34,6 +35,7 @@ class Bar:
     step: int
     broken: bool = False
     again: bool = False
+    new: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def _lanes(raw: dict[str, Any], detected: float) -> list[Lane]:
         cell = cells[-1] if cells else -1
         role = HEALTHY if rank not in replaced else SPARE if cell in spares or not cells else NEW
         bars = _training(kept.get((rank, cell), ()), detected, raw)
-        bars += _repair(ranks[rank], max([detected, *(b.end for b in bars if b.begin < detected)]), role)
+        bars += _repair(ranks[rank], max([detected, *(b.end for b in bars if not b.new)]), role)
         label = f"rank {rank}" if role == HEALTHY else f"{role} {cell}" if cell >= 0 else f"rank {rank}"
         lanes.append(Lane(label, role, rank, cell, tuple(sorted(bars, key=lambda b: b.begin))))
     order = {HEALTHY: 0, FAILED: 1, SPARE: 2, NEW: 2}
@@ -187,11 +189,11 @@ def _training(rows: Iterable[list[Any]], end: float, raw: dict[str, Any]) -> lis
     for row in before[-2:] + after[-1:]:
         new = row[1] >= generation
         limit = float(raw.get("total_ms", 0.0)) if new else end
-        bars += _bars(row, limit, new and any(r[0] == row[0] for r in before))
+        bars += _bars(row, limit, new and any(r[0] == row[0] for r in before), new)
     return bars
 
 
-def _bars(row: list[Any], limit: float, again: bool) -> list[Bar]:
+def _bars(row: list[Any], limit: float, again: bool, new: bool) -> list[Bar]:
     step, _, _, *times = row
     kinds = list(zip(TRAINING, times[:4], strict=True))
     bars = []
@@ -201,7 +203,7 @@ def _bars(row: list[Any], limit: float, again: bool) -> list[Bar]:
         later = [t for t in times[at + 1 :] if t is not None]
         end = later[0] if later else limit
         if end >= begin:
-            bars.append(Bar(kind, begin, end, step, broken=not later, again=again))
+            bars.append(Bar(kind, begin, end, step, not later, again, new))
     return bars
 
 
@@ -239,7 +241,7 @@ def _barriers(lanes: list[Lane]) -> Iterable[tuple[int, float]]:
     passed: dict[tuple[int, bool], float] = {}
     for lane in lanes:
         for bar in lane.updates():
-            key = (bar.step, bar.begin > 0)
+            key = (bar.step, bar.new)
             passed[key] = min(bar.begin, passed.get(key, bar.begin))
     return sorted(((step, t) for (step, _), t in passed.items()), key=lambda b: b[1])
 

@@ -77,6 +77,11 @@ def _legend() -> Iterator[str]:
         y = 62 + at * 18
         yield f'<rect x="16" y="{y}" width="12" height="12" fill="{colour}"/>'
         yield _text(34, y + 10, name)
+    kinds = (model.FORWARD, model.BACKWARD, model.SYNC, model.OPTIMIZER)
+    for at, kind in enumerate(kinds):
+        x, y = 190 + at // 2 * 110, 62 + at % 2 * 18
+        yield f'<rect x="{x}" y="{y}" width="12" height="12" fill="{COLOURS[kind]}"/>'
+        yield _text(x + 18, y + 10, "Waiting" if kind == model.SYNC else kind)
 
 
 # -- lanes ---------------------------------------------------------------------------------------------------------------
@@ -217,4 +222,4 @@ def _axis(story: Story, to: Scale) -> Iterator[str]:
         yield _text(x, y + 20, f"{moment:+.1f} ms" if moment else "0 ms", text_anchor=anchor)
         yield _text(x, y + 35, name, text_anchor=anchor, fill="#555")
     yield _text(16, y + 4, "time", fill="#555")
-    yield _text(16, y + 20, "(each section has a scale of its own)", fill="#777", font_size=9)
+    yield _text(_LEFT, y + 52, "each of the three sections has a time scale of its own", fill="#777", font_size=10)

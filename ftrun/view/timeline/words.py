@@ -71,6 +71,12 @@ def facts(story: Story) -> list[tuple[str, str]]:
     return rows
 
 
+def once(story: Story) -> list[tuple[str, str]]:
+    """`facts`, each label only before the first of its sentences."""
+    rows = facts(story)
+    return [(label if not at or rows[at - 1][0] != label else "", said) for at, (label, said) in enumerate(rows)]
+
+
 def _different(story: Story) -> list[dict[str, object]]:
     found = {str(v["cause"]): v for v in story.victims}
     return list(found.values())
