@@ -22,7 +22,7 @@ from ftrun.core.errors import PlatformError
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
 VERSION = 3
 CELL_BYTES = 1024
-ROWS_KEPT = 6  # attempts at a step whose phases stay readable, see ftrun.core.steps
+ROWS_KEPT = 5  # attempts at a step whose phases stay readable, see ftrun.core.steps
 ROW_WORDS = 8
 _CELLS_AT = 4096
 _WORD = 8
@@ -92,16 +92,16 @@ class F(enum.IntEnum):
     DETECTED_NS = 40
     # written by the worker
     SHIFT = 41  # _SHIFT_ZERO + step index - gate number; 0 = not in a loop yet
-    # written by the worker while state is moved to it, 0 at other times
-    BYTES_MOVED = 42
-    BYTES_TOTAL = 43
-    MOVING_SINCE = 44  # ns
+    # the transfer that it is in: bytes that arrived, bytes in all, and since when (ns); 0 = none
+    MOVED = 42
+    MOVE_TOTAL = 43
+    MOVE_SINCE = 44
     # two robust mutexes of 64 bytes each, see ftrun.native
     LIFE = 48  # held by the beat thread: its loss is the death of the process
     MAIN = 56  # held by the main thread: its loss means no more Python runs
     # written by the worker: the phases of its last steps, see ftrun.core.steps
-    ROWS = 64  # rows ever begun
-    FIRST_ROW = 65  # ROWS_KEPT rows of ROW_WORDS words
+    FIRST_ROW = 80  # ROWS_KEPT rows of ROW_WORDS words
+    ROWS = 120  # rows ever begun
 
 
 class Phase(enum.IntEnum):

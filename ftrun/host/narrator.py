@@ -5,7 +5,6 @@ Called after the machine's actions were carried out, so that no sentence delays 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 from ftrun.control.events import Action, CloseGate, Died, Event, OpenGate, Publish, Raised, Say, Signalled, Stuck
 from ftrun.control.machine import INCIDENT, Phase
-from ftrun.core import paths
 from ftrun.core.board import Board, F, Inexact
 from ftrun.host import report
 from ftrun.host.incident import Incident, Victim
@@ -221,8 +219,14 @@ class Narrator:
             self._account(self._incident.facts(self._board, self.holders))
         if self.incidents:
             lost = self.lost_ms / 1000
-            journal = os.path.relpath(self._services_log.with_name(paths.JOURNAL))
-            lines = report.summary(journal, self.incidents, self.restarts, self.redone, lost, self.inexact)
+            lines = report.summary(
+                report.run_shown(self._services_log.parent),
+                self.incidents,
+                self.restarts,
+                self.redone,
+                lost,
+                self.inexact,
+            )
             # a run that failed has no result to speak of
             for line in lines if code == 0 else lines[:1]:
                 self._say(line)

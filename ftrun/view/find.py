@@ -13,7 +13,6 @@ from pathlib import Path
 from ftrun.core import paths
 from ftrun.host.rundir import RunInfo, find_run, read_run
 
-LOG_DIR = "ftrun-logs"
 _SECOND = re.compile(r"_[0-9a-f]{8}")  # what a log folder's name gets when an earlier run has it
 
 
@@ -34,7 +33,7 @@ def find(name: str | None, log_dir: str | None = None) -> Found | None:
     run = find_run(name)
     if run is not None:
         return Found(run.run_id, run.path / paths.JOURNAL, run)
-    return _killed(name) or _ended(name, Path(log_dir or os.environ.get("PET_LOG_DIR") or LOG_DIR))
+    return _killed(name) or _ended(name, Path(log_dir or os.environ.get("PET_LOG_DIR") or paths.LOG_DIR))
 
 
 def missing(name: str | None) -> str:

@@ -42,8 +42,8 @@ def healthy(board: Board, holders: dict[int, int], used: int, now: int) -> int:
 
 def moved(board: Board, used: int) -> tuple[int, int]:
     """Bytes moved and to be moved by all transfers that go on."""
-    totals = board.column(F.BYTES_TOTAL, used)
-    done = board.column(F.BYTES_MOVED, used)
+    totals = board.column(F.MOVE_TOTAL, used)
+    done = board.column(F.MOVED, used)
     return sum(d for d, t in zip(done, totals, strict=True) if t), sum(totals)
 
 

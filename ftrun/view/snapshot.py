@@ -65,7 +65,7 @@ class Watcher:
         shown, folded = fold.choose(board, self._used, holders, ranks, now, word)
         workers = [self._worker(board.cell(i), holders[i], now, found) for i in shown]
         workers += [self._worker(board.cell(i), None, now, found) for i in spares[:ranks]]
-        shift = board.cell(next(iter(holders))).shift if holders else 0
+        first = board.cell(next(iter(holders))) if holders else None
         state = self._state(len(spares), found) if alive else ENDED
         return {
             "schema": SCHEMA,
@@ -83,7 +83,7 @@ class Watcher:
             "generation": word.generation,
             "attempt": board[Head.ATTEMPT],
             "gate": {"closed": word.closed, "last": word.last},
-            "step": word.last + 1 + shift,
+            "step": _next_step(word.last, first),
             "steps_per_second": self._steps_per_second(now / 1e9, word.last, holders),
             "effective_training_time": _rounded(account.effective(now / 1e9)),
             "lost_seconds": round(account.lost(now / 1e9), 3),
@@ -165,7 +165,7 @@ class Watcher:
     def _worker(self, cell: Cell, rank: int | None, now: int, found: list[dict[str, Any]]) -> dict[str, Any]:
         flags, since = Flag(cell[F.FLAGS]), cell[F.COLLECTIVE_SINCE]
         device = devices.of(found, rank, cell[F.DEVICE])
-        total = cell[F.BYTES_TOTAL]
+        total = cell[F.MOVE_TOTAL]
         return {
             "cell": cell.index,
             "rank": rank,
@@ -184,7 +184,7 @@ class Watcher:
             "collective_number": cell[F.COLLECTIVE] if since else None,
             "collective_age": _age(now, since),
             "memory": _resident(cell[F.PID]) if not cell[F.EXITED] else None,
-            "bytes": {"moved": cell[F.BYTES_MOVED], "total": total} if total else None,
+            "bytes": {"moved": cell[F.MOVED], "total": total} if total else None,
             "exit": cell[F.EXIT_STATUS] if cell[F.EXITED] else None,
             "notes": _notes(cell, device),
         }
@@ -197,6 +197,13 @@ class Watcher:
             except (OSError, ValueError, KeyError):
                 return None
         return self._parked[cell]
+
+
+def _next_step(last: int, cell: Cell | None) -> int:
+    """Index of the step whose update comes next; the gate at the end of a loop belongs to no step."""
+    if cell is None or last < 0:
+        return 0
+    return last + 1 + cell.shift - int(cell.has(Flag.LOOP_DONE))
 
 
 def _pace(cell: Cell) -> float | None:
