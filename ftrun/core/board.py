@@ -12,7 +12,6 @@ import ctypes
 import enum
 import mmap
 import os
-from array import array
 from pathlib import Path
 
 from ftrun import native
@@ -170,15 +169,9 @@ class Cell:
     def __setitem__(self, field: F, value: int) -> None:
         self._words[self._base + field] = value
 
-    def read(self, first: int, count: int) -> list[int]:
-        """`count` words from word index `first`."""
-        at = self._base + first
-        return self._words[at : at + count].tolist()
-
-    def write(self, first: int, values: array[int]) -> None:
-        """Put 64-bit words (type code "Q") at word index `first`."""
-        at = self._base + first
-        self._words[at : at + len(values)] = values
+    def words(self) -> memoryview:
+        """All words of the cell, for who reads or writes many; each write is one word, as by `cell[field]`."""
+        return self._words[self._base : self._base + CELL_BYTES // _WORD]
 
     def field_address(self, field: F) -> int:
         """Address of a field in this process, for native calls."""

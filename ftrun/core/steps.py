@@ -6,15 +6,14 @@ without an end; the step done again gets a row of its own.
 
 from __future__ import annotations
 
-import time
 from array import array
 from dataclasses import dataclass
 
 from ftrun.core.board import ROW_WORDS, ROWS_KEPT, Cell, F, Phase
 
-_TIMES = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE, Phase.DONE)
-_FIRST_TIME = 3  # words before the times: step index + 1, generation, attempt
-_WORD_OF = {phase: _FIRST_TIME + at for at, phase in enumerate(_TIMES)}
+_FORWARD, _DONE = Phase.FORWARD, Phase.DONE
+# words of a row: step index + 1, generation, attempt, then a time for each phase from FORWARD to DONE
+_TIME_OF_PHASE_0 = 3 - Phase.FORWARD
 
 
 @dataclass(frozen=True)
@@ -32,36 +31,34 @@ class Row:
 
 
 class StepLog:
-    """Written by the worker that owns `cell`, from its main thread."""
+    """Written by the worker that owns `cell`, from its main thread, at every phase change: it has to be quick."""
 
     def __init__(self, cell: Cell) -> None:
-        self._cell = cell
+        self._words = cell.words()
         self._begun = cell[F.ROWS]
-        self._open = False
+        self._open = 0  # word from which the phases of the open row count, 0 = none is open
 
-    def entered(self, phase: Phase, generation: int) -> None:
-        """The worker is in `phase` from now on."""
-        if phase is Phase.FORWARD:
-            cell = self._cell
-            row = (cell[F.STEP], generation, cell[F.ATTEMPT], time.monotonic_ns(), 0, 0, 0, 0)
-            cell.write(_place(self._begun), array("Q", row))
+    def entered(self, phase: Phase, generation: int, now: int) -> None:
+        """The worker is in `phase` since `now`, ns."""
+        if phase is _FORWARD:
+            words, at = self._words, _place(self._begun)
+            words[at : at + ROW_WORDS] = array("Q", (words[F.STEP], generation, words[F.ATTEMPT], now, 0, 0, 0, 0))
             self._begun += 1
-            cell[F.ROWS] = self._begun
-            self._open = True
+            words[F.ROWS] = self._begun
+            self._open = at + _TIME_OF_PHASE_0
         elif self._open:
-            word = _WORD_OF.get(phase)
-            if word is not None:
-                at = _place(self._begun - 1) + word
-                self._cell.write(at, array("Q", (time.monotonic_ns(),)))
-            self._open = word is not None and phase is not Phase.DONE
+            if phase > _FORWARD:
+                self._words[self._open + phase] = now
+            if phase < _FORWARD or phase is _DONE:
+                self._open = 0
 
 
 def rows(cell: Cell) -> list[Row]:
     """What is kept of the last attempts, oldest first. The owner may write meanwhile: the oldest one may be replaced."""
     begun = cell[F.ROWS]
-    found = []
+    found, words = [], cell.words()
     for number in range(max(0, begun - ROWS_KEPT), begun):
-        step, *rest = cell.read(_place(number), ROW_WORDS)
+        step, *rest = words[_place(number) : _place(number) + ROW_WORDS].tolist()
         if step:
             found.append(Row(step - 1, *rest))
     return found

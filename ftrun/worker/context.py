@@ -152,9 +152,10 @@ class Context:
         self.board.ring_launcher()
 
     def phase(self, phase: Phase) -> None:
-        self.cell[F.PROGRESS] = time.monotonic_ns()
+        now = time.monotonic_ns()
+        self.cell[F.PROGRESS] = now
         self.cell[F.PHASE] = phase
-        self._steps.entered(phase, self.generation)
+        self._steps.entered(phase, self.generation, now)
 
     def report(self, name: str, facts: dict[str, Any]) -> None:
         """Write an error file (whole or not at all) for the launcher."""
