@@ -10,6 +10,7 @@ from ftrun.core.gate import GateWord
 
 STALE = 2.0  # seconds without a beat
 _WAITS = 1.0  # seconds in a collective that are worth telling
+_ALIVE = int(Flag.ALIVE)  # a plain number: an enum is ten times as slow to test
 
 
 def used_cells(board: Board, before: int) -> int:
@@ -34,10 +35,10 @@ def living(board: Board, used: int) -> list[int]:
 
 
 def healthy(board: Board, holders: dict[int, int], used: int, now: int) -> int:
-    """Ranks whose process lives and beats (a worker that has not begun to beat counts as soon as it holds its locks)."""
-    exited, beats = board.column(F.EXITED, used), board.column(F.BEAT, used)
-    flags, oldest = board.column(F.FLAGS, used), now - int(STALE * 1e9)
-    return sum(1 for i in holders if i < used and not exited[i] and flags[i] & Flag.ALIVE and not 0 < beats[i] < oldest)
+    """Ranks whose process lives and beats, or has ended well. One that never beats (a program) counts while it lives."""
+    exited, status = board.column(F.EXITED, used), board.column(F.EXIT_STATUS, used)
+    beats, oldest = board.column(F.BEAT, used), now - int(STALE * 1e9)
+    return sum(1 for i in holders if i < used and (not status[i] if exited[i] else not 0 < beats[i] < oldest))
 
 
 def moved(board: Board, used: int) -> tuple[int, int]:
@@ -49,22 +50,23 @@ def moved(board: Board, used: int) -> tuple[int, int]:
 
 def choose(
     board: Board, used: int, holders: dict[int, int], most: int | None, now: int, word: GateWord
-) -> tuple[list[int], dict[str, Any]]:
-    """The cells to describe, by rank, and what all other ranks do: {"ranks": n, "doing": [[text, n], ...]}."""
+) -> tuple[dict[int, bool], dict[str, Any]]:
+    """The cells to describe, by rank, and whether they stand out; and what all other ranks do:
+    {"ranks": n, "doing": [[text, n], ...]}."""
     cells = sorted(holders, key=lambda i: holders[i])
     if most is None or len(cells) <= most:
-        return cells, {"ranks": 0, "doing": []}
+        return dict.fromkeys(cells, False), {"ranks": 0, "doing": []}
     exited, beats = board.column(F.EXITED, used), board.column(F.BEAT, used)
     steps, phases = board.column(F.STEP, used), board.column(F.PHASE, used)
     since, attempts = board.column(F.COLLECTIVE_SINCE, used), board.column(F.ATTEMPT, used)
     flags = board.column(F.FLAGS, used)
     here = [i for i in cells if i < used]
     usual = Counter(steps[i] for i in here).most_common(1)[0][0] if here else 0
-    mostly_wait = sum(1 for i in here if since[i]) * 2 > len(here)
     oldest, long_ago = now - int(STALE * 1e9), now - int(_WAITS * 1e9)
+    mostly_wait = sum(1 for i in here if 0 < since[i] < long_ago) * 2 > len(here)
     ranked = []
     for i in cells:
-        if i >= used or exited[i] or not flags[i] & Flag.ALIVE:
+        if i >= used or exited[i] or not flags[i] & _ALIVE:
             ranked.append((0, 0, i))
         elif 0 < beats[i] < oldest:
             ranked.append((1, beats[i], i))
@@ -77,16 +79,16 @@ def choose(
         elif attempts[i]:
             ranked.append((5, 0, i))
     shown = [i for _, _, i in sorted(ranked)[:most]]
-    taken = set(shown)
+    taken = frozenset(shown)
     shown += [i for i in cells[: most + len(shown)] if i not in taken][: most - len(shown)]
     rest = set(cells).difference(shown)
     doing = Counter((phases[i], steps[i]) for i in rest if i < used)
     lines = [[_doing(phase, step), count] for (phase, step), count in doing.most_common(4)]
     other = len(rest) - sum(doing.values())
-    return sorted(shown, key=lambda i: holders[i]), {
-        "ranks": len(rest),
-        "doing": [*lines, *([["not begun", other]] * bool(other))],
-    }
+    if other:
+        lines.append(["not begun", other])
+    chosen = {i: i in taken for i in sorted(shown, key=lambda i: holders[i])}
+    return chosen, {"ranks": len(rest), "doing": lines}
 
 
 def _doing(phase: int, step: int) -> str:

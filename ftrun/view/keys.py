@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import termios
@@ -23,6 +24,7 @@ _SEQUENCES = {
     b"\n": ENTER,
     b"\x1b": ESCAPE,
 }
+_KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|\x1b|[\r\n\x20-\x7e]")
 
 
 class Keyboard:
@@ -55,8 +57,8 @@ class Keyboard:
         if not data:
             self._gone = True
             return ["q"]
-        whole = _SEQUENCES.get(data)
-        return [whole] if whole else [chr(byte) for byte in data if 32 <= byte < 127] if data[:1] != b"\x1b" else []
+        found = [_SEQUENCES.get(part) or part.decode("ascii", "ignore") for part in _KEY.findall(data)]
+        return [key for key in found if key.isprintable() and key]
 
     def wake(self, *_: object) -> None:
         """Make `wait` return; safe in a signal handler."""

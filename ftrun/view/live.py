@@ -189,17 +189,21 @@ def _fitted(picture: dict[str, Any], width: int, height: int, selected: int | No
     within = None if selected is None else selected - first
     over = len(screen(shown, width, within)) - height
     if over > 0 and ranks:
-        kept = max(1, len(ranks) - over - 1)
-        hidden = ranks[kept:]
-        doing = [*picture["folded"]["doing"], *_counted(hidden)]
-        folded = {"ranks": picture["folded"]["ranks"] + len(hidden), "doing": doing[:4]}
-        shown = {**shown, "workers": [*ranks[:kept], *spares], "folded": folded}
+        odd_first = sorted(ranks, key=lambda w: (not w["stands_out"], w["rank"]))
+        room = max(1, len(ranks) - over - 1)
+        kept, hidden = sorted(odd_first[:room], key=lambda w: int(w["rank"])), odd_first[room:]
+        folded = {
+            "ranks": picture["folded"]["ranks"] + len(hidden),
+            "doing": _counted(picture["folded"]["doing"], hidden),
+        }
+        shown = {**shown, "workers": [*kept, *spares], "folded": folded}
     return screen(shown, width, within)[:height]
 
 
-def _counted(workers: list[dict[str, Any]]) -> list[list[Any]]:
-    counts: dict[str, int] = {}
-    for worker in workers:
+def _counted(doing: list[list[Any]], hidden: list[dict[str, Any]]) -> list[list[Any]]:
+    """What ranks do that are not shown, with `hidden` ones added to those that were counted before."""
+    counts = {what: int(number) for what, number in doing}
+    for worker in hidden:
         what = worker["phase"] if worker["step"] is None else f"{worker['phase']} of step {worker['step']}"
         counts[what] = counts.get(what, 0) + 1
     return [[what, number] for what, number in sorted(counts.items(), key=lambda c: -c[1])]

@@ -113,7 +113,7 @@ def ranks(picture: dict[str, Any], width: int) -> list[Line]:
     folded = picture["folded"]
     if folded["ranks"]:
         doing = ", ".join(f"{number} {what}" for what, number in folded["doing"])
-        lines.append(text.cut([(f"and {count(folded['ranks'], 'rank')} like the others: {doing}", QUIET)], width))
+        lines.append(text.cut([(f"and {count(folded['ranks'], 'more rank')}: {doing}", QUIET)], width))
     spares = [w for w in picture["workers"] if w["rank"] is None]
     for worker in spares[:3]:
         lines.append(

@@ -63,10 +63,11 @@ class Watcher:
         spares = [i for i in fold.living(board, self._used) if i not in holders]
         found = devices.read(self.run.path)
         shown, folded = fold.choose(board, self._used, holders, ranks, now, word)
-        workers = [self._worker(board.cell(i), holders[i], now, found) for i in shown]
+        workers = [self._worker(board.cell(i), holders[i], now, found, odd) for i, odd in shown.items()]
         workers += [self._worker(board.cell(i), None, now, found) for i in spares[:ranks]]
         first = board.cell(next(iter(holders))) if holders else None
-        state = self._state(len(spares), found) if alive else ENDED
+        well = fold.healthy(board, holders, self._used, now)
+        state = self._state(len(spares), len(holders) - well, found) if alive else ENDED
         return {
             "schema": SCHEMA,
             "run": self.run.run_id,
@@ -76,7 +77,7 @@ class Watcher:
             "seconds": round(time.time() - self.run.started, 3),
             "argv": self.run.raw.get("argv", []),
             "world_size": board[Head.WORLD_SIZE],
-            "healthy": fold.healthy(board, holders, self._used, now),
+            "healthy": well,
             "spares_wanted": self.run.raw.get("spares", 0),
             "spares_ready": sum(board.cell(i).has(Flag.PARKED) for i in spares),
             "spares": len(spares),
@@ -117,7 +118,7 @@ class Watcher:
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
-    def _state(self, spares: int, found: list[dict[str, Any]]) -> str:
+    def _state(self, spares: int, unwell: int, found: list[dict[str, Any]]) -> str:
         machine = self.account.phase
         if not self.run.alive or machine in (Machine.ENDING, Machine.ENDED):
             return ENDED
@@ -126,7 +127,7 @@ class Watcher:
         if machine in REPAIRING:
             return RECOVERING
         missing = spares < int(self.run.raw.get("spares", 0))
-        return DEGRADED if missing or any(d.get("quarantined") for d in found) else HEALTHY
+        return DEGRADED if missing or unwell or any(d.get("quarantined") for d in found) else HEALTHY
 
     def _steps_per_second(self, now: float, last: int, holders: dict[int, int]) -> float | None:
         """From two looks; at the first one from the last steps of one rank."""
@@ -162,7 +163,9 @@ class Watcher:
 
     # -- one worker --------------------------------------------------------------------------------------------------
 
-    def _worker(self, cell: Cell, rank: int | None, now: int, found: list[dict[str, Any]]) -> dict[str, Any]:
+    def _worker(
+        self, cell: Cell, rank: int | None, now: int, found: list[dict[str, Any]], stands_out: bool = False
+    ) -> dict[str, Any]:
         flags, since = Flag(cell[F.FLAGS]), cell[F.COLLECTIVE_SINCE]
         device = devices.of(found, rank, cell[F.DEVICE])
         total = cell[F.MOVE_TOTAL]
@@ -187,6 +190,7 @@ class Watcher:
             "bytes": {"moved": cell[F.MOVED], "total": total} if total else None,
             "exit": cell[F.EXIT_STATUS] if cell[F.EXITED] else None,
             "notes": _notes(cell, device),
+            "stands_out": stands_out,
         }
 
     def _parked_at(self, cell: int) -> str | None:

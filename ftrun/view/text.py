@@ -68,6 +68,9 @@ def _first(text: str, room: int) -> str:
     return text
 
 
+_LAST_LEAST = 12  # columns that the last of a table keeps at least
+
+
 @dataclass(frozen=True)
 class Column:
     """One column: `keep` says how long it stays when there is no room (the lowest go first)."""
@@ -86,7 +89,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Span]], width: int)
         i: min(columns[i].most, max(columns[i].least, len(columns[i].title), *(width_of(row[i][0]) for row in rows)))
         for i in used
     }
-    while len(used) > 1 and sum(wide[i] for i in used) + 2 * (len(used) - 1) > width:
+    while len(used) > 1 and _needed([wide[i] for i in used]) > width:
         used.remove(min(used, key=lambda i: columns[i].keep))
     head: Line = [(_padded(columns[i].title, wide[i], columns[i].right, i == used[-1]), HEAD) for i in used]
     lines = [_joined(head)]
@@ -94,6 +97,12 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Span]], width: int)
         cells = [(_padded(row[i][0], wide[i], columns[i].right, i == used[-1]), row[i][1]) for i in used]
         lines.append(_joined(cells))
     return [cut(line, width) for line in lines]
+
+
+def _needed(wide: Sequence[int]) -> int:
+    """Columns that a table takes; its last one may be cut."""
+    *rest, last = wide
+    return sum(rest) + min(last, _LAST_LEAST) + 2 * len(rest)
 
 
 def _padded(text: str, width: int, right: bool, last: bool) -> str:
