@@ -9,6 +9,15 @@ from ftrun.core.board import Board, F, Flag, Phase
 from ftrun.core.gate import GateWord
 
 STALE = 2.0  # seconds without a beat
+# why a rank stands out, the gravest first
+REASONS = (
+    "gone",
+    "no sign of life",
+    "not in step with most",
+    "the others wait for it",
+    "waits long",
+    "does a step again",
+)
 _WAITS = 1.0  # seconds in a collective that are worth telling
 _ALIVE = int(Flag.ALIVE)  # a plain number: an enum is ten times as slow to test
 
@@ -50,12 +59,12 @@ def moved(board: Board, used: int) -> tuple[int, int]:
 
 def choose(
     board: Board, used: int, holders: dict[int, int], most: int | None, now: int, word: GateWord
-) -> tuple[dict[int, bool], dict[str, Any]]:
-    """The cells to describe, by rank, and whether they stand out; and what all other ranks do:
+) -> tuple[dict[int, str], dict[str, Any]]:
+    """The cells to describe, by rank, with why they stand out (of REASONS, "" = they do not); and what all other ranks do:
     {"ranks": n, "doing": [[text, n], ...]}."""
     cells = sorted(holders, key=lambda i: holders[i])
     if most is None or len(cells) <= most:
-        return dict.fromkeys(cells, False), {"ranks": 0, "doing": []}
+        return dict.fromkeys(cells, ""), {"ranks": 0, "doing": []}
     exited, beats = board.column(F.EXITED, used), board.column(F.BEAT, used)
     steps, phases = board.column(F.STEP, used), board.column(F.PHASE, used)
     since, attempts = board.column(F.COLLECTIVE_SINCE, used), board.column(F.ATTEMPT, used)
@@ -78,8 +87,8 @@ def choose(
             ranked.append((4, since[i], i))
         elif attempts[i]:
             ranked.append((5, 0, i))
-    shown = [i for _, _, i in sorted(ranked)[:most]]
-    taken = frozenset(shown)
+    taken = {i: REASONS[grave] for grave, _, i in sorted(ranked)[:most]}
+    shown = list(taken)
     shown += [i for i in cells[: most + len(shown)] if i not in taken][: most - len(shown)]
     rest = set(cells).difference(shown)
     doing = Counter((phases[i], steps[i]) for i in rest if i < used)
@@ -87,7 +96,7 @@ def choose(
     other = len(rest) - sum(doing.values())
     if other:
         lines.append(["not begun", other])
-    chosen = {i: i in taken for i in sorted(shown, key=lambda i: holders[i])}
+    chosen = {i: taken.get(i, "") for i in sorted(shown, key=lambda i: holders[i])}
     return chosen, {"ranks": len(rest), "doing": lines}
 
 

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from ftrun.host.rundir import RunInfo, process_start
-from ftrun.view import keys, snapshot, text
+from ftrun.view import fold, keys, snapshot, text
 from ftrun.view.paint import painted
 from ftrun.view.screen import screen
 from ftrun.view.text import BAD, HEAD, PLAIN, QUIET, WARN, Line
@@ -189,7 +189,7 @@ def _fitted(picture: dict[str, Any], width: int, height: int, selected: int | No
     within = None if selected is None else selected - first
     over = len(screen(shown, width, within)) - height
     if over > 0 and ranks:
-        odd_first = sorted(ranks, key=lambda w: (not w["stands_out"], w["rank"]))
+        odd_first = sorted(ranks, key=_gravity)
         room = max(1, len(ranks) - over - 1)
         kept, hidden = sorted(odd_first[:room], key=lambda w: int(w["rank"])), odd_first[room:]
         folded = {
@@ -198,6 +198,12 @@ def _fitted(picture: dict[str, Any], width: int, height: int, selected: int | No
         }
         shown = {**shown, "workers": [*kept, *spares], "folded": folded}
     return screen(shown, width, within)[:height]
+
+
+def _gravity(worker: dict[str, Any]) -> tuple[int, int]:
+    """Sorts those first that a person has to see."""
+    why = worker["stands_out"]
+    return (fold.REASONS.index(why) if why else len(fold.REASONS)), worker["rank"]
 
 
 def _counted(doing: list[list[Any]], hidden: list[dict[str, Any]]) -> list[list[Any]]:

@@ -12,6 +12,7 @@ from ftrun.view.text import BAD, CHOSEN, GOOD, HEAD, PLAIN, QUIET, STRONG, WARN,
 WIDTH_LEAST = 40
 _STATE_STYLE = {"healthy": GOOD, "starting": WARN, "recovering": WARN, "degraded": WARN, "ended": QUIET}
 _PHASE_STYLE = {"forward": text.FORWARD, "backward": text.BACKWARD, "update": text.UPDATE, "gate": text.BARRIER}
+_TOLD = ("no sign of life", "not in step with most", "the others wait for it")  # not to be seen in another column
 _SLOW_BEAT = 2.0  # seconds
 _LONG_WAIT = 5.0
 PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
@@ -142,6 +143,8 @@ def _rank_row(worker: dict[str, Any], device: dict[str, Any] | None) -> list[Spa
         waits = "gate"
     gone = worker["exit"] is not None
     notes = [*worker["notes"]]
+    if worker["stands_out"] in _TOLD:
+        notes.insert(0, worker["stands_out"])
     if worker["bytes"]:
         notes.append(f"{size(worker['bytes']['moved'])} of {size(worker['bytes']['total'])} restored")
     grave = gone or any(n.startswith("quarantined") for n in notes)

@@ -63,7 +63,7 @@ class Watcher:
         spares = [i for i in fold.living(board, self._used) if i not in holders]
         found = devices.read(self.run.path)
         shown, folded = fold.choose(board, self._used, holders, ranks, now, word)
-        workers = [self._worker(board.cell(i), holders[i], now, found, odd) for i, odd in shown.items()]
+        workers = [self._worker(board.cell(i), holders[i], now, found, why) for i, why in shown.items()]
         workers += [self._worker(board.cell(i), None, now, found) for i in spares[:ranks]]
         first = board.cell(next(iter(holders))) if holders else None
         well = fold.healthy(board, holders, self._used, now)
@@ -164,7 +164,7 @@ class Watcher:
     # -- one worker --------------------------------------------------------------------------------------------------
 
     def _worker(
-        self, cell: Cell, rank: int | None, now: int, found: list[dict[str, Any]], stands_out: bool = False
+        self, cell: Cell, rank: int | None, now: int, found: list[dict[str, Any]], stands_out: str = ""
     ) -> dict[str, Any]:
         flags, since = Flag(cell[F.FLAGS]), cell[F.COLLECTIVE_SINCE]
         device = devices.of(found, rank, cell[F.DEVICE])
