@@ -262,6 +262,13 @@ class Fence(Action):
 
 
 @dataclass(frozen=True)
+class Dismiss(Action):
+    """Tell a healthy worker to end (SIGTERM to its process group): its world starts anew. Its Died or Finished follows."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
 class Publish(Action):
     """Write the world file of `generation` and ring. `workers[r]` holds rank r; `lost[k]` died holding `replaced[k]`.
 

@@ -20,7 +20,8 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
     """Ranks lost their workers (all still in `state`): charge the budgets, then recover, restart or end."""
     orders: list[Action] = []
     for death in deaths:
-        worker = _holding(state, death.worker)
+        worker = replace(_holding(state, death.worker), dead=True)
+        state = state.put(worker)
         orders += [Fence(worker.cell), Say("died", worker.cell, worker.rank, death.signature or death.cause)]
     first = _holding(state, deaths[0].worker)
     assert first.rank is not None

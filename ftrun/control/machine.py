@@ -122,6 +122,8 @@ def milestone(
 
 
 def died(config: Config, state: State, event: ev.Died) -> Result:
+    if event.worker in state.leaving:
+        return restarts.left(config, state, event.worker, event.t)
     worker = state.worker(event.worker)
     if worker is None or worker.finished:
         return state, ()
@@ -131,6 +133,8 @@ def died(config: Config, state: State, event: ev.Died) -> Result:
 
 
 def finished(config: Config, state: State, event: ev.Finished) -> Result:
+    if event.worker in state.leaving:
+        return restarts.left(config, state, event.worker, event.t)
     worker = state.worker(event.worker)
     if worker is None or worker.finished:
         return state, ()
@@ -185,7 +189,7 @@ def world_ended(config: Config, state: State, event: ev.WorldEnded) -> Result:
 def end_at_once(config: Config, state: State, event: ev.Signalled) -> Result:
     """A signal while the run ends already: no more patience with the workers. The exit code stays."""
     assert state.exit_code is not None
-    fences = tuple(Fence(w.cell) for w in state.workers)
+    fences = tuple(Fence(c) for c in (*state.leaving, *(w.cell for w in state.workers)))
     return replace(state, phase=Phase.ENDED), (*fences, ev.End(state.exit_code, f"signal {event.signum}"))
 
 
@@ -266,7 +270,7 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     ((Phase.RUNNING,), ev.Expired, late),
     ((Phase.STOPPING,), ev.Expired, incidents.stop_expired),
     (_AFTER_STOP, ev.Expired, incidents.recover_expired),
-    ((Phase.RESTARTING,), ev.Expired, restarts.backoff_expired),
+    ((Phase.RESTARTING,), ev.Expired, restarts.pause_expired),
     # our own processes
     ((Phase.NEW, *LIVE), ev.ServiceDied, service_died),
     ((Phase.NEW, *LIVE), ev.ServiceReady, service_ready),

@@ -95,6 +95,7 @@ class Config:
     start_timeout: float = 300.0
     stop_timeout: float = 10.0
     recover_timeout: float = 600.0
+    shutdown_timeout: float = 30.0
     shared: bool = False  # one of several nodes: what ends a world is decided by all of them
 
     def __post_init__(self) -> None:
@@ -126,6 +127,7 @@ class Worker:
     grouped: bool = False
     loop_done: bool = False
     finished: bool = False
+    dead: bool = False  # it died, and that is being dealt with
     stage: Stage = Stage.NONE
 
     @property
@@ -167,6 +169,7 @@ class State:
     store_ready: bool = True
     store_lost: bool = False  # the store died before every rank of the present world had met in it
     backoff_over: bool = True
+    leaving: tuple[int, ...] = ()  # workers of the world before that were told to end, and have not
     exit_code: int | None = None
 
     @property

@@ -78,6 +78,7 @@ class Agent:
             max_replacements=settings.max_replacements,
             start_timeout=settings.start_timeout,
             stop_timeout=settings.stop_timeout,
+            shutdown_timeout=settings.shutdown_timeout,
             shared=peers is not None,
         )
         self._state: State = initial(self._config)
@@ -460,5 +461,6 @@ _ACTIONS: dict[type[ev.Action], Callable[[Agent, Any], None]] = {
     ev.StartService: Agent._start_service,
     ev.Terminate: lambda agent, action: agent._ending.terminate(),
     ev.End: Agent._finish,
+    ev.Dismiss: lambda agent, action: agent._crew.dismiss(action.worker),
     ev.Fence: lambda agent, action: agent._crew.fence(action.worker),
 }

@@ -66,6 +66,11 @@ class Driver:
         facts = {"cause": "SIGKILL", "code": 137, "step": 5, **facts}
         return self.send(ev.Died(self.t, worker, **facts))
 
+    def leave(self) -> None:
+        """Everyone who was told to end does."""
+        for cell in self.state.leaving:
+            assert kinds(self.kill(cell, cause="SIGTERM", code=143))[0] == "Fence"
+
     def close(self, last: int = 4) -> tuple[ev.Action, ...]:
         return self.send(ev.GateClosed(self.t, self.state.generation, last))
 

@@ -30,6 +30,7 @@ class Process:
     stage: int = -1  # index into STAGES, for `stage_of`
     stage_of: int = 0
     leaving: bool = False  # it may leave its loop, and then end
+    told: bool = False  # to end, since the world starts anew
     loop_done: bool = False
     finished: bool = False
 
@@ -90,6 +91,11 @@ class Simulation:
     def do_fence(self, order: ev.Fence) -> None:
         process = self.processes[order.worker]
         process.alive, process.fenced = False, True
+
+    def do_dismiss(self, order: ev.Dismiss) -> None:
+        process = self.processes[order.worker]
+        assert process.alive
+        process.told = True
 
     def do_closegate(self, order: ev.CloseGate) -> None:
         assert order.generation >= self.gate
@@ -169,6 +175,8 @@ class Simulation:
         t, cell = self.run.t, process.cell
         if process.finished:
             return None
+        if process.told:
+            return ev.Died(t, cell, "SIGTERM", 143)
         if not process.started:
             return ev.Started(t, cell)
         if process.rank is None:
@@ -210,6 +218,8 @@ class Simulation:
         elif isinstance(event, ev.LoopDone):
             process.loop_done = True
             process.leaving = self.ending
+        elif isinstance(event, ev.Died):
+            process.alive = False
         elif isinstance(event, ev.Finished):
             process.finished, process.alive = True, False
         elif isinstance(event, ev.Stage):
@@ -238,10 +248,10 @@ class Simulation:
         return [p for p in self.processes.values() if p.alive]
 
     def looping(self) -> list[Process]:
-        return [p for p in self.alive() if p.protected and not p.through]
+        return [p for p in self.alive() if p.protected and not p.through and not p.told]
 
     def staying(self) -> list[Process]:
-        return [p for p in self.alive() if p.protected and not p.leaving]
+        return [p for p in self.alive() if p.protected and not p.leaving and not p.told]
 
     def die(self, process: Process, code: int | None = 137, signature: str = "") -> None:
         process.alive = False
@@ -304,14 +314,15 @@ class Simulation:
                 assert self.memory[rank] == cell
         for process in self.processes.values():
             if process.alive:
-                assert state.worker(process.cell) is not None, "a live worker is forgotten"
+                assert process.told or state.worker(process.cell) is not None, "a live worker is forgotten"
 
     def somebody_is_waited_for(self) -> None:
         """Unless it is quiet there is always a deadline or an answer that must come."""
         state = self.run.state
         waits = {Phase.STARTING: "start", Phase.RESTARTING: "backoff"}
         if state.phase is Phase.RESTARTING:
-            assert self.starting or waits[state.phase] in self.deadlines or not state.backoff_over
+            assert self.starting or state.leaving or waits[state.phase] in self.deadlines or not state.backoff_over
+            assert not state.leaving or "leave" in self.deadlines
         elif state.phase is Phase.STOPPING and not state.published:
             assert state.generation in self.owed
 
