@@ -35,7 +35,7 @@ class Looking:
         )
 
     def terminal(self, *args: object, columns: int = 100, rows: int = 30, **env: str) -> Terminal:
-        return Terminal(self.command(*args), {**self.env, **env}, columns, rows)
+        return Terminal(self.command(*args), {**self.env, **env}, self.base, columns, rows)
 
     def finished(self, name: str = "lab") -> Path:
         """The log folder of a run that ended: the recorded journal."""

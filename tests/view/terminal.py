@@ -12,6 +12,7 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 
 import pyte
@@ -23,7 +24,9 @@ PATIENCE = 20.0  # seconds
 class Terminal:
     """Runs `command` with a terminal of `columns` by `rows` as its stdin, stdout and stderr."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], columns: int = 100, rows: int = 30) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, columns: int = 100, rows: int = 30
+    ) -> None:
         self.screen = pyte.Screen(columns, rows)
         self.raw = b""
         self.began = time.monotonic()
@@ -31,6 +34,7 @@ class Terminal:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             self._resize(0, columns, rows)
+            os.chdir(cwd)
             os.execvpe(command[0], list(command), {"TERM": "xterm-256color", **env})
         self._status: int | None = None
 

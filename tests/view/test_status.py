@@ -237,7 +237,7 @@ def test_suspend_and_go_on(looking: Looking) -> None:
     """Ctrl-Z gives the screen and the shell back; after `fg` the view is there again."""
     fresh(boards.put(looking.root), 5)
     shell = f"{shlex.join(looking.command('status', '--interval', '0.2'))}; echo SUSPENDED; read x; fg"
-    with Terminal(["bash", "-mc", shell], looking.env) as terminal:
+    with Terminal(["bash", "-mc", shell], looking.env, looking.base) as terminal:
         terminal.see("4/4 ranks healthy")
         terminal.press("ctrl-z")
         terminal.see("SUSPENDED")
