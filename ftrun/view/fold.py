@@ -43,11 +43,16 @@ def living(board: Board, used: int) -> list[int]:
     return [i for i, (pid, gone) in enumerate(zip(pids, exited, strict=True)) if pid and not gone]
 
 
-def healthy(board: Board, holders: dict[int, int], used: int, now: int) -> int:
-    """Ranks whose process lives and beats, or has ended well. One that never beats (a program) counts while it lives."""
+def healthy(board: Board, holders: dict[int, int], used: int, now: int) -> tuple[int, int]:
+    """Ranks whose process lives and beats, or has ended well, and the oldest beat of those that live (0 = none beats).
+
+    A rank that never beats (a program) counts while it lives.
+    """
     exited, status = board.column(F.EXITED, used), board.column(F.EXIT_STATUS, used)
     beats, oldest = board.column(F.BEAT, used), now - int(STALE * 1e9)
-    return sum(1 for i in holders if i < used and (not status[i] if exited[i] else not 0 < beats[i] < oldest))
+    here = [i for i in holders if i < used]
+    well = sum(1 for i in here if (not status[i] if exited[i] else not 0 < beats[i] < oldest))
+    return well, min((beats[i] for i in here if beats[i] and not exited[i]), default=0)
 
 
 def moved(board: Board, used: int) -> tuple[int, int]:

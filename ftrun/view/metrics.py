@@ -173,14 +173,13 @@ def _ranks(picture: Mapping[str, Any]) -> Iterable[_Family]:
     waits = _Family(
         "ftrun_rank_collective_wait_seconds", "gauge", "Seconds that a rank has been in the collective it is in."
     )
-    if len(ranks) <= RANKS_MOST:
+    if picture["world_size"] <= RANKS_MOST:
         for worker in ranks:
             step.add(worker["step"], rank=worker["rank"])
             beat.add(worker["beat_age"], rank=worker["rank"])
             waits.add(worker["collective_age"] or 0.0, rank=worker["rank"])
     yield from (step, beat, waits)
-    oldest = max((w["beat_age"] for w in ranks if w["beat_age"] is not None), default=None)
-    yield _one("ftrun_heartbeat_age_seconds_max", "gauge", "Oldest sign of life of all ranks.", oldest)
+    yield _one("ftrun_heartbeat_age_seconds_max", "gauge", "Oldest sign of life of all ranks.", picture["beat_age_max"])
 
 
 def _devices(picture: Mapping[str, Any]) -> Iterable[_Family]:

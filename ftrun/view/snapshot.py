@@ -66,7 +66,7 @@ class Watcher:
         workers = [self._worker(board.cell(i), holders[i], now, found, why) for i, why in shown.items()]
         workers += [self._worker(board.cell(i), None, now, found) for i in spares[:ranks]]
         first = board.cell(next(iter(holders))) if holders else None
-        well = fold.healthy(board, holders, self._used, now)
+        well, oldest = fold.healthy(board, holders, self._used, now)
         state = self._state(len(spares), len(holders) - well, found) if alive else ENDED
         return {
             "schema": SCHEMA,
@@ -78,6 +78,7 @@ class Watcher:
             "argv": self.run.raw.get("argv", []),
             "world_size": board[Head.WORLD_SIZE],
             "healthy": well,
+            "beat_age_max": _age(now, oldest),
             "spares_wanted": self.run.raw.get("spares", 0),
             "spares_ready": sum(board.cell(i).has(Flag.PARKED) for i in spares),
             "spares": len(spares),
