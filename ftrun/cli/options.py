@@ -128,6 +128,11 @@ OPTIONS: tuple[Option, ...] = (
     _own(
         "config", RUN, "Options from a TOML file (default: [tool.ftrun] of ./pyproject.toml).", None, "FILE", takes=()
     ),
+    _own("metrics-file", RUN, "Keep the run's figures in a file for Prometheus.", None, "FILE"),
+    _own(
+        "metrics-port", RUN, "Serve them on 127.0.0.1 as well (0: any free port).", None, "PORT",
+        check=checks.port, takes=(int,),
+    ),
     _own("dry-run", RUN, "Show what would be run, with --json as JSON, and start nothing.", variable="", takes=()),
     _own("json", RUN, "With --dry-run.", variable="", takes=()),
     _own("log-format", RUN, "Lines of the workers as text or JSON.", "text", "text|json", check=checks.one_of("text", "json")),

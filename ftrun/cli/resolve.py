@@ -147,6 +147,8 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
         numa_binding=values["numa-binding"] or "",
         signals=values["signals-to-handle"],
         forward=values["forward-signals"] or (),
+        metrics_file=os.path.abspath(values["metrics-file"]) if values["metrics-file"] else None,
+        metrics_port=values["metrics-port"],
         nodes=nodes,
         policy=chosen.overrides,
         device_faults=3 if chosen.device_faults is None else chosen.device_faults,

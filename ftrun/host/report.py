@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from ftrun.control import blame
 from ftrun.control.events import Say
 from ftrun.core.board import Inexact
 from ftrun.core.faults import Fault
+from ftrun.core.paths import LOG_DIR
 from ftrun.host.incident import Victim
 from ftrun.host.rendezvous.table import Place
 
@@ -234,11 +236,11 @@ def last_words(path: Path) -> str:
     return f"its last words: {last.strip()} (all of them: {path})"
 
 
-def summary(journal: str, incidents: int, restarts: int, redone: int, seconds: float, inexact: Inexact) -> list[str]:
+def summary(run: str, incidents: int, restarts: int, redone: int, seconds: float, inexact: Inexact) -> list[str]:
     """The lines at the end of a run that had incidents."""
     lines = [
         f"{count(incidents, 'incident')}, {count(redone, 'step')} done again, {seconds:.2f} s lost; "
-        f"each of them in {journal}"
+        f"to see {'it' if incidents == 1 else 'them'}: ftrun timeline {run}"
     ]
     if restarts:
         lines.append(
@@ -250,6 +252,13 @@ def summary(journal: str, incidents: int, restarts: int, redone: int, seconds: f
     else:
         lines.append("result bit-identical to an uninterrupted run: yes")
     return lines
+
+
+def run_shown(logs: Path) -> str:
+    """What to write for RUN to see a run after its end, from the current folder: its name, or its log folder."""
+    shown = os.path.relpath(logs)
+    here = Path(shown).parent == Path(LOG_DIR)
+    return logs.name if here else shown if os.sep in shown else f".{os.sep}{shown}"
 
 
 def count(number: int, what: str) -> str:

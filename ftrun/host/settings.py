@@ -98,6 +98,8 @@ class Settings:
     signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     forward: tuple[int, ...] = ()
     rdzv_id: str = ""  # as given with --rdzv-id; TORCHELASTIC_RUN_ID is this, else the run's name
+    metrics_file: str | None = None  # absolute
+    metrics_port: int | None = None  # 0 = any free one
     nodes: Nodes = Nodes()
     policy: Overrides = field(default_factory=Overrides)
     device_faults: int = 3  # of one device within `window`
