@@ -19,7 +19,8 @@ OUTPUT = "Output (as in torchrun)"
 NODES = "Several nodes (as in torchrun)"
 NO_EFFECT = "Accepted for torchrun's sake, without effect"
 GROUPS = (REPAIR, RUN, WORKERS, OUTPUT, NODES, NO_EFFECT)
-OURS = (REPAIR, RUN)
+VERIFY = "Verify"  # options of `ftrun verify` alone
+OURS = (REPAIR, RUN, VERIFY)
 EPILOG = (
     "Options may be shortened and spelled with - or _. Those as in torchrun also come from variables such as PET_NNODES, "
     "ftrun's own from FTRUN_SPARES and the like, all of them from a configuration file; the command line goes first."

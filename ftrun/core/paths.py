@@ -21,6 +21,7 @@ ENV_RUN_DIR = "FTRUN_RUN_DIR"
 ENV_CELL = "FTRUN_CELL"
 ENV_FAULT_PLAN = "FTRUN_FAULT_PLAN"
 ENV_RUNS_ROOT = "FTRUN_RUNS_ROOT"
+ENV_DIGESTS = "FTRUN_DIGESTS"  # the folder in which ranks record what they computed (`ftrun verify`)
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 

@@ -26,6 +26,7 @@ from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.failing import final_code, report_exception
 from ftrun.worker.groups import Registry
 from ftrun.worker.ledger import Ledger
+from ftrun.worker.recorder import Recorder
 from ftrun.worker.reducer import Reducers
 from ftrun.worker.slots import START, Slots
 from ftrun.worker.state import Protected
@@ -65,6 +66,7 @@ class Engine:
         plan = os.environ.get(ENV_FAULT_PLAN)
         self._trigger = Trigger(load_plan(Path(plan)), context.rank, context.run_dir) if plan else None
         context.on_keeper = self.send_descriptors
+        self._recorder = Recorder.wanted(self)
 
     # -- set-up ------------------------------------------------------------------------------------------------------
 
@@ -99,6 +101,8 @@ class Engine:
 
     def loop_is_over(self, first: int, length: int) -> bool:
         """Start a loop of `length` steps. True: a replacement came too late for it (its predecessor had left it)."""
+        if self._recorder is not None:
+            self._recorder.loop(first, length)
         if self.resume > self.base + length:
             self.base += length + 1
             self.registry.between = True
@@ -145,6 +149,8 @@ class Engine:
         """The virtual gate after a loop: replicas stay until every rank got here. False = stopped first."""
         context = self.context
         self.apply_restart(end)
+        if self._recorder is not None:
+            self._recorder.start(self.index_of(end))
         self.context.phase(Phase.GATE)
         self.step = end
         self.context.cell[F.STEP] = self.index_of(end) + 1
@@ -251,6 +257,8 @@ class Engine:
         if self.ledger.slots.tag(START) != step:
             self.ledger.start(step)
             probe.point("slot-start", step, context.rank)
+        if self._recorder is not None:
+            self._recorder.start(self.index_of(step))
         context.phase(Phase.IDLE)
         self.fire("idle", step)
 
@@ -333,6 +341,8 @@ class Engine:
             raise Interrupt
         self.passed = True
         self.registry.gate_passed = True
+        if self._recorder is not None:
+            self._recorder.gate(self.index_of(step))
         self.state.arena.open()
         probe.point("open", step, context.rank)
         context.phase(Phase.UPDATE)
