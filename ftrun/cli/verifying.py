@@ -32,7 +32,7 @@ class Result:
 
     verdict: str
     folder: Path
-    clean: Trial
+    runs: list[Trial]
     faulted: list[Trial]
     ranks: int
     steps: int
@@ -54,7 +54,7 @@ class Result:
 
     def lines(self) -> list[str]:
         """For people."""
-        faults = f"{_count(self.fired, 'fault')} of {self.planned} fired"
+        faults = f"{self.fired} of {_count(self.planned, 'fault')} fired"
         if self.verdict == EQUAL:
             found = [
                 f"equal: {_count(self.ranks, 'rank')}, {_count(self.steps, 'step')}; {_count(self.tensors, 'tensor')} and "
@@ -63,15 +63,14 @@ class Result:
             ]
             return found + self.passing
         assert self.trial is not None
+        end = [faults, f"digests and logs: {self.folder}"]
         if self.verdict == FAILED:
-            return [
-                f"failed: the run {self.trial.name} ended with exit code {self.trial.code}, the one without faults did not"
-            ]
+            failed = f"failed: the run {self.trial.name} ended with exit code {self.trial.code}, the one without faults did not"
+            return [failed, *(_told(FAILED, self.difference, self.cause) if self.difference else ()), *end]
         assert self.difference is not None
-        return [*_told(self.verdict, self.difference, self.cause), faults, f"digests and logs: {self.folder}"]
+        return [*_told(self.verdict, self.difference, self.cause), *end]
 
     def as_json(self) -> dict[str, Any]:
-        runs = [self.clean, *self.faulted, *([self.trial] if self.trial and self.trial not in self.faulted else [])]
         return {
             "schema": _SCHEMA,
             "verdict": self.verdict,
@@ -87,7 +86,7 @@ class Result:
             "runs": [
                 {"name": t.name, "exit_code": t.code, "seconds": round(t.seconds, 3), "incidents": t.incidents,
                  "restarts": t.restarts, "folder": str(t.folder)}
-                for t in runs
+                for t in self.runs
             ],
             "different_run": self.trial.name if self.trial else None,
             "difference": digests.as_json(self.difference) if self.difference else None,
@@ -111,11 +110,12 @@ def _told(verdict: str, difference: Difference, cause: str) -> list[str]:
     first = {
         DIFFERENT: f"different: first {where}{again}: {what}",
         UNSTABLE: f"not deterministic: two runs without faults differ first {where}: {what}",
+        FAILED: f"before it failed it was different, first {where}{again}: {what}",
     }[verdict]
     lines = [first, f"likely cause: {digests.explain(cause)}"]
     if verdict == UNSTABLE:
         lines.append("no run of this script can be compared with another one until it gives the same result twice")
-    if difference.compared:
+    if difference.compared and verdict != FAILED:
         lines.append(f"at the end {difference.at_end} of {difference.compared} tensors and streams differ")
     return lines
 
@@ -147,7 +147,7 @@ class Verification:
         self._need_digests(clean, clean_trial)
         plans = self._plans(clean)
         result = Result(
-            EQUAL, self._folder, clean_trial, [], len(clean.ranks), len(clean.steps), clean.tensors(), clean.streams(),
+            EQUAL, self._folder, self._runs, [], len(clean.ranks), len(clean.steps), clean.tensors(), clean.streams(),
             planned=sum(fault.times for path in plans for fault in load_plan(path).faults),
         )  # fmt: skip
         for number, path in enumerate(plans, 1):
@@ -160,6 +160,9 @@ class Verification:
                     error = UsageError if trial.code == EXIT_USAGE else ConfigError
                     raise error(f"the run {name} was refused, see above and {trial.folder / trials.OUTPUT}")
                 result.verdict, result.trial = FAILED, trial
+                before = digests.compare(clean, digests.read(trial.digests))
+                if before is not None and before.names:
+                    result.difference, result.cause = before, self._cause(before, True, clean)
                 return result
             difference = self._compared(clean, trial)
             if difference is not None and difference.lasting:
@@ -174,7 +177,7 @@ class Verification:
             )
         for fault in (fault for trial in result.faulted for fault in trial.unfired):
             print(f"ftrun: verify: warning: did not fire: {fault}", file=sys.stderr)
-        for trial in (clean_trial, *result.faulted):
+        for trial in self._runs:
             shutil.rmtree(trial.digests, ignore_errors=True)
         return result
 
