@@ -42,7 +42,14 @@ def small(folder: Path, *args: str, plan: str = BACKWARD) -> subprocess.Complete
 
 def test_kills_in_every_phase_leave_no_trace(folder: Path) -> None:
     done = verify(
-        folder, "--kill-every-phase", "--nproc-per-node", "4", "--json", str(REFERENCE), "--out", str(folder / "${verify}")
+        folder,
+        "--kill-every-phase",
+        "--nproc-per-node",
+        "4",
+        "--json",
+        str(REFERENCE),
+        "--out",
+        str(folder / "${verify}"),
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -51,7 +58,9 @@ def test_kills_in_every_phase_leave_no_trace(folder: Path) -> None:
     assert (result["ranks"], result["steps"], result["random_streams_per_rank"]) == (4, 12, 3)
     assert [run["name"] for run in result["runs"]] == ["clean", "faults"]
     # what verify says is so: the script's own digests of both runs
-    own = [[json.loads((folder / name / f"rank-{r}.json").read_text()) for r in range(4)] for name in ("clean", "faults")]
+    own = [
+        [json.loads((folder / name / f"rank-{r}.json").read_text()) for r in range(4)] for name in ("clean", "faults")
+    ]
     assert [[rank[key] for key in harness.COMPARED] for rank in own[0]] == [
         [rank[key] for key in harness.COMPARED] for rank in own[1]
     ]
@@ -99,7 +108,9 @@ def test_input_from_outside_is_told_from_chance(folder: Path) -> None:
     done = small(folder, "--flaw", "chance")
     assert done.returncode == 1, done.stderr
     first, cause, advice, *_ = done.stdout.splitlines()
-    assert re.match(r"not deterministic: two runs without faults differ first in step 3: gradient of .* before the sum", first)
+    assert re.match(
+        r"not deterministic: two runs without faults differ first in step 3: gradient of .* before the sum", first
+    )
     assert cause.startswith("likely cause: a non-deterministic operation")
     assert "twice" in advice
 
@@ -121,7 +132,9 @@ def test_scripts_that_cannot_be_compared(folder: Path, flaw: str, code: int, sai
 def test_a_checkpoint_kept_apart_is_no_obstacle(folder: Path) -> None:
     done = small(folder, "--flaw", "checkpoint", "--out", "${verify}")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].startswith("equal: 2 ranks, 8 steps; 22 tensors and 3 random streams of each rank")
+    assert done.stdout.splitlines()[0].startswith(
+        "equal: 2 ranks, 8 steps; 22 tensors and 3 random streams of each rank"
+    )
 
 
 def test_a_plan_that_never_fires_verifies_nothing(folder: Path) -> None:
@@ -133,7 +146,9 @@ def test_a_plan_that_never_fires_verifies_nothing(folder: Path) -> None:
 def test_a_run_that_faults_end_is_a_failure(folder: Path) -> None:
     done = small(folder, plan=fault("kill", 1, "forward", times=9))
     assert done.returncode == 1
-    assert done.stdout.splitlines()[0] == "failed: the run faults ended with exit code 75, the one without faults did not"
+    assert (
+        done.stdout.splitlines()[0] == "failed: the run faults ended with exit code 75, the one without faults did not"
+    )
     assert "died too often" in done.stderr
 
 

@@ -33,7 +33,7 @@ if args.flaw == "checkpoint" and checkpoint.exists():
 counter = itertools.count()  # what ftrun knows nothing of: a step done again finds it further on
 if args.flaw == "wait" and dist.get_rank() == 0:
     Path("waiting").touch()
-for step in job.steps(10**9 if args.flaw == "wait" else args.steps, job.start_step):
+for step in job.steps(10**9 if args.flaw == "wait" else args.steps):
     with step:
         x = torch.randn(4, 6) + (next(counter) if args.flaw == "outside" else 0)
         loss = ddp(x).square().mean()
