@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ftrun.core import limits
 from tests.conftest import Ftrun
 
 LIMIT = 900 << 20
