@@ -26,7 +26,8 @@ _NOT_HERE = ("fault-plan", "dry-run", "json", "version")
 _LAUNCH = tuple(option for option in OPTIONS if option.name not in _NOT_HERE)
 ACCEPTED = (*_OURS, *_LAUNCH)
 _EPILOG = (
-    "The script must call ftrun.protect and be deterministic. It runs two times or more: in its arguments ${verify} stands "
+    "The script must call ftrun.protect and give the same result twice (random streams that it does not seed are seeded by "
+    "rank here). It runs two times or more: in its arguments ${verify} stands "
     "for the name of the run (clean, faults, again), to keep what it writes apart. "
     "Exit codes: 0 equal, 1 different, 2 usage, 78 bad plan.\n\n"
     "Example: ftrun verify --kill-every-phase --nproc-per-node 4 train.py --steps 20"
