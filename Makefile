@@ -12,7 +12,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test compat lint format native native-asan wheel-test chaos bench clean
+.PHONY: help setup demo test compat lint format native native-asan wheel-test chaos bench completions clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,11 @@ chaos: setup  ## the slow tests, then whole runs with kills at random moments
 bench: setup  ## ftrun against torchrun on this machine; the figures also go to build/bench/recovery.json
 	@mkdir -p build/bench
 	$(PY) tests/bench/recovery.py --json build/bench/recovery.json
+
+completions: setup  ## make the files in completions/ anew from the commands
+	$(VENV)/bin/ftrun completions bash > completions/ftrun.bash
+	$(VENV)/bin/ftrun completions zsh > completions/_ftrun
+	$(VENV)/bin/ftrun completions fish > completions/ftrun.fish
 
 clean:  ## remove everything built, but neither .venv nor .venv-compat
 	rm -rf build dist $(LIBRARY) $(LIBRARY).tmp .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

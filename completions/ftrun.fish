@@ -21,12 +21,12 @@ function __ftrun_in
         if test $value = 1
             set value 0
         else if string match -q -- '-*' $token
-            string match -q -- '*=*' $token; or contains -- $token --config --duplicate-stderr-filters --duplicate-stdout-filters --duplicate_stderr_filters --duplicate_stdout_filters --event-log-handler --event_log_handler --fault-plan --fault_plan --faults --forward-signals --forward_signals --hang-timeout --hang_timeout --heartbeat-timeout --heartbeat_timeout --local-addr --local-ranks-filter --local_addr --local_ranks_filter --log-dir --log-format --log-prefix --log_dir --log_format --log_prefix --logs-specs --logs_specs --master-addr --master-port --master_addr --master_port --max-replacements --max-restarts --max_replacements --max_restarts --monitor-interval --monitor_interval --nnodes --node-rank --node_rank --nproc-per-node --nproc_per_node --numa-binding --numa_binding --on-exhausted --on_exhausted --rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id --rdzv_backend --rdzv_conf --rdzv_endpoint --rdzv_id --redirects --role --run-id --run_id --shutdown-timeout --shutdown_timeout --signals-to-handle --signals_to_handle --spares --start-method --start-timeout --start_method --start_timeout --stop-timeout --stop_timeout --tee --worker-start --worker_start -r -t; and set value 1
-            string match -q -- '*=*' $token; and set value 0
+            contains -- $token --config --duplicate-stderr-filters --duplicate-stdout-filters --duplicate_stderr_filters --duplicate_stdout_filters --event-log-handler --event_log_handler --fault-plan --fault_plan --faults --forward-signals --forward_signals --hang-timeout --hang_timeout --heartbeat-timeout --heartbeat_timeout --local-addr --local-ranks-filter --local_addr --local_ranks_filter --log-dir --log-format --log-prefix --log_dir --log_format --log_prefix --logs-specs --logs_specs --master-addr --master-port --master_addr --master_port --max-replacements --max-restarts --max_replacements --max_restarts --monitor-interval --monitor_interval --nnodes --node-rank --node_rank --nproc-per-node --nproc_per_node --numa-binding --numa_binding --on-exhausted --on_exhausted --rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id --rdzv_backend --rdzv_conf --rdzv_endpoint --rdzv_id --redirects --role --run-id --run_id --shutdown-timeout --shutdown_timeout --signals-to-handle --signals_to_handle --spares --start-method --start-timeout --start_method --start_timeout --stop-timeout --stop_timeout --tee --worker-start --worker_start -r -t; and set value 1
         else
             return 1
         end
     end
+    return 0
 end
 
 function __ftrun_at_start
@@ -43,56 +43,56 @@ complete -c ftrun -n __ftrun_at_start -a verify -d 'Run a script without faults 
 complete -c ftrun -n '__ftrun_in completions' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in completions' -f -a 'bash zsh fish'
 complete -c ftrun -n '__ftrun_in doctor' -s h -l help -d 'Show this message and exit.'
-complete -c ftrun -n '__ftrun_in doctor' -l rdzv-endpoint -l rdzv_endpoint -d 'Where nodes are to meet: a folder, or HOST[:PORT].' -r -F
+complete -c ftrun -n '__ftrun_in doctor' -l rdzv-endpoint -d 'Where nodes are to meet: a folder, or HOST[:PORT].' -r -F
 complete -c ftrun -n '__ftrun_in doctor' -l json -d 'JSON instead of text.'
 complete -c ftrun -n '__ftrun_in run' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in run' -l spares -d 'Warm spare workers.' -x
-complete -c ftrun -n '__ftrun_in run' -l max-replacements -l max_replacements -d 'Replacements per rank and hour; beyond it exit code 75.' -x
-complete -c ftrun -n '__ftrun_in run' -l on-exhausted -l on_exhausted -d 'Without a healthy device: fail (shrink and wait are not yet supported).' -x -a 'fail shrink wait'
-complete -c ftrun -n '__ftrun_in run' -l heartbeat-timeout -l heartbeat_timeout -d 'Seconds without a beat before a worker is looked at.' -x
-complete -c ftrun -n '__ftrun_in run' -l hang-timeout -l hang_timeout -d 'Seconds without any progress; auto: from the length of a step.' -x -a 'auto'
-complete -c ftrun -n '__ftrun_in run' -l stop-timeout -l stop_timeout -d 'Seconds a worker gets to leave its step.' -x
-complete -c ftrun -n '__ftrun_in run' -l start-timeout -l start_timeout -d 'Seconds a worker gets to start.' -x
-complete -c ftrun -n '__ftrun_in run' -l fault-plan -l fault_plan -d 'Inject the faults of a TOML plan.' -r -F
-complete -c ftrun -n '__ftrun_in run' -l run-id -l run_id -d 'Name of the run (default: the one of --rdzv-id, else random).' -x
+complete -c ftrun -n '__ftrun_in run' -l max-replacements -d 'Replacements per rank and hour; beyond it exit code 75.' -x
+complete -c ftrun -n '__ftrun_in run' -l on-exhausted -d 'Without a healthy device: fail (shrink and wait are not yet supported).' -x -a 'fail shrink wait'
+complete -c ftrun -n '__ftrun_in run' -l heartbeat-timeout -d 'Seconds without a beat before a worker is looked at.' -x
+complete -c ftrun -n '__ftrun_in run' -l hang-timeout -d 'Seconds without any progress; auto: from the length of a step.' -x -a 'auto'
+complete -c ftrun -n '__ftrun_in run' -l stop-timeout -d 'Seconds a worker gets to leave its step.' -x
+complete -c ftrun -n '__ftrun_in run' -l start-timeout -d 'Seconds a worker gets to start.' -x
+complete -c ftrun -n '__ftrun_in run' -l fault-plan -d 'Inject the faults of a TOML plan.' -r -F
+complete -c ftrun -n '__ftrun_in run' -l run-id -d 'Name of the run (default: the one of --rdzv-id, else random).' -x
 complete -c ftrun -n '__ftrun_in run' -l config -d 'Options from a TOML file (default: [tool.ftrun] of ./pyproject.toml).' -r -F
-complete -c ftrun -n '__ftrun_in run' -l dry-run -l dry_run -d 'Show what would be run, with --json as JSON, and start nothing.'
+complete -c ftrun -n '__ftrun_in run' -l dry-run -d 'Show what would be run, with --json as JSON, and start nothing.'
 complete -c ftrun -n '__ftrun_in run' -l json -d 'With --dry-run.'
-complete -c ftrun -n '__ftrun_in run' -l log-format -l log_format -d 'Lines of the workers as text or JSON.' -x -a 'text json'
-complete -c ftrun -n '__ftrun_in run' -l log-prefix -l log_prefix -d 'What stands before a worker\'s line: text with {role} {local_rank} {rank} {host} {run} {attempt}.' -x
-complete -c ftrun -n '__ftrun_in run' -l forward-signals -l forward_signals -d 'Signals to pass on to the workers without ending the run, as in USR1,USR2.' -x
-complete -c ftrun -n '__ftrun_in run' -l worker-start -l worker_start -d 'Fork workers from a server that has torch, or start an interpreter each.' -x -a 'forkserver exec'
+complete -c ftrun -n '__ftrun_in run' -l log-format -d 'Lines of the workers as text or JSON.' -x -a 'text json'
+complete -c ftrun -n '__ftrun_in run' -l log-prefix -d 'What stands before a worker\'s line: text with {role} {local_rank} {rank} {host} {run} {attempt}.' -x
+complete -c ftrun -n '__ftrun_in run' -l forward-signals -d 'Signals to pass on to the workers without ending the run, as in USR1,USR2.' -x
+complete -c ftrun -n '__ftrun_in run' -l worker-start -d 'Fork workers from a server that has torch, or start an interpreter each.' -x -a 'forkserver exec'
 complete -c ftrun -n '__ftrun_in run' -l version -d 'Show the version and exit.'
-complete -c ftrun -n '__ftrun_in run' -l nproc-per-node -l nproc_per_node -d 'Workers on this node.' -x -a 'auto gpu cpu xpu'
-complete -c ftrun -n '__ftrun_in run' -l max-restarts -l max_restarts -d 'Restarts of all workers.' -x
+complete -c ftrun -n '__ftrun_in run' -l nproc-per-node -d 'Workers on this node.' -x -a 'auto gpu cpu xpu'
+complete -c ftrun -n '__ftrun_in run' -l max-restarts -d 'Restarts of all workers.' -x
 complete -c ftrun -n '__ftrun_in run' -s m -l module -d 'SCRIPT is a module, as in python -m.'
-complete -c ftrun -n '__ftrun_in run' -l no-python -l no_python -d 'SCRIPT is a program of any kind.'
-complete -c ftrun -n '__ftrun_in run' -l run-path -l run_path -d 'Run the script with runpy (ftrun always does); goes before --no-python and -m.'
-complete -c ftrun -n '__ftrun_in run' -l virtual-local-rank -l virtual_local_rank -d 'Each worker sees only its GPU, as device 0, with LOCAL_RANK=0.'
-complete -c ftrun -n '__ftrun_in run' -l numa-binding -l numa_binding -d 'Bind workers to the processors near their GPU.' -x -a 'node socket exclusive core-complex'
-complete -c ftrun -n '__ftrun_in run' -l signals-to-handle -l signals_to_handle -d 'Signals that end the run and are passed on to the workers.' -x
-complete -c ftrun -n '__ftrun_in run' -l shutdown-timeout -l shutdown_timeout -d 'Seconds the workers get to end after a signal.' -x
+complete -c ftrun -n '__ftrun_in run' -l no-python -d 'SCRIPT is a program of any kind.'
+complete -c ftrun -n '__ftrun_in run' -l run-path -d 'Run the script with runpy (ftrun always does); goes before --no-python and -m.'
+complete -c ftrun -n '__ftrun_in run' -l virtual-local-rank -d 'Each worker sees only its GPU, as device 0, with LOCAL_RANK=0.'
+complete -c ftrun -n '__ftrun_in run' -l numa-binding -d 'Bind workers to the processors near their GPU.' -x -a 'node socket exclusive core-complex'
+complete -c ftrun -n '__ftrun_in run' -l signals-to-handle -d 'Signals that end the run and are passed on to the workers.' -x
+complete -c ftrun -n '__ftrun_in run' -l shutdown-timeout -d 'Seconds the workers get to end after a signal.' -x
 complete -c ftrun -n '__ftrun_in run' -l role -d 'Role of the workers, for their line prefix and ROLE_NAME.' -x
-complete -c ftrun -n '__ftrun_in run' -l log-dir -l log_dir -d 'Where the workers\' output is kept.' -x -a '(__fish_complete_directories)'
+complete -c ftrun -n '__ftrun_in run' -l log-dir -d 'Where the workers\' output is kept.' -x -a '(__fish_complete_directories)'
 complete -c ftrun -n '__ftrun_in run' -s r -l redirects -d 'Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both, or 0:3,1:1 by local rank.' -x
 complete -c ftrun -n '__ftrun_in run' -s t -l tee -d 'Streams that go to files and, with torchrun\'s prefix, to the console.' -x
-complete -c ftrun -n '__ftrun_in run' -l local-ranks-filter -l local_ranks_filter -d 'Show only these local ranks on the console.' -x
-complete -c ftrun -n '__ftrun_in run' -l duplicate-stdout-filters -l duplicate_stdout_filters -d 'Copy lines of stdout that hold one of these texts into one more file.' -x
-complete -c ftrun -n '__ftrun_in run' -l duplicate-stderr-filters -l duplicate_stderr_filters -d 'The same for stderr.' -x
+complete -c ftrun -n '__ftrun_in run' -l local-ranks-filter -d 'Show only these local ranks on the console.' -x
+complete -c ftrun -n '__ftrun_in run' -l duplicate-stdout-filters -d 'Copy lines of stdout that hold one of these texts into one more file.' -x
+complete -c ftrun -n '__ftrun_in run' -l duplicate-stderr-filters -d 'The same for stderr.' -x
 complete -c ftrun -n '__ftrun_in run' -l nnodes -d 'Nodes.' -x
-complete -c ftrun -n '__ftrun_in run' -l rdzv-backend -l rdzv_backend -d 'How the nodes find each other: static, c10d or file.' -x
-complete -c ftrun -n '__ftrun_in run' -l rdzv-endpoint -l rdzv_endpoint -d 'Where: HOST[:PORT] (c10d: 29400), for file a path that all nodes see.' -r -F
-complete -c ftrun -n '__ftrun_in run' -l rdzv-id -l rdzv_id -d 'The same name for every node of one run.' -x
-complete -c ftrun -n '__ftrun_in run' -l rdzv-conf -l rdzv_conf -d 'More settings: key=value,key=value.' -x
+complete -c ftrun -n '__ftrun_in run' -l rdzv-backend -d 'How the nodes find each other: static, c10d or file.' -x
+complete -c ftrun -n '__ftrun_in run' -l rdzv-endpoint -d 'Where: HOST[:PORT] (c10d: 29400), for file a path that all nodes see.' -r -F
+complete -c ftrun -n '__ftrun_in run' -l rdzv-id -d 'The same name for every node of one run.' -x
+complete -c ftrun -n '__ftrun_in run' -l rdzv-conf -d 'More settings: key=value,key=value.' -x
 complete -c ftrun -n '__ftrun_in run' -l standalone -d 'This node only; goes before --rdzv-backend, --rdzv-endpoint and --rdzv-id.'
-complete -c ftrun -n '__ftrun_in run' -l node-rank -l node_rank -d 'This node\'s number (static).' -x
-complete -c ftrun -n '__ftrun_in run' -l master-addr -l master_addr -d 'Address of node 0 (static).' -x
-complete -c ftrun -n '__ftrun_in run' -l master-port -l master_port -d 'Port on node 0 (static; default: 29500).' -x
-complete -c ftrun -n '__ftrun_in run' -l local-addr -l local_addr -d 'Address of this node for the others.' -x
-complete -c ftrun -n '__ftrun_in run' -l monitor-interval -l monitor_interval -d 'ftrun is told of a failure, it does not poll.' -x
-complete -c ftrun -n '__ftrun_in run' -l start-method -l start_method -d 'See --worker-start.' -x -a 'spawn fork forkserver'
-complete -c ftrun -n '__ftrun_in run' -l event-log-handler -l event_log_handler -d 'ftrun keeps a journal of every event.' -x
-complete -c ftrun -n '__ftrun_in run' -l logs-specs -l logs_specs -d 'Only default; ftrun loads no log plugins.' -x
+complete -c ftrun -n '__ftrun_in run' -l node-rank -d 'This node\'s number (static).' -x
+complete -c ftrun -n '__ftrun_in run' -l master-addr -d 'Address of node 0 (static).' -x
+complete -c ftrun -n '__ftrun_in run' -l master-port -d 'Port on node 0 (static; default: 29500).' -x
+complete -c ftrun -n '__ftrun_in run' -l local-addr -d 'Address of this node for the others.' -x
+complete -c ftrun -n '__ftrun_in run' -l monitor-interval -d 'ftrun is told of a failure, it does not poll.' -x
+complete -c ftrun -n '__ftrun_in run' -l start-method -d 'See --worker-start.' -x -a 'spawn fork forkserver'
+complete -c ftrun -n '__ftrun_in run' -l event-log-handler -d 'ftrun keeps a journal of every event.' -x
+complete -c ftrun -n '__ftrun_in run' -l logs-specs -d 'Only default; ftrun loads no log plugins.' -x
 complete -c ftrun -n '__ftrun_in runs' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in runs' -l json -d 'JSON instead of text.'
 complete -c ftrun -n '__ftrun_in status' -s h -l help -d 'Show this message and exit.'
@@ -104,48 +104,48 @@ complete -c ftrun -n '__ftrun_in stop' -l wait -d 'Seconds to wait for its end (
 complete -c ftrun -n '__ftrun_in stop' -f -a '(__ftrun_runs)'
 complete -c ftrun -n '__ftrun_in verify' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in verify' -l faults -d 'The faults: a TOML plan, as for --fault-plan.' -r -F
-complete -c ftrun -n '__ftrun_in verify' -l kill-every-phase -l kill_every_phase -d 'Kill a rank in each phase of a step and of a recovery.'
+complete -c ftrun -n '__ftrun_in verify' -l kill-every-phase -d 'Kill a rank in each phase of a step and of a recovery.'
 complete -c ftrun -n '__ftrun_in verify' -l json -d 'The result as JSON.'
 complete -c ftrun -n '__ftrun_in verify' -l spares -d 'Warm spare workers.' -x
-complete -c ftrun -n '__ftrun_in verify' -l max-replacements -l max_replacements -d 'Replacements per rank and hour; beyond it exit code 75.' -x
-complete -c ftrun -n '__ftrun_in verify' -l on-exhausted -l on_exhausted -d 'Without a healthy device: fail (shrink and wait are not yet supported).' -x -a 'fail shrink wait'
-complete -c ftrun -n '__ftrun_in verify' -l heartbeat-timeout -l heartbeat_timeout -d 'Seconds without a beat before a worker is looked at.' -x
-complete -c ftrun -n '__ftrun_in verify' -l hang-timeout -l hang_timeout -d 'Seconds without any progress; auto: from the length of a step.' -x -a 'auto'
-complete -c ftrun -n '__ftrun_in verify' -l stop-timeout -l stop_timeout -d 'Seconds a worker gets to leave its step.' -x
-complete -c ftrun -n '__ftrun_in verify' -l start-timeout -l start_timeout -d 'Seconds a worker gets to start.' -x
-complete -c ftrun -n '__ftrun_in verify' -l run-id -l run_id -d 'Name of the run (default: the one of --rdzv-id, else random).' -x
+complete -c ftrun -n '__ftrun_in verify' -l max-replacements -d 'Replacements per rank and hour; beyond it exit code 75.' -x
+complete -c ftrun -n '__ftrun_in verify' -l on-exhausted -d 'Without a healthy device: fail (shrink and wait are not yet supported).' -x -a 'fail shrink wait'
+complete -c ftrun -n '__ftrun_in verify' -l heartbeat-timeout -d 'Seconds without a beat before a worker is looked at.' -x
+complete -c ftrun -n '__ftrun_in verify' -l hang-timeout -d 'Seconds without any progress; auto: from the length of a step.' -x -a 'auto'
+complete -c ftrun -n '__ftrun_in verify' -l stop-timeout -d 'Seconds a worker gets to leave its step.' -x
+complete -c ftrun -n '__ftrun_in verify' -l start-timeout -d 'Seconds a worker gets to start.' -x
+complete -c ftrun -n '__ftrun_in verify' -l run-id -d 'Name of the run (default: the one of --rdzv-id, else random).' -x
 complete -c ftrun -n '__ftrun_in verify' -l config -d 'Options from a TOML file (default: [tool.ftrun] of ./pyproject.toml).' -r -F
-complete -c ftrun -n '__ftrun_in verify' -l log-format -l log_format -d 'Lines of the workers as text or JSON.' -x -a 'text json'
-complete -c ftrun -n '__ftrun_in verify' -l log-prefix -l log_prefix -d 'What stands before a worker\'s line: text with {role} {local_rank} {rank} {host} {run} {attempt}.' -x
-complete -c ftrun -n '__ftrun_in verify' -l forward-signals -l forward_signals -d 'Signals to pass on to the workers without ending the run, as in USR1,USR2.' -x
-complete -c ftrun -n '__ftrun_in verify' -l worker-start -l worker_start -d 'Fork workers from a server that has torch, or start an interpreter each.' -x -a 'forkserver exec'
-complete -c ftrun -n '__ftrun_in verify' -l nproc-per-node -l nproc_per_node -d 'Workers on this node.' -x -a 'auto gpu cpu xpu'
-complete -c ftrun -n '__ftrun_in verify' -l max-restarts -l max_restarts -d 'Restarts of all workers.' -x
+complete -c ftrun -n '__ftrun_in verify' -l log-format -d 'Lines of the workers as text or JSON.' -x -a 'text json'
+complete -c ftrun -n '__ftrun_in verify' -l log-prefix -d 'What stands before a worker\'s line: text with {role} {local_rank} {rank} {host} {run} {attempt}.' -x
+complete -c ftrun -n '__ftrun_in verify' -l forward-signals -d 'Signals to pass on to the workers without ending the run, as in USR1,USR2.' -x
+complete -c ftrun -n '__ftrun_in verify' -l worker-start -d 'Fork workers from a server that has torch, or start an interpreter each.' -x -a 'forkserver exec'
+complete -c ftrun -n '__ftrun_in verify' -l nproc-per-node -d 'Workers on this node.' -x -a 'auto gpu cpu xpu'
+complete -c ftrun -n '__ftrun_in verify' -l max-restarts -d 'Restarts of all workers.' -x
 complete -c ftrun -n '__ftrun_in verify' -s m -l module -d 'SCRIPT is a module, as in python -m.'
-complete -c ftrun -n '__ftrun_in verify' -l no-python -l no_python -d 'SCRIPT is a program of any kind.'
-complete -c ftrun -n '__ftrun_in verify' -l run-path -l run_path -d 'Run the script with runpy (ftrun always does); goes before --no-python and -m.'
-complete -c ftrun -n '__ftrun_in verify' -l virtual-local-rank -l virtual_local_rank -d 'Each worker sees only its GPU, as device 0, with LOCAL_RANK=0.'
-complete -c ftrun -n '__ftrun_in verify' -l numa-binding -l numa_binding -d 'Bind workers to the processors near their GPU.' -x -a 'node socket exclusive core-complex'
-complete -c ftrun -n '__ftrun_in verify' -l signals-to-handle -l signals_to_handle -d 'Signals that end the run and are passed on to the workers.' -x
-complete -c ftrun -n '__ftrun_in verify' -l shutdown-timeout -l shutdown_timeout -d 'Seconds the workers get to end after a signal.' -x
+complete -c ftrun -n '__ftrun_in verify' -l no-python -d 'SCRIPT is a program of any kind.'
+complete -c ftrun -n '__ftrun_in verify' -l run-path -d 'Run the script with runpy (ftrun always does); goes before --no-python and -m.'
+complete -c ftrun -n '__ftrun_in verify' -l virtual-local-rank -d 'Each worker sees only its GPU, as device 0, with LOCAL_RANK=0.'
+complete -c ftrun -n '__ftrun_in verify' -l numa-binding -d 'Bind workers to the processors near their GPU.' -x -a 'node socket exclusive core-complex'
+complete -c ftrun -n '__ftrun_in verify' -l signals-to-handle -d 'Signals that end the run and are passed on to the workers.' -x
+complete -c ftrun -n '__ftrun_in verify' -l shutdown-timeout -d 'Seconds the workers get to end after a signal.' -x
 complete -c ftrun -n '__ftrun_in verify' -l role -d 'Role of the workers, for their line prefix and ROLE_NAME.' -x
-complete -c ftrun -n '__ftrun_in verify' -l log-dir -l log_dir -d 'Where the workers\' output is kept.' -x -a '(__fish_complete_directories)'
+complete -c ftrun -n '__ftrun_in verify' -l log-dir -d 'Where the workers\' output is kept.' -x -a '(__fish_complete_directories)'
 complete -c ftrun -n '__ftrun_in verify' -s r -l redirects -d 'Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both, or 0:3,1:1 by local rank.' -x
 complete -c ftrun -n '__ftrun_in verify' -s t -l tee -d 'Streams that go to files and, with torchrun\'s prefix, to the console.' -x
-complete -c ftrun -n '__ftrun_in verify' -l local-ranks-filter -l local_ranks_filter -d 'Show only these local ranks on the console.' -x
-complete -c ftrun -n '__ftrun_in verify' -l duplicate-stdout-filters -l duplicate_stdout_filters -d 'Copy lines of stdout that hold one of these texts into one more file.' -x
-complete -c ftrun -n '__ftrun_in verify' -l duplicate-stderr-filters -l duplicate_stderr_filters -d 'The same for stderr.' -x
+complete -c ftrun -n '__ftrun_in verify' -l local-ranks-filter -d 'Show only these local ranks on the console.' -x
+complete -c ftrun -n '__ftrun_in verify' -l duplicate-stdout-filters -d 'Copy lines of stdout that hold one of these texts into one more file.' -x
+complete -c ftrun -n '__ftrun_in verify' -l duplicate-stderr-filters -d 'The same for stderr.' -x
 complete -c ftrun -n '__ftrun_in verify' -l nnodes -d 'Nodes.' -x
-complete -c ftrun -n '__ftrun_in verify' -l rdzv-backend -l rdzv_backend -d 'How the nodes find each other: static, c10d or file.' -x
-complete -c ftrun -n '__ftrun_in verify' -l rdzv-endpoint -l rdzv_endpoint -d 'Where: HOST[:PORT] (c10d: 29400), for file a path that all nodes see.' -r -F
-complete -c ftrun -n '__ftrun_in verify' -l rdzv-id -l rdzv_id -d 'The same name for every node of one run.' -x
-complete -c ftrun -n '__ftrun_in verify' -l rdzv-conf -l rdzv_conf -d 'More settings: key=value,key=value.' -x
+complete -c ftrun -n '__ftrun_in verify' -l rdzv-backend -d 'How the nodes find each other: static, c10d or file.' -x
+complete -c ftrun -n '__ftrun_in verify' -l rdzv-endpoint -d 'Where: HOST[:PORT] (c10d: 29400), for file a path that all nodes see.' -r -F
+complete -c ftrun -n '__ftrun_in verify' -l rdzv-id -d 'The same name for every node of one run.' -x
+complete -c ftrun -n '__ftrun_in verify' -l rdzv-conf -d 'More settings: key=value,key=value.' -x
 complete -c ftrun -n '__ftrun_in verify' -l standalone -d 'This node only; goes before --rdzv-backend, --rdzv-endpoint and --rdzv-id.'
-complete -c ftrun -n '__ftrun_in verify' -l node-rank -l node_rank -d 'This node\'s number (static).' -x
-complete -c ftrun -n '__ftrun_in verify' -l master-addr -l master_addr -d 'Address of node 0 (static).' -x
-complete -c ftrun -n '__ftrun_in verify' -l master-port -l master_port -d 'Port on node 0 (static; default: 29500).' -x
-complete -c ftrun -n '__ftrun_in verify' -l local-addr -l local_addr -d 'Address of this node for the others.' -x
-complete -c ftrun -n '__ftrun_in verify' -l monitor-interval -l monitor_interval -d 'ftrun is told of a failure, it does not poll.' -x
-complete -c ftrun -n '__ftrun_in verify' -l start-method -l start_method -d 'See --worker-start.' -x -a 'spawn fork forkserver'
-complete -c ftrun -n '__ftrun_in verify' -l event-log-handler -l event_log_handler -d 'ftrun keeps a journal of every event.' -x
-complete -c ftrun -n '__ftrun_in verify' -l logs-specs -l logs_specs -d 'Only default; ftrun loads no log plugins.' -x
+complete -c ftrun -n '__ftrun_in verify' -l node-rank -d 'This node\'s number (static).' -x
+complete -c ftrun -n '__ftrun_in verify' -l master-addr -d 'Address of node 0 (static).' -x
+complete -c ftrun -n '__ftrun_in verify' -l master-port -d 'Port on node 0 (static; default: 29500).' -x
+complete -c ftrun -n '__ftrun_in verify' -l local-addr -d 'Address of this node for the others.' -x
+complete -c ftrun -n '__ftrun_in verify' -l monitor-interval -d 'ftrun is told of a failure, it does not poll.' -x
+complete -c ftrun -n '__ftrun_in verify' -l start-method -d 'See --worker-start.' -x -a 'spawn fork forkserver'
+complete -c ftrun -n '__ftrun_in verify' -l event-log-handler -d 'ftrun keeps a journal of every event.' -x
+complete -c ftrun -n '__ftrun_in verify' -l logs-specs -d 'Only default; ftrun loads no log plugins.' -x

@@ -40,6 +40,11 @@ class Opt:
         """The long name with hyphens."""
         return next(name for name in self.names if name.startswith("--"))
 
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """What a shell shows: the spellings with underscores are understood, and would only double the list."""
+        return tuple(name for name in self.names if "_" not in name)
+
 
 @dataclass(frozen=True)
 class Command:
@@ -266,7 +271,7 @@ def zsh() -> str:
 
 
 def _zsh_option(option: Opt) -> Iterator[str]:
-    for name in option.names:
+    for name in option.offered:
         if option.kind == FLAG:
             yield f"'{name}[{_zsh_text(option.help)}]'"
         else:
@@ -313,12 +318,12 @@ function __ftrun_in
         if test $value = 1
             set value 0
         else if string match -q -- '-*' $token
-            string match -q -- '*=*' $token; or contains -- $token @TAKING@; and set value 1
-            string match -q -- '*=*' $token; and set value 0
+            contains -- $token @TAKING@; and set value 1
         else
             return 1
         end
     end
+    return 0
 end
 
 function __ftrun_at_start
@@ -335,7 +340,7 @@ def fish() -> str:
     for command in found:
         condition = f"complete -c ftrun -n '__ftrun_in {command.name}'"
         for option in command.options:
-            names = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in option.names)
+            names = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in option.offered)
             lines.append(f"{condition} {names} -d '{_fish_text(option.help)}'{_fish_action(option.kind)}")
         for kind in command.arguments:
             if kind == RUN or isinstance(kind, tuple):
