@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from ftrun.cli.main import WIDTH, app, show_version
-from ftrun.cli.options import EPILOG, GROUPS, OPTIONS, Option
+from ftrun.cli.options import GROUPS, OPTIONS, RUN_EPILOG, Option
 from ftrun.core.errors import UsageError
 
 
@@ -115,5 +115,5 @@ app.command(
     cls=RunCommand,
     context_settings={"allow_interspersed_args": False, "max_content_width": WIDTH},
     help="Run a training script with one worker per GPU or CPU slot. Everything after the script belongs to the script.",
-    epilog=EPILOG,
+    epilog=RUN_EPILOG,
 )(run)

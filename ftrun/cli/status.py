@@ -13,7 +13,12 @@ from ftrun.cli.main import app
 EXIT_UNHEALTHY, EXIT_NOT_RUNNING, EXIT_NO_RUN = 1, 3, 4
 
 
-@app.command("status", help="Show what a run does now (default: the newest run).")
+@app.command(
+    "status",
+    help="Show what a run does now (default: the newest run).",
+    epilog="Exit codes: 0 healthy, 1 starting, recovering or degraded, 3 not running, 4 no such run.\n\n"
+    "Example: ftrun status brave-otter --json",
+)
 def status(
     run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name."),
     once: bool = typer.Option(True, "--once", help="One snapshot."),

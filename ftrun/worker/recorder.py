@@ -16,7 +16,9 @@ import atexit
 import hashlib
 import json
 import os
+import random
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,7 @@ import torch
 from ftrun import native
 from ftrun.core.errors import DeviceError, FtrunError
 from ftrun.core.paths import ENV_DIGESTS
-from ftrun.worker import codec, rng
+from ftrun.worker import codec
 from ftrun.worker.loader import leaves
 
 if TYPE_CHECKING:
@@ -114,8 +116,7 @@ class Recorder:
                             yield f"optimizer:{key}{mine}, {names[id(param)]}", tensor_digest(value)
         for name, packed in state.python_state().items():
             yield f"python:{name}", _digest(packed)
-        for stream, value in rng.capture().items():
-            yield f"random:{stream}", _digest(codec.pack(value, stream))
+        yield from _streams()
 
     def _loader(self) -> Iterator[tuple[str, int]]:
         loader = self._engine.ledger.loader
@@ -198,6 +199,18 @@ def tensor_digest(tensor: torch.Tensor, seed: int = 0) -> int:
         return native.checksum(tensor.data_ptr(), size, seed) if size else seed
     except (NotImplementedError, RuntimeError) as error:
         raise FtrunError(f"ftrun verify cannot read a {type(tensor).__name__} on {tensor.device}: {error}") from error
+
+
+def _streams() -> Iterator[tuple[str, int]]:
+    """Every random stream, as its library shows it: what recovery copies is checked by other means than it used."""
+    yield "random:python", _digest(repr(random.getstate()).encode())
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        yield "random:numpy", _digest(codec.pack(list(numpy.random.get_state()), "numpy"))
+    yield "random:torch", tensor_digest(torch.get_rng_state())
+    if torch.cuda.is_initialized():
+        for i in range(torch.cuda.device_count()):
+            yield f"random:cuda {i}", tensor_digest(torch.cuda.get_rng_state(i))
 
 
 def _digest(data: bytes) -> int:

@@ -155,7 +155,17 @@ def test_a_run_that_faults_end_is_a_failure(folder: Path) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_it_is_ended(folder: Path, signum: signal.Signals) -> None:
     (folder / "plan.toml").write_text(BACKWARD)
-    command = [harness.tool("ftrun"), "verify", "--faults", "plan.toml", "--nproc-per-node", "2", COMPARED]
+    command = [
+        harness.tool("ftrun"),
+        "verify",
+        "--faults",
+        "plan.toml",
+        "--nproc-per-node",
+        "2",
+        "--shutdown-timeout",
+        "1",
+        COMPARED,
+    ]
     running = harness.start(folder, [*command, "--flaw", "wait"])
     deadline = time.monotonic() + 30
     while not (folder / "waiting").exists():

@@ -14,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 import ftrun
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--flaw", default="", choices=["", "chance", "outside", "checkpoint", "exit", "unprotected", "wait"])
+parser.add_argument(
+    "--flaw", default="", choices=["", "chance", "outside", "checkpoint", "exit", "unprotected", "wait"]
+)
 parser.add_argument("--out", type=Path, default=Path("out"))
 parser.add_argument("--steps", type=int, default=8)
 args = parser.parse_args()
