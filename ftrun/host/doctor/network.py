@@ -63,9 +63,7 @@ def _reach(endpoint: str) -> Finding:
 
 def _locks(folder: Path) -> Finding:
     kind, options = _mount(folder)
-    local = next((o for name, bad in _LOCAL_LOCKS.items() if kind.startswith(name) for o in bad if o in options), "")
-    if kind == "lustre" and not {"flock", "localflock", "noflock"} & set(options):
-        local = "no flock option"
+    local = local_locks(kind, options)
     if local:
         return Finding(RENDEZVOUS, "file locks", BROKEN, f"{folder} ({kind}, {local}): locks do not reach other nodes",
                        "mount it with locks that all nodes share, or use --rdzv-backend c10d")  # fmt: skip
@@ -86,6 +84,14 @@ def _locks(folder: Path) -> Finding:
             RENDEZVOUS, "file locks", BROKEN, f"{folder} ({kind}): {what}", "use another folder, or --rdzv-backend c10d"
         )
     return Finding(RENDEZVOUS, "file locks", OK, f"{folder} ({kind}): hold, and end with their process")
+
+
+def local_locks(kind: str, options: list[str]) -> str:
+    """What of a mount's options makes locks hold on this machine only; empty when nothing does."""
+    for name, bad in _LOCAL_LOCKS.items():
+        if kind.startswith(name) and (found := [option for option in bad if option in options]):
+            return found[0]
+    return "no flock option" if kind == "lustre" and "flock" not in options else ""
 
 
 def _try_lock(path: Path) -> tuple[bool, bool]:
@@ -230,7 +236,7 @@ def _nccl(addresses: dict[str, str]) -> Finding:
     """NCCL's own choice: InfiniBand first, then what is neither docker nor lo, then those."""
     wanted = os.environ.get("NCCL_SOCKET_IFNAME", "")
     verbs = sorted(os.listdir("/sys/class/infiniband")) if os.path.isdir("/sys/class/infiniband") else []
-    chosen = _nccl_choice(wanted, list(addresses))
+    chosen = nccl_choice(wanted, list(addresses))
     data = f"data over {', '.join(verbs)}; " if verbs else ""
     if not chosen:
         why = (
@@ -244,7 +250,8 @@ def _nccl(addresses: dict[str, str]) -> Finding:
     )
 
 
-def _nccl_choice(wanted: str, names: list[str]) -> str:
+def nccl_choice(wanted: str, names: list[str]) -> str:
+    """The interface that NCCL would take for NCCL_SOCKET_IFNAME=`wanted`; empty when none fits."""
     if wanted:
         exclude, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
         listed = [part for part in wanted.lstrip("^=").split(",") if part]
