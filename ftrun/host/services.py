@@ -120,19 +120,22 @@ class Helper:
 
 
 class Services:
-    """The three helpers of a run. `on_message(service, message)` hears what they say; `stdin` is for the workers."""
+    """The three helpers of a run. `on_message(service, message)` hears what they say; `stdin` is for the workers.
+
+    `mode`: how the nursery starts workers, see nursery.Nursery.
+    """
 
     def __init__(
         self,
         run_dir: Path,
         env: Mapping[str, str],
-        exec_workers: bool,
+        mode: str,
         on_message: Callable[[str, dict[str, Any]], None],
         stdin: int | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._env = env
-        self._mode = (*(("exec",) if exec_workers else ()), *(() if stdin is None else ("stdin",)))
+        self._mode = (mode, *(() if stdin is None else ("stdin",)))
         self._stdin = stdin
         self._out = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         self.nursery = Helper("nursery", _NURSERY, lambda m: on_message("nursery", m))
