@@ -12,7 +12,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test compat lint format native native-asan wheel-test chaos bench completions clean
+.PHONY: help setup demo test compat lint format native native-asan wheel-test chaos bench images completions clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ chaos: setup  ## the slow tests, then whole runs with kills at random moments
 bench: setup  ## ftrun against torchrun on this machine; the figures also go to build/bench/recovery.json
 	@mkdir -p build/bench
 	$(PY) tests/bench/recovery.py --json build/bench/recovery.json
+
+images: setup  ## make the README's pictures anew, from a real run
+	$(PY) examples/images.py
 
 completions: setup  ## make the files in completions/ anew from the commands
 	$(VENV)/bin/ftrun completions bash > completions/ftrun.bash

@@ -255,6 +255,12 @@ class Verification:
     def _plans(self, clean: Digests) -> list[Path]:
         if self._plan is not None:
             return [self._plan]
+        if len(clean.ranks) == 1:
+            phases = ", ".join(everyphase.NEED_ANOTHER)
+            print(
+                f"ftrun: verify: with one rank nobody can be killed in {phases}: that takes another one",
+                file=sys.stderr,
+            )
         paths = []
         for number, kills in enumerate(everyphase.plans(clean.steps, len(clean.ranks)), 1):
             path = self._folder / f"plan-{number}.toml"

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 IN_A_STEP = ("idle", "forward", "backward", "gate", "update")
 IN_A_RECOVERY = ("stop", "reset", "restore")
+# half an update is made good from another rank's memory, and a recovery begins with another rank's death
+NEED_ANOTHER = ("update", *IN_A_RECOVERY)
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,8 @@ class Kill:
 
 
 def plans(steps: list[int], ranks: int) -> list[list[Kill]]:
-    """Kills for each run: one a step and phase, from the first step to the last; several runs when there are few steps.
-
-    A kill in a recovery needs another rank whose death begins it, so a run with one rank has none.
-    """
-    phases = IN_A_STEP + (IN_A_RECOVERY if ranks > 1 else ())
+    """Kills for each run: one a step and phase, from the first step to the last; several runs when there are few steps."""
+    phases = [phase for phase in IN_A_STEP + IN_A_RECOVERY if ranks > 1 or phase not in NEED_ANOTHER]
     runs = []
     for begin in range(0, len(phases), len(steps)):
         part = phases[begin : begin + len(steps)]

@@ -194,11 +194,12 @@ def _telling(name: str, place: Place) -> int:
 
 # ---- what it may come from ----
 
-RNG, LOADER, BUCKETS, OP, UPDATE, STATE, BUFFERS, INPUT, MISSING = (
-    "rng", "loader-position", "bucket-order", "non-deterministic-op", "update", "python-state", "buffers", "input", "missing",
+RNG, SEED, LOADER, BUCKETS, OP, UPDATE, STATE, BUFFERS, INPUT, MISSING = (
+    "rng", "unseeded", "loader-position", "bucket-order", "non-deterministic-op", "update", "python-state", "buffers", "input", "missing",
 )  # fmt: skip
 
 _EXPLAINED = {
+    SEED: "random numbers: the script draws from a stream that begins elsewhere in every run; seed it before protect()",
     RNG: "random numbers: the stream was not where the clean run had it",
     LOADER: "loader position: another batch than in the clean run",
     BUCKETS: "bucket order: the ranks' own gradients were equal and their sum was not, so they were added in another order",
@@ -226,7 +227,7 @@ def cause(difference: Difference, deterministic: bool, has_loader: bool) -> str:
     return {
         "position": LOADER,
         "batch": LOADER,
-        "random": RNG,
+        "random": RNG if deterministic else SEED,
         "python": STATE,
         "buffer": BUFFERS,
     }.get(kind, UPDATE)

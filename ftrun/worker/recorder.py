@@ -113,7 +113,10 @@ class Recorder:
                 for param in group["params"]:
                     for key, value in sorted(optimizer.state.get(param, {}).items(), key=lambda item: str(item[0])):
                         if isinstance(value, torch.Tensor):
-                            yield f"optimizer:{key}{mine}, {names[id(param)]}", tensor_digest(value)
+                            yield (
+                                f"optimizer:{key}{mine}, {names.get(id(param), 'a later parameter')}",
+                                tensor_digest(value),
+                            )
         for name, packed in state.python_state().items():
             yield f"python:{name}", _digest(packed)
         yield from _streams()
