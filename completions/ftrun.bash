@@ -7,11 +7,11 @@ _ftrun_options() {
     case $1 in
         completions) echo '--help' ;;
         doctor) echo '--help --rdzv-endpoint --json' ;;
-        run) echo '--help --spares --max-replacements --on-exhausted --heartbeat-timeout --hang-timeout --stop-timeout --start-timeout --fault-plan --run-id --config --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        run) echo '--help --spares --max-replacements --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --start-timeout --fault-plan --run-id --config --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
         runs) echo '--help --json' ;;
         status) echo '--help --once --json' ;;
         stop) echo '--help --wait' ;;
-        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --on-exhausted --heartbeat-timeout --hang-timeout --stop-timeout --start-timeout --run-id --config --log-format --log-prefix --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --start-timeout --run-id --config --log-format --log-prefix --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
     esac
 }
 
@@ -22,8 +22,15 @@ _ftrun_value() {
         'run --spares') echo 'other' ;;
         'run --max-replacements' | 'run --max_replacements') echo 'other' ;;
         'run --on-exhausted' | 'run --on_exhausted') echo 'words fail shrink wait' ;;
+        'run --xid-policy' | 'run --xid_policy') echo 'file' ;;
+        'run --quarantine-file' | 'run --quarantine_file') echo 'file' ;;
+        'run --heartbeat-interval' | 'run --heartbeat_interval') echo 'other' ;;
         'run --heartbeat-timeout' | 'run --heartbeat_timeout') echo 'other' ;;
         'run --hang-timeout' | 'run --hang_timeout') echo 'words auto' ;;
+        'run --hang-floor' | 'run --hang_floor') echo 'other' ;;
+        'run --hang-ceiling' | 'run --hang_ceiling') echo 'other' ;;
+        'run --nonfinite') echo 'words redo stop ignore' ;;
+        'run --check-replicas' | 'run --check_replicas') echo 'other' ;;
         'run --stop-timeout' | 'run --stop_timeout') echo 'other' ;;
         'run --start-timeout' | 'run --start_timeout') echo 'other' ;;
         'run --fault-plan' | 'run --fault_plan') echo 'file' ;;
@@ -63,8 +70,15 @@ _ftrun_value() {
         'verify --spares') echo 'other' ;;
         'verify --max-replacements' | 'verify --max_replacements') echo 'other' ;;
         'verify --on-exhausted' | 'verify --on_exhausted') echo 'words fail shrink wait' ;;
+        'verify --xid-policy' | 'verify --xid_policy') echo 'file' ;;
+        'verify --quarantine-file' | 'verify --quarantine_file') echo 'file' ;;
+        'verify --heartbeat-interval' | 'verify --heartbeat_interval') echo 'other' ;;
         'verify --heartbeat-timeout' | 'verify --heartbeat_timeout') echo 'other' ;;
         'verify --hang-timeout' | 'verify --hang_timeout') echo 'words auto' ;;
+        'verify --hang-floor' | 'verify --hang_floor') echo 'other' ;;
+        'verify --hang-ceiling' | 'verify --hang_ceiling') echo 'other' ;;
+        'verify --nonfinite') echo 'words redo stop ignore' ;;
+        'verify --check-replicas' | 'verify --check_replicas') echo 'other' ;;
         'verify --stop-timeout' | 'verify --stop_timeout') echo 'other' ;;
         'verify --start-timeout' | 'verify --start_timeout') echo 'other' ;;
         'verify --run-id' | 'verify --run_id') echo 'other' ;;

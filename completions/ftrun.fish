@@ -21,7 +21,7 @@ function __ftrun_in
         if test $value = 1
             set value 0
         else if string match -q -- '-*' $token
-            contains -- $token --config --duplicate-stderr-filters --duplicate-stdout-filters --duplicate_stderr_filters --duplicate_stdout_filters --event-log-handler --event_log_handler --fault-plan --fault_plan --faults --forward-signals --forward_signals --hang-timeout --hang_timeout --heartbeat-timeout --heartbeat_timeout --local-addr --local-ranks-filter --local_addr --local_ranks_filter --log-dir --log-format --log-prefix --log_dir --log_format --log_prefix --logs-specs --logs_specs --master-addr --master-port --master_addr --master_port --max-replacements --max-restarts --max_replacements --max_restarts --monitor-interval --monitor_interval --nnodes --node-rank --node_rank --nproc-per-node --nproc_per_node --numa-binding --numa_binding --on-exhausted --on_exhausted --rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id --rdzv_backend --rdzv_conf --rdzv_endpoint --rdzv_id --redirects --role --run-id --run_id --shutdown-timeout --shutdown_timeout --signals-to-handle --signals_to_handle --spares --start-method --start-timeout --start_method --start_timeout --stop-timeout --stop_timeout --tee --worker-start --worker_start -r -t; and set value 1
+            contains -- $token --check-replicas --check_replicas --config --duplicate-stderr-filters --duplicate-stdout-filters --duplicate_stderr_filters --duplicate_stdout_filters --event-log-handler --event_log_handler --fault-plan --fault_plan --faults --forward-signals --forward_signals --hang-ceiling --hang-floor --hang-timeout --hang_ceiling --hang_floor --hang_timeout --heartbeat-interval --heartbeat-timeout --heartbeat_interval --heartbeat_timeout --local-addr --local-ranks-filter --local_addr --local_ranks_filter --log-dir --log-format --log-prefix --log_dir --log_format --log_prefix --logs-specs --logs_specs --master-addr --master-port --master_addr --master_port --max-replacements --max-restarts --max_replacements --max_restarts --monitor-interval --monitor_interval --nnodes --node-rank --node_rank --nonfinite --nproc-per-node --nproc_per_node --numa-binding --numa_binding --on-exhausted --on_exhausted --quarantine-file --quarantine_file --rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id --rdzv_backend --rdzv_conf --rdzv_endpoint --rdzv_id --redirects --role --run-id --run_id --shutdown-timeout --shutdown_timeout --signals-to-handle --signals_to_handle --spares --start-method --start-timeout --start_method --start_timeout --stop-timeout --stop_timeout --tee --worker-start --worker_start --xid-policy --xid_policy -r -t; and set value 1
         else
             return 1
         end
@@ -48,9 +48,16 @@ complete -c ftrun -n '__ftrun_in doctor' -l json -d 'JSON instead of text.'
 complete -c ftrun -n '__ftrun_in run' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in run' -l spares -d 'Warm spare workers.' -x
 complete -c ftrun -n '__ftrun_in run' -l max-replacements -d 'Replacements per rank and hour; beyond it exit code 75.' -x
-complete -c ftrun -n '__ftrun_in run' -l on-exhausted -d 'Without a healthy device: fail (shrink and wait are not yet supported).' -x -a 'fail shrink wait'
-complete -c ftrun -n '__ftrun_in run' -l heartbeat-timeout -d 'Seconds without a beat before a worker is looked at.' -x
-complete -c ftrun -n '__ftrun_in run' -l hang-timeout -d 'Seconds without any progress; auto: from the length of a step.' -x -a 'auto'
+complete -c ftrun -n '__ftrun_in run' -l on-exhausted -d 'Without a healthy device: end with code 75, or wait for one (shrink is not supported yet).' -x -a 'fail shrink wait'
+complete -c ftrun -n '__ftrun_in run' -l xid-policy -d 'What to do about which Xid, from a TOML file.' -r -F
+complete -c ftrun -n '__ftrun_in run' -l quarantine-file -d 'Keep devices that failed out of later runs: they stand in this file.' -r -F
+complete -c ftrun -n '__ftrun_in run' -l heartbeat-interval -d 'Seconds between two beats of a worker; two missed ones show a frozen process.' -x
+complete -c ftrun -n '__ftrun_in run' -l heartbeat-timeout -d 'Seconds without a beat that are too many though no reason is seen.' -x
+complete -c ftrun -n '__ftrun_in run' -l hang-timeout -d 'Seconds without any progress; auto: learned from the length of a step.' -x -a 'auto'
+complete -c ftrun -n '__ftrun_in run' -l hang-floor -d 'The least that auto may come to.' -x
+complete -c ftrun -n '__ftrun_in run' -l hang-ceiling -d 'The most, and the patience with first steps, compilation, job.call and code between steps.' -x
+complete -c ftrun -n '__ftrun_in run' -l nonfinite -d 'Gradients that are not finite: do the step again and then stop, stop at once, or ignore them.' -x -a 'redo stop ignore'
+complete -c ftrun -n '__ftrun_in run' -l check-replicas -d 'Compare the replicas\' weights every K steps; 0 = never.' -x
 complete -c ftrun -n '__ftrun_in run' -l stop-timeout -d 'Seconds a worker gets to leave its step.' -x
 complete -c ftrun -n '__ftrun_in run' -l start-timeout -d 'Seconds a worker gets to start.' -x
 complete -c ftrun -n '__ftrun_in run' -l fault-plan -d 'Inject the faults of a TOML plan.' -r -F
@@ -108,9 +115,16 @@ complete -c ftrun -n '__ftrun_in verify' -l kill-every-phase -d 'Kill a rank in 
 complete -c ftrun -n '__ftrun_in verify' -l json -d 'The result as JSON.'
 complete -c ftrun -n '__ftrun_in verify' -l spares -d 'Warm spare workers.' -x
 complete -c ftrun -n '__ftrun_in verify' -l max-replacements -d 'Replacements per rank and hour; beyond it exit code 75.' -x
-complete -c ftrun -n '__ftrun_in verify' -l on-exhausted -d 'Without a healthy device: fail (shrink and wait are not yet supported).' -x -a 'fail shrink wait'
-complete -c ftrun -n '__ftrun_in verify' -l heartbeat-timeout -d 'Seconds without a beat before a worker is looked at.' -x
-complete -c ftrun -n '__ftrun_in verify' -l hang-timeout -d 'Seconds without any progress; auto: from the length of a step.' -x -a 'auto'
+complete -c ftrun -n '__ftrun_in verify' -l on-exhausted -d 'Without a healthy device: end with code 75, or wait for one (shrink is not supported yet).' -x -a 'fail shrink wait'
+complete -c ftrun -n '__ftrun_in verify' -l xid-policy -d 'What to do about which Xid, from a TOML file.' -r -F
+complete -c ftrun -n '__ftrun_in verify' -l quarantine-file -d 'Keep devices that failed out of later runs: they stand in this file.' -r -F
+complete -c ftrun -n '__ftrun_in verify' -l heartbeat-interval -d 'Seconds between two beats of a worker; two missed ones show a frozen process.' -x
+complete -c ftrun -n '__ftrun_in verify' -l heartbeat-timeout -d 'Seconds without a beat that are too many though no reason is seen.' -x
+complete -c ftrun -n '__ftrun_in verify' -l hang-timeout -d 'Seconds without any progress; auto: learned from the length of a step.' -x -a 'auto'
+complete -c ftrun -n '__ftrun_in verify' -l hang-floor -d 'The least that auto may come to.' -x
+complete -c ftrun -n '__ftrun_in verify' -l hang-ceiling -d 'The most, and the patience with first steps, compilation, job.call and code between steps.' -x
+complete -c ftrun -n '__ftrun_in verify' -l nonfinite -d 'Gradients that are not finite: do the step again and then stop, stop at once, or ignore them.' -x -a 'redo stop ignore'
+complete -c ftrun -n '__ftrun_in verify' -l check-replicas -d 'Compare the replicas\' weights every K steps; 0 = never.' -x
 complete -c ftrun -n '__ftrun_in verify' -l stop-timeout -d 'Seconds a worker gets to leave its step.' -x
 complete -c ftrun -n '__ftrun_in verify' -l start-timeout -d 'Seconds a worker gets to start.' -x
 complete -c ftrun -n '__ftrun_in verify' -l run-id -d 'Name of the run (default: the one of --rdzv-id, else random).' -x

@@ -1,6 +1,6 @@
 """What a rank computed, step by step, as digests in a file: the worker's half of `ftrun verify`.
 
-On when FTRUN_DIGESTS names a folder; a run without it pays one `is not None` a step. Every incarnation of a rank writes a
+On when FTRUN_DIGESTS names a folder; a run without it pays two empty calls a step. Every incarnation of a rank writes a
 file of its own, so that a line torn by a kill is always the last. `ftrun/view/digests.py` reads them.
 
     {"names": [...], "point": "start"}                     what the values of later lines of that point are digests of
@@ -39,7 +39,20 @@ Digests = list[tuple[str, int]]  # name, as KIND:WHAT, and 64 bits
 _PROGRESS = struct.Struct("<qq")  # steps begun, steps of the loop; one entry a rank
 
 
-class Recorder:
+class Nothing:
+    """What a run has that nobody compares."""
+
+    def loop(self, first: int, length: int) -> None:
+        pass
+
+    def start(self, step: int) -> None:
+        pass
+
+    def gate(self, step: int) -> None:
+        pass
+
+
+class Recorder(Nothing):
     """The digests of one incarnation of a rank."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
@@ -59,12 +72,6 @@ class Recorder:
             if param.requires_grad:
                 param.register_hook(self._gradient_hook(f"local:{_plain(name)}"))
         atexit.register(self._exit)
-
-    @staticmethod
-    def wanted(engine: Engine) -> Recorder | None:
-        """A recorder, if the run is one that is compared."""
-        folder = os.environ.get(ENV_DIGESTS)
-        return Recorder(engine, Path(folder)) if folder else None
 
     # -- points ------------------------------------------------------------------------------------------------------
 
@@ -189,6 +196,12 @@ class Recorder:
                 _PROGRESS.pack(step - self._first, self._length),
                 self._engine.context.rank * _PROGRESS.size,
             )
+
+
+def of(engine: Engine) -> Nothing:
+    """A recorder, if the run is one that is compared."""
+    folder = os.environ.get(ENV_DIGESTS)
+    return Recorder(engine, Path(folder)) if folder else Nothing()
 
 
 def tensor_digest(tensor: torch.Tensor, seed: int = 0) -> int:
