@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 from typing import Any
@@ -31,8 +32,11 @@ def doctor(
     ),
     as_json: bool = typer.Option(False, "--json", help="JSON instead of text."),
 ) -> int:
+    from ftrun.cli.checks import endpoint as check_endpoint
     from ftrun.host import doctor as examination
 
+    if endpoint is not None and not examination.is_folder(endpoint):
+        check_endpoint("--rdzv-endpoint", endpoint)
     findings = []
     area = ""
     for finding in examination.examine(endpoint):
@@ -63,6 +67,4 @@ def _lines(finding: Any) -> list[str]:
 
 
 def _coloured() -> bool:
-    import os
-
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -138,6 +138,7 @@ CODES: list[tuple[int, str]] = [
     (2, "verify --kill-every-phase --fault-plan bad.toml train.py"),
     (78, "verify --faults bad.toml train.py"),
     (78, "verify --faults wide.toml --nproc-per-node 4 train.py"),
+    (2, "doctor --rdzv-endpoint host:99999999"),
     (2, "completions tcsh"),
     (0, "completions bash"),
 ]

@@ -5,6 +5,7 @@ Each check tries the thing itself (a lock, a process's death, a descriptor sent)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -46,6 +47,11 @@ def examine(endpoint: str | None) -> Iterator[Finding]:
             yield Finding(
                 area, "check", WARNING, f"could not look: {type(error).__name__}: {error}", "please report this"
             )
+
+
+def is_folder(endpoint: str) -> bool:
+    """Does --rdzv-endpoint name a folder, not HOST[:PORT]?"""
+    return os.sep in endpoint or os.path.isdir(endpoint)
 
 
 def worst(findings: list[Finding]) -> str:

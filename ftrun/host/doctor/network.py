@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ftrun.core import paths
 from ftrun.core.errors import FtrunError
-from ftrun.host.doctor import BROKEN, OK, WARNING, Finding
+from ftrun.host.doctor import BROKEN, OK, WARNING, Finding, is_folder
 
 AREA, RENDEZVOUS = "network", "rendezvous"
 _SIOCGIFADDR = 0x8915
@@ -30,7 +30,7 @@ _LOCAL_LOCKS = {"nfs": ("nolock", "local_lock=all", "local_lock=flock"), "lustre
 
 def rendezvous(endpoint: str | None) -> Iterator[Finding]:
     """The folder (or host and port) given with --rdzv-endpoint, else this user's run folder."""
-    if endpoint is not None and os.sep not in endpoint and not os.path.isdir(endpoint):
+    if endpoint is not None and not is_folder(endpoint):
         yield _reach(endpoint)
         return
     try:
