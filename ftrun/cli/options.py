@@ -19,11 +19,14 @@ OUTPUT = "Output (as in torchrun)"
 NODES = "Several nodes (as in torchrun)"
 NO_EFFECT = "Accepted for torchrun's sake, without effect"
 GROUPS = (REPAIR, RUN, WORKERS, OUTPUT, NODES, NO_EFFECT)
-OURS = (REPAIR, RUN)
+VERIFY = "Verify"  # options of `ftrun verify` alone
+OURS = (REPAIR, RUN, VERIFY)
 EPILOG = (
     "Options may be shortened and spelled with - or _. Those as in torchrun also come from variables such as PET_NNODES, "
-    "ftrun's own from FTRUN_SPARES and the like, all of them from a configuration file; the command line goes first."
+    "ftrun's own from FTRUN_SPARES and the like, all of them from a configuration file; the command line goes first.\n\n"
+    "Example: ftrun --nproc-per-node 4 --spares 1 train.py --epochs 3"
 )
+RUN_EPILOG = EPILOG.replace("Example: ftrun ", "Example: ftrun run ")
 
 
 @dataclass(frozen=True)

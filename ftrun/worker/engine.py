@@ -16,7 +16,7 @@ from ftrun.core import gate, schedule, symptoms
 from ftrun.core.board import Busy, F, Flag, Head, Inexact, Phase
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
-from ftrun.worker import probe
+from ftrun.worker import probe, recorder
 from ftrun.worker.arena import Arena
 from ftrun.worker.calls import Calls
 from ftrun.worker.context import Context, Interrupt
@@ -64,6 +64,7 @@ class Engine:
         self.vigil = registry.vigil = Vigil(self, context.nonfinite, context.check_replicas)
         self._trigger = trigger_of(self)
         context.on_keeper = self.send_descriptors
+        self._recorder = recorder.of(self)
 
     # -- set-up ------------------------------------------------------------------------------------------------------
 
@@ -99,6 +100,7 @@ class Engine:
 
     def loop_is_over(self, first: int, length: int) -> bool:
         """Start a loop of `length` steps. True: a replacement came too late for it (its predecessor had left it)."""
+        self._recorder.loop(first, length)
         if self.resume > self.base + length:
             self.base += length + 1
             self.registry.between = True
@@ -145,6 +147,7 @@ class Engine:
         """The virtual gate after a loop: replicas stay until every rank got here. False = stopped first."""
         context = self.context
         self.apply_restart(end)
+        self._recorder.start(self.index_of(end))
         self.context.phase(Phase.GATE)
         self.step = end
         self.context.cell[F.STEP] = self.index_of(end) + 1
@@ -252,6 +255,7 @@ class Engine:
         if self.ledger.slots.tag(START) != step:
             self.ledger.start(step)
             probe.point("slot-start", step, context.rank)
+        self._recorder.start(self.index_of(step))
         context.phase(Phase.IDLE)
         self.fire("idle", step)
 
@@ -339,6 +343,7 @@ class Engine:
         self.passed = True
         self.registry.gate_passed = True
         self.vigil.passed()
+        self._recorder.gate(self.index_of(step))
         self.state.arena.open()
         probe.point("open", step, context.rank)
         context.phase(Phase.UPDATE)
