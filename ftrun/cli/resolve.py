@@ -97,6 +97,8 @@ def settings(values: Values, script: str, args: tuple[str, ...]) -> Settings:
     if values["virtual-local-rank"]:
         virtual_variables(os.environ.get("CUDA_VISIBLE_DEVICES"), values["nproc-per-node"] - 1)
     nodes = _nodes(values)
+    if values["snapshot-every"] and nodes.most > 1:
+        raise UsageError("--snapshot-every works in a run on one node: with several nothing is recovered in place yet")
     # what is no Python cannot be warmed up, and nothing is replaced in place in a world of several nodes yet
     spares = 0 if kind == "program" or nodes.most > 1 else values["spares"]
     rdzv_id = "" if values["standalone"] else _rdzv_id(values["rdzv-id"])
@@ -107,6 +109,7 @@ def settings(values: Values, script: str, args: tuple[str, ...]) -> Settings:
         spares=spares,
         max_restarts=values["max-restarts"],
         max_replacements=values["max-replacements"],
+        snapshot_every=values["snapshot-every"],
         run_id=values["run-id"] or (run_name(rdzv_id) if rdzv_id else None),
         rdzv_id=rdzv_id,
         log_dir=values["log-dir"],

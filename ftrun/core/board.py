@@ -20,7 +20,7 @@ from ftrun.core.errors import PlatformError
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
 VERSION = 2
-CELL_BYTES = 512
+CELL_BYTES = 640
 _CELLS_AT = 4096
 _WORD = 8
 _SHIFT_ZERO = 1 << 40
@@ -44,7 +44,7 @@ class Head(enum.IntEnum):
 
 
 class F(enum.IntEnum):
-    """Cell fields: word index inside the 512-byte cell of one worker incarnation. Written by the worker unless said."""
+    """Cell fields: word index inside the cell of one worker incarnation. Written by the worker unless said."""
 
     PID = 0
     RANK = 1  # rank + 1; 0 = none yet (a spare)
@@ -89,9 +89,14 @@ class F(enum.IntEnum):
     DETECTED_NS = 40
     # written by the worker
     SHIFT = 41  # _SHIFT_ZERO + step index - gate number; 0 = not in a loop yet
+    # the transfer that it is in: bytes that arrived, bytes in all, and since when (ns); 0 = none
+    MOVED = 42
+    MOVE_TOTAL = 43
+    MOVE_SINCE = 44
     # two robust mutexes of 64 bytes each, see ftrun.native
     LIFE = 48  # held by the beat thread: its loss is the death of the process
     MAIN = 56  # held by the main thread: its loss means no more Python runs
+    NO_SOURCE = 72  # generation in which it found no source for its rank's state; see Flag.UNRESTORABLE
 
 
 class Phase(enum.IntEnum):
@@ -288,6 +293,11 @@ class Board:
     def wait_workers(self, seen: int, timeout: float) -> bool:
         """Sleep (GIL released) until the workers' bell is rung after `seen` or `timeout` seconds; True = rung."""
         return native.bell_wait(self._worker_bell, seen, timeout)
+
+    @property
+    def gate_address(self) -> int:
+        """Address of the gate word in this process, for native calls."""
+        return self._gate_address
 
     @property
     def launcher_bell_address(self) -> int:

@@ -46,6 +46,7 @@ class Incident:
     resume: int = 0
     redone: int = 0
     restart: bool = False
+    rollback: bool = False  # everyone went back to the host snapshot of `resume`
     survivors: int = 0
 
     def facts(self, board: Board, holders: Mapping[int, int]) -> dict[str, Any]:
@@ -64,6 +65,7 @@ class Incident:
             "resume": self.resume,
             "redone": self.redone,
             "restart": self.restart,
+            "rollback": self.rollback,
             "victims": [vars(v) for v in self.victims],
             "sources": {str(rank): _source(cells[rank]) for rank in replaced},
             "ms": {name: round(value, 3) for name, value in parts.items()},

@@ -42,6 +42,7 @@ class Specs:
             "launcher_pid": os.getpid(),
             "orphan_grace": _ORPHAN_GRACE,
             "stop_timeout": settings.stop_timeout,
+            "snapshot_every": settings.snapshot_every,
             "one_console": not (output.redirects or output.tee or output.filter),
             "plain": place is not None,
         }

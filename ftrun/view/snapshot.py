@@ -99,6 +99,7 @@ def _worker(path: Path, cell: Cell, rank: int | None, now: int) -> dict[str, Any
         "beat_age": _age(now, cell[F.BEAT]),
         "progress_age": _age(now, cell[F.PROGRESS]),
         "collective": word_name(cell[F.COLLECTIVE_NAME]) if cell[F.COLLECTIVE_SINCE] else None,
+        "transfer": _transfer(cell, now),
         "exit": cell[F.EXIT_STATUS] if cell[F.EXITED] else None,
     }
 
@@ -108,6 +109,14 @@ def _parked(path: Path, cell: int) -> str | None:
         return str(json.loads((path / "errors" / f"parked-{cell}.json").read_text())["line"])
     except (OSError, ValueError, KeyError):
         return None
+
+
+def _transfer(cell: Cell, now: int) -> dict[str, Any] | None:
+    """Bytes that arrived, bytes in all, and since when (seconds); None outside a transfer."""
+    total = cell[F.MOVE_TOTAL]
+    if not total:
+        return None
+    return {"moved": min(cell[F.MOVED], total), "total": total, "seconds": _age(now, cell[F.MOVE_SINCE])}
 
 
 def _age(now: int, then: int) -> float | None:

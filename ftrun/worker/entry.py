@@ -45,6 +45,7 @@ def main(spec: dict[str, Any]) -> None:
 
 def _run(spec: dict[str, Any]) -> int:
     context = Context(Path(spec["run_dir"]), int(spec["cell"]), float(spec.get("stop_timeout", 10.0)))
+    context.snapshot_every = int(spec.get("snapshot_every", 0))
     context.one_console = bool(spec.get("one_console", False))
     # without it the library behaves as under torchrun: nothing is recovered in place in a world of several nodes yet
     Context.current = None if spec.get("plain") else context
