@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from ftrun.worker.keeper_client import KeeperClient
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
@@ -32,6 +34,7 @@ def test_every_rank_dies_in_its_update(stock: Reference, folder: Path) -> None:
     assert "bit-identical to an uninterrupted run: yes" in outcome.output
 
 
+@pytest.mark.slow
 def test_with_loader_processes_and_gradients_that_live_on(stock: Reference, folder: Path) -> None:
     arguments = ["--two-optims", "--scaler", "--local-buffers", "--accum", "across", "--data", "loader"]
     outcome = harness.ftrun(folder, arguments, all_killed("update", 8), options=EVERY_3)
@@ -48,6 +51,7 @@ def test_a_rank_dies_again_while_everyone_goes_back(stock: Reference, folder: Pa
     assert [a["resume"] for a in outcome.actions("Publish") if a["rollback"]][-1] == 6
 
 
+@pytest.mark.slow
 def test_a_kept_state_is_still_preferred(stock: Reference, folder: Path) -> None:
     outcome = harness.ftrun(folder, [], [kill(1, "backward", 4), kill(2, "update", 6)], options=EVERY_3)
     harness.same(stock(), outcome)
@@ -82,6 +86,7 @@ def _kept(keeper: KeeperClient, rank: int) -> int | None:
         return None  # the keeper is not up yet
 
 
+@pytest.mark.slow
 def test_without_snapshots_it_ends_soon_and_says_why(folder: Path) -> None:
     outcome = harness.ftrun(folder, [], all_killed("update", 7))
     assert outcome.code == 1
