@@ -25,6 +25,7 @@ class World:
     `fresh` = nothing is restored: every worker starts its script anew (first start, or a restart of the world).
     `group_rank` is this node's place among several; `places` are those of this node only.
     `rollback` = everyone goes back to the host snapshot of step `resume`.
+    `devices`: CUDA_VISIBLE_DEVICES of the workers, in the order of LOCAL_RANK; () = as the launcher has it.
     `lost` maps each replaced rank (as a string, for JSON) to the cell of the incarnation that died.
     """
 
@@ -40,6 +41,7 @@ class World:
     attempt: int = 0
     group_rank: int = 0
     rollback: bool = False
+    devices: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -77,4 +79,5 @@ def read_world(run_dir: Path, generation: int) -> World:
     """Errors: FileNotFoundError before it is published."""
     raw = json.loads(world_path(run_dir, generation).read_text())
     places = tuple(Place(**p) for p in raw.pop("places"))
-    return World(places=places, replaced=tuple(raw.pop("replaced")), **raw)
+    devices = tuple(raw.pop("devices", ()))
+    return World(places=places, replaced=tuple(raw.pop("replaced")), devices=devices, **raw)

@@ -132,7 +132,8 @@ class Restorer:
         segment, slots = (attach_segment(context, context.rank, name) for name in ("arena", "slots"))
         if slots is None:
             raise NoSource("the keeper has no slots of this rank")
-        if not self._await_fence():
+        self._await_fence()
+        if self._may_still_run():
             raise NoSource("its predecessor may still run, so its memory cannot be used")
         self.engine.ledger.slots = Slots(slots)
         arena = Arena(segment) if segment else Arena.create(context.rank, max(self.state.bytes_now(), 1))
@@ -167,6 +168,12 @@ class Restorer:
             self.context.board.wait_workers(seen, 0.002)
         return cell[F.FENCED] == 1
 
+    def _may_still_run(self) -> bool:
+        """Did the fence around the dead incarnation miss its deadline? Its bytes being wrong does not matter here."""
+        world = self.context.world
+        lost = (world.lost or {}).get(str(self.context.rank)) if world else None
+        return lost is not None and self.context.board.cell(lost)[F.FENCED] in (0, 2)
+
     def _check_layout(self, manifest: Manifest) -> None:
         mine = {n: (str(p.dtype)[6:], tuple(p.shape)) for n, p, _ in self.state.params}
         for name, module, attribute in self.state.buffers:
@@ -186,8 +193,9 @@ class Restorer:
         context = self.context
         world = context.world
         assert world is not None
-        refused = refused or {}
-        order = [r for r in ((context.rank + k) % world.size for k in range(1, world.size)) if r not in refused]
+        rotten = {int(r) for r, cell in (world.lost or {}).items() if context.board.cell(cell)[F.FENCED] == 3}
+        unfit = rotten | set(refused or ())
+        order = [r for k in range(1, world.size) if (r := (context.rank + k) % world.size) not in unfit]
         found: dict[int, Replica] = {}
         begin = time.monotonic()
         while True:
