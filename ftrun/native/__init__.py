@@ -240,6 +240,14 @@ FLOAT_FORMATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
 _find_nonfinite = _bind(_releasing, "find_nonfinite", c_int64, c_void_p, c_size_t, c_int)
 
 
+_all_finite = _bind(_releasing, "all_finite", c_bool, c_void_p)
+
+
+def all_finite(ranges: RangeList) -> bool:
+    """Are all 32-bit floats of the ranges (address, count of floats) finite? One call for many tensors."""
+    return bool(_all_finite(ranges))
+
+
 def find_nonfinite(address: int, count: int, format_: str) -> int:
     """Index of the first infinity or NaN among `count` numbers of a format in FLOAT_FORMATS, -1 = there is none."""
     found = int(_find_nonfinite(address, count, FLOAT_FORMATS[format_]))

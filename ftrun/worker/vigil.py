@@ -217,6 +217,14 @@ def _bad_index(tensor: torch.Tensor) -> int:
 
 def _first_bad(grads: list[tuple[str, torch.Tensor]]) -> tuple[str, int] | None:
     """Name and element of the first number that is not finite."""
+    common = [
+        g
+        for _, g in grads
+        if type(g) is torch.Tensor and g.dtype is torch.float32 and g.is_cpu and g.layout is torch.strided
+    ]
+    whole = [g for g in common if g.is_contiguous()]
+    if len(whole) == len(grads) and native.all_finite(native.RangeList([(g.data_ptr(), g.numel()) for g in whole])):
+        return None
     grads = [(name, g.to_local() if hasattr(g, "to_local") else g) for name, g in grads]  # FSDP's are spread over ranks
     devices = [g for _, g in grads if g.device.type != "cpu" and not g.is_sparse and g.dtype in _FORMATS]
     if devices and bool(torch.isfinite(torch.stack([n.float() for n in _largest(devices)])).all()):

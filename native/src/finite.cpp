@@ -49,3 +49,11 @@ extern "C" int64_t ftrun_find_nonfinite(const void *data, size_t count, int form
         default: return -EINVAL;
     }
 }
+
+extern "C" bool ftrun_all_finite(const uint64_t *list) {
+    for (uint64_t i = 0; i < list[0]; ++i) {
+        const uint32_t *words = reinterpret_cast<const uint32_t *>(list[1 + 2 * i]);
+        if (find32(words, static_cast<size_t>(list[2 + 2 * i])) >= 0) return false;
+    }
+    return true;
+}
