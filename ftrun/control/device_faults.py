@@ -19,10 +19,12 @@ _COUNTED = (Response.REPLACE, Response.LINKS, Response.ROLL_BACK, Response.SUSPE
 
 
 def known(config: Config, state: State, event: Devices) -> Result:
-    """The devices are counted; later ones only fill an empty list."""
+    """The devices are counted, once. When that comes after the first world, its ranks have what they found."""
     if state.devices:
         return state, ()
-    return replace(state, devices=event.devices, quarantine=event.quarantined), ()
+    found = event.devices[: config.nproc] if state.phase is not Phase.NEW else ()
+    device = found if len(found) == config.nproc else ()
+    return replace(state, devices=event.devices, device=device, quarantine=event.quarantined), ()
 
 
 def fault(config: Config, state: State, event: DeviceFault) -> Result:
@@ -120,7 +122,7 @@ def _quarantine(config: Config, state: State, event: DeviceFault, bad: Sequence[
 
     def hit(worker: Worker) -> bool:
         device = devices.of_rank(state, worker.rank)
-        soon = device in bad and worker.rank in state.replaced
+        soon = device in bad and (worker.rank in state.replaced or state.phase is Phase.STARTING)
         return not worker.finished and (worker.cell in event.workers or device in event.siblings or soon)
 
     victims = [w for w in state.ranked() if hit(w)]

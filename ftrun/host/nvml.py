@@ -43,17 +43,27 @@ def count_devices() -> None:
 
 
 def inventory(tell: Any) -> tuple[dict[str, Any], list[Any]]:
-    """The message about what is there, and the GPUs; blocks as long as the driver does. `error` says why there are none."""
+    """The message about what is there, and the GPUs; blocks as long as the driver does.
+
+    `error` says why there are none, `unusable` names those that the driver counts and cannot give.
+    """
     import pynvml
 
     from ftrun.host.nvml_gpu import Gpu
 
+    gpus, unusable = [], {}
     try:
         pynvml.nvmlInit()
-        gpus = [Gpu(index, tell) for index in range(pynvml.nvmlDeviceGetCount())]
+        count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
-        return {"op": "inventory", "gpus": [], "error": str(error)}, []
-    return {"op": "inventory", "gpus": [gpu.facts() for gpu in gpus], "error": ""}, gpus
+        return {"op": "inventory", "gpus": [], "unusable": {}, "error": str(error)}, []
+    for index in range(count):
+        try:
+            gpus.append(Gpu(index, tell))
+        except pynvml.NVMLError as error:
+            unusable[str(index)] = str(error)
+    facts = [gpu.facts() for gpu in gpus]
+    return {"op": "inventory", "gpus": facts, "unusable": unusable, "error": ""}, gpus
 
 
 class Watcher:

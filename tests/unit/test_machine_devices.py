@@ -25,6 +25,18 @@ def test_each_rank_has_its_device_and_sees_what_the_launcher_sees() -> None:
     assert only(tuple(run.orders), ev.Publish).devices == ()
 
 
+def test_devices_that_are_counted_late() -> None:
+    """The launcher does not wait for the driver unless something is in quarantine."""
+    run = Driver(2, 1).up()
+    run.send(ev.Devices(1.0, (A, B, C)))
+    assert run.state.device == (A, B)
+    run.fault(1, 48)
+    assert only(run.close(), ev.Publish).devices == (A, C)
+    few = Driver(2, 1).up()
+    few.send(ev.Devices(1.0, (A,)))
+    assert few.state.device == ()
+
+
 def test_an_application_xid_replaces_the_worker_on_the_same_device() -> None:
     run = three()
     assert says(run.fault(1, 13)) == ["died"]
