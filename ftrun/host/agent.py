@@ -99,19 +99,8 @@ class Agent:
         self._ending = Ending(self._crew, board, loop, settings.shutdown_timeout, say, journal.note)
         self._forwarder = Forwarder(self._crew, loop, settings.nproc, say, journal.note)
         self._hangs = HangWatch(settings.hang_timeout)
-        self._devices = DeviceWatch(
-            *(
-                run_dir,
-                board,
-                loop,
-                services,
-                self._crew,
-                settings.quarantine_file,
-                self._queue.append,
-                say,
-                journal.note,
-            )
-        )
+        self._devices = DeviceWatch(run_dir, board, loop, services, self._crew, settings.quarantine_file)
+        self._devices.tell(self._queue.append, say, journal.note)
         self._devices.ask(lambda: self._state, self._world_rank)
         self._deadlines: dict[str, object] = {}
         self._store: tuple[str, int] | None = None

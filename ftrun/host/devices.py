@@ -102,9 +102,6 @@ class DeviceWatch:
         services: Services,
         crew: Crew,
         shared_quarantine: str | None,
-        emit: Callable[[Event], None],
-        say: Callable[..., None],
-        note: Callable[..., None],
     ) -> None:
         """Errors: ConfigError, OSError."""
         self.wanted = present(os.environ)
@@ -113,9 +110,6 @@ class DeviceWatch:
         self._services = services
         self._board = board
         self._crew = crew
-        self._emit = emit
-        self._say = say
-        self._note = note
         self._devices: list[visible.Visible] = []
         self._quarantine = Quarantine(run_dir, shared_quarantine) if self.wanted else None
         self._when_known: list[Callable[[], None]] = []
@@ -130,8 +124,15 @@ class DeviceWatch:
         self._waited_for = False
         self._unwritten = False
 
+    def tell(self, emit: Callable[[Event], None], say: Callable[..., None], note: Callable[..., None]) -> None:
+        """Where events go, sentences for stderr, and facts for the journal; call before `start`."""
+        self._emit, self._say, self._note = emit, say, note
+
     def ask(self, state: Callable[[], State], world_rank: Callable[[int], int]) -> None:
-        """How to learn who holds which rank; `world_rank` makes one of the world of a rank of this node."""
+        """How to learn who holds which rank; `world_rank` makes one of the world of a rank of this node.
+
+        Call before `start`.
+        """
         self._state = state
         self._world_rank = world_rank
 
