@@ -16,7 +16,8 @@ from typing import Any
 
 from ftrun.core import wire
 
-PATIENCE = 5.0  # seconds for one driver call before it is told
+PATIENCE = 3.0  # seconds for one driver call before it is told
+_INIT_PATIENCE = 8.0  # seconds: a driver that is not kept loaded begins with its GPUs
 _LOOK = 0.25
 _INIT = "nvmlInit"
 
@@ -112,7 +113,11 @@ class Watcher:
         calls = {gpu.uuid: gpu.call for gpu in self._gpus}
         if self._began is not None:
             calls[""] = (_INIT, self._began)
-        stuck = {gpu: call for gpu, call in calls.items() if call is not None and now - call[1] > PATIENCE}
+
+        def late(gpu: str, since: float) -> bool:
+            return now - since > (PATIENCE if gpu else _INIT_PATIENCE)
+
+        stuck = {gpu: call for gpu, call in calls.items() if call is not None and late(gpu, call[1])}
         for gpu, (name, since) in stuck.items():
             if self._wedged.get(gpu) != name:
                 self._wedged[gpu] = name

@@ -201,7 +201,7 @@ def test_mig_instances_and_a_foreign_gpu(stock: Reference, folder: Path) -> None
 
 
 def test_a_driver_that_never_returns_is_told_and_holds_up_nobody(stock: Reference, folder: Path) -> None:
-    trial = Trial(folder, 5, stretch=0.08)
+    trial = Trial(folder, 5, stretch=0.06)
     trial.ready()
     trial.nvml.set(1, wedge="nvmlDeviceGetTemperature")
     trial.until("the driver does not return from nvmlDeviceGetTemperature of GPU-bbbbbbbb")
