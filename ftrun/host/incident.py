@@ -25,7 +25,10 @@ _FIELDS = (
 
 @dataclass
 class Victim:
-    """One rank that failed. `seen_ms`: from the fault to its detection, None when the fault's time is not known."""
+    """One rank that failed. `seen_ms`: from the fault to its detection, None when the fault's time is not known.
+
+    `fault` is a value of ftrun.core.faults.Fault, `evidence` a sentence that says how it is known.
+    """
 
     rank: int
     cell: int
@@ -33,6 +36,8 @@ class Victim:
     phase: str
     cause: str
     seen_ms: float | None = None
+    fault: str = ""
+    evidence: str = ""
 
 
 @dataclass
@@ -47,6 +52,8 @@ class Incident:
     redone: int = 0
     restart: bool = False
     survivors: int = 0
+    fault: str = ""  # of an incident without victims: the links
+    evidence: str = ""
 
     def facts(self, board: Board, holders: Mapping[int, int]) -> dict[str, Any]:
         """The summary; `holders` maps each rank to its cell."""
@@ -64,6 +71,8 @@ class Incident:
             "resume": self.resume,
             "redone": self.redone,
             "restart": self.restart,
+            "fault": self.fault or next((v.fault for v in self.victims), ""),
+            "evidence": self.evidence or next((v.evidence for v in self.victims), ""),
             "victims": [vars(v) for v in self.victims],
             "sources": {str(rank): _source(cells[rank]) for rank in replaced},
             "ms": {name: round(value, 3) for name, value in parts.items()},

@@ -28,11 +28,19 @@ from ftrun.control.events import (
 from ftrun.control.machine import INCIDENT, Phase
 from ftrun.core import paths
 from ftrun.core.board import Board, F, Inexact
+from ftrun.core.faults import Fault
 from ftrun.host import report
 from ftrun.host.incident import Incident, Victim
 
 _FOLLOWING = ("failed", "restarting", "failed_again", "world_stopped")  # they name the dead rank themselves
 _SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
+_RAISED = {"raised": report.raised, "raised_again": report.raised_again}
+_SIGNS: dict[str, F] = {
+    Fault.FROZEN: F.BEAT,
+    Fault.HANG: F.PROGRESS,
+    Fault.GIL: F.PROGRESS,
+    Fault.COLLECTIVE: F.PROGRESS,
+}
 
 
 class Narrator:
@@ -90,7 +98,7 @@ class Narrator:
             self._begin(event, woke)
         elif isinstance(event, Stuck) and phase in INCIDENT and self._incident is None:
             now = time.monotonic_ns()
-            self._incident, self._told = Incident(now, now), set()
+            self._incident, self._told = Incident(now, now, fault=event.fault, evidence=event.evidence), set()
         elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin_device(actions, woke)
         if isinstance(event, Signalled) and phase is Phase.ENDED:
@@ -109,7 +117,7 @@ class Narrator:
             began, detected = cell[F.RAISED_NS] or woke, time.monotonic_ns()
         else:
             detected = cell[F.DETECTED_NS] or time.monotonic_ns()
-            began = self._fault_time(cell.rank, detected) or (cell[F.BEAT] if event.cause == "frozen" else woke)
+            began = self._fault_time(cell.rank, detected) or self._last_sign(event, woke)
         began = min(began, detected)
         if self._incident is None:
             self._incident = Incident(began, detected)
@@ -119,7 +127,13 @@ class Narrator:
             cause = event.cause if isinstance(event, Died) else event.signature
             known = isinstance(event, Raised) or began != woke
             seen = (detected - began) / 1e6 if known else None
-            self._incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen))
+            why = (event.fault, event.evidence)
+            self._incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen, *why))
+
+    def _last_sign(self, event: Died, woke: int) -> int:
+        """When the fault began at the latest, ns: the last sign of life of a rank that only fell silent."""
+        field = _SIGNS.get(event.fault)
+        return woke if field is None else self._board.cell(event.worker)[field] or woke
 
     def _begin_device(self, actions: tuple[Action, ...], woke: int) -> None:
         if self._incident is None and any(_begins(a) for a in actions):
@@ -151,8 +165,10 @@ class Narrator:
                 self._say_died(say, phase)
         elif say.what in ("raised", "raised_again"):
             step = self._board.cell(say.worker).step if say.worker is not None else None
-            tell = report.raised if say.what == "raised" else report.raised_again
-            self._say(tell(say.rank or 0, say.detail, step), report.level(say.what))
+            line = _RAISED[say.what](say.rank or 0, say.detail, step)
+            if isinstance(event, Raised) and event.fault == Fault.NONFINITE:
+                line = report.poisoned(event.evidence, again=say.what == "raised_again")
+            self._say(line, report.level(say.what))
         elif say.what in ("restarting", "world_stopped", "peer_failed"):
             self.restarts += 1
             now = time.monotonic_ns()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core import gate, paths
-from ftrun.core.board import Board, Cell, F, Flag, Head, Phase, word_name
+from ftrun.core.board import Board, Cell, F, Flag, Head, Phase, collective_name
 from ftrun.core.world import World, read_world
 from ftrun.host.rundir import RunInfo
 
@@ -98,7 +98,7 @@ def _worker(path: Path, cell: Cell, rank: int | None, now: int) -> dict[str, Any
         "parked_at": _parked(path, cell.index) if rank is None else None,
         "beat_age": _age(now, cell[F.BEAT]),
         "progress_age": _age(now, cell[F.PROGRESS]),
-        "collective": word_name(cell[F.COLLECTIVE_NAME]) if cell[F.COLLECTIVE_SINCE] else None,
+        "collective": collective_name(cell[F.COLLECTIVE_NAME]) if cell[F.COLLECTIVE_SINCE] else None,
         "exit": cell[F.EXIT_STATUS] if cell[F.EXITED] else None,
     }
 
