@@ -42,8 +42,8 @@ TABLE: dict[Fault, Row] = {
     Fault.HANG: Row(R.REPLACE, _ON_DEVICE),
     Fault.COLLECTIVE: Row(R.REPLACE, _ON_DEVICE),
     Fault.LINK: Row(R.LINKS, (R.LINKS, R.STOP)),
-    Fault.NONFINITE: Row(R.REDO, (R.REDO, *_ON_DEVICE, R.REPORT)),
-    Fault.CORRUPT: Row(R.REPLACE, (*_ON_DEVICE, R.REPORT)),
+    Fault.NONFINITE: Row(R.REDO, (R.REDO, *_ON_DEVICE)),
+    Fault.CORRUPT: Row(R.REPLACE, _ON_DEVICE),
     Fault.STRAGGLER: Row(R.REPORT, (*_ON_DEVICE, R.REPORT)),
     Fault.CUDA: Row(R.REPLACE, _ON_DEVICE),
     Fault.XID: Row(R.SUSPECT, ()),  # by number: [policy.xid], --xid-policy

@@ -235,6 +235,18 @@ def test_a_users_row_for_an_exception() -> None:
     assert says(run("roll-back").send(event)) == ["restarting"]
 
 
+def test_users_rows_for_what_is_only_reported_or_tried_again() -> None:
+    slow = ev.Noticed(0.0, 1, "straggler", "three times as slow")
+    assert says(three().send(slow)) == ["noticed"]
+    mine = Overrides((("straggler", "quarantine"), ("disk-full", "stop"), ("nonfinite", "quarantine")))
+    assert says(Driver(devices=(A, B, C), policy=mine).up().send(slow)) == ["noticed", "died", "device_quarantined"]
+    full = Driver(policy=mine).up().send(ev.Noticed(0.0, None, "disk-full", "no room"))
+    assert says(full) == ["stopped_by_policy"] and only(full, ev.End).code == 1
+    bad = ev.Raised(0.0, 1, 5, "not finite", 1, "nonfinite", "the gradient of layer 3")
+    assert says(three().send(bad)) == ["raised"]
+    assert says(Driver(devices=(A, B, C), policy=mine).up().send(bad)) == ["died", "device_quarantined"]
+
+
 def test_a_users_row_for_an_xid() -> None:
     run = Driver(devices=(A, B, C), policy=Overrides((), ((79, "quarantine"), (48, "stop")))).up()
     assert says(run.fault(1, 79)) == ["device_quarantined", "died"]
