@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftrun.control import budgets, devices, incidents, policy, restarts
-from ftrun.control.events import CloseGate, DeviceBack, DeviceFault, Devices, Probe, Probed, Say
+from ftrun.control.events import CloseGate, DeviceBack, DeviceFault, DeviceOut, Devices, Probe, Probed, Say
 from ftrun.control.responses import Response
 from ftrun.control.states import Config, Phase, Result, State, Worker
 from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE
@@ -29,7 +29,8 @@ def known(config: Config, state: State, event: Devices) -> Result:
 
 def fault(config: Config, state: State, event: DeviceFault) -> Result:
     """A device failed: ask the policy, charge the budgets, act."""
-    if all(device in state.quarantine for device in event.devices):
+    used = any(w.cell in event.workers for w in state.ranked())
+    if not used and all(device in state.quarantine for device in event.devices):
         return state, ()
     verdict = policy.of_device(config.policy, event.fault, event.code, event.recovery)
     response, what = verdict.response, f"{verdict.why} on {devices.name(state, event.devices)}"
@@ -79,6 +80,14 @@ def probed(config: Config, state: State, event: Probed) -> Result:
     if not victims:
         return state, (Say("device_reported", detail=f"{what} and passed a probe"),)
     return incidents.lose(config, state, incidents.condemned(victims, event.t, what, Fault.XID.value, what))
+
+
+def out(config: Config, state: State, event: DeviceOut) -> Result:
+    """A device was put in quarantine elsewhere."""
+    if event.device not in state.devices or event.device in state.quarantine:
+        return state, ()
+    what = f"{devices.name(state, (event.device,))} was put in quarantine by another run ({event.reason})"
+    return devices.condemn(state, (event.device,), what)
 
 
 def back(config: Config, state: State, event: DeviceBack) -> Result:

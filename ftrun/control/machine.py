@@ -247,6 +247,7 @@ _EVENTS: tuple[type[Event], ...] = (
     ev.Devices,
     ev.DeviceFault,
     ev.Probed,
+    ev.DeviceOut,
     ev.DeviceBack,
 )
 
@@ -286,6 +287,7 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     ((Phase.NEW, *LIVE), ev.Devices, device_faults.known),
     ((Phase.NEW, *LIVE), ev.DeviceFault, device_faults.fault),
     ((Phase.NEW, *LIVE), ev.Probed, device_faults.probed),
+    ((Phase.NEW, *LIVE), ev.DeviceOut, device_faults.out),
     ((Phase.NEW, *LIVE), ev.DeviceBack, device_faults.back),
     # the other nodes
     ((*_STABLE, Phase.RESTARTING), ev.PeerFailed, restarts.peer_failed),

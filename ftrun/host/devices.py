@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftrun.control.events import DeviceBack, DeviceFault, Devices, Event, Probe, Probed
+from ftrun.control.events import DeviceBack, DeviceFault, DeviceOut, Devices, Event, Probe, Probed
 from ftrun.control.events import Quarantine as QuarantineOrder
 from ftrun.control.states import State
 from ftrun.core import gate, paths
@@ -332,7 +332,10 @@ class DeviceWatch:
 
     def _look(self) -> None:
         assert self._quarantine is not None
-        for device in self._quarantine.released():
+        released, added = self._quarantine.look()
+        for device, reason in added.items():
+            self._emit(DeviceOut(time.monotonic(), device, reason))
+        for device in released:
             self._note("device-released", device=device)
             self._emit(DeviceBack(time.monotonic(), device))
             self._renew()

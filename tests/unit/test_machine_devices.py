@@ -165,6 +165,18 @@ def test_the_machine_fails() -> None:
     assert unused.at(Phase.RUNNING)
 
 
+def test_a_device_that_another_run_gave_up_is_given_to_nobody() -> None:
+    run = three()
+    out = ev.DeviceOut(0.0, C, "Xid 48")
+    assert says(run.send(out)) == ["device_quarantined"] and run.send(out) == ()
+    run.fault(1, 48)
+    assert says(run.close()) == ["devices_exhausted"]
+    mine = three()
+    assert says(mine.send(ev.DeviceOut(0.0, B, "Xid 48"))) == ["device_quarantined"]  # who has it keeps it
+    assert mine.at(Phase.RUNNING)
+    assert says(mine.fault(1, 48)) == ["died"]  # until it fails here too
+
+
 @pytest.mark.parametrize("code", [43, 45, 63, 154])
 def test_what_is_only_reported(code: int) -> None:
     run = three()
