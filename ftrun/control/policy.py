@@ -108,7 +108,7 @@ def of_device(overrides: Overrides, fault: str, code: int = 0, recovery: int = N
     named = Fault(fault)
     row = xid.row(code)
     if named is Fault.XID:
-        what, chosen = f"Xid {code} ({row.meaning})", overrides.xid(code)
+        what, chosen = row.words, overrides.xid(code)
         otherwise = row.action
     else:
         what, chosen = _WORDS.get(named, named.value), overrides.fault(named)
