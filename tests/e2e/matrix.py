@@ -218,7 +218,9 @@ def findings(outcome: Outcome) -> list[Found]:
             rank = holder.get(event.get("worker", -1))
             if kind == "DeviceFault":
                 found += [
-                    Found(_named(event), holder[cell], event["t"], kind, "") for cell in event["workers"] if cell in holder
+                    Found(_named(event), holder[cell], event["t"], kind, "")
+                    for cell in event["workers"]
+                    if cell in holder
                 ]
             elif (rank is not None or kind == "Stuck") and event.get("worker") not in expired:
                 found.append(Found(_named(event), rank, event["t"], kind, event.get("evidence", "")))
