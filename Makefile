@@ -12,7 +12,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test compat lint format native native-asan wheel-test chaos bench clean
+.PHONY: help setup demo test compat lint format native native-asan wheel-test chaos matrix bench clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,10 @@ wheel-test: setup  ## build the wheel, install it into an empty environment, use
 chaos: setup  ## the slow tests, then whole runs with kills at random moments
 	$(PYTEST) -m slow
 	$(PY) tests/e2e/chaos.py
+
+matrix: setup  ## every kind of fault in every phase (about ten minutes); writes tests/e2e/matrix.json and the README's table
+	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_matrix.py::test_matrix; status=$$?; \
+	$(PY) -m tests.e2e.matrix && exit $$status
 
 bench: setup  ## ftrun against torchrun on this machine; the figures also go to build/bench/recovery.json
 	@mkdir -p build/bench
