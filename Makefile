@@ -12,7 +12,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test compat lint format native native-asan wheel-test chaos matrix bench clean
+.PHONY: help setup demo test compat lint format native native-asan wheel-test chaos calm bench clean matrix
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,13 +85,19 @@ chaos: setup  ## the slow tests, then whole runs with kills at random moments
 	$(PYTEST) -m slow
 	$(PY) tests/e2e/chaos.py
 
+<<<<<<< HEAD
 matrix: setup  ## every kind of fault in every phase (about ten minutes); writes tests/e2e/matrix.json and the README's table
 	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_matrix.py::test_matrix; status=$$?; \
 	$(PY) -m tests.e2e.matrix && exit $$status
+=======
+calm: setup  ## an hour of a run that is odd and healthy: nothing may be reported (MINUTES=n for another time)
+	$(PY) tests/calm.py --minutes $(or $(MINUTES),60)
+>>>>>>> 5ed91bedc55425de491f0b9af8d00259a57475de
 
 bench: setup  ## ftrun against torchrun on this machine; the figures also go to build/bench/recovery.json
 	@mkdir -p build/bench
 	$(PY) tests/bench/recovery.py --json build/bench/recovery.json
+	$(PY) tests/bench/detect.py --json build/bench/detect.json
 
 clean:  ## remove everything built, but neither .venv nor .venv-compat
 	rm -rf build dist $(LIBRARY) $(LIBRARY).tmp .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -20,7 +20,13 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
 # targets that the README tells people to call -> who runs them
-MAKE = {"demo": "test_demo", "test": "this is it", "help": "test_make_targets_exist", "bench": "a person: minutes", "matrix": "a person: minutes"}
+MAKE = {
+    "demo": "test_demo",
+    "test": "this is it",
+    "help": "test_make_targets_exist",
+    "bench": "a person: minutes",
+    "matrix": "a person: minutes",
+}
 
 
 def block(language: str, number: int = 0) -> str:

@@ -61,6 +61,14 @@ def seconds(name: str, value: str) -> float:
     return duration
 
 
+def beat(name: str, value: str) -> float:
+    """From 10 ms to a minute."""
+    duration = _float(value)
+    if not 0.01 <= duration <= 60:
+        raise UsageError(f"{name} must be a number of seconds from 0.01 to 60, not {value}")
+    return duration
+
+
 def patience(name: str, value: str) -> float:
     """Seconds, 0 = at once."""
     duration = _float(value)

@@ -47,7 +47,7 @@ app = typer.Typer(
 _ParserError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")
 
 # modules that register commands on `app`
-_COMMANDS = ("run", "runs", "status", "inject", "drain")
+_COMMANDS = ("run", "runs", "status", "timeline", "events", "metrics", "inject", "drain")
 
 
 def show_version(wanted: bool = True) -> None:

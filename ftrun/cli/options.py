@@ -92,11 +92,25 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _own("xid-policy", REPAIR, "What to do about which Xid, from a TOML file.", None, "FILE"),
     _own("quarantine-file", REPAIR, "Keep devices that failed out of later runs: they stand in this file.", None, "FILE"),
-    _own("heartbeat-timeout", REPAIR, "Seconds without a beat before a worker is looked at.", "1", "S", **_TIME),
     _own(
-        "hang-timeout", REPAIR, "Seconds without any progress; auto: from the length of a step.",
+        "heartbeat-interval", REPAIR, "Seconds between two beats of a worker; two missed ones show a frozen process.",
+        "0.2", "S", check=checks.beat, takes=(int, float),
+    ),
+    _own("heartbeat-timeout", REPAIR, "Seconds without a beat that are too many though no reason is seen.", "10", "S", **_TIME),
+    _own(
+        "hang-timeout", REPAIR, "Seconds without any progress; auto: learned from the length of a step.",
         "auto", "S|auto", check=checks.seconds_or_auto, takes=(int, float, str),
     ),
+    _own("hang-floor", REPAIR, "The least that auto may come to.", "20", "S", **_TIME),
+    _own(
+        "hang-ceiling", REPAIR, "The most, and the patience with first steps, compilation, job.call and code between steps.",
+        "600", "S", **_TIME,
+    ),
+    _own(
+        "nonfinite", REPAIR, "Gradients that are not finite: do the step again and then stop, stop at once, or ignore them.",
+        "redo", "redo|stop|ignore", check=checks.one_of("redo", "stop", "ignore"),
+    ),
+    _own("check-replicas", REPAIR, "Compare the replicas' weights every K steps; 0 = never.", "100", "K", **_WHOLE),
     _own("stop-timeout", REPAIR, "Seconds a worker gets to leave its step.", "10", "S", **_TIME),
     _own("recover-timeout", REPAIR, "Seconds a repair may take before those who hold it up are replaced.", "600", "S", **_TIME),
     _own("start-timeout", REPAIR, "Seconds a worker gets to start.", "300", "S", **_TIME),
@@ -113,6 +127,11 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _own(
         "config", RUN, "Options from a TOML file (default: [tool.ftrun] of ./pyproject.toml).", None, "FILE", takes=()
+    ),
+    _own("metrics-file", RUN, "Keep the run's figures in a file for Prometheus.", None, "FILE"),
+    _own(
+        "metrics-port", RUN, "Serve them on 127.0.0.1 as well (0: any free port).", None, "PORT",
+        check=checks.port, takes=(int,),
     ),
     _own("dry-run", RUN, "Show what would be run, with --json as JSON, and start nothing.", variable="", takes=()),
     _own("json", RUN, "With --dry-run.", variable="", takes=()),

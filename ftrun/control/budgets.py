@@ -44,7 +44,7 @@ def seen_before(state: State, key: str, generation: int) -> tuple[State, bool]:
 def charge(config: Config, state: State, worker: Worker, death: Died) -> tuple[State, tuple[Action, ...] | None]:
     """Book the death of a rank that is to be refilled. Actions are None while the budget lasts, else the end."""
     assert worker.rank is not None
-    if death.cause == Fault.DRAIN:
+    if death.fault == Fault.DRAIN:
         return state, None  # nothing failed
     key = failure_key(death)
     if key:

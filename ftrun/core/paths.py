@@ -13,6 +13,7 @@ from ftrun.core.errors import UsageError
 BOARD = "board"
 JOURNAL = "journal.jsonl"
 RUN_FILE = "run.json"
+LOG_DIR = "ftrun-logs"  # where log folders are made when nobody says otherwise
 CONTROL_SOCKET = "control.sock"
 KEEPER_SOCKET = "keeper.sock"
 DEVICES = "devices.json"

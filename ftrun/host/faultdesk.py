@@ -99,7 +99,7 @@ class FaultDesk:
         """The rank's worker stands between two steps and waits for its end."""
         for worker in self._crew.living():
             if worker.pid == firing.pid:
-                self._crew.condemn(worker, Found.DRAIN.value)
+                self._crew.condemn(worker, Found.DRAIN.value, Found.DRAIN, "a person asked for another worker")
 
     def end(self) -> None:
         """What fired last, and what was planned or asked for and did not fire; after the run."""

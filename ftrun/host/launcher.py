@@ -25,6 +25,7 @@ from ftrun.host.journal import Journal
 from ftrun.host.logfiles import claim_folder
 from ftrun.host.logs import Logs
 from ftrun.host.loop import Loop
+from ftrun.host.monitoring import Monitoring
 from ftrun.host.peers import Peers
 from ftrun.host.rendezvous.open import Meeting, arrange
 from ftrun.host.services import Services
@@ -42,6 +43,7 @@ def launch(settings: Settings) -> int:
     meeting = arrange(nodes, settings.run_id, settings.nproc, settings.max_restarts)
     if meeting is None and nodes.master_port:
         _require_free(nodes.master_port)
+    monitoring = Monitoring(settings)
     native.set_subreaper()
     run_dir = _claim(
         _name(settings) if meeting is None else meeting.run_id,
@@ -58,7 +60,7 @@ def launch(settings: Settings) -> int:
     )
     signals_r = _catch_signals(settings)
     try:
-        return _Run(settings, run_dir, signals_r, stdin, meeting).run()
+        return _Run(settings, run_dir, signals_r, stdin, meeting, monitoring).run()
     finally:
         rundir.remove(run_dir)
 
@@ -104,8 +106,15 @@ def _require_free(port: int) -> None:
 
 class _Run:
     def __init__(
-        self, settings: Settings, run_dir: Path, signals_r: int, stdin: int | None, meeting: Meeting | None
+        self,
+        settings: Settings,
+        run_dir: Path,
+        signals_r: int,
+        stdin: int | None,
+        meeting: Meeting | None,
+        monitoring: Monitoring,
     ) -> None:
+        self._monitoring = monitoring
         self._meeting = meeting
         self._settings = settings
         self._run_dir = run_dir
@@ -117,6 +126,7 @@ class _Run:
         self._limited = settings.nproc > 1 and "OMP_NUM_THREADS" not in env
         if self._limited:
             env["OMP_NUM_THREADS"] = "1"
+        self._env = env
         self._services = Services(run_dir, env, _nursery_mode(settings), self._heard, stdin)
         self._agent: Agent | None = None
 
@@ -133,6 +143,7 @@ class _Run:
             schedule.shorten_slice()
             journal = Journal(self._run_dir / paths.JOURNAL)
             self._welcome(folder, why_not)
+            self._monitor(folder)
             peers = None
             if self._meeting is not None:
                 peers = Peers(self._meeting, self._settings.nproc, self._loop, self._say, journal.note)
@@ -147,6 +158,7 @@ class _Run:
             self._keep_journal(journal, folder)
             return code
         finally:
+            self._monitoring.close()
             self._clean_up()
             if logs is not None:
                 logs.close(_READER_PATIENCE)
@@ -177,6 +189,13 @@ class _Run:
             self._say(why_not, "warning")
         if self._limited:
             self._say(report.threads_limited())
+
+    def _monitor(self, folder: Path) -> None:
+        why_not = self._monitoring.start(self._run_dir, self._env, folder / SERVICES_LOG)
+        if why_not:
+            self._say(why_not, "warning")
+        elif self._monitoring.where:
+            self._say(self._monitoring.where)
 
     def _say(self, line: str, level: str = "info") -> None:
         self._logs.say(line, level)

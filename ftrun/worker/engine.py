@@ -12,9 +12,10 @@ import time
 from typing import Any
 
 from ftrun import native
-from ftrun.core import gate, schedule
-from ftrun.core.board import F, Flag, Head, Inexact, Phase
+from ftrun.core import gate, schedule, symptoms
+from ftrun.core.board import Busy, F, Flag, Head, Inexact, Phase
 from ftrun.core.errors import UsageError, WorkerError
+from ftrun.core.faults import Fault
 from ftrun.worker import probe
 from ftrun.worker.arena import Arena
 from ftrun.worker.calls import Calls
@@ -26,6 +27,7 @@ from ftrun.worker.reducer import Reducers
 from ftrun.worker.slots import START, Slots
 from ftrun.worker.state import Protected
 from ftrun.worker.strikes import trigger_of
+from ftrun.worker.vigil import Vigil
 
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
 _WORLD = 120.0  # seconds that a stopped rank waits for the next world
@@ -59,6 +61,7 @@ class Engine:
         self._seen_steps = 0
         self._arrivals: Any = None
         self._redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
+        self.vigil = registry.vigil = Vigil(self, context.nonfinite, context.check_replicas)
         self._trigger = trigger_of(self)
         context.on_keeper = self.send_descriptors
 
@@ -82,6 +85,7 @@ class Engine:
         self.ledger.loader_state = restart.get("loader")
         if self.ledger.slots.tag(START) == resume:
             self.attempt = 1
+        self.vigil.inherit()
         probe.point("restored", resume, self.context.rank)
 
     def reload(self, step: int) -> None:
@@ -211,7 +215,8 @@ class Engine:
                 return True
             if verdict == gate.STOPPED:
                 return False
-            arrivals = (wanted,) if native.all_equal64(self._arrivals, wanted) else (0,)
+            complete = native.all_equal64(self._arrivals, wanted) and not self.vigil.holds(step)
+            arrivals = (wanted,) if complete else (0,)
             new = gate.opened(raw, generation, step, arrivals)
             if new is not None and not probe.leaves_gate(step, context.rank):
                 if board.swap_gate(raw, new):
@@ -237,6 +242,7 @@ class Engine:
         self.step = step
         self.entered = False
         self.calls.forget()
+        self.registry.handed_out()
         cell[F.ATTEMPT] = self.attempt
         cell[F.STEP] = self.index_of(step) + 1
         self.reducers.pay(step)
@@ -278,12 +284,14 @@ class Engine:
         if any(self.ledger.alive) and not self.carry:
             self._marks = [(id(g), g._version) if g is not None else (0, 0) for g in self.state.grads()]
         self._answer_resumed()
+        self.vigil.body_began()
         self._seen_steps += 1
         self._guard = self.state.sample() if self._guarding() else 0
         self._fired_forward = False
 
     def forward_started(self) -> None:
-        """The model is called for the first time in a body."""
+        """The model is called."""
+        self.context.progress()
         if self.context.in_body and not self._fired_forward:
             self._fired_forward = True
             self.fire("forward", self.step)
@@ -304,11 +312,12 @@ class Engine:
             self._marks = None
         self.fire("backward", self.step)
 
-    def pass_gate(self, step: int, updating: bool) -> None:
-        """Arrive and go on into the update (`updating`: an optimizer's; else the body ends here).
+    def pass_gate(self, step: int, optimizer: Any = None) -> None:
+        """Arrive and go on into the update of `optimizer`; without one the body ends here.
 
-        Raises Interrupt when the world was stopped before the gate opened.
+        Raises Interrupt when the world was stopped before the gate opened. Errors: NonFiniteError.
         """
+        updating = optimizer is not None
         context = self.context
         self.forward_started()
         context.forbid_interrupts()
@@ -322,12 +331,14 @@ class Engine:
         if context.stop_pending():
             raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
         self.registry.check()
+        self.vigil.arriving(step, optimizer)
         self.ledger.gate(step, accumulating=not updating or self.carry)
         probe.point("slot-gate", step, context.rank)
         if not self.arrive(step):
             raise Interrupt
         self.passed = True
         self.registry.gate_passed = True
+        self.vigil.passed()
         self.state.arena.open()
         probe.point("open", step, context.rank)
         context.phase(Phase.UPDATE)
@@ -347,6 +358,7 @@ class Engine:
         probe.point("sealed", step, rank)
         self.ledger.body_complete(look=self._guarding())
         context.phase(Phase.DONE)
+        context.busy(Busy.FIRST, False)
         with context.lock:
             context.in_body = False
         probe.point("done", step, rank)
@@ -380,8 +392,8 @@ class Engine:
             return True  # a consequence of the stop: whatever failed was cut off
         context.forbid_interrupts()
         report_exception(context, error, "body")
-        if self.passed or final_code(error):
-            return False
+        if self.passed or final_code(error) or symptoms.of_exception(error) is Fault.CUDA:
+            return False  # after a CUDA error nothing works in this process: it ends, and is replaced
         context.cell[F.RAISED_NS] = time.monotonic_ns()
         context.cell[F.RAISED] = context.generation
         context.board.ring_launcher()

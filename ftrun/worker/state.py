@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ftrun import native
 from ftrun.core.errors import UsageError
@@ -315,6 +316,22 @@ class Protected:
                 return -1
             value = native.sample_checksum(view.data_ptr(), view.untyped_storage().nbytes(), 4, value)
         return value
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def replicated(self, manifest: Manifest) -> Iterator[Entry]:
+        """Where parameters of DDP modules and their optimizer state lie: the same on every rank, bit for bit."""
+        shared = {f"param.{i}." for i, m in enumerate(self.modules) if isinstance(m, DistributedDataParallel)}
+        names = {id(p): n for n, p, private in self.params if not private and n.startswith(tuple(shared) or ("-",))}
+        wanted = set(names.values())
+        for i, optimizer in enumerate(self.optimizers):
+            indices = (index for index, p in enumerate(_params_of(optimizer)) if id(p) in names)
+            wanted.update(f"optim.{i}.{index}" for index in indices)
+        for entry in manifest.entries:
+            kind, _, rest = entry.name.partition(".")
+            name = f"{kind}.{'.'.join(rest.split('.')[:2])}" if kind == "optim" else entry.name
+            if entry.zone == "committed" and not entry.private and name in wanted:
+                yield entry
 
     # -- Python state ------------------------------------------------------------------------------------------------
 
