@@ -48,6 +48,9 @@ def drain(
         return _move(found, rank, cell, wait, as_json)
     except (live.NotLive, UsageError) as error:
         return live.fail(error)
+    except OSError as error:
+        print(f"ftrun: error: nothing was moved: {error}", file=sys.stderr)
+        return 1
 
 
 def _pid(cell: Cell) -> int:

@@ -111,6 +111,9 @@ def inject_fault(
         return _at_once(found, wish, target) if wish.at_once else _ask(found, wish, target)
     except (live.NotLive, UsageError) as error:
         return live.fail(error)
+    except OSError as error:
+        print(f"ftrun: error: nothing was injected: {error}", file=sys.stderr)
+        return 1
 
 
 def _read(

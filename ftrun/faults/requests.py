@@ -99,7 +99,7 @@ def pending(run_dir: Path) -> list[Request]:
     """Requests that nobody has taken, oldest first."""
     found = []
     for path in sorted((run_dir / FOLDER).glob("*.json"), key=_number):
-        with contextlib.suppress(OSError):  # taken just now
+        with contextlib.suppress(OSError, ValueError, TypeError):  # taken just now, or not one of ours
             found.append(Request(**json.loads(path.read_text())))
     return found
 

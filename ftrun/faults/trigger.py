@@ -324,7 +324,10 @@ def fired(run_dir: Path) -> list[Firing]:
     folder = run_dir / FOLDER
     if not folder.is_dir():
         return []
-    firings = [Firing(**json.loads(p.read_text())) for p in folder.glob("*.json")]
+    firings = []
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # the run ends
+            firings.append(Firing(**json.loads(path.read_text())))
     return sorted(firings, key=lambda f: f.t)
 
 

@@ -128,6 +128,11 @@ def test_what_is_refused(live: Callable[..., Struck]) -> None:
         assert (done.returncode, done.stdout) == (code, ""), (words, done.stderr)
         assert said in done.stderr, words
     assert run.call("drain", "--rank", "4").returncode == 2
+    if os.getuid() == 0:
+        os.chown(run.run_dir, 12345, -1)
+        done = run.call("inject-fault", "kill", "--yes")
+        os.chown(run.run_dir, 0, -1)
+        assert (done.returncode, f"run {name} belongs to user 12345, not to you" in done.stderr) == (2, True)
     assert run.call("inject-fault", name, "kill", "--after", "0.1").returncode == 0
     outcome = run.finish()
     assert outcome.code == 0 and fired(outcome) == [("kill", 3, outcome.notes("fault")[0]["fired"]["phase"])]
