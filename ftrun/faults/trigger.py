@@ -188,12 +188,18 @@ class Trigger:
                 group = oom.make()
             except oom.NotPossible as error:
                 raise CannotStrike(str(error)) from None
-            return str(group), lambda: oom.eat(group)
+            return str(group), lambda: self._run_out(group)
 
         def act() -> None:
             self._strike(kind, argument, seconds, f"rank {fault.rank} in {phase} of step {step}", phase)
 
         return "", act
+
+    def _run_out(self, group: Path) -> None:
+        oom.enter(group)
+        if self._board is not None:
+            self._board.ring_launcher()  # it looks which group this process is in now
+        oom.eat()
 
     def _prepare_device(self, fault: Fault) -> tuple[str, Callable[[], None]]:
         control = os.environ.get(device.ENV_FAKE_NVML)
