@@ -44,7 +44,7 @@ class Row:
     """What is promised for a kind, in all its phases unless `otherwise` has the phase.
 
     `found`: what it must be called, None = nothing is to be found. `options`: of ftrun. `together`: may its phases share a
-    run? `seconds`: how long it lasts. `missing`: why there is no such cell yet, "" when there is.
+    run? `seconds`: how long it lasts.
     """
 
     kind: str
@@ -55,7 +55,6 @@ class Row:
     otherwise: dict[str, tuple[Fault | None, str]] = field(default_factory=dict)
     together: bool = True
     seconds: float | None = None
-    missing: str = ""
     blames_others: bool = False  # its peers fail with it, so they may be named too
     arguments: tuple[str, ...] = ARGUMENTS  # of the script
     first: int = 4  # step of the first cell
@@ -145,8 +144,6 @@ def batches() -> list[Batch]:
     """Every cell that can be run, in as few runs as is sound: phases of a step in one, those of a repair in another."""
     found = []
     for row in ROWS:
-        if row.missing:
-            continue
         every = list(cells(row.kind))
         if not row.together:
             found += [Batch(row.kind, (cell,)) for cell in every]
@@ -161,8 +158,6 @@ def batches() -> list[Batch]:
 def run(folder: Path, batch: Batch) -> Outcome:
     """One real run with the batch's faults."""
     options = ["--max-replacements", "50", "--nonfinite", "redo", *BY_KIND[batch.kind].options]
-    known = _known_options()
-    options = [o for i, o in enumerate(options) if (o if o.startswith("--") else options[i - 1]) in known]
     plan = [cell.plan() for cell in batch.cells]
     row = BY_KIND[batch.kind]
     command = harness.ftrun_command(folder, row.arguments, plan, spares=1, options=options)
@@ -184,12 +179,6 @@ def _await(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10.0
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
-
-
-def _known_options() -> set[str]:
-    from ftrun.cli.options import OPTIONS
-
-    return {f"--{option.name}" for option in OPTIONS}
 
 
 # ---- what happened -----------------------------------------------------------------------------------------------------
@@ -218,7 +207,9 @@ def findings(outcome: Outcome) -> list[Found]:
             rank = holder.get(event.get("worker", -1))
             if kind == "DeviceFault":
                 found += [
-                    Found(_named(event), holder[cell], event["t"], kind, "") for cell in event["workers"] if cell in holder
+                    Found(_named(event), holder[cell], event["t"], kind, "")
+                    for cell in event["workers"]
+                    if cell in holder
                 ]
             elif (rank is not None or kind == "Stuck") and event.get("worker") not in expired:
                 found.append(Found(_named(event), rank, event["t"], kind, event.get("evidence", "")))

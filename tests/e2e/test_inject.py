@@ -180,7 +180,7 @@ def at_a_terminal(run: Struck, words: list[str], answer: str) -> tuple[int, bool
     return process.returncode, b"[y/N]" in said
 
 
-@pytest.mark.parametrize("kind", ["launcher-kill", "node-kill"])
+@pytest.mark.parametrize("kind", ["node-kill", pytest.param("launcher-kill", marks=pytest.mark.slow)])
 def test_the_whole_run_dies(live: Callable[..., Struck], folder: Path, kind: str) -> None:
     run = live(steps=400)
     run.reach(1)
@@ -199,6 +199,7 @@ def test_the_whole_run_dies(live: Callable[..., Struck], folder: Path, kind: str
     assert [line["fired"]["kind"] for line in lines if line.get("note") == "fault"] == [kind]
 
 
+@pytest.mark.slow
 def test_random_faults_are_the_same_for_the_same_seed(stock: Reference, folder: Path) -> None:
     """By an option and asked for on the live run; equal results, and each firing in the journal."""
     struck = []
@@ -237,7 +238,7 @@ def test_random_faults_on_a_live_run(live: Callable[..., Struck]) -> None:
     assert [(f["rank"], f["step"], f["phase"]) for f in notes] == [(f.rank, f.step, f.at) for f in expected]
 
 
-@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("real", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_faults_of_a_device(stock: Reference, folder: Path, real: bool) -> None:
     """Told to the fake library; or, as on a real one, to the launcher and marked as simulated."""
     command = harness.ftrun_command(folder, [*SLOW, "--steps", "24"], options=["--max-replacements", "20"])
