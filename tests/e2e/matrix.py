@@ -43,8 +43,7 @@ SIGNS = {REPLACED: "=", REDONE: "=", UNHARMED: "=", ENDED: "end"}
 class Row:
     """What is promised for a kind, in all its phases unless `otherwise` has the phase.
 
-    `found`: what it must be called, None = nothing is to be found. `options`: of ftrun. `together`: may its phases share a
-    run? `seconds`: how long it lasts.
+    `found`: what it must be called, None = nothing is to be found. `options`: of ftrun. `together`: may its phases share a run?
     """
 
     kind: str
@@ -54,7 +53,6 @@ class Row:
     options: tuple[str, ...] = ()
     otherwise: dict[str, tuple[Fault | None, str]] = field(default_factory=dict)
     together: bool = True
-    seconds: float | None = None
     blames_others: bool = False  # its peers fail with it, so they may be named too
     arguments: tuple[str, ...] = ARGUMENTS  # of the script
     first: int = 4  # step of the first cell
@@ -87,7 +85,10 @@ ROWS = (
     Row("slow", Fault.STRAGGLER, UNHARMED, spelled="slow:8", together=False, arguments=LONGER),
     Row("nan", Fault.NONFINITE, REDONE),
     Row("bitflip", Fault.CORRUPT, options=("--check-replicas", "1")),
-    Row("comm", Fault.LINK, REDONE, blames_others=True),
+    # a repair drops all connections itself before it makes new ones
+    Row(
+        "comm", Fault.LINK, REDONE, blames_others=True, otherwise=dict.fromkeys(("stop", "reset"), (None, UNHARMED))
+    ),
     Row("xid", Fault.XID, spelled="xid:48", arguments=SLOWER, first=8, gpus=10),
     Row("gpu-lost", Fault.GPU_LOST, arguments=SLOWER, first=8, gpus=10),
     Row("ecc", Fault.ECC, arguments=SLOWER, first=8, gpus=10),
@@ -115,8 +116,6 @@ class Cell:
     def plan(self) -> str:
         row = BY_KIND[self.kind]
         entry = "".join(harness.fault(row.spelled or row.kind, self.rank, self.phase, step) for step in self.steps)
-        if row.seconds:
-            entry = entry.replace("times = 1\n", f"times = 1\nfor = {row.seconds}\n")
         return entry if self.helper is None else entry + harness.kill(self.helper, "backward", self.step)
 
 
@@ -268,11 +267,11 @@ def judge(batch: Batch, outcome: Outcome, clean: Outcome | None) -> list[Result]
         if not fired:
             result.wrong = "did not fire"
             continue
-        later = [f["t"] for f in firings if f["t"] > fired[0]["t"] and f["rank"] == cell.rank]
+        later = [f["t"] for f in firings if f["step"] > cell.step]  # of the next cells
         mine = [f for f in seen if fired[0]["t"] <= f.t < min(later, default=float("inf"))]
         named = [f for f in mine if f.rank == cell.rank]
         result.found = (named or [f for f in mine if f.rank is None] or [Found("", None, 0.0, "", "")])[0].fault
-        result.then = _became(outcome, named)
+        result.then = _became(outcome, mine, named)
         result.wrong = _wrong(outcome, result, wanted, then, trouble)
     strangers = _innocent(batch, firings, seen)
     if strangers and not row.blames_others:
@@ -280,12 +279,12 @@ def judge(batch: Batch, outcome: Outcome, clean: Outcome | None) -> list[Result]
     return results
 
 
-def _became(outcome: Outcome, named: list[Found]) -> str:
+def _became(outcome: Outcome, mine: list[Found], named: list[Found]) -> str:
     if outcome.code:
         return ENDED
     if any(f.what in ("Died", "DeviceFault") for f in named):
         return REPLACED
-    return REDONE if any(f.what == "Raised" for f in named) or outcome.events("Stuck") else UNHARMED
+    return REDONE if any(f.what == "Raised" for f in named) or any(f.what == "Stuck" for f in mine) else UNHARMED
 
 
 def _wrong(outcome: Outcome, result: Result, wanted: Fault | None, then: str, trouble: str) -> str:
