@@ -19,11 +19,14 @@ OUTPUT = "Output (as in torchrun)"
 NODES = "Several nodes (as in torchrun)"
 NO_EFFECT = "Accepted for torchrun's sake, without effect"
 GROUPS = (REPAIR, RUN, WORKERS, OUTPUT, NODES, NO_EFFECT)
-OURS = (REPAIR, RUN)
+VERIFY = "Verify"  # options of `ftrun verify` alone
+OURS = (REPAIR, RUN, VERIFY)
 EPILOG = (
     "Options may be shortened and spelled with - or _. Those as in torchrun also come from variables such as PET_NNODES, "
-    "ftrun's own from FTRUN_SPARES and the like, all of them from a configuration file; the command line goes first."
+    "ftrun's own from FTRUN_SPARES and the like, all of them from a configuration file; the command line goes first.\n\n"
+    "Example: ftrun --nproc-per-node 4 --spares 1 train.py --epochs 3"
 )
+RUN_EPILOG = EPILOG.replace("Example: ftrun ", "Example: ftrun run ")
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,11 @@ _LISTED = (str, list)
 OPTIONS: tuple[Option, ...] = (
     _own("spares", REPAIR, "Warm spare workers.", "1", "K", **_WHOLE),
     _own("max-replacements", REPAIR, "Replacements per rank and hour; beyond it exit code 75.", "3", "N", **_WHOLE),
+    _own(
+        "snapshot-every", REPAIR,
+        "Keep the state in host memory every K steps, for the loss of all its replicas at once (0: never).",
+        "0", "K", **_WHOLE,
+    ),
     _own(
         "on-exhausted", REPAIR, "Without a healthy device: end with code 75, or wait for one (shrink is not supported yet).",
         "fail", "fail|shrink|wait", check=checks.exhausted,
