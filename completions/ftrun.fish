@@ -37,7 +37,7 @@ complete -c ftrun -n __ftrun_at_start -a completions -d 'Print the completion fi
 complete -c ftrun -n __ftrun_at_start -a doctor -d 'Look at everything that ftrun needs of this machine, and say how to mend what is wrong.'
 complete -c ftrun -n __ftrun_at_start -a drain -d 'Move a rank to a spare, between two steps: for a device that is to be serviced, or that one does not trust.'
 complete -c ftrun -n __ftrun_at_start -a events -d 'List what happened in a run, from its journal (default: the newest run).'
-complete -c ftrun -n __ftrun_at_start -a inject-fault -d 'Strike a live run (default: the newest) with a fault: ftrun inject-fault kill --rank 2 --at backward. KIND is one of kill, term, segv, abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, xid:N, gpu-lost, ecc, launcher-kill, node-kill. Exit code 0: it fired; 1: it did not.'
+complete -c ftrun -n __ftrun_at_start -a inject-fault -d 'Strike a live run (default: the newest) with a fault, now or where it is asked for. KIND is one of kill, term, segv, abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, xid:N, gpu-lost, ecc, launcher-kill, node-kill. Exit code 0: it fired; 1: it did not.'
 complete -c ftrun -n __ftrun_at_start -a metrics -d 'Print the figures of a live run for Prometheus (default: the newest run).'
 complete -c ftrun -n __ftrun_at_start -a run -d 'Run a training script with one worker per GPU or CPU slot. Everything after the script belongs to the script.'
 complete -c ftrun -n __ftrun_at_start -a runs -d 'List the live runs of this user.'
