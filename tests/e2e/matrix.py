@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from ftrun.core.faults import Fault
 from ftrun.faults.kinds import KINDS, PHASES, REPAIR_PHASES, STEP_PHASES
 from ftrun.host.rundir import remove_stale
@@ -336,11 +338,12 @@ def load() -> list[dict[str, Any]]:
 
 def save(results: list[Result]) -> None:
     """Put these results beside those of cells that were not run now, in the table's order."""
-    kept = {(r["kind"], r["phase"]): r for r in (load() if RESULTS.exists() else [])}
-    kept |= {(r.kind, r.phase): vars(r) for r in results}
-    order = [(row.kind, phase) for row in ROWS for phase in row.phases]
-    lines = [json.dumps(kept[key]) for key in order if key in kept]
-    RESULTS.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    with FileLock(RESULTS.with_suffix(".lock")):
+        kept = {(r["kind"], r["phase"]): r for r in (load() if RESULTS.exists() else [])}
+        kept |= {(r.kind, r.phase): vars(r) for r in results}
+        order = [(row.kind, phase) for row in ROWS for phase in row.phases]
+        lines = [json.dumps(kept[key]) for key in order if key in kept]
+        RESULTS.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def with_table(text: str) -> str:
