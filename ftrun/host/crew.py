@@ -45,6 +45,7 @@ _FENCE_DEADLINE = 5.0
 _STAGES = (
     (F.STOPPED, "stopped"),
     (F.CLEANED, "cleaned"),
+    (F.READY, "ready"),
     (F.RESET, "reset"),
     (F.RESTORED, "restored"),
     (F.RESUMED, "resumed"),

@@ -201,10 +201,11 @@ def findings(outcome: Outcome) -> list[Found]:
     holder: dict[int, int] = {}  # cell -> rank
     expired: set[int] = set()  # cells that were condemned by a deadline: their death follows
     found = []
+    event: dict[str, Any] = {}
     for line in outcome.journal:
-        event = line.get("event", {})
+        event = line.get("event", event)  # the line after it says what was ordered
         kind = event.get("kind")
-        if kind in ("Died", "Raised", "Noticed", "Stuck", "DeviceFault"):
+        if "event" in line and kind in ("Died", "Raised", "Noticed", "Stuck", "DeviceFault"):
             rank = holder.get(event.get("worker", -1))
             if kind == "DeviceFault":
                 found += [
