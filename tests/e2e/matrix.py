@@ -272,7 +272,7 @@ def judge(batch: Batch, outcome: Outcome, clean: Outcome | None) -> list[Result]
             continue
         later = [f["t"] for f in firings if f["step"] > cell.step]  # of the next cells
         mine = [f for f in seen if fired[0]["t"] <= f.t < min(later, default=float("inf"))]
-        named = [f for f in mine if f.rank == cell.rank]
+        named = [f for f in mine if f.rank == cell.rank or (row.blames_others and f.what != "Died")]
         result.found = (named or [f for f in mine if f.rank is None] or [Found("", None, 0.0, "", "")])[0].fault
         result.then = _became(outcome, mine, named)
         result.wrong = _wrong(outcome, result, wanted, then, trouble)
