@@ -49,10 +49,11 @@ class Stage(enum.IntEnum):
     NONE = 0
     STOPPED = 1
     CLEANED = 2
-    RESET = 3
-    RESTORED = 4
-    RESUMED = 5
-    FIRST_DONE = 6
+    READY = 3  # wants to meet the others: they wait for whoever is not
+    RESET = 4
+    RESTORED = 5
+    RESUMED = 6
+    FIRST_DONE = 7
 
 
 STAGES = {stage.name.lower(): stage for stage in Stage if stage}

@@ -138,15 +138,15 @@ def test_services_are_started_again_but_not_for_ever() -> None:
     assert only(actions, ev.End).code == 1
 
 
-@pytest.mark.parametrize("stages", range(6))
+@pytest.mark.parametrize("stages", range(7))
 def test_a_store_that_dies_before_all_have_met_is_met_in_again(stages: int) -> None:
     run = in_incident(stages)
     generation = run.state.generation
     run.send(ev.ServiceDied(0.0, "store"))
-    if stages < 3:
+    if stages < 4:
         run.send(ev.Stage(0.0, run.holder(0), generation, "reset"))  # one of two
     actions = run.send(ev.ServiceReady(0.0, "store"))
-    if stages < 3:
+    if stages < 4:
         assert kinds(actions) == ["CloseGate", "Deadline"]
         assert run.state.generation == generation + 1
         run.recover()
