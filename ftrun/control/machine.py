@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from ftrun.control import budgets, incidents, restarts
+from ftrun.control import budgets, device_faults, incidents, restarts
 from ftrun.control import events as ev
 from ftrun.control.events import Action, Event, Fence, Say, Spawn, StartService
 from ftrun.control.states import (
@@ -90,6 +90,8 @@ def late(config: Config, state: State, event: Event) -> Result:
 
 def begin(config: Config, state: State, event: ev.Begin) -> Result:
     state, orders = restarts.open_world(config, replace(state, generation=1), event.t)
+    if state.phase is not Phase.STARTING:
+        return state, orders  # no healthy device for every rank
     spawns: list[Action] = []
     for _ in range(config.spares):
         state, cell = budgets.allocate(state, None)
@@ -193,6 +195,13 @@ def end_at_once(config: Config, state: State, event: ev.Signalled) -> Result:
     return replace(state, phase=Phase.ENDED), (*fences, ev.End(state.exit_code, f"signal {event.signum}"))
 
 
+def noticed(config: Config, state: State, event: ev.Noticed) -> Result:
+    """A report: it is told, and nothing follows from it."""
+    worker = None if event.worker is None else state.worker(event.worker)
+    rank = None if worker is None else worker.rank
+    return state, (Say("noticed", event.worker, rank, event.evidence),)
+
+
 def _started(config: Config, state: State) -> Result:
     if not all(w.started for w in state.ranked()):
         return state, ()
@@ -235,12 +244,17 @@ _EVENTS: tuple[type[Event], ...] = (
     ev.Stage,
     ev.Unrestorable,
     ev.Stuck,
+    ev.Noticed,
     ev.Expired,
     ev.Signalled,
     ev.ServiceDied,
     ev.ServiceReady,
     ev.PeerFailed,
     ev.WorldEnded,
+    ev.Devices,
+    ev.DeviceFault,
+    ev.Probed,
+    ev.DeviceBack,
 )
 
 _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
@@ -265,6 +279,7 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     ((Phase.STARTING, Phase.RESTARTING), ev.Unrestorable, late),
     ((Phase.RUNNING,), ev.Stuck, incidents.stuck),
     ((Phase.STARTING, *INCIDENT, Phase.RESTARTING), ev.Stuck, late),
+    ((Phase.NEW, *LIVE), ev.Noticed, noticed),
     # deadlines
     ((Phase.STARTING,), ev.Expired, restarts.start_expired),
     ((Phase.RUNNING,), ev.Expired, late),
@@ -274,6 +289,11 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     # our own processes
     ((Phase.NEW, *LIVE), ev.ServiceDied, service_died),
     ((Phase.NEW, *LIVE), ev.ServiceReady, service_ready),
+    # devices
+    ((Phase.NEW, *LIVE), ev.Devices, device_faults.known),
+    ((Phase.NEW, *LIVE), ev.DeviceFault, device_faults.fault),
+    ((Phase.NEW, *LIVE), ev.Probed, device_faults.probed),
+    ((Phase.NEW, *LIVE), ev.DeviceBack, device_faults.back),
     # the other nodes
     ((*_STABLE, Phase.RESTARTING), ev.PeerFailed, restarts.peer_failed),
     ((Phase.NEW,), ev.PeerFailed, late),

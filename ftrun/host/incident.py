@@ -25,7 +25,10 @@ _FIELDS = (
 
 @dataclass
 class Victim:
-    """One rank that failed. `seen_ms`: from the fault to its detection, None when the fault's time is not known."""
+    """One rank that failed. `seen_ms`: from the fault to its detection, None when the fault's time is not known.
+
+    `fault` is a value of ftrun.core.faults.Fault, `evidence` a sentence that says how it is known.
+    """
 
     rank: int
     cell: int
@@ -33,6 +36,8 @@ class Victim:
     phase: str
     cause: str
     seen_ms: float | None = None
+    fault: str = ""
+    evidence: str = ""
 
 
 @dataclass
@@ -46,7 +51,10 @@ class Incident:
     resume: int = 0
     redone: int = 0
     restart: bool = False
+    rollback: bool = False  # everyone went back to the host snapshot of `resume`
     survivors: int = 0
+    fault: str = ""  # of an incident without victims: the links
+    evidence: str = ""
     last: int = -1  # step index of the last update that is part of the model
     stuck: str = ""  # the collective that everybody waited in, when no rank was to blame
     spares: list[int] = field(default_factory=list)  # cells that had been warm spares
@@ -67,6 +75,9 @@ class Incident:
             "resume": self.resume,
             "redone": self.redone,
             "restart": self.restart,
+            "rollback": self.rollback,
+            "fault": self.fault or next((v.fault for v in self.victims), ""),
+            "evidence": self.evidence or next((v.evidence for v in self.victims), ""),
             "survivors": self.survivors,
             "last": self.last,
             "stuck": self.stuck,

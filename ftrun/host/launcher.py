@@ -18,6 +18,7 @@ from ftrun import native
 from ftrun.core import paths, schedule
 from ftrun.core.board import Board, Head
 from ftrun.core.errors import PlatformError, UsageError
+from ftrun.faults import device
 from ftrun.host import fence, foresight, report, rundir
 from ftrun.host.agent import SERVICES_LOG, Agent
 from ftrun.host.journal import Journal
@@ -54,6 +55,7 @@ def launch(settings: Settings) -> int:
             "log_dir": os.path.abspath(settings.log_dir),
             "cwd": os.getcwd(),
             "shutdown_timeout": settings.shutdown_timeout,
+            "fake_nvml": os.environ.get(device.ENV_FAKE_NVML),
         },
     )
     signals_r = _catch_signals(settings)

@@ -11,6 +11,7 @@ from typing import Any
 from ftrun.control import blame
 from ftrun.control.events import Say
 from ftrun.core.board import Inexact
+from ftrun.core.faults import Fault
 from ftrun.core.paths import LOG_DIR
 from ftrun.host.incident import Victim
 from ftrun.host.rendezvous.table import Place
@@ -19,6 +20,9 @@ _INEXACT = {
     Inexact.UPDATE_USED_RNG: "the optimizer's update used random numbers",
     Inexact.UPDATE_CHANGED_BUFFERS: "the optimizer's update changed buffers",
     Inexact.PRIVATE_FROM_PEER: "a rank's own random state was lost and taken from a peer",
+    Inexact.WAS_CORRUPT: (
+        "a rank's weights were corrupt, and steps since the last check of the replicas used them; see --check-replicas"
+    ),
     Inexact.DDP_LAYOUT: "DDP's bucket layout could not be kept",
 }
 
@@ -30,6 +34,7 @@ _WORDS = {
     ),
     "cannot_recover": "rank {rank} cannot be replaced in place: {detail}",
     "unrestorable": "the state of rank {rank} cannot be restored: {detail}",
+    "rolling_back": "rank {rank} has no newer state to go on with ({detail}); every rank goes back to the host snapshot",
     "restarting": "rank {rank} failed ({detail}); all workers start again, attempt {attempt}",
     "failed": "rank {rank} failed: {detail}",
     "world_stopped": "rank {rank} failed ({detail}); stopping this node's workers and telling the other nodes",
@@ -39,12 +44,38 @@ _WORDS = {
     "spares_given_up": "{detail} spares in a row ended before they were ready; going on without spares",
     "stuck": "every rank waits for the others in {detail}; making all connections again",
     "stuck_again": "every rank waits for the others in {detail}, also after all connections were made again; the run ends",
+    "stopped_by_policy": "rank {rank} failed ({detail}); the policy says that a person must look, the run ends",
+    "device_reported": "{detail}; nothing is done about it",
+    "device_suspect": "{detail}; the device is suspect and is probed",
+    "device_quarantined": "{detail}; the device is in quarantine, no worker gets it",
+    "links_reset": "{detail}; making all connections again",
+    "node_failed": "{detail}: this machine must be looked after; the run ends so that it can be requeued elsewhere",
+    "devices_exhausted": (
+        "no healthy device is left for every rank, in quarantine: {detail}; the run ends so that it can be requeued "
+        "(a spare device, --nproc-per-node below their number, or --on-exhausted wait keeps it going)"
+    ),
+    "device_waited_for": "waiting for a healthy device for every rank, in quarantine: {detail}",
+    "device_back": "{detail} is out of quarantine",
+    "noticed": "{who}{detail}",
     "service_died": "our {detail} process died; starting another one",
     "service_given_up": "our {detail} process died too often; the run ends",
 }
 
+_VERBS: dict[str, str] = {
+    Fault.FROZEN: "froze",
+    Fault.HANG: "hung",
+    Fault.GIL: "hung",
+    Fault.COLLECTIVE: "hung",
+    Fault.CORRUPT: "became corrupt",
+}
+_CAUSE_SAYS_ALL = ("", Fault.EXIT, Fault.SIGNAL, Fault.EXCEPTION)
+
 # what ends the run; the rest of _WORDS can be lived with
-_ENDS = {"failed", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"}
+_ENDS = {"failed", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"} | {
+    "stopped_by_policy",
+    "node_failed",
+    "devices_exhausted",
+}
 
 
 def level(what: str) -> str:
@@ -100,13 +131,39 @@ def failed(victim: Victim, survivors: int, recovering: bool) -> str:
     where = "" if victim.step is None else f" in {victim.phase} of step {victim.step}"
     seen = "" if victim.seen_ms is None else f", seen after {milliseconds(victim.seen_ms)} ms"
     went_on = f"; stopping {count(survivors, 'healthy worker')}" if recovering else ""
-    verb = "froze" if victim.cause == "frozen" else "hung" if victim.cause.startswith("no progress") else "died"
-    return f"rank {victim.rank} {verb}{where} ({victim.cause}{seen}){went_on}"
+    if victim.fault == Fault.DRAIN:
+        return f"rank {victim.rank} leaves its worker before step {victim.step}, as asked for{went_on}"
+    verb = _VERBS.get(victim.fault, "died")
+    how = victim.cause if victim.fault in _CAUSE_SAYS_ALL or not victim.evidence else victim.evidence
+    return f"rank {victim.rank} {verb}{where} ({how}{seen}){went_on}"
+
+
+def injected(kind: str, rank: int, phase: str, step: int) -> str:
+    """The line when a fault was injected into the live run."""
+    if rank < 0:
+        where = "ftrun itself" if kind == "launcher-kill" else "everything on this node"
+    else:
+        where = f"rank {rank}" + (f" in {phase} of step {step}" if step >= 0 else "")
+    return f"injected fault: {kind} strikes {where}"
+
+
+def random_faults(rate: float, seed: int) -> str:
+    if not rate:
+        return "no more random faults"
+    return f"random faults: {100 * rate:g} in 100 steps on average, drawn from seed {seed}"
 
 
 def raised(rank: int, signature: str, step: int | None) -> str:
     where = "" if step is None else f" in step {step}"
     return f"rank {rank} raised {signature}{where}; everyone does the step again"
+
+
+def poisoned(evidence: str, again: bool) -> str:
+    """Gradients were not finite; `again`: also after a retry."""
+    what = evidence.removeprefix("NonFiniteError: ")
+    if again:
+        return f"{what}, also after a retry; the run ends (--nonfinite ignore would make such updates)"
+    return f"{what}; everyone does the step again"
 
 
 def raised_again(rank: int, signature: str, step: int | None) -> str:
@@ -140,10 +197,11 @@ def recovered(facts: Mapping[str, Any]) -> str:
     shown = ("detect", "stop", "clean", "reset", "restore")
     first = ms["resume"] + ms["first_step"]
     parts = ", ".join(f"{name} {milliseconds(ms[name])}" for name in shown)
-    return (
-        f"recovered in {milliseconds(facts['total_ms'])} ms: {parts}, first step {milliseconds(first)}; "
-        "0 committed steps lost"
-    )
+    if facts.get("rollback"):
+        cost = f"{count(facts['redone'], 'step')} done again from the host snapshot of step {facts['resume']}"
+    else:
+        cost = "0 committed steps lost"
+    return f"recovered in {milliseconds(facts['total_ms'])} ms: {parts}, first step {milliseconds(first)}; {cost}"
 
 
 def said(say: Say) -> str | None:
@@ -152,7 +210,12 @@ def said(say: Say) -> str | None:
         name = signal.Signals(int(say.detail)).name
         return f"got {name}; ending the workers"
     words = _WORDS.get(say.what)
-    return words.format(rank=say.rank, worker=say.worker, detail=say.detail, attempt=say.attempt) if words else None
+    who = "" if say.rank is None else f"rank {say.rank}: "
+    return (
+        words.format(rank=say.rank, worker=say.worker, detail=say.detail, attempt=say.attempt, who=who)
+        if words
+        else None
+    )
 
 
 def early(how: str, age: float) -> str:

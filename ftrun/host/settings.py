@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftrun.control.policy import Overrides
 from ftrun.core.errors import UsageError
 from ftrun.host.streams import Streams
 
@@ -62,6 +63,9 @@ class Output:
 class Settings:
     """One run, as this node's launcher sees it. Times in seconds. `fault_plan` is an absolute path or None.
 
+    `hang_timeout` None: learned from the run, between `hang_floor` and `hang_ceiling`. `nonfinite` is redo, stop or ignore;
+    `check_replicas` is in steps, 0 = never.
+
     `kind` is script, module or program (--no-python). `signals` end the run and are passed on to the workers;
     `forward` are passed on and change nothing.
     """
@@ -72,13 +76,21 @@ class Settings:
     spares: int = 1
     max_restarts: int = 0
     max_replacements: int = 3
+    snapshot_every: int = 0  # steps between two host snapshots, 0 = none
     run_id: str | None = None
     log_dir: str = "ftrun-logs"
     fault_plan: str | None = None
+    random_faults: str = ""  # RATE:SEED, "" = none
     stop_timeout: float = 10.0
-    heartbeat_timeout: float = 1.0
+    heartbeat_interval: float = 0.2
+    heartbeat_timeout: float = 10.0
     hang_timeout: float | None = None
+    hang_floor: float = 20.0
+    hang_ceiling: float = 600.0
+    nonfinite: str = "redo"
+    check_replicas: int = 100
     start_timeout: float = 300.0
+    recover_timeout: float = 600.0
     shutdown_timeout: float = 30.0
     exec_workers: bool = False
     role: str = "default"
@@ -90,6 +102,11 @@ class Settings:
     metrics_file: str | None = None  # absolute
     metrics_port: int | None = None  # 0 = any free one
     nodes: Nodes = Nodes()
+    policy: Overrides = field(default_factory=Overrides)
+    device_faults: int = 3  # of one device within `window`
+    window: float = 3600.0
+    wait_for_device: bool = False
+    quarantine_file: str | None = None  # absolute
     output: Output = Output()
 
     def to_json(self) -> dict[str, Any]:
@@ -106,7 +123,12 @@ def worker_count(text: str) -> int:
         if gpus:
             return gpus
         if kind == "gpu":
-            raise UsageError("--nproc-per-node gpu: this machine shows no GPU (no /dev/nvidia0)")
+            from ftrun.host import visible
+
+            found = visible.count(os.environ)
+            if not found:
+                raise UsageError("--nproc-per-node gpu: this machine shows no GPU (no /dev/nvidia0, and none by NVML)")
+            return found
         return len(os.sched_getaffinity(0))
     if kind == "xpu":
         count = xpu_count()

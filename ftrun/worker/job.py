@@ -15,9 +15,10 @@ from ftrun.worker.context import Context
 from ftrun.worker.engine import Engine
 from ftrun.worker.groups import end_replay, registry
 from ftrun.worker.lookout import look_out
-from ftrun.worker.restore import NoSource, Restorer, report_no_source
+from ftrun.worker.restore import restore
 from ftrun.worker.state import Protected
 from ftrun.worker.step import Step
+from ftrun.worker.vigil import excuse_compilation
 
 T = TypeVar("T")
 
@@ -223,15 +224,13 @@ def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful
     engine = Engine(context, groups, state)
     if context.restoring:
         end_replay()
-        try:
-            Restorer(engine, state).run()
-        except NoSource as error:
-            report_no_source(context, error)
+        restore(engine, state)
     else:
         engine.start_fresh()
     for optimizer in optimizers:
         optimizer.register_step_pre_hook(_before_update(engine))
     look_out(engine, modules)
+    excuse_compilation(context)
     for module in modules:
         module.register_forward_pre_hook(lambda *_: engine.forward_started())
         module.register_forward_hook(_after_forward(engine))
@@ -261,7 +260,7 @@ def _before_update(engine: Engine) -> Callable[..., None]:
             )
         if engine.current is None:
             raise UsageError("optimizer.step() of a protected optimizer outside `with step:`")
-        engine.current.optimizer_steps()
+        engine.current.optimizer_steps(optimizer)
 
     return hook
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ftrun import native
 from ftrun.core.errors import UsageError
@@ -164,6 +165,18 @@ class Protected:
             for state in optimizer.state.values():
                 self._known[id(state)] = len(state)
 
+    def reattach(self, arena: Arena, manifest: Manifest) -> None:
+        """As `attach`, for a rank that has used its state and goes back to an earlier one."""
+        self._views, self._buffer_views, self._slots = [], [], []
+        self._known, self._held, self._versions = {}, {}, {}
+        self._counts = [0] * len(self.optimizers)
+        self._blocks = {}
+        self.attach(arena, manifest)
+
+    def live_buffers(self) -> tuple[int, int]:
+        """(offset, size) of the buffers in the arena, without the copy of them that is kept aside."""
+        return self.arena.volatile[0], self._shadow
+
     def _point(self, param: torch.nn.Parameter, view: torch.Tensor) -> None:
         param.data = view
         self._views.append((param, view))
@@ -315,6 +328,22 @@ class Protected:
                 return -1
             value = native.sample_checksum(view.data_ptr(), view.untyped_storage().nbytes(), 4, value)
         return value
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def replicated(self, manifest: Manifest) -> Iterator[Entry]:
+        """Where parameters of DDP modules and their optimizer state lie: the same on every rank, bit for bit."""
+        shared = {f"param.{i}." for i, m in enumerate(self.modules) if isinstance(m, DistributedDataParallel)}
+        names = {id(p): n for n, p, private in self.params if not private and n.startswith(tuple(shared) or ("-",))}
+        wanted = set(names.values())
+        for i, optimizer in enumerate(self.optimizers):
+            indices = (index for index, p in enumerate(_params_of(optimizer)) if id(p) in names)
+            wanted.update(f"optim.{i}.{index}" for index in indices)
+        for entry in manifest.entries:
+            kind, _, rest = entry.name.partition(".")
+            name = f"{kind}.{'.'.join(rest.split('.')[:2])}" if kind == "optim" else entry.name
+            if entry.zone == "committed" and not entry.private and name in wanted:
+                yield entry
 
     # -- Python state ------------------------------------------------------------------------------------------------
 

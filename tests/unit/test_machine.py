@@ -50,12 +50,17 @@ EVENTS: list[ev.Event] = [
     ev.Stage(1.0, 0, 1, "stopped"),
     ev.Unrestorable(1.0, 0, 1, "no replica"),
     ev.Stuck(1.0, 5, 1, "allreduce"),
+    ev.Noticed(1.0, None, "disk-full", "no room"),
     ev.Expired(1.0, "stop", 1),
     ev.Signalled(1.0, 15),
     ev.ServiceDied(1.0, "keeper"),
     ev.ServiceReady(1.0, "keeper"),
     ev.PeerFailed(1.0, "node 1 is gone", 1),
     ev.WorldEnded(1.0, 1, "rank 3 failed"),
+    ev.Devices(1.0, ("GPU-a", "GPU-b", "GPU-c"), ("GPU-c",)),
+    ev.DeviceFault(1.0, "xid", ("GPU-a",), (0,), (), 13, 0, 5),
+    ev.Probed(1.0, "GPU-a", True, (0,)),
+    ev.DeviceBack(1.0, "GPU-c"),
 ]
 
 
