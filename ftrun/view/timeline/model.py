@@ -17,8 +17,6 @@ STOP, CLEAN, RESET = "Stop", "Clean", "Reset"
 RESTORATION, ROLLBACK = "Restoration", "Rollback"
 TRAINING = (FORWARD, BACKWARD, SYNC, OPTIMIZER)
 HEALTHY, FAILED, SPARE, NEW = "healthy", "failed", "spare", "new worker"
-# stages of one transfer, as figure 004 names them
-H2D, RELOAD, SOURCE, DESTINATION, COPY = "H2D", "reload weights", "broadcast (src)", "broadcast (dst)", "copy"
 LANES_MOST = 8  # beyond, healthy lanes that look like the others are folded
 _SAME = 0.002  # seconds between a planned fault's firing and the beginning of the incident that it caused
 PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
@@ -79,7 +77,8 @@ class Story:
     folded: int
     barriers: tuple[tuple[int, float], ...]
     injected: tuple[dict[str, Any], ...] = ()
-    transfers: tuple[dict[str, Any], ...] = ()
+    rollback: bool = False
+    evidence: str = ""
 
     @property
     def committed(self) -> bool:
@@ -128,7 +127,8 @@ def story(account: Account, number: int, run: str = "") -> Story:
         folded=len(raw.get("ranks", {})) + len(victims) - len(shown),
         barriers=tuple(_barriers(lanes)),
         injected=tuple(f for f in account.faults if abs(float(f.get("t", 0.0)) - began) < _SAME),
-        transfers=tuple(raw.get("transfers", ())),
+        rollback=bool(raw.get("rollback")),
+        evidence=str(raw.get("evidence", "")),
     )
 
 
