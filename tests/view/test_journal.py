@@ -153,3 +153,19 @@ def test_which_run_is_meant(looking: Looking) -> None:
     assert looking.pipe("timeline", "elsewhere").returncode == 4
     assert looking.pipe("timeline", "./elsewhere").returncode == 0 and other.exists()
     assert looking.pipe("timeline", "elsewhere", PET_LOG_DIR=str(looking.base)).returncode == 0
+
+
+def test_a_run_whose_processes_were_all_killed(looking: Looking) -> None:
+    """Its journal is read from where it is, and kept with the logs when the next run clears up."""
+    from ftrun.host import rundir
+
+    boards.put(looking.root, "killed")
+    logs = looking.base / "ftrun-logs" / "killed"
+    logs.mkdir(parents=True)
+    rundir.amend(looking.root / "killed", {"pid": 2**22 + 1, "logs": str(logs)})
+    assert "2 incidents in all" in looking.pipe("timeline", "killed").stdout
+    done = looking.pipe("status", "killed")
+    assert done.returncode == 3 and "was cut off" in done.stdout
+    rundir.remove_stale(looking.root)
+    assert not (looking.root / "killed").exists()
+    assert "2 incidents in all" in looking.pipe("timeline", "killed").stdout
