@@ -12,7 +12,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test compat lint format native native-asan native-tsan wheel-test chaos calm bench clean
+.PHONY: help setup demo test compat lint format native native-asan native-tsan wheel-test chaos calm bench images completions clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +102,14 @@ bench: setup  ## ftrun against torchrun on this machine, detection, transfers; t
 	$(PY) tests/bench/recovery.py --json build/bench/recovery.json
 	$(PY) tests/bench/detect.py --json build/bench/detect.json
 	$(PY) tests/bench/transfer.py --json build/bench/transfer.json
+
+images: setup  ## make the README's pictures anew, from a real run
+	$(PY) examples/images.py
+
+completions: setup  ## make the files in completions/ anew from the commands
+	$(VENV)/bin/ftrun completions bash > completions/ftrun.bash
+	$(VENV)/bin/ftrun completions zsh > completions/_ftrun
+	$(VENV)/bin/ftrun completions fish > completions/ftrun.fish
 
 clean:  ## remove everything built, but neither .venv nor .venv-compat
 	rm -rf build dist $(LIBRARY) $(LIBRARY).tmp .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -19,8 +19,10 @@ from ftrun.core import gate
 from ftrun.core.errors import PlatformError
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
-VERSION = 2
-CELL_BYTES = 640
+VERSION = 3
+CELL_BYTES = 1024
+ROWS_KEPT = 5  # attempts at a step whose phases stay readable, see ftrun.core.steps
+ROW_WORDS = 8
 _CELLS_AT = 4096
 _WORD = 8
 _SHIFT_ZERO = 1 << 40
@@ -41,6 +43,7 @@ class Head(enum.IntEnum):
     ENDING = 9  # launcher: 1 = the run ends, leave at once
     ATTEMPT = 10  # launcher: how often the whole world was restarted
     GATE_BELL = 11  # 32-bit futex word: rung at each arrival and opening, so that only ranks at the gate wake
+    REQUESTS = 12  # number of the newest fault or drain that a person asked for (ftrun.faults.requests)
     WAITING = 14  # launcher: 1 = no healthy device for every rank; whoever waits for a world waits on
 
 
@@ -103,6 +106,9 @@ class F(enum.IntEnum):
     LIFE = 48  # held by the beat thread: its loss is the death of the process
     MAIN = 56  # held by the main thread: its loss means no more Python runs
     NO_SOURCE = 72  # generation in which it found no source for its rank's state; see Flag.UNRESTORABLE
+    # written by the worker: the phases of its last steps, see ftrun.core.steps
+    FIRST_ROW = 80  # ROWS_KEPT rows of ROW_WORDS words
+    ROWS = 120  # rows ever begun
 
 
 class Phase(enum.IntEnum):
@@ -179,6 +185,10 @@ class Cell:
 
     def __setitem__(self, field: F, value: int) -> None:
         self._words[self._base + field] = value
+
+    def words(self) -> memoryview:
+        """All words of the cell, for who reads or writes many; each write is one word, as by `cell[field]`."""
+        return self._words[self._base : self._base + CELL_BYTES // _WORD]
 
     def field_address(self, field: F) -> int:
         """Address of a field in this process, for native calls."""
@@ -270,6 +280,12 @@ class Board:
         if not 0 <= index < self.cells:
             raise IndexError(f"cell {index} of {self.cells}")
         return Cell(self._words, self.address, index)
+
+    def column(self, field: F, cells: int) -> list[int]:
+        """One field of the first `cells` cells; quick also for thousands of them."""
+        stride = CELL_BYTES // _WORD
+        first = _CELLS_AT // _WORD + field
+        return self._words[first : first + cells * stride : stride].tolist()
 
     def gate(self) -> int:
         """The raw gate word (acquire)."""

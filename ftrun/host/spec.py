@@ -66,4 +66,6 @@ class Specs:
         )
         if settings.fault_plan is not None:
             env[paths.ENV_FAULT_PLAN] = settings.fault_plan
+        if settings.random_faults:
+            env[paths.ENV_RANDOM_FAULTS] = settings.random_faults
         return env

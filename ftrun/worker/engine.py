@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 from ftrun import native
@@ -17,10 +16,7 @@ from ftrun.core import gate, schedule, symptoms
 from ftrun.core.board import Busy, F, Flag, Head, Inexact, Phase, Source
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
-from ftrun.core.paths import ENV_FAULT_PLAN
-from ftrun.faults.plan import load_plan
-from ftrun.faults.trigger import Trigger
-from ftrun.worker import goback, probe
+from ftrun.worker import goback, probe, recorder
 from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.calls import Calls
 from ftrun.worker.context import Context, Interrupt
@@ -31,6 +27,7 @@ from ftrun.worker.reducer import Reducers
 from ftrun.worker.slots import START, Slots
 from ftrun.worker.snapshot import Snapshots
 from ftrun.worker.state import Protected
+from ftrun.worker.strikes import trigger_of
 from ftrun.worker.vigil import Vigil
 
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
@@ -67,10 +64,10 @@ class Engine:
         self._seen_steps = 0
         self._arrivals: Any = None
         self._redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
-        plan = os.environ.get(ENV_FAULT_PLAN)
         self.vigil = registry.vigil = Vigil(self, context.nonfinite, context.check_replicas)
-        self._trigger = Trigger(load_plan(Path(plan)), context.rank, context.run_dir) if plan else None
+        self._trigger = trigger_of(self)
         context.on_keeper = self.send_descriptors
+        self._recorder = recorder.of(self)
 
     # -- set-up ------------------------------------------------------------------------------------------------------
 
@@ -122,6 +119,7 @@ class Engine:
 
     def loop_is_over(self, first: int, length: int) -> bool:
         """Start a loop of `length` steps. True: a replacement came too late for it (its predecessor had left it)."""
+        self._recorder.loop(first, length)
         if self.resume > self.base + length:
             self.base += length + 1
             self.registry.between = True
@@ -168,6 +166,7 @@ class Engine:
         """The virtual gate after a loop: replicas stay until every rank got here. False = stopped first."""
         context = self.context
         self.apply_restart(end)
+        self._recorder.start(self.index_of(end))
         self.context.phase(Phase.GATE)
         self.step = end
         self.context.cell[F.STEP] = self.index_of(end) + 1
@@ -251,9 +250,8 @@ class Engine:
             board.wait_gate(seen, _GATE_LOOK)
 
     def fire(self, phase: str, step: int) -> None:
-        """Let a fault plan strike."""
-        if self._trigger is not None:
-            self._trigger.fire(phase, self.index_of(step), self.attempt)
+        """Let injected faults strike."""
+        self._trigger.fire(phase, self.index_of(step), self.attempt)
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -278,6 +276,7 @@ class Engine:
         if self.ledger.slots.tag(START) != step:
             self.ledger.start(step)
             probe.point("slot-start", step, context.rank)
+        self._recorder.start(self.index_of(step))
         context.phase(Phase.IDLE)
         self.fire("idle", step)
 
@@ -365,6 +364,7 @@ class Engine:
         self.passed = True
         self.registry.gate_passed = True
         self.vigil.passed()
+        self._recorder.gate(self.index_of(step))
         self.state.arena.open()
         probe.point("open", step, context.rank)
         context.phase(Phase.UPDATE)

@@ -99,12 +99,19 @@ def _run(spec: dict[str, Any]) -> int:
 
 
 def _reseed(cell: int, rank: int | None) -> None:
-    """Forked workers share the parent's random state. In a process of its own each of these streams begins anywhere."""
-    random.seed()
+    """Forked workers share the parent's random state. In a process of its own each of these streams begins anywhere.
+
+    Two runs that `ftrun verify` compares begin in the same place, or a script that seeds nothing could not be compared.
+    """
+    seed = None if paths.ENV_DIGESTS not in os.environ else cell if rank is None else rank
+    random.seed(seed)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
+        sys.modules["numpy"].random.seed(seed)
     if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()  # the CPU's alone: CUDA's begins with the same number everywhere
+        generator = sys.modules[
+            "torch"
+        ].default_generator  # the CPU's alone: CUDA's begins with the same number everywhere
+        generator.seed() if seed is None else generator.manual_seed(seed)
 
 
 def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from ftrun.core import gate
 from ftrun.core.board import F
 from ftrun.core.errors import WorkerError
+from ftrun.core.limits import memory_left
 from ftrun.native import transfer
 from ftrun.native.transfer import CHECK_BACK, CHECK_READ, Extent, Facts, Moved, Terms
 from ftrun.worker.context import Context, Interrupt
-from ftrun.worker.segment import Segment, memory_left, room_for
+from ftrun.worker.segment import Segment, room_for
 
 _PEER = 120.0  # seconds for a copy between two mapped segments
 _EXCHANGE = 120.0  # seconds for everybody to get everything, and to come at all

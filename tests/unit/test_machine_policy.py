@@ -61,6 +61,15 @@ def test_too_many_replacements_within_the_window() -> None:
     assert run.at(Phase.ENDING)
 
 
+def test_a_drain_is_no_failure() -> None:
+    run = Driver(2, 1, max_replacements=0).up()
+    for _ in range(3):
+        assert says(run.kill(run.holder(1), cause="drain", fault="drain")) == ["died"]
+        run.recover()
+    assert run.at(Phase.RUNNING)
+    assert says(run.kill(run.holder(1))) == ["died", "too_many_replacements"]
+
+
 def test_old_replacements_are_forgotten() -> None:
     run = Driver(2, 0, max_replacements=2, replacement_window=100.0).up()
     for _ in range(9):
