@@ -11,7 +11,7 @@ import pytest
 from ftrun import native
 from ftrun.core.board import Board, F
 from ftrun.native.transfer import TransferError
-from ftrun.view import snapshot
+from ftrun.view import fold
 from ftrun.worker import moving
 from ftrun.worker.context import Context
 from ftrun.worker.segment import Segment
@@ -26,10 +26,9 @@ def context(tmp_path: Path) -> Context:
 def test_progress_is_on_the_board_while_it_goes_on(context: Context) -> None:
     with moving.progress(context, 100) as moved:
         native.store64(moved, 40)
-        shown = snapshot._transfer(context.cell, time.monotonic_ns())
-        assert shown is not None and (shown["moved"], shown["total"]) == (40, 100)
-        assert shown["seconds"] < 60
-    assert snapshot._transfer(context.cell, time.monotonic_ns()) is None
+        assert fold.moved(context.board, 2) == (40, 100)
+        assert 0 <= time.monotonic_ns() - context.cell[F.MOVE_SINCE] < 60e9
+    assert fold.moved(context.board, 2) == (0, 0)
 
 
 def test_progress_ends_with_a_transfer_that_fails(context: Context) -> None:
