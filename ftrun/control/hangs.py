@@ -23,7 +23,9 @@ STUCK_AGAIN = 5.0  # times longer, when the connections were made anew at this v
 HANG_STEPS = 15.0  # typical steps that a rank may be busy while others wait for it
 FIRST_STEPS = 10.0  # explicit timeouts that a first body may take
 KNOWN_AFTER = 3  # gates until the length of a step is known
-GIL_AFTER = 0.75  # seconds without any Python (its doorbell looks four times a second) that tell a held GIL from a busy one
+GIL_AFTER = (
+    0.75  # seconds without any Python (its doorbell looks four times a second) that tell a held GIL from a busy one
+)
 _STEPS = 65
 
 
