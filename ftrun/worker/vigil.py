@@ -163,7 +163,8 @@ class Vigil:
 
     def _publish_sum(self, step: int) -> None:
         self._checking = -1
-        if not self._every or (step >= _FIRST_CHECKS and step % self._every):
+        world = self._engine.context.world
+        if not self._every or world is None or world.size < 2 or (step >= _FIRST_CHECKS and step % self._every):
             return
         value = self._sum()
         if value is None:
@@ -177,6 +178,8 @@ class Vigil:
     def _sum(self) -> int | None:
         """Checksum of what every replica must have bit for bit; None when nothing is replicated."""
         engine = self._engine
+        if engine.state.params[0][1].device.type != "cpu":
+            return None  # the processor cannot read it
         manifest, address = engine.state.manifest, engine.state.arena.segment.address
         value, found = 0, False
         for entry in engine.state.replicated(manifest):

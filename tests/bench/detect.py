@@ -95,8 +95,8 @@ def theirs(folder: Path, system: str, kind: str, seconds: float) -> float | None
     if system == "torchrun":
         launcher = [harness.tool("torchrun"), "--standalone"]
     else:
-        port = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--ft-param-initial_rank_heartbeat_timeout=60"]
-        launcher = [harness.tool("ft_launcher"), *port, "--ft-param-rank_heartbeat_timeout=5"]
+        port = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--ft-initial-rank-heartbeat-timeout=60"]
+        launcher = [harness.tool("ft_launcher"), *port, "--ft-rank-heartbeat-timeout=5"]
     arguments = ["--out", str(folder / "out"), "--kind", kind, "--times", "1", "--step", str(STEP), "--backend", "gloo"]
     arguments += ["--timeout", str(THEIR_TIMEOUT), *(["--nvrx"] if system != "torchrun" else [])]
     process = subprocess.Popen(

@@ -49,6 +49,12 @@ for step in job.steps(int(os.environ.get("STEPS", "40"))):
         job.call(time.sleep, 1.8)
     with step:
         time.sleep(0.02)
+        if strikes(step, "exit"):
+            os._exit(3)
+        if strikes(step, "kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if strikes(step, "raise"):
+            raise LookupError("nowhere")
         if strikes(step, "freeze"):
             os.kill(os.getpid(), signal.SIGSTOP)
         if strikes(step, "hang"):
@@ -130,7 +136,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def test_every_kind_in_one_run(folder: Path, clean: set[str]) -> None:
-    faults = "freeze:1:6 poison:2:9 cuda:3:12 bitflip:0:15 skip:1:18 hang:2:22 gil:3:26 late-poison:0:30"
+    faults = "freeze:1:6 poison:2:9 cuda:3:12 bitflip:0:15 skip:1:18 hang:2:22 gil:3:26 late-poison:0:30 exit:1:32 kill:2:34 raise:3:36"
     outcome = run(folder, faults)
     expected = [
         ("frozen", 1),
@@ -141,6 +147,9 @@ def test_every_kind_in_one_run(folder: Path, clean: set[str]) -> None:
         ("hang", 2),
         ("gil", 3),
         ("nonfinite", 0),
+        ("exit", 1),
+        ("signal", 2),
+        ("exception", 3),
     ]
     assert seen(outcome) == expected, outcome.tail()
     assert weights(outcome) == clean
