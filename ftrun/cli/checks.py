@@ -45,6 +45,14 @@ def number(name: str, value: str) -> int:
     return count
 
 
+def probability(name: str, value: str) -> float:
+    """0 to 1."""
+    chance = _float(value)
+    if not 0 <= chance <= 1:
+        raise UsageError(f"{name} is how likely a step has a fault, 0 to 1 (0.02: one step in 50), not {value}")
+    return chance
+
+
 def seconds(name: str, value: str) -> float:
     """Above 0."""
     duration = _float(value)
@@ -202,8 +210,8 @@ def signals_or_none(name: str, value: str) -> tuple[int, ...]:
 
 
 def exhausted(name: str, value: str) -> str:
-    if value in ("shrink", "wait"):
-        raise UsageError(f"{name} {value} is not yet supported; this version knows fail")
+    if value == "shrink":
+        raise UsageError(f"{name} shrink is not yet supported: a smaller world ends on other weights; use fail or wait")
     return str(one_of("fail", "shrink", "wait")(name, value))
 
 

@@ -95,7 +95,7 @@ class Died(Event):
     ("ValueError at train.py:31"), "" when there was none. `loop_done` as on the board. `final`: not 0 when it left with
     one of ftrun's own errors, which would only come again: the exit code with which the run ends. `early`: it came no
     further than its start (see blame.how_far); `age`: seconds it had lived. `fault`: a value of ftrun.core.faults.Fault,
-    `evidence`: one sentence that says how it is known.
+    "" = a process that is gone; `evidence`: one sentence that says how it is known.
     """
 
     t: float
@@ -158,12 +158,16 @@ class Stage(Event):
 
 @dataclass(frozen=True)
 class Unrestorable(Event):
-    """A replaced rank found no valid source for its state (the ladder's rungs 1 to 5 are out)."""
+    """A replaced rank found no valid source for its state as of the resume step (the ladder's rungs 1 to 3 are out).
+
+    `snapshot`: gate number of the newest step of which every rank has a host snapshot, -1 = there is none.
+    """
 
     t: float
     worker: int
     generation: int
     why: str
+    snapshot: int = -1
 
 
 @dataclass(frozen=True)
@@ -225,6 +229,52 @@ class ServiceReady(Event):
 
     t: float
     service: str
+
+
+@dataclass(frozen=True)
+class Devices(Event):
+    """The devices that this run may use, by UUID and in the order of LOCAL_RANK, and which of them are in quarantine."""
+
+    t: float
+    devices: tuple[str, ...]
+    quarantined: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceFault(Event):
+    """The driver reported a fault (core.faults: "xid", "gpu-lost", "ecc") of `devices`.
+
+    `siblings`: the others on the same GPU (MIG), which a reset would hit too. `workers`: those that use the devices.
+    `code`: the Xid; `recovery`: field 230, -1 = not known. `step`: the gate number that every rank works on.
+    """
+
+    t: float
+    fault: str
+    devices: tuple[str, ...]
+    workers: tuple[int, ...] = ()
+    siblings: tuple[str, ...] = ()
+    code: int = 0
+    recovery: int = -1
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Probed(Event):
+    """The answer to Probe. `workers`: those that use the device now; `detail`: what did not work."""
+
+    t: float
+    device: str
+    ok: bool
+    workers: tuple[int, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceBack(Event):
+    """A person took a device out of quarantine."""
+
+    t: float
+    device: str
 
 
 @dataclass(frozen=True)
@@ -292,7 +342,9 @@ class Dismiss(Action):
 class Publish(Action):
     """Write the world file of `generation` and ring. `workers[r]` holds rank r; `lost[k]` died holding `replaced[k]`.
 
-    `resume` is a gate number, or -1 in a tail world: after the loop.
+    `resume` is a gate number, or -1 in a tail world: after the loop. `devices`: what the workers may see, in the order
+    of LOCAL_RANK; () = what the launcher sees. `rollback`: every
+    rank goes back to the host snapshot of that step, and the gate word with them.
     """
 
     generation: int
@@ -303,6 +355,8 @@ class Publish(Action):
     tail: bool = False
     fresh: bool = False
     attempt: int = 0
+    devices: tuple[str, ...] = ()
+    rollback: bool = False
 
 
 @dataclass(frozen=True)
@@ -333,6 +387,21 @@ class StartService(Action):
     """Start "nursery", "store" or "keeper" again, answer with ServiceReady."""
 
     service: str
+
+
+@dataclass(frozen=True)
+class Quarantine(Action):
+    """Give `device` to nobody any more, and remember that beyond this launcher's life."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Probe(Action):
+    """Ask the driver whether `device` is well, answer with Probed; a driver that does not answer is an answer too."""
+
+    device: str
 
 
 @dataclass(frozen=True)

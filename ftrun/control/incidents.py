@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ftrun.control import budgets, events, restarts
+from ftrun.control import budgets, devices, events, policy, restarts
 from ftrun.control.events import Action, CloseGate, Deadline, Died, Fence, OpenGate, Publish, Say, Spawn
+from ftrun.control.responses import Response
 from ftrun.control.states import INCIDENT, STAGES, Config, IllegalEvent, Phase, Result, Stage, State, Worker, with_item
 from ftrun.core.errors import EXIT_FAILED
 from ftrun.core.faults import Fault
@@ -32,6 +33,10 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
             said = Say("failed", worker.cell, worker.rank, death.signature or death.cause)
             state, more = budgets.finish(state, death.final, f"rank {worker.rank}: {said.detail}", said)
             return state, (*orders, *more)
+    state, more, over = _as_the_policy_says(config, state, deaths)
+    orders += more
+    if over:
+        return state, tuple(orders)
     if not state.armed:
         return restarts.died_early(config, state, deaths[0], first.rank, tuple(orders))
     in_tail = [d.loop_done or _holding(state, d.worker).rank in state.tail for d in deaths]
@@ -48,11 +53,36 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
     for death in deaths:
         state = _vacate(state, _holding(state, death.worker))
     elsewhere = [w for w in state.workers if w.rank is not None and not w.loop_done and not w.finished]
-    if state.phase is Phase.RUNNING and all(in_tail) and all(w.rank in state.tail for w in elsewhere):
+    quiet = state.phase is Phase.RUNNING and not devices.short(config, state)
+    if quiet and all(in_tail) and all(w.rank in state.tail for w in elsewhere):
         state, more = _tail(config, state)
     else:
         state, more = stop(config, state)
     return state, (*orders, *more)
+
+
+def _as_the_policy_says(config: Config, state: State, deaths: Sequence[Died]) -> tuple[State, tuple[Action, ...], bool]:
+    """Deaths that the policy answers with more, or less, than another worker. True = there is nothing more to do."""
+    orders: list[Action] = []
+    for death in deaths:
+        if death.fault in policy.OF_DEVICES:
+            continue  # decided already, about the device
+        worker = _holding(state, death.worker)
+        assert worker.rank is not None
+        response, what = policy.of_dead(config.policy, death.fault), death.signature or death.cause
+        if response is Response.STOP:
+            said = Say("stopped_by_policy", worker.cell, worker.rank, what)
+            state, more = budgets.finish(state, EXIT_FAILED, f"rank {worker.rank}: {what}", said)
+            return state, (*orders, *more), True
+        if response is Response.ROLL_BACK:
+            said = Say("failed", worker.cell, worker.rank, what)
+            state, more = restarts.restart_or_end(config, state, death.t, said)
+            return state, (*orders, *more), True
+        device = devices.of_rank(state, worker.rank)
+        if response is Response.QUARANTINE and device:
+            state, more = devices.condemn(state, (device,), f"rank {worker.rank}: {what}")
+            orders += more
+    return state, tuple(orders), False
 
 
 def stop(config: Config, state: State) -> Result:
@@ -79,7 +109,10 @@ def gate_closed(config: Config, state: State, event: events.GateClosed) -> Resul
     """The step to resume is known: refill the empty ranks and tell everyone the new world."""
     if event.generation != state.generation or state.published:
         return state, ()
-    state, publish, spawns = _refill(replace(state, published=True), event.last + 1, tail=False)
+    if devices.short(config, state):
+        return devices.without(config, state)
+    resume = event.last + 1 if state.rollback < 0 else state.rollback
+    state, publish, spawns = _refill(config, replace(state, published=True), resume, tail=False)
     state, more = progress(config, state)
     return state, (publish, *spawns, Deadline("recover", state.generation, config.recover_timeout), *more)
 
@@ -116,6 +149,7 @@ def progress(config: Config, state: State) -> Result:
         state = replace(state, phase=phase)
         if phase is Phase.RUNNING:
             now = state.generation
+            state = replace(state, rollback=-1)
             state = state.each(lambda w: w if w.rank is None else replace(w, generation=now))
             state, spawns = budgets.replenish(config, state)
             orders += spawns
@@ -132,6 +166,12 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
         return state, ()
     said = Say("raised", worker.cell, worker.rank, event.signature)
     generation = worker.generation if event.generation is None else event.generation
+    response = policy.of_worker(config.policy, Fault.EXCEPTION)
+    if response is Response.STOP:
+        reason = f"rank {worker.rank}: {event.signature}"
+        return budgets.finish(state, EXIT_FAILED, reason, replace(said, what="stopped_by_policy"))
+    if response is Response.ROLL_BACK:
+        return restarts.restart_or_end(config, state, event.t, replace(said, what="failed"))
     if not state.armed:
         return restarts.restart_or_end(
             config, state, event.t, replace(said, what="failed"), failure=f"died {event.signature}"
@@ -147,19 +187,27 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
     if any(w.finished for w in state.workers):
         cannot = Say("cannot_recover", worker.cell, worker.rank, "another rank has already finished")
         return restarts.restart_or_end(config, state, event.t, cannot)
+    if response is Response.REPLACE:
+        return lose(config, state, [Died(event.t, worker.cell, event.signature, fault=Fault.EXCEPTION.value)])
     state, orders = stop(config, state)
     return state, (said, *orders)
 
 
 def unrestorable(config: Config, state: State, event: events.Unrestorable) -> Result:
-    """Rungs 1 to 5 are out for a replaced rank: restart of the world, or a clear end.
+    """Rungs 1 to 3 are out for a replaced rank: everybody back to the host snapshot, else restart of the world or the end.
 
     Also when the world was stopped again since: the worker has given up, and tells it once.
     """
     worker = state.worker(event.worker)
     if worker is None or worker.rank not in state.replaced:
         return state, ()
+    if state.rollback >= 0 and event.generation < state.generation:
+        return state, ()  # it gave up in the world before: the snapshot is what it gets now
     said = Say("unrestorable", worker.cell, worker.rank, event.why)
+    left = any(w.loop_done or w.finished for w in state.workers)  # whoever left the loop cannot go back into it
+    if event.snapshot >= 0 and state.rollback < 0 and not left:
+        state, orders = stop(config, replace(state, rollback=event.snapshot))
+        return state, (replace(said, what="rolling_back"), *orders)
     return restarts.restart_or_end(config, state, event.t, said, full=False)
 
 
@@ -167,7 +215,11 @@ def stuck(config: Config, state: State, event: events.Stuck) -> Result:
     """The links are the suspects: make all connections again, replace nobody. If that did not help, end."""
     if not state.armed or event.generation != state.generation or any(w.finished for w in state.workers):
         return state, ()
+    response = policy.of_worker(config.policy, Fault.LINK)
     state, again = budgets.seen_before(state, f"stuck at {event.step}", event.generation)
+    if response is Response.STOP:
+        reason = f"every rank waits in {event.what}"
+        return budgets.finish(state, EXIT_FAILED, reason, Say("stopped_by_policy", detail=reason))
     if again:
         reason = f"every rank waits in {event.what}, again after a reset"
         return budgets.finish(state, EXIT_FAILED, reason, Say("stuck_again", detail=event.what))
@@ -185,7 +237,7 @@ def stop_expired(config: Config, state: State, event: events.Expired) -> Result:
         return state, ()
     busy = [w for w in _survivors(state) if w.answered < Stage.STOPPED]
     if busy:
-        return lose(config, state, _condemn(busy, event.t, f"did not stop in {config.stop_timeout:g} s"))
+        return lose(config, state, condemned(busy, event.t, f"did not stop in {config.stop_timeout:g} s"))
     if state.published:
         return state, ()
     # The agent still owes GateClosed: ask again, asking twice is harmless.
@@ -198,12 +250,15 @@ def recover_expired(config: Config, state: State, event: events.Expired) -> Resu
         return state, ()
     least = min(_reached(state, w) for w in state.ranked())
     slow = [w for w in state.ranked() if _reached(state, w) == least]
-    return lose(config, state, _condemn(slow, event.t, f"did not recover in {config.recover_timeout:g} s"))
+    return lose(config, state, condemned(slow, event.t, f"did not recover in {config.recover_timeout:g} s"))
 
 
-def _condemn(workers: Sequence[Worker], t: float, cause: str) -> list[Died]:
-    fault, evidence = Fault.HANG.value, f"it {cause}"
-    return [Died(t, w.cell, cause, loop_done=w.loop_done, fault=fault, evidence=evidence) for w in workers]
+def condemned(
+    workers: Sequence[Worker], t: float, cause: str, fault: str = Fault.HANG.value, evidence: str = ""
+) -> list[Died]:
+    """The deaths of workers that live and must not."""
+    why = evidence or f"it {cause}"
+    return [Died(t, w.cell, cause, loop_done=w.loop_done, fault=fault, evidence=why) for w in workers]
 
 
 def _reached(state: State, worker: Worker) -> Stage:
@@ -263,14 +318,15 @@ def _tail(config: Config, state: State) -> Result:
         opened=False,
         recovering=True,
     )
-    state, publish, spawns = _refill(state, AFTER_LOOP, tail=True)
+    state, publish, spawns = _refill(config, state, AFTER_LOOP, tail=True)
     state, more = budgets.replenish(config, state)
     return state, (publish, *spawns, *more)
 
 
-def _refill(state: State, resume: int, *, tail: bool) -> tuple[State, Publish, tuple[Action, ...]]:
+def _refill(config: Config, state: State, resume: int, *, tail: bool) -> tuple[State, Publish, tuple[Action, ...]]:
     """Give every empty rank a worker: a parked spare, else a started one, else a new fork (ordered after Publish)."""
     spawns: list[Action] = []
+    state = devices.assign(config, replace(state, waiting=False))
     for rank, cell in enumerate(state.holder):
         if cell is not None:
             continue
@@ -290,5 +346,7 @@ def _refill(state: State, resume: int, *, tail: bool) -> tuple[State, Publish, t
         lost=tuple(c for c in state.lost if c is not None),
         tail=tail,
         attempt=state.attempt,
+        devices=devices.visible(config, state),
+        rollback=not tail and state.rollback >= 0,
     )
     return state, publish, tuple(spawns)

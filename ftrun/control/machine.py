@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from ftrun.control import budgets, incidents, restarts
+from ftrun.control import budgets, device_faults, incidents, restarts
 from ftrun.control import events as ev
 from ftrun.control.events import Action, Event, Fence, Say, Spawn, StartService
 from ftrun.control.states import (
@@ -90,6 +90,8 @@ def late(config: Config, state: State, event: Event) -> Result:
 
 def begin(config: Config, state: State, event: ev.Begin) -> Result:
     state, orders = restarts.open_world(config, replace(state, generation=1), event.t)
+    if state.phase is not Phase.STARTING:
+        return state, orders  # no healthy device for every rank
     spawns: list[Action] = []
     for _ in range(config.spares):
         state, cell = budgets.allocate(state, None)
@@ -249,6 +251,10 @@ _EVENTS: tuple[type[Event], ...] = (
     ev.ServiceReady,
     ev.PeerFailed,
     ev.WorldEnded,
+    ev.Devices,
+    ev.DeviceFault,
+    ev.Probed,
+    ev.DeviceBack,
 )
 
 _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
@@ -283,6 +289,11 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     # our own processes
     ((Phase.NEW, *LIVE), ev.ServiceDied, service_died),
     ((Phase.NEW, *LIVE), ev.ServiceReady, service_ready),
+    # devices
+    ((Phase.NEW, *LIVE), ev.Devices, device_faults.known),
+    ((Phase.NEW, *LIVE), ev.DeviceFault, device_faults.fault),
+    ((Phase.NEW, *LIVE), ev.Probed, device_faults.probed),
+    ((Phase.NEW, *LIVE), ev.DeviceBack, device_faults.back),
     # the other nodes
     ((*_STABLE, Phase.RESTARTING), ev.PeerFailed, restarts.peer_failed),
     ((Phase.NEW,), ev.PeerFailed, late),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ftrun.control import devices
 from ftrun.control.budgets import allocate, failure_key, finish, seen_before
 from ftrun.control.events import (
     Action,
@@ -33,6 +34,9 @@ EARLY = 60.0
 
 def open_world(config: Config, state: State, t: float) -> Result:
     """Order a fresh world of `state.generation`: every rank is forked."""
+    if devices.short(config, state):
+        return devices.without(config, replace(state, phase=Phase.RESTARTING))
+    state = devices.assign(config, replace(state, waiting=False))
     holder: list[int | None] = []
     spawns: list[Action] = []
     for rank in range(config.nproc):
@@ -56,6 +60,7 @@ def open_world(config: Config, state: State, t: float) -> Result:
         lost=(),
         fresh=True,
         attempt=state.attempt,
+        devices=devices.visible(config, state),
     )
     deadline = Deadline("start", state.generation, config.start_timeout)
     return state, (ResetGate(state.generation), publish, *spawns, deadline)
@@ -112,6 +117,7 @@ def _restart(config: Config, state: State, t: float, said: Say) -> Result:
         published=False,
         opened=False,
         recovering=False,
+        rollback=-1,
         early_failures=failures,
         store_ready=False,
         backoff_over=failures < 2,

@@ -52,6 +52,7 @@ def _run(spec: dict[str, Any]) -> int:
         str(spec.get("nonfinite", "redo")),
         int(spec.get("check_replicas", 0)),
     )
+    context.snapshot_every = int(spec.get("snapshot_every", 0))
     context.one_console = bool(spec.get("one_console", False))
     # without it the library behaves as under torchrun: nothing is recovered in place in a world of several nodes yet
     Context.current = None if spec.get("plain") else context
@@ -98,12 +99,19 @@ def _run(spec: dict[str, Any]) -> int:
 
 
 def _reseed(cell: int, rank: int | None) -> None:
-    """Forked workers share the parent's random state. In a process of its own each of these streams begins anywhere."""
-    random.seed()
+    """Forked workers share the parent's random state. In a process of its own each of these streams begins anywhere.
+
+    Two runs that `ftrun verify` compares begin in the same place, or a script that seeds nothing could not be compared.
+    """
+    seed = None if paths.ENV_DIGESTS not in os.environ else cell if rank is None else rank
+    random.seed(seed)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
+        sys.modules["numpy"].random.seed(seed)
     if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()  # the CPU's alone: CUDA's begins with the same number everywhere
+        generator = sys.modules[
+            "torch"
+        ].default_generator  # the CPU's alone: CUDA's begins with the same number everywhere
+        generator.seed() if seed is None else generator.manual_seed(seed)
 
 
 def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:
@@ -148,9 +156,12 @@ def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:
 
 def _settler(context: Context, spec: dict[str, Any]) -> Callable[[], None]:
     """What is left to do on this machine once the local rank is known."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # before the script of a spare may set it
+    unchanged = os.environ.get("CUDA_VISIBLE_DEVICES")  # before the script of a spare may set it
 
     def settle() -> None:
+        visible = unchanged
+        if context.world is not None and context.world.devices:  # a device is in quarantine
+            visible = os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(context.world.devices)
         if spec["numa"]:
             numa.bind(spec["numa"], context.local_rank, int(os.environ["LOCAL_WORLD_SIZE"]), visible)
         if spec["virtual"]:

@@ -30,7 +30,9 @@ from tests.bench.runs import SCRIPTS
 from tests.e2e import harness
 
 SYSTEMS = ("ftrun", "torchrun")
-KINDS = ("noop", "ddp")
+# kind of script -> rounds; a start that takes half a second needs more of them
+ROUNDS = {"noop": 11, "ddp": 5}
+QUICK = {"noop": 1, "ddp": 1}
 
 
 def command(system: str, ranks: int, kind: str, out: Path) -> list[str]:
@@ -90,9 +92,9 @@ def growth(figures: dict[int, float]) -> float:
     return sum((x - mean_x) * (y - mean_y) for x, y in figures.items()) / sum((x - mean_x) ** 2 for x in figures)
 
 
-def measure(root: Path, ranks: Sequence[int], rounds: int) -> dict[str, Any]:
+def measure(root: Path, ranks: Sequence[int], rounds_of: dict[str, int]) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    for kind in KINDS:
+    for kind, rounds in rounds_of.items():
         for size in ranks:
             walls: dict[str, list[float]] = {s: [] for s in SYSTEMS}
             cpus: dict[str, list[float]] = {s: [] for s in SYSTEMS}
@@ -132,7 +134,7 @@ def main() -> int:
     args = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="ftrun-bench-"))
     print(f"cold start, {os.cpu_count()} cores")
-    results = measure(root, (1, 2) if args.quick else (1, 2, 4, 8), 1 if args.quick else 5)
+    results = measure(root, (1, 2) if args.quick else (1, 2, 4, 8), QUICK if args.quick else ROUNDS)
     shutil.rmtree(root)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -58,8 +58,13 @@ class Simulation:
         self.old: list[ev.Event] = []
         self.over: int | None = None
         self.ending = False  # every worker leaves as soon as it can
+        self.quarantine: set[str] = set()
+        self.probes: list[str] = []
+        if run.devices:
+            self.quarantine |= set(run.quarantined)
+            self.send(ev.Devices(self.run.t, run.devices, run.quarantined))
         self.send(ev.Begin(self.run.t))
-        while warm and not self.run.state.armed:
+        while warm and not self.run.state.armed and not self.run.state.waiting and self.over is None:
             self.everyone_walks()
 
     # ---- the agent ---------------------------------------------------------------------------------------------------
@@ -123,6 +128,12 @@ class Simulation:
         assert len(order.replaced) == len(order.lost)
         assert order.generation > (self.published.generation if self.published else 0)
         self.places, self.published = order.workers, order
+        device = self.run.state.device
+        for rank in range(len(device)) if order.fresh else order.replaced if device else ():
+            assert device[rank] not in self.quarantine, "a rank got a device in quarantine"
+        assert len(set(device)) == len(device), "two ranks share a device"
+        assert not device or (order.devices or self.run.devices[: len(device)]) == device
+        assert not self.quarantine & set(order.devices) or order.replaced
         for rank, cell in enumerate(order.workers):
             process = self.processes.get(cell)
             if process is not None:
@@ -145,6 +156,9 @@ class Simulation:
             assert order.resume == -1
         else:
             assert order.generation == self.gate
+            if order.rollback:
+                assert 0 <= order.resume <= self.last + 1
+                self.last = order.resume - 1
             assert order.resume == self.last + 1
 
     def do_deadline(self, order: ev.Deadline) -> None:
@@ -153,6 +167,13 @@ class Simulation:
 
     def do_startservice(self, order: ev.StartService) -> None:
         self.starting.append(order.service)
+
+    def do_quarantine(self, order: ev.Quarantine) -> None:
+        assert order.device not in self.quarantine, "told twice"
+        self.quarantine.add(order.device)
+
+    def do_probe(self, order: ev.Probe) -> None:
+        self.probes.append(order.device)
 
     def do_say(self, order: ev.Say) -> None:
         assert order.what in m.SAYS
@@ -267,11 +288,32 @@ class Simulation:
     def expire(self, name: str) -> None:
         self.send(ev.Expired(self.run.t, name, self.deadlines.pop(name)))
 
-    def refuse(self, rank: int) -> None:
-        """The new holder of a replaced rank finds no source."""
+    def refuse(self, rank: int, back: int | None = None) -> None:
+        """The new holder of a replaced rank finds no source, but for a snapshot `back` steps ago."""
         process = self.processes.get(self.places[rank])
         if process is not None and process.alive:
-            self.send(ev.Unrestorable(self.run.t, process.cell, process.world, "no replica"))
+            snapshot = -1 if back is None else max(0, self.last - back)
+            self.send(ev.Unrestorable(self.run.t, process.cell, process.world, "no replica", snapshot))
+
+    def users(self, device: str) -> tuple[int, ...]:
+        """The living worker of the rank that has the device."""
+        state = self.run.state
+        ranks = [rank for rank, mine in enumerate(state.device) if mine == device]
+        cells = [cell for rank in ranks if (cell := state.holder[rank]) is not None]
+        return tuple(cell for cell in cells if cell in self.processes and self.processes[cell].alive)
+
+    def fail_device(self, device: str, fault: str, code: int, recovery: int, *, used: bool = True) -> None:
+        users = self.users(device) if used else ()
+        step = self.last + 1
+        self.send(ev.DeviceFault(self.run.t, fault, (device,), users, (), code, recovery, step))
+
+    def answer_probe(self, ok: bool) -> None:
+        device = self.probes.pop(0)
+        self.send(ev.Probed(self.run.t, device, ok, self.users(device), "" if ok else "no answer"))
+
+    def heal(self, device: str) -> None:
+        self.quarantine.discard(device)
+        self.send(ev.DeviceBack(self.run.t, device))
 
     def kill_service(self, service: str) -> None:
         self.starting = [s for s in self.starting if s != service]
@@ -321,9 +363,10 @@ class Simulation:
         state = self.run.state
         waits = {Phase.STARTING: "start", Phase.RESTARTING: "backoff"}
         if state.phase is Phase.RESTARTING:
-            assert self.starting or state.leaving or waits[state.phase] in self.deadlines or not state.backoff_over
+            backoff = waits[state.phase] in self.deadlines or not state.backoff_over
+            assert self.starting or state.leaving or backoff or state.waiting
             assert not state.leaving or "leave" in self.deadlines
-        elif state.phase is Phase.STOPPING and not state.published:
+        elif state.phase is Phase.STOPPING and not state.published and not state.waiting:
             assert state.generation in self.owed
 
     def finish(self) -> None:
@@ -338,6 +381,9 @@ class Simulation:
                 self.service_ready()
             while self.owed:
                 self.answer_gate(0)
+            if self.run.state.waiting:
+                for device in sorted(self.quarantine):
+                    self.heal(device)
             walking = bool(self.walking())
             self.everyone_walks()
             self.the_state_fits_the_world()
