@@ -93,9 +93,7 @@ class Agent:
         self._later: list[Callable[[], None]] = []
         self._crew = Crew(run_dir, board, loop, logs, self._queue.append, journal.note, services.pids)
         self._crew.locked = settings.kind != "program"
-        self._narrator = Narrator(
-            run_dir, board, logs.folder / SERVICES_LOG, say, journal.note
-        )
+        self._narrator = Narrator(run_dir, board, logs.folder / SERVICES_LOG, say, journal.note)
         self._failures = Failures(self._crew.workers, logs.folder, settings.output, settings.max_restarts, say)
         self._ending = Ending(self._crew, board, loop, settings.shutdown_timeout, say, journal.note)
         self._forwarder = Forwarder(self._crew, loop, settings.nproc, say, journal.note)
