@@ -179,7 +179,8 @@ def test_the_same_poison_twice_ends_the_run(folder: Path) -> None:
     assert "also after a retry; the run ends (--nonfinite ignore would make such updates)" in outcome.output
 
 
-@pytest.mark.parametrize(("what", "code"), [("stop", 1), pytest.param("ignore", 0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "code"), [("stop", 1), ("ignore", 0)])
 def test_nonfinite_can_stop_at_once_or_be_ignored(folder: Path, what: str, code: int) -> None:
     outcome = run(folder, options=("--nonfinite", what), POISON="2:5", STEPS="8")
     assert outcome.code == code, outcome.tail()
@@ -187,6 +188,7 @@ def test_nonfinite_can_stop_at_once_or_be_ignored(folder: Path, what: str, code:
     assert len(outcome.actions("Publish")) == 1, "nothing was done again"
 
 
+@pytest.mark.slow
 def test_rarer_checks_of_the_replicas_promise_less(folder: Path) -> None:
     outcome = run(folder, "bitflip:2:5", ("--check-replicas", "4"), STEPS="12")
     assert seen(outcome) == [("corrupt", 2)]
