@@ -74,7 +74,7 @@ class Limits:
     """Times in seconds. `timeout` None: learned from the run, between `floor` and `ceiling`."""
 
     timeout: float | None = None
-    floor: float = 20.0
+    floor: float = 60.0
     ceiling: float = 600.0
 
 

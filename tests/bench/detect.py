@@ -33,7 +33,7 @@ from tests.e2e import harness
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "detect.py"
 RANKS = 4
 BEAT = 0.2  # seconds, ftrun's default --heartbeat-interval
-FLOOR = 2.0  # --hang-floor of these runs; the default is 20 s
+FLOOR = 2.0  # --hang-floor of these runs; the default is 60 s
 STEP = 0.05  # seconds
 THEIR_TIMEOUT = 20.0  # seconds of a collective under the others; torch's default is 1800
 OTHERS_SAY = re.compile(r"failed \(exitcode|closing signal|hung|heartbeat|terminat", re.IGNORECASE)

@@ -102,7 +102,7 @@ def test_the_second_look_at_the_same_gate_is_more_patient() -> None:
     assert seconds >= 0.9 * hangs.STUCK_AGAIN and verdict is not None and not verdict.accused
 
 
-@pytest.mark.parametrize(("excuse", "limit"), [("", 20.0), ("first", 600.0), ("outside", 600.0), ("compiling", 600.0)])
+@pytest.mark.parametrize(("excuse", "limit"), [("", 60.0), ("first", 600.0), ("outside", 600.0), ("compiling", 600.0)])
 def test_a_busy_rank_gets_its_time(excuse: str, limit: float) -> None:
     world = World()
     seconds, verdict = world.wait([inside(0), inside(1), rank(2, excuse=excuse), inside(3)])
@@ -138,7 +138,7 @@ def test_a_held_gil_is_told_from_a_busy_python() -> None:
     """Its doorbell thread does not look any more, so its own word about a collective is worth nothing either."""
     for state in (rank(2, python=5), inside(2, 2, python=5)):
         seconds, verdict = World().wait([inside(0), inside(1), state])
-        assert blamed(verdict) == [(2, "gil")] and 20.0 <= seconds <= 21.0
+        assert blamed(verdict) == [(2, "gil")] and 60.0 <= seconds <= 61.0
 
 
 def test_what_a_paused_launcher_missed_is_not_counted() -> None:
