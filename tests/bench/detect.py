@@ -36,6 +36,7 @@ BEAT = 0.2  # seconds, ftrun's default --heartbeat-interval
 FLOOR = 2.0  # --hang-floor of these runs; the default is 60 s
 STEP = 0.05  # seconds
 THEIR_TIMEOUT = 20.0  # seconds of a collective under the others; torch's default is 1800
+THEIR_BEATS = 5  # seconds without a heartbeat that NVRx is told to take for a hang
 OTHERS_SAY = re.compile(r"failed \(exitcode|closing signal|hung|heartbeat|terminat", re.IGNORECASE)
 
 
@@ -96,7 +97,7 @@ def theirs(folder: Path, system: str, kind: str, seconds: float) -> float | None
         launcher = [harness.tool("torchrun"), "--standalone"]
     else:
         port = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--ft-initial-rank-heartbeat-timeout=60"]
-        launcher = [harness.tool("ft_launcher"), *port, "--ft-rank-heartbeat-timeout=5"]
+        launcher = [harness.tool("ft_launcher"), *port, f"--ft-rank-heartbeat-timeout={THEIR_BEATS}"]
     arguments = ["--out", str(folder / "out"), "--kind", kind, "--times", "1", "--step", str(STEP), "--backend", "gloo"]
     arguments += ["--timeout", str(THEIR_TIMEOUT), *(["--nvrx"] if system != "torchrun" else [])]
     process = subprocess.Popen(
@@ -168,7 +169,10 @@ def main() -> int:
             print(f"  {kind.name:11s} {line}  {kind.words}", flush=True)
         systems = ["torchrun", *(["ft_launcher"] if Path(harness.tool("ft_launcher")).exists() else [])]
         for system in systems if args.only is None else ():
-            print(f"{system}: fault to its first word of it; collective timeout {THEIR_TIMEOUT:g} s instead of 1800")
+            beats = "" if system == "torchrun" else f", heartbeat timeout {THEIR_BEATS:g} s"
+            print(
+                f"{system}: fault to its first word of it; collective timeout {THEIR_TIMEOUT:g} s instead of 1800{beats}"
+            )
             for kind_name in ("signal", "frozen"):
                 rounds = 1 if args.quick or kind_name == "frozen" else 3
                 folders = [root / f"{system}-{kind_name}-{n}" for n in range(rounds)]
