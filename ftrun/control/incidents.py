@@ -195,18 +195,18 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
 
 
 def noticed(config: Config, state: State, event: events.Noticed) -> Result:
-    """Something is wrong that stops nobody: a report, unless the policy wants more."""
+    """A report. Nothing follows from it unless the user's policy says so."""
     worker = None if event.worker is None else state.worker(event.worker)
-    said = Say("noticed", event.worker, None if worker is None else worker.rank, event.evidence)
+    rank = None if worker is None else worker.rank
     response = policy.of_worker(config.policy, event.fault)
     if response is Response.STOP:
-        return budgets.finish(state, EXIT_FAILED, event.evidence, replace(said, what="stopped_by_policy"))
-    if response is Response.REPORT or worker is None or worker.rank is None or worker.finished:
-        return state, (said,)
-    if worker.rank in state.replaced:
-        return state, (said,)
-    state, orders = lose(config, state, condemned([worker], event.t, event.fault, event.fault, event.evidence))
-    return state, (said, *orders)
+        said = Say("stopped_by_policy", event.worker, rank, event.evidence)
+        return budgets.finish(state, EXIT_FAILED, event.evidence, said)
+    taken = response in (Response.REPLACE, Response.QUARANTINE, Response.ROLL_BACK)
+    if taken and worker is not None and rank is not None and state.phase is Phase.RUNNING and state.armed:
+        fault, why = event.fault, event.evidence
+        return lose(config, state, [Died(event.t, worker.cell, f"a {fault}", fault=fault, evidence=why)])
+    return state, (Say("noticed", event.worker, rank, event.evidence),)
 
 
 def unrestorable(config: Config, state: State, event: events.Unrestorable) -> Result:

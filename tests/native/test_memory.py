@@ -281,21 +281,7 @@ def test_unmap_frees_the_range(memfd: int, children: Children) -> None:
     assert children.wait(children.fork(lambda: native.load64(address))) == -signal.SIGSEGV
 
 
-# ---- finite ----------------------------------------------------------------------------------------------------------
-
-
-def floats(values: list[float]) -> ctypes.Array[ctypes.c_float]:
-    return (ctypes.c_float * len(values))(*values)
-
-
-@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize("place", [(0, 0), (1, 4999), (1, 4096)])
-def test_one_bad_float_in_many_ranges_is_seen(bad: float, place: tuple[int, int]) -> None:
-    blocks = [floats([1.0] * 3), floats([-3.4e38] * 5000), floats([])]
-    ranges = native.RangeList([(ctypes.addressof(b), len(b)) for b in blocks])
-    assert native.all_finite(ranges)
-    blocks[place[0]][place[1]] = bad
-    assert not native.all_finite(ranges)
+# ---- slots -----------------------------------------------------------------------------------------------------------
 
 
 def test_ranges_are_gathered_one_behind_the_other() -> None:

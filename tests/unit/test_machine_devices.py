@@ -251,7 +251,7 @@ def test_users_rows_for_what_is_only_reported_or_tried_again() -> None:
     slow = ev.Noticed(0.0, 1, "straggler", "three times as slow")
     assert says(three().send(slow)) == ["noticed"]
     mine = Overrides((("straggler", "quarantine"), ("disk-full", "stop"), ("nonfinite", "quarantine")))
-    assert says(Driver(devices=(A, B, C), policy=mine).up().send(slow)) == ["noticed", "died", "device_quarantined"]
+    assert says(Driver(devices=(A, B, C), policy=mine).up().send(slow)) == ["died", "device_quarantined"]
     full = Driver(policy=mine).up().send(ev.Noticed(0.0, None, "disk-full", "no room"))
     assert says(full) == ["stopped_by_policy"] and only(full, ev.End).code == 1
     bad = ev.Raised(0.0, 1, 5, "not finite", 1, "nonfinite", "the gradient of layer 3")
