@@ -7,11 +7,16 @@ _ftrun_options() {
     case $1 in
         completions) echo '--help' ;;
         doctor) echo '--help --rdzv-endpoint --json' ;;
-        run) echo '--help --spares --max-replacements --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --start-timeout --fault-plan --run-id --config --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        drain) echo '--help --rank --wait --yes --json' ;;
+        events) echo '--help --follow --json' ;;
+        inject-fault) echo '--help --rank --at --step --after --for --wait --yes --random --seed --json' ;;
+        metrics) echo '--help --file --port --interval --json' ;;
+        run) echo '--help --spares --max-replacements --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
         runs) echo '--help --json' ;;
-        status) echo '--help --once --json' ;;
+        status) echo '--help --once --interval --json' ;;
         stop) echo '--help --wait' ;;
-        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --start-timeout --run-id --config --log-format --log-prefix --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        timeline) echo '--help --incident --format --output --json' ;;
+        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --log-format --log-prefix --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
     esac
 }
 
@@ -19,6 +24,19 @@ _ftrun_options() {
 _ftrun_value() {
     case "$1 $2" in
         'doctor --rdzv-endpoint' | 'doctor --rdzv_endpoint') echo 'place' ;;
+        'drain --rank') echo 'other' ;;
+        'drain --wait') echo 'other' ;;
+        'inject-fault --rank') echo 'other' ;;
+        'inject-fault --at') echo 'words forward backward gate update idle stop reset restore' ;;
+        'inject-fault --step') echo 'other' ;;
+        'inject-fault --after') echo 'other' ;;
+        'inject-fault --for') echo 'other' ;;
+        'inject-fault --wait') echo 'other' ;;
+        'inject-fault --random') echo 'other' ;;
+        'inject-fault --seed') echo 'other' ;;
+        'metrics --file') echo 'file' ;;
+        'metrics --port') echo 'other' ;;
+        'metrics --interval') echo 'other' ;;
         'run --spares') echo 'other' ;;
         'run --max-replacements' | 'run --max_replacements') echo 'other' ;;
         'run --on-exhausted' | 'run --on_exhausted') echo 'words fail shrink wait' ;;
@@ -32,10 +50,15 @@ _ftrun_value() {
         'run --nonfinite') echo 'words redo stop ignore' ;;
         'run --check-replicas' | 'run --check_replicas') echo 'other' ;;
         'run --stop-timeout' | 'run --stop_timeout') echo 'other' ;;
+        'run --recover-timeout' | 'run --recover_timeout') echo 'other' ;;
         'run --start-timeout' | 'run --start_timeout') echo 'other' ;;
         'run --fault-plan' | 'run --fault_plan') echo 'file' ;;
+        'run --random-faults' | 'run --random_faults') echo 'other' ;;
+        'run --fault-seed' | 'run --fault_seed') echo 'other' ;;
         'run --run-id' | 'run --run_id') echo 'other' ;;
         'run --config') echo 'file' ;;
+        'run --metrics-file' | 'run --metrics_file') echo 'file' ;;
+        'run --metrics-port' | 'run --metrics_port') echo 'other' ;;
         'run --log-format' | 'run --log_format') echo 'words text json' ;;
         'run --log-prefix' | 'run --log_prefix') echo 'other' ;;
         'run --forward-signals' | 'run --forward_signals') echo 'other' ;;
@@ -65,7 +88,11 @@ _ftrun_value() {
         'run --start-method' | 'run --start_method') echo 'words spawn fork forkserver' ;;
         'run --event-log-handler' | 'run --event_log_handler') echo 'other' ;;
         'run --logs-specs' | 'run --logs_specs') echo 'other' ;;
+        'status --interval') echo 'other' ;;
         'stop --wait') echo 'other' ;;
+        'timeline --incident') echo 'other' ;;
+        'timeline --format') echo 'words text svg html trace' ;;
+        'timeline -o' | 'timeline --output') echo 'file' ;;
         'verify --faults') echo 'file' ;;
         'verify --spares') echo 'other' ;;
         'verify --max-replacements' | 'verify --max_replacements') echo 'other' ;;
@@ -80,9 +107,14 @@ _ftrun_value() {
         'verify --nonfinite') echo 'words redo stop ignore' ;;
         'verify --check-replicas' | 'verify --check_replicas') echo 'other' ;;
         'verify --stop-timeout' | 'verify --stop_timeout') echo 'other' ;;
+        'verify --recover-timeout' | 'verify --recover_timeout') echo 'other' ;;
         'verify --start-timeout' | 'verify --start_timeout') echo 'other' ;;
+        'verify --random-faults' | 'verify --random_faults') echo 'other' ;;
+        'verify --fault-seed' | 'verify --fault_seed') echo 'other' ;;
         'verify --run-id' | 'verify --run_id') echo 'other' ;;
         'verify --config') echo 'file' ;;
+        'verify --metrics-file' | 'verify --metrics_file') echo 'file' ;;
+        'verify --metrics-port' | 'verify --metrics_port') echo 'other' ;;
         'verify --log-format' | 'verify --log_format') echo 'words text json' ;;
         'verify --log-prefix' | 'verify --log_prefix') echo 'other' ;;
         'verify --forward-signals' | 'verify --forward_signals') echo 'other' ;;
@@ -119,10 +151,16 @@ _ftrun_value() {
 _ftrun_argument() {
     case "$1 $2" in
         'completions 0') echo 'words bash zsh fish' ;;
+        'drain 0') echo 'run' ;;
+        'events 0') echo 'run' ;;
+        'inject-fault 0') echo 'run' ;;
+        'inject-fault 1') echo 'words kill term segv abort exit: exception oom freeze hang gil slow: nan bitflip comm xid: gpu-lost ecc launcher-kill node-kill' ;;
+        'metrics 0') echo 'run' ;;
         'run 0') echo 'script' ;;
         'run 1') echo 'file' ;;
         'status 0') echo 'run' ;;
         'stop 0') echo 'run' ;;
+        'timeline 0') echo 'run' ;;
         'verify 0') echo 'script' ;;
         'verify 1') echo 'file' ;;
     esac
@@ -145,7 +183,7 @@ _ftrun() {
     cur=${COMP_WORDS[COMP_CWORD]}
     # bash takes --name=value for three words
     if [[ $cur == = ]]; then line+=(=) cur=""; fi
-    case " completions doctor run runs status stop verify " in *" ${line[1]-} "*) command=${line[1]} first=yes index=2 ;; esac
+    case " completions doctor drain events inject-fault metrics run runs status stop timeline verify " in *" ${line[1]-} "*) command=${line[1]} first=yes index=2 ;; esac
     while ((index < ${#line[@]})); do
         word=${line[index]}
         if [[ $word == -* && ! (( $command == run || $command == verify ) && $place -gt 0) ]]; then
@@ -171,7 +209,7 @@ _ftrun() {
         COMPREPLY=($(compgen -W "$(_ftrun_options "$command")" -- "$cur"))
         return
     fi
-    [[ -z $first && $place -eq 0 && ${#line[@]} -eq 1 ]] && COMPREPLY=($(compgen -W "completions doctor run runs status stop verify" -- "$cur"))
+    [[ -z $first && $place -eq 0 && ${#line[@]} -eq 1 ]] && COMPREPLY=($(compgen -W "completions doctor drain events inject-fault metrics run runs status stop timeline verify" -- "$cur"))
     _ftrun_words "$(_ftrun_argument "$command" "$place")"
 }
 complete -F _ftrun ftrun

@@ -45,6 +45,14 @@ def number(name: str, value: str) -> int:
     return count
 
 
+def probability(name: str, value: str) -> float:
+    """0 to 1."""
+    chance = _float(value)
+    if not 0 <= chance <= 1:
+        raise UsageError(f"{name} is how likely a step has a fault, 0 to 1 (0.02: one step in 50), not {value}")
+    return chance
+
+
 def seconds(name: str, value: str) -> float:
     """Above 0."""
     duration = _float(value)

@@ -88,10 +88,10 @@ def _value(param: Any) -> Kind:
 
 
 def _kind(metavar: str) -> Kind:
-    from ftrun.faults.plan import KINDS, PHASES
+    from ftrun.faults.kinds import KINDS, PHASES
 
     if metavar == "KIND":
-        return tuple(kind if not argument else f"{kind}:" for kind, argument in KINDS.items())
+        return tuple(f"{name}:" if kind.argument else name for name, kind in KINDS.items())
     if metavar == "PHASE":
         return tuple(PHASES)
     words = tuple(word for word in metavar.split("|") if word and word.lower() == word)

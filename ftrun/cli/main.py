@@ -15,7 +15,17 @@ import typer
 from typer.core import TyperGroup
 
 from ftrun.cli.options import EPILOG
-from ftrun.core.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_SIGNAL, EXIT_USAGE, ConfigError, FtrunError, UsageError
+from ftrun.core.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_SIGNAL,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    ConfigError,
+    FtrunError,
+    PlatformError,
+    UsageError,
+)
 
 WIDTH = 110  # columns of the help at most
 
@@ -47,7 +57,10 @@ app = typer.Typer(
 _ParserError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")
 
 # modules that register commands on `app`
-_COMMANDS = ("run", "runs", "status", "verify", "doctor", "completions")
+_COMMANDS = (
+    *("run", "runs", "status", "timeline", "events", "metrics"),
+    *("inject", "drain", "verify", "doctor", "completions"),
+)
 
 
 def show_version(wanted: bool = True) -> None:
@@ -103,6 +116,8 @@ def execute(argv: list[str]) -> int:
         return _fail(str(error), EXIT_USAGE)
     except ConfigError as error:
         return _fail(str(error), EXIT_CONFIG)
+    except PlatformError as error:
+        return _fail(str(error), EXIT_UNAVAILABLE)
     except FtrunError as error:
         return _fail(str(error), EXIT_FAILED)
     except (typer.Abort, KeyboardInterrupt):

@@ -90,6 +90,11 @@ OPTIONS: tuple[Option, ...] = (
     _own("spares", REPAIR, "Warm spare workers.", "1", "K", **_WHOLE),
     _own("max-replacements", REPAIR, "Replacements per rank and hour; beyond it exit code 75.", "3", "N", **_WHOLE),
     _own(
+        "snapshot-every", REPAIR,
+        "Keep the state in host memory every K steps, for the loss of all its replicas at once (0: never).",
+        "0", "K", **_WHOLE,
+    ),
+    _own(
         "on-exhausted", REPAIR, "Without a healthy device: end with code 75, or wait for one (shrink is not supported yet).",
         "fail", "fail|shrink|wait", check=checks.exhausted,
     ),
@@ -115,15 +120,26 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _own("check-replicas", REPAIR, "Compare the replicas' weights every K steps; 0 = never.", "100", "K", **_WHOLE),
     _own("stop-timeout", REPAIR, "Seconds a worker gets to leave its step.", "10", "S", **_TIME),
+    _own("recover-timeout", REPAIR, "Seconds a repair may take before those who hold it up are replaced.", "600", "S", **_TIME),
     _own("start-timeout", REPAIR, "Seconds a worker gets to start.", "300", "S", **_TIME),
     # FTRUN_FAULT_PLAN is what the workers get
     _own("fault-plan", REPAIR, "Inject the faults of a TOML plan.", None, "FILE", variable=""),
+    _own(
+        "random-faults", REPAIR, "Inject random faults: how likely a step has one, 0 to 1.", None, "RATE",
+        check=checks.probability, takes=(int, float),
+    ),
+    _own("fault-seed", REPAIR, "Seed of the random faults.", "1", "S", **_WHOLE),
     _own(
         "run-id", RUN, "Name of the run (default: the one of --rdzv-id, else random).", None, "ID",
         check=checks.run_name,
     ),
     _own(
         "config", RUN, "Options from a TOML file (default: [tool.ftrun] of ./pyproject.toml).", None, "FILE", takes=()
+    ),
+    _own("metrics-file", RUN, "Keep the run's figures in a file for Prometheus.", None, "FILE"),
+    _own(
+        "metrics-port", RUN, "Serve them on 127.0.0.1 as well (0: any free port).", None, "PORT",
+        check=checks.port, takes=(int,),
     ),
     _own("dry-run", RUN, "Show what would be run, with --json as JSON, and start nothing.", variable="", takes=()),
     _own("json", RUN, "With --dry-run.", variable="", takes=()),

@@ -19,8 +19,10 @@ from ftrun.core import gate
 from ftrun.core.errors import PlatformError
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
-VERSION = 2
-CELL_BYTES = 512
+VERSION = 3
+CELL_BYTES = 1024
+ROWS_KEPT = 5  # attempts at a step whose phases stay readable, see ftrun.core.steps
+ROW_WORDS = 8
 _CELLS_AT = 4096
 _WORD = 8
 _SHIFT_ZERO = 1 << 40
@@ -41,11 +43,12 @@ class Head(enum.IntEnum):
     ENDING = 9  # launcher: 1 = the run ends, leave at once
     ATTEMPT = 10  # launcher: how often the whole world was restarted
     GATE_BELL = 11  # 32-bit futex word: rung at each arrival and opening, so that only ranks at the gate wake
+    REQUESTS = 12  # number of the newest fault or drain that a person asked for (ftrun.faults.requests)
     WAITING = 14  # launcher: 1 = no healthy device for every rank; whoever waits for a world waits on
 
 
 class F(enum.IntEnum):
-    """Cell fields: word index inside the 512-byte cell of one worker incarnation. Written by the worker unless said."""
+    """Cell fields: word index inside the cell of one worker incarnation. Written by the worker unless said."""
 
     PID = 0
     RANK = 1  # rank + 1; 0 = none yet (a spare)
@@ -92,12 +95,20 @@ class F(enum.IntEnum):
     DETECTED_NS = 40
     # written by the worker
     SHIFT = 41  # _SHIFT_ZERO + step index - gate number; 0 = not in a loop yet
+    # the transfer that it is in: bytes that arrived, bytes in all, and since when (ns); 0 = none
+    MOVED = 42
+    MOVE_TOTAL = 43
+    MOVE_SINCE = 44
     BUSY = 45  # see Busy: why it may go without a sign of life for long
     SUM = 46  # checksum of the replicated state
     SUM_AT = 47  # see `sum_word`: at which gate that was
     # two robust mutexes of 64 bytes each, see ftrun.native
     LIFE = 48  # held by the beat thread: its loss is the death of the process
     MAIN = 56  # held by the main thread: its loss means no more Python runs
+    NO_SOURCE = 72  # generation in which it found no source for its rank's state; see Flag.UNRESTORABLE
+    # written by the worker: the phases of its last steps, see ftrun.core.steps
+    FIRST_ROW = 80  # ROWS_KEPT rows of ROW_WORDS words
+    ROWS = 120  # rows ever begun
 
 
 class Phase(enum.IntEnum):
@@ -174,6 +185,10 @@ class Cell:
 
     def __setitem__(self, field: F, value: int) -> None:
         self._words[self._base + field] = value
+
+    def words(self) -> memoryview:
+        """All words of the cell, for who reads or writes many; each write is one word, as by `cell[field]`."""
+        return self._words[self._base : self._base + CELL_BYTES // _WORD]
 
     def field_address(self, field: F) -> int:
         """Address of a field in this process, for native calls."""
@@ -266,6 +281,12 @@ class Board:
             raise IndexError(f"cell {index} of {self.cells}")
         return Cell(self._words, self.address, index)
 
+    def column(self, field: F, cells: int) -> list[int]:
+        """One field of the first `cells` cells; quick also for thousands of them."""
+        stride = CELL_BYTES // _WORD
+        first = _CELLS_AT // _WORD + field
+        return self._words[first : first + cells * stride : stride].tolist()
+
     def gate(self) -> int:
         """The raw gate word (acquire)."""
         return native.load64(self._gate_address)
@@ -303,6 +324,11 @@ class Board:
     def wait_workers(self, seen: int, timeout: float) -> bool:
         """Sleep (GIL released) until the workers' bell is rung after `seen` or `timeout` seconds; True = rung."""
         return native.bell_wait(self._worker_bell, seen, timeout)
+
+    @property
+    def gate_address(self) -> int:
+        """Address of the gate word in this process, for native calls."""
+        return self._gate_address
 
     @property
     def launcher_bell_address(self) -> int:

@@ -28,6 +28,7 @@ from ftrun.host.detectors import Detectors
 from ftrun.host.devices import DeviceWatch, Holder
 from ftrun.host.ending import Ending
 from ftrun.host.failure import Failures
+from ftrun.host.faultdesk import FaultDesk
 from ftrun.host.forward import Forwarder
 from ftrun.host.journal import Journal
 from ftrun.host.logs import Logs
@@ -78,6 +79,7 @@ class Agent:
             max_replacements=settings.max_replacements,
             start_timeout=settings.start_timeout,
             stop_timeout=settings.stop_timeout,
+            recover_timeout=settings.recover_timeout,
             shutdown_timeout=settings.shutdown_timeout,
             shared=peers is not None,
             replacement_window=settings.window,
@@ -92,7 +94,7 @@ class Agent:
         self._crew = Crew(run_dir, board, loop, logs, self._queue.append, journal.note, services.pids)
         self._crew.locked = settings.kind != "program"
         self._narrator = Narrator(
-            run_dir, board, logs.folder / SERVICES_LOG, say, journal.note, settings.fault_plan is not None
+            run_dir, board, logs.folder / SERVICES_LOG, say, journal.note
         )
         self._failures = Failures(self._crew.workers, logs.folder, settings.output, settings.max_restarts, say)
         self._ending = Ending(self._crew, board, loop, settings.shutdown_timeout, say, journal.note)
@@ -103,6 +105,7 @@ class Agent:
             lambda: gate.unpack(board.gate()).last + 1,
         )
         self._detectors = Detectors(settings, run_dir, logs.folder, board, self._crew, self._queue.append)
+        self._faults = FaultDesk(settings, run_dir, board, self._crew, journal.note, say, self._devices.heard)
         self._deadlines: dict[str, object] = {}
         self._store: tuple[str, int] | None = None
         self._store_asked = False
@@ -158,6 +161,7 @@ class Agent:
     def _bell_rang(self, bell: int) -> None:
         os.eventfd_read(bell)
         self._crew.scan()
+        self._faults.look()
 
     def _pump(self) -> None:
         while self._queue:
@@ -250,10 +254,13 @@ class Agent:
             fresh=action.fresh,
             attempt=self._attempt(action.attempt),
             group_rank=place.node if place else 0,
+            rollback=action.rollback,
             devices=action.devices,
         )
         if action.fresh and action.attempt:
             self._services.keeper.send({"op": "drop"})
+        if action.rollback:
+            gates.rewind(self._board, action.generation, action.resume)
         self._board[Head.ATTEMPT] = world.attempt
         write_world(self._run_dir, world)
         self._board[Head.PUBLISHED] = action.generation
@@ -457,15 +464,7 @@ class Agent:
     def summarize(self) -> None:
         """Say and note what the run cost; after `run`."""
         self._narrator.end(self._end.code if self._end else 1)
-        if self._settings.fault_plan is not None:
-            from ftrun.faults.plan import load_plan
-            from ftrun.faults.trigger import fired, unfired
-
-            for firing in fired(self._run_dir):
-                self._journal.note("fault", fired=vars(firing))
-            for fault, count in unfired(load_plan(self._settings.fault_plan), self._run_dir):
-                self._say(f"planned fault did not fire ({report.count(count, 'time')} of {fault.times}): {fault}")
-                self._journal.note("unfired", fault=str(fault), count=count)
+        self._faults.end()
         if self._end is not None:
             ending = self._ending
             failure = self._failures.finish(self._end.code, ending.began, ending.signum, ending.killed)

@@ -51,9 +51,13 @@ class Incident:
     resume: int = 0
     redone: int = 0
     restart: bool = False
+    rollback: bool = False  # everyone went back to the host snapshot of `resume`
     survivors: int = 0
     fault: str = ""  # of an incident without victims: the links
     evidence: str = ""
+    last: int = -1  # step index of the last update that is part of the model
+    stuck: str = ""  # the collective that everybody waited in, when no rank was to blame
+    spares: list[int] = field(default_factory=list)  # cells that had been warm spares
 
     def facts(self, board: Board, holders: Mapping[int, int]) -> dict[str, Any]:
         """The summary; `holders` maps each rank to its cell."""
@@ -71,8 +75,13 @@ class Incident:
             "resume": self.resume,
             "redone": self.redone,
             "restart": self.restart,
+            "rollback": self.rollback,
             "fault": self.fault or next((v.fault for v in self.victims), ""),
             "evidence": self.evidence or next((v.evidence for v in self.victims), ""),
+            "survivors": self.survivors,
+            "last": self.last,
+            "stuck": self.stuck,
+            "spares": self.spares,
             "victims": [vars(v) for v in self.victims],
             "sources": {str(rank): _source(cells[rank]) for rank in replaced},
             "ms": {name: round(value, 3) for name, value in parts.items()},

@@ -5,7 +5,6 @@ Called after the machine's actions were carried out, so that no sentence delays 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,11 +25,12 @@ from ftrun.control.events import (
     Stuck,
 )
 from ftrun.control.machine import INCIDENT, Phase
-from ftrun.core import paths
 from ftrun.core.board import Board, F, Inexact
 from ftrun.core.faults import Fault
+from ftrun.faults.trigger import fired
 from ftrun.host import report
 from ftrun.host.incident import Incident, Victim
+from ftrun.host.phases import PhaseRecord
 
 _FOLLOWING = ("failed", "restarting", "failed_again", "world_stopped")  # they name the dead rank themselves
 _SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
@@ -53,20 +53,20 @@ class Narrator:
         services_log: Path,
         say: Callable[..., None],
         note: Callable[..., None],
-        planned: bool,
     ) -> None:
         self._run_dir = run_dir
         self._board = board
         self._services_log = services_log
         self._say = say
         self._note = note
-        self._planned = planned
         self._incident: Incident | None = None
+        self._phases = PhaseRecord()  # of that incident
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
         self._told: set[int] = set()  # ranks whose replacement was told in this incident
         self._replaced: tuple[int, ...] = ()
         self._shift = 0  # step index minus gate number
-        self._claimed: set[tuple[int, int]] = set()  # injected faults already matched with a death
+        self._reached = 0  # steps that some rank had begun when the gate was closed, as a gate number + 1
+        self._claimed: set[str] = set()  # injected faults already matched with a death
         self.holders: dict[int, int] = {}
         self.incidents = 0
         self.restarts = 0
@@ -83,6 +83,10 @@ class Narrator:
             self._incident.generation = publish.generation
             self._incident.resume = max(publish.resume + self._shift, 0)
             self._incident.survivors = len(publish.workers) - len(publish.replaced)
+            self._incident.spares = sorted({*self._incident.spares, *spares.values()})
+            self._incident.rollback = publish.rollback
+            if publish.rollback:
+                self._incident.redone = max(self._incident.redone, self._reached - publish.resume)
 
     def closed(self, last: int) -> None:
         """The gate was closed; steps beyond `last` that some rank had begun are done again."""
@@ -90,7 +94,10 @@ class Narrator:
             cells = [self._board.cell(c) for c in self.holders.values()]
             self._shift = next((c.shift for c in cells if c.shift), 0)
             begun = any(c.step is not None and c.step > last + c.shift for c in cells)
+            if not self._incident.generation:  # later on the cells of replacements say where they are to begin
+                self._reached = last + 1 + begun
             self._incident.redone = max(self._incident.redone, int(begun))
+            self._incident.last = last + self._shift
 
     def saw(self, event: Event, actions: tuple[Action, ...], phase: Phase, woke: int) -> None:
         """The machine was told `event`, ordered `actions` and is now in `phase`; the loop woke for it at `woke` ns."""
@@ -98,13 +105,15 @@ class Narrator:
             self._begin(event, woke)
         elif isinstance(event, Stuck) and phase in INCIDENT and self._incident is None:
             now = time.monotonic_ns()
-            self._incident, self._told = Incident(now, now, fault=event.fault, evidence=event.evidence), set()
+            incident = self._new_incident(now, now)
+            incident.stuck, incident.fault, incident.evidence = event.what, event.fault, event.evidence
         elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin_device(actions, woke)
         if isinstance(event, Signalled) and phase is Phase.ENDED:
             self._say(report.signalled_again(event.signum), "warning")
         for action in actions:
             if isinstance(action, OpenGate):
+                self._look_at_phases()
                 self._tell_replaced()
             elif isinstance(action, Say):
                 self._hear(action, event, actions, phase)
@@ -119,16 +128,22 @@ class Narrator:
             detected = cell[F.DETECTED_NS] or time.monotonic_ns()
             began = self._fault_time(cell.rank, detected) or self._last_sign(event, woke)
         began = min(began, detected)
-        if self._incident is None:
-            self._incident = Incident(began, detected)
-            self._told = set()
+        incident = self._incident or self._new_incident(began, detected)
         if cell.rank is not None:
             phase = cell.phase.name.lower()
             cause = event.cause if isinstance(event, Died) else event.signature
             known = isinstance(event, Raised) or began != woke
             seen = (detected - began) / 1e6 if known else None
             why = (event.fault, event.evidence)
-            self._incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen, *why))
+            incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen, *why))
+
+    def _new_incident(self, began: int, detected: int) -> Incident:
+        self._incident, self._phases, self._told = Incident(began, detected), PhaseRecord(), set()
+        return self._incident
+
+    def _look_at_phases(self) -> None:
+        if self._incident is not None:
+            self._phases.look(self._board, self.holders, self._incident.victims)
 
     def _last_sign(self, event: Died, woke: int) -> int:
         """When the fault began at the latest, ns: the last sign of life of a rank that only fell silent."""
@@ -137,7 +152,7 @@ class Narrator:
 
     def _begin_device(self, actions: tuple[Action, ...], woke: int) -> None:
         if self._incident is None and any(_begins(a) for a in actions):
-            self._incident, self._told = Incident(woke, time.monotonic_ns()), set()
+            self._new_incident(woke, time.monotonic_ns())
         for action in actions:
             if self._incident and isinstance(action, Say) and action.what == "died" and action.worker is not None:
                 cell = self._board.cell(action.worker)
@@ -146,15 +161,10 @@ class Narrator:
 
     def _fault_time(self, rank: int | None, detected: int) -> int | None:
         """When the injected fault that struck `rank` fired, ns."""
-        if not self._planned:
-            return None
-        from ftrun.faults.trigger import fired
-
         for firing in reversed(fired(self._run_dir)):
-            key = (firing.fault, firing.count)
             at = int(firing.t * 1e9)
-            if firing.rank == rank and key not in self._claimed and 0 <= detected - at < _SAME_FAULT * 1e9:
-                self._claimed.add(key)
+            if firing.rank == rank and firing.file not in self._claimed and 0 <= detected - at < _SAME_FAULT * 1e9:
+                self._claimed.add(firing.file)
                 return at
         return None
 
@@ -172,8 +182,8 @@ class Narrator:
         elif say.what in ("restarting", "world_stopped", "peer_failed"):
             self.restarts += 1
             now = time.monotonic_ns()
-            self._incident = self._incident or Incident(now, now)
-            self._incident.restart = True
+            incident = self._incident or self._new_incident(now, now)
+            incident.restart = True
             late = report.early(event.early, event.age) if isinstance(event, Died) and event.early else ""
             self._say((report.said(say) or "") + (f"; it failed {late}" if late else ""), report.level(say.what))
         elif say.what == "recovered":
@@ -214,12 +224,13 @@ class Narrator:
 
     def _recovered(self) -> None:
         self._tell_replaced()
+        self._look_at_phases()
         incident, self._incident = self._incident, None
         if incident is None:
             return
         facts = incident.facts(self._board, self.holders)
         self._account(facts)
-        self._note("incident", **facts)
+        self._note("incident", **facts, phases=self._phases.facts(incident.began))
         self._say(report.recovered(facts))
 
     def _restarted(self) -> None:
@@ -249,8 +260,14 @@ class Narrator:
             self._account(self._incident.facts(self._board, self.holders))
         if self.incidents:
             lost = self.lost_ms / 1000
-            journal = os.path.relpath(self._services_log.with_name(paths.JOURNAL))
-            lines = report.summary(journal, self.incidents, self.restarts, self.redone, lost, self.inexact)
+            lines = report.summary(
+                report.run_shown(self._services_log.parent),
+                self.incidents,
+                self.restarts,
+                self.redone,
+                lost,
+                self.inexact,
+            )
             # a run that failed has no result to speak of
             for line in lines if code == 0 else lines[:1]:
                 self._say(line)

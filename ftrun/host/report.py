@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from ftrun.control import blame
 from ftrun.control.events import Say
 from ftrun.core.board import Inexact
 from ftrun.core.faults import Fault
+from ftrun.core.paths import LOG_DIR
 from ftrun.host.incident import Victim
 from ftrun.host.rendezvous.table import Place
 
@@ -32,6 +34,7 @@ _WORDS = {
     ),
     "cannot_recover": "rank {rank} cannot be replaced in place: {detail}",
     "unrestorable": "the state of rank {rank} cannot be restored: {detail}",
+    "rolling_back": "rank {rank} has no newer state to go on with ({detail}); every rank goes back to the host snapshot",
     "restarting": "rank {rank} failed ({detail}); all workers start again, attempt {attempt}",
     "failed": "rank {rank} failed: {detail}",
     "world_stopped": "rank {rank} failed ({detail}); stopping this node's workers and telling the other nodes",
@@ -128,9 +131,26 @@ def failed(victim: Victim, survivors: int, recovering: bool) -> str:
     where = "" if victim.step is None else f" in {victim.phase} of step {victim.step}"
     seen = "" if victim.seen_ms is None else f", seen after {milliseconds(victim.seen_ms)} ms"
     went_on = f"; stopping {count(survivors, 'healthy worker')}" if recovering else ""
+    if victim.fault == Fault.DRAIN:
+        return f"rank {victim.rank} leaves its worker before step {victim.step}, as asked for{went_on}"
     verb = _VERBS.get(victim.fault, "died")
     how = victim.cause if victim.fault in _CAUSE_SAYS_ALL or not victim.evidence else victim.evidence
     return f"rank {victim.rank} {verb}{where} ({how}{seen}){went_on}"
+
+
+def injected(kind: str, rank: int, phase: str, step: int) -> str:
+    """The line when a fault was injected into the live run."""
+    if rank < 0:
+        where = "ftrun itself" if kind == "launcher-kill" else "everything on this node"
+    else:
+        where = f"rank {rank}" + (f" in {phase} of step {step}" if step >= 0 else "")
+    return f"injected fault: {kind} strikes {where}"
+
+
+def random_faults(rate: float, seed: int) -> str:
+    if not rate:
+        return "no more random faults"
+    return f"random faults: {100 * rate:g} in 100 steps on average, drawn from seed {seed}"
 
 
 def raised(rank: int, signature: str, step: int | None) -> str:
@@ -177,10 +197,11 @@ def recovered(facts: Mapping[str, Any]) -> str:
     shown = ("detect", "stop", "clean", "reset", "restore")
     first = ms["resume"] + ms["first_step"]
     parts = ", ".join(f"{name} {milliseconds(ms[name])}" for name in shown)
-    return (
-        f"recovered in {milliseconds(facts['total_ms'])} ms: {parts}, first step {milliseconds(first)}; "
-        "0 committed steps lost"
-    )
+    if facts.get("rollback"):
+        cost = f"{count(facts['redone'], 'step')} done again from the host snapshot of step {facts['resume']}"
+    else:
+        cost = "0 committed steps lost"
+    return f"recovered in {milliseconds(facts['total_ms'])} ms: {parts}, first step {milliseconds(first)}; {cost}"
 
 
 def said(say: Say) -> str | None:
@@ -217,11 +238,11 @@ def last_words(path: Path) -> str:
     return f"its last words: {last.strip()} (all of them: {path})"
 
 
-def summary(journal: str, incidents: int, restarts: int, redone: int, seconds: float, inexact: Inexact) -> list[str]:
+def summary(run: str, incidents: int, restarts: int, redone: int, seconds: float, inexact: Inexact) -> list[str]:
     """The lines at the end of a run that had incidents."""
     lines = [
         f"{count(incidents, 'incident')}, {count(redone, 'step')} done again, {seconds:.2f} s lost; "
-        f"each of them in {journal}"
+        f"to see {'it' if incidents == 1 else 'them'}: ftrun timeline {run}"
     ]
     if restarts:
         lines.append(
@@ -233,6 +254,13 @@ def summary(journal: str, incidents: int, restarts: int, redone: int, seconds: f
     else:
         lines.append("result bit-identical to an uninterrupted run: yes")
     return lines
+
+
+def run_shown(logs: Path) -> str:
+    """What to write for RUN to see a run after its end, from the current folder: its name, or its log folder."""
+    shown = os.path.relpath(logs)
+    here = Path(shown).parent == Path(LOG_DIR)
+    return logs.name if here else shown if os.sep in shown else f".{os.sep}{shown}"
 
 
 def count(number: int, what: str) -> str:

@@ -76,9 +76,11 @@ class Settings:
     spares: int = 1
     max_restarts: int = 0
     max_replacements: int = 3
+    snapshot_every: int = 0  # steps between two host snapshots, 0 = none
     run_id: str | None = None
     log_dir: str = "ftrun-logs"
     fault_plan: str | None = None
+    random_faults: str = ""  # RATE:SEED, "" = none
     stop_timeout: float = 10.0
     heartbeat_interval: float = 0.2
     heartbeat_timeout: float = 10.0
@@ -88,6 +90,7 @@ class Settings:
     nonfinite: str = "redo"
     check_replicas: int = 100
     start_timeout: float = 300.0
+    recover_timeout: float = 600.0
     shutdown_timeout: float = 30.0
     exec_workers: bool = False
     role: str = "default"
@@ -96,6 +99,8 @@ class Settings:
     signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     forward: tuple[int, ...] = ()
     rdzv_id: str = ""  # as given with --rdzv-id; TORCHELASTIC_RUN_ID is this, else the run's name
+    metrics_file: str | None = None  # absolute
+    metrics_port: int | None = None  # 0 = any free one
     nodes: Nodes = Nodes()
     policy: Overrides = field(default_factory=Overrides)
     device_faults: int = 3  # of one device within `window`

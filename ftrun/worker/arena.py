@@ -130,6 +130,15 @@ class Arena:
         self.segment.store(word, start + size)
         return start
 
+    def shape_committed(self, size: int) -> int:
+        """The committed zone is to be `size` bytes, whatever it was; its offset. Call while OPEN. Errors: UsageError."""
+        if _PAGE + size > self._volatile_at:
+            raise UsageError(
+                f"a committed state of {size} bytes does not fit an arena of {self.segment.length >> 30} GiB"
+            )
+        self.segment.store(_COMMITTED_END, _PAGE + size)
+        return _PAGE
+
     # -- manifest ----------------------------------------------------------------------------------------------------
 
     def write_manifest(self, manifest: Manifest) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ftrun.core import gate, paths, schedule
 from ftrun.core.board import Board, Busy, Cell, F, Flag, Head, Phase
 from ftrun.core.errors import PlatformError, WorkerError
+from ftrun.core.steps import StepLog
 from ftrun.core.world import World, read_world
 from ftrun.worker.keeper_client import KeeperClient
 from ftrun.worker.whereabouts import Whereabouts
@@ -54,12 +55,14 @@ class Context:
         self.run_dir = run_dir
         self.board = Board.open(run_dir / paths.BOARD)
         self.cell: Cell = self.board.cell(cell)
+        self._steps = StepLog(self.cell)
         self.keeper = KeeperClient(run_dir / paths.KEEPER_SOCKET)
         self.world: World | None = None
         self.restoring = False  # this incarnation took over a rank and has not restored its state yet
         self.stop_timeout = stop_timeout
         self.nonfinite = nonfinite
         self.check_replicas = check_replicas
+        self.snapshot_every = 0  # steps between two host snapshots, 0 = none
         self.local_rank = 0  # of the world it takes part in
         self.on_rank: Callable[[], None] | None = None  # called when that is known
         self.one_console = False  # every rank's stderr is shown to the same person
@@ -159,8 +162,10 @@ class Context:
         self.board.ring_launcher()
 
     def phase(self, phase: Phase) -> None:
-        self.cell[F.PROGRESS] = time.monotonic_ns()
+        now = time.monotonic_ns()
+        self.cell[F.PROGRESS] = now
         self.cell[F.PHASE] = phase
+        self._steps.entered(phase, self.generation, now)
 
     def progress(self) -> None:
         """A sign of life from the script."""

@@ -9,19 +9,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 from ftrun import native
 from ftrun.core import gate, schedule, symptoms
-from ftrun.core.board import Busy, F, Flag, Head, Inexact, Phase
+from ftrun.core.board import Busy, F, Flag, Head, Inexact, Phase, Source
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
-from ftrun.core.paths import ENV_FAULT_PLAN
-from ftrun.faults.plan import load_plan
-from ftrun.faults.trigger import Trigger
-from ftrun.worker import probe, recorder
-from ftrun.worker.arena import Arena
+from ftrun.worker import goback, probe, recorder
+from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.calls import Calls
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.failing import final_code, report_exception
@@ -29,7 +25,9 @@ from ftrun.worker.groups import Registry
 from ftrun.worker.ledger import Ledger
 from ftrun.worker.reducer import Reducers
 from ftrun.worker.slots import START, Slots
+from ftrun.worker.snapshot import Snapshots
 from ftrun.worker.state import Protected
+from ftrun.worker.strikes import trigger_of
 from ftrun.worker.vigil import Vigil
 
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
@@ -59,14 +57,15 @@ class Engine:
         self._restart: dict[str, Any] | None = None  # state to apply at the next hand-out
         self._guard = 0
         self.calls = Calls(self)
+        self.snapshots = Snapshots(self, context.snapshot_every)
+        self.went_back = 0  # generation in which the state was last taken from the host snapshot
         self.entered = False  # the body of the step handed out last was entered
         self._fired_forward = False
         self._seen_steps = 0
         self._arrivals: Any = None
         self._redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
-        plan = os.environ.get(ENV_FAULT_PLAN)
         self.vigil = registry.vigil = Vigil(self, context.nonfinite, context.check_replicas)
-        self._trigger = Trigger(load_plan(Path(plan)), context.rank, context.run_dir) if plan else None
+        self._trigger = trigger_of(self)
         context.on_keeper = self.send_descriptors
         self._recorder = recorder.of(self)
 
@@ -92,6 +91,22 @@ class Engine:
             self.attempt = 1
         self.vigil.inherit()
         probe.point("restored", resume, self.context.rank)
+
+    def use_snapshot(self, manifest: Manifest, restart: dict[str, Any], moved: int) -> None:
+        """Arena and slots hold the host snapshot, and the state lies over them: what else must go back with it."""
+        context = self.context
+        self.went_back = context.generation
+        self.reducers.load(manifest.facts.get("reducers"))
+        self.state.apply_python_state(restart["py"])
+        self.ledger.new_loop()
+        context.cell[F.SOURCE_BYTES] = moved
+        context.cell[F.SOURCE] = Source.SNAPSHOT
+
+    def go_on_with(self, resume: int, restart: dict[str, Any]) -> None:
+        """A survivor that went back: `restart` is applied when step `resume` is handed out, which is not a new attempt of ours."""
+        self.step = resume - 1
+        self.attempt = 1
+        self._restart = restart
 
     def reload(self, step: int) -> None:
         """A checkpoint was loaded before the loop, which goes on at step index `step`."""
@@ -178,6 +193,7 @@ class Engine:
         try:
             self.context.keeper.put(self.context.rank, "arena", cell, self.state.arena.segment.fd)
             self.context.keeper.put(self.context.rank, "slots", cell, self.ledger.slots.segment.fd)
+            self.snapshots.send()
         except OSError:
             return False  # until the next keeper has them this rank cannot be adopted
         return True
@@ -190,6 +206,7 @@ class Engine:
         if not self.registry.recorder.replaying:
             self.ledger.recording(*self.registry.recorder.dump())
             self.ledger.end(0, accumulating=False)  # what the script did since protect() counts
+            self.snapshots.take_if_due(0)
         self.registry.recorder.replaying = False
         # from here on this rank can be replaced: before, its record of collectives was not complete
         self.context.milestone(Flag.PROTECTED | Flag.LOOPING)
@@ -233,9 +250,8 @@ class Engine:
             board.wait_gate(seen, _GATE_LOOK)
 
     def fire(self, phase: str, step: int) -> None:
-        """Let a fault plan strike."""
-        if self._trigger is not None:
-            self._trigger.fire(phase, self.index_of(step), self.attempt)
+        """Let injected faults strike."""
+        self._trigger.fire(phase, self.index_of(step), self.attempt)
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -376,6 +392,7 @@ class Engine:
         if context.stop_pending():
             context.board.ring_workers()  # a replacement may wait for this seal
         self._answer_first_done(step)
+        self.snapshots.take_if_due(step + 1)
 
     def _answer_resumed(self) -> None:
         if self._redo is not None and self.context.cell[F.RESUMED] < self._redo[0]:
@@ -450,6 +467,8 @@ class Engine:
         context.answer(F.CLEANED)
         if context.stop_pending():
             raise Interrupt
+        if newest.rollback and self.went_back != newest.generation:
+            goback.survivor(self)
         self.fire("reset", self.step)
         self.registry.drain(newest.generation)
         context.answer(F.READY)

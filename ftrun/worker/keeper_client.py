@@ -37,3 +37,7 @@ class KeeperClient:
         if not answer.get("ok") or not fds:
             return None
         return fds[0]
+
+    def forget(self, rank: int, name: str) -> None:
+        """Have the keeper let go of a segment; nothing happens when it has none."""
+        self._ask({"op": "forget", "rank": rank, "name": name})
