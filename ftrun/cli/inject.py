@@ -69,6 +69,7 @@ class Wish:
     help="Strike a live run (default: the newest) with a fault: ftrun inject-fault kill --rank 2 --at backward. "
     "KIND is one of kill, term, segv, abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, "
     "xid:N, gpu-lost, ecc, launcher-kill, node-kill. Exit code 0: it fired; 1: it did not.",
+    epilog="Example: ftrun inject-fault brave-otter freeze --rank 1 --at backward --for 5 --yes",
 )
 def inject_fault(
     words: list[str] = _RUN_AND_KIND,
