@@ -152,19 +152,19 @@ _ftrun_value() {
 # what stands at place $2 (from 0) of command $1
 _ftrun_argument() {
     case "$1 $2" in
-        'completions 0') echo 'words bash zsh fish' ;;
-        'drain 0') echo 'run' ;;
-        'events 0') echo 'run' ;;
-        'inject-fault 0') echo 'run' ;;
-        'inject-fault 1') echo 'words kill term segv abort exit: exception oom freeze hang gil slow: nan bitflip comm xid: gpu-lost ecc launcher-kill node-kill' ;;
-        'metrics 0') echo 'run' ;;
-        'run 0') echo 'script' ;;
-        'run 1') echo 'file' ;;
-        'status 0') echo 'run' ;;
-        'stop 0') echo 'run' ;;
-        'timeline 0') echo 'run' ;;
-        'verify 0') echo 'script' ;;
-        'verify 1') echo 'file' ;;
+        'completions 0') printf '%s\n' 'words bash zsh fish' ;;
+        'drain 0') printf '%s\n' 'run' ;;
+        'events 0') printf '%s\n' 'run' ;;
+        'inject-fault 0') printf '%s\n' 'run' 'words kill term segv abort exit: exception oom freeze hang gil slow: nan bitflip comm xid: gpu-lost ecc launcher-kill node-kill' ;;
+        'inject-fault 1') printf '%s\n' 'words kill term segv abort exit: exception oom freeze hang gil slow: nan bitflip comm xid: gpu-lost ecc launcher-kill node-kill' ;;
+        'metrics 0') printf '%s\n' 'run' ;;
+        'run 0') printf '%s\n' 'script' ;;
+        'run 1') printf '%s\n' 'file' ;;
+        'status 0') printf '%s\n' 'run' ;;
+        'stop 0') printf '%s\n' 'run' ;;
+        'timeline 0') printf '%s\n' 'run' ;;
+        'verify 0') printf '%s\n' 'script' ;;
+        'verify 1') printf '%s\n' 'file' ;;
     esac
 }
 
@@ -212,6 +212,6 @@ _ftrun() {
         return
     fi
     [[ -z $first && $place -eq 0 && ${#line[@]} -eq 1 ]] && COMPREPLY=($(compgen -W "completions doctor drain events inject-fault metrics run runs status stop timeline verify" -- "$cur"))
-    _ftrun_words "$(_ftrun_argument "$command" "$place")"
+    while read -r kind; do _ftrun_words "$kind"; done < <(_ftrun_argument "$command" "$place")
 }
 complete -F _ftrun ftrun

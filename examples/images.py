@@ -60,9 +60,10 @@ class Picture:
         self._env = {**os.environ, "FTRUN_RUNS_ROOT": str(runs), "OMP_NUM_THREADS": "1", "COLUMNS": str(COLUMNS)}
         self._env.pop("NO_COLOR", None)
         (folder / "plan.toml").write_text(PLAN)
+        shutil.copy(HERE / "train_gpt.py", folder)  # the picture shows where it is
         options = ["--nproc-per-node", "4", "--spares", "1", "--fault-plan", "plan.toml", "--run-id", RUN]
         self.run = subprocess.Popen(
-            [FTRUN, *options, str(HERE / "train_gpt.py"), "--steps", "260", "--print-every", "50"],
+            [FTRUN, *options, "train_gpt.py", "--steps", "260", "--print-every", "50"],
             cwd=folder, env=self._env,
         )  # fmt: skip
 
@@ -96,7 +97,7 @@ class Picture:
             pass  # it has ended
         os.waitpid(pid, 0)
         os.close(terminal)
-        return shown.decode().replace("\r\n", "\n")
+        return shown.decode().replace("\r\n", "\n").replace(f"{self._folder}/", "")
 
     def timeline(self, incident: int) -> None:
         """The drawing of an incident of the run, which must have ended."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -139,3 +140,16 @@ def test_options_exist_with_these_defaults() -> None:
         assert found, f"{option} is not an option"
         if default.strip().isdigit():
             assert f"[default: {default.strip()}]" in found[1], found[1]
+
+
+def test_pictures() -> None:
+    """They are there, drawn, and of the runs that `make images` makes."""
+    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert shown
+    for name in shown:
+        text = ET.parse(ROOT / name).getroot()
+        assert text.tag == "{http://www.w3.org/2000/svg}svg"
+        words = " ".join("".join(text.itertext()).split())
+        assert "brave-otter" in words and "/tmp" not in words
+    script = (ROOT / "examples" / "images.py").read_text()
+    assert all(Path(name).stem.partition("-")[0] in script for name in shown)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -55,7 +55,15 @@ class Command:
     options: tuple[Opt, ...]
     arguments: tuple[Kind, ...] = ()
     more: bool = False
-    wraps: bool = field(default=False)  # everything after its first argument belongs to a script
+    wraps: bool = False  # everything after its first argument belongs to a script
+
+    def at(self, place: int) -> tuple[Kind, ...]:
+        """The kinds of what may stand at a place: the name of a run may be left out before something else."""
+        return (
+            self.arguments[: place + 2]
+            if place == 0 and self.arguments[0] == RUN
+            else self.arguments[place : place + 1]
+        )
 
 
 def commands() -> list[Command]:
@@ -169,7 +177,7 @@ _ftrun() {
         return
     fi
     [[ -z $first && $place -eq 0 && ${#line[@]} -eq 1 ]] && COMPREPLY=($(compgen -W "@NAMES@" -- "$cur"))
-    _ftrun_words "$(_ftrun_argument "$command" "$place")"
+    while read -r kind; do _ftrun_words "$kind"; done < <(_ftrun_argument "$command" "$place")
 }
 complete -F _ftrun ftrun
 """
@@ -185,7 +193,9 @@ def bash() -> str:
         if o.kind != FLAG
     ]
     arguments = [
-        f"        '{c.name} {i}') echo '{_bash_kind(kind)}' ;;" for c in found for i, kind in enumerate(c.arguments)
+        f"        '{c.name} {i}') printf '%s\\n' {' '.join(_quoted(_bash_kind(kind)) for kind in c.at(i))} ;;"
+        for c in found
+        for i in range(len(c.arguments))
     ]
     wraps = " || ".join(f"$command == {c.name}" for c in found if c.wraps)
     return _filled(
@@ -261,7 +271,9 @@ def zsh() -> str:
         for number, kind in enumerate(command.arguments, 1):
             last = command.more and number == len(command.arguments)
             place = "*" if last else str(number)
-            specs.append(f"'{place}:{_zsh_name(kind)}:{_zsh_action(kind)}'")
+            actions = [_zsh_action(k) for k in command.at(number - 1)]
+            action = actions[0] if len(actions) == 1 else f"{{{'; '.join(map(_zsh_added, actions))}}}"
+            specs.append(f"'{place}:{_zsh_name(kind)}:{action}'")
         stop = "-A '-*' " if command.wraps else ""  # no option of ours behind the script
         functions.append(
             f"_ftrun_{command.name}() {{\n    _arguments -s {stop}\\\n        " + " \\\n        ".join(specs) + "\n}"
@@ -283,6 +295,10 @@ def _zsh_action(kind: Kind) -> str:
     if isinstance(kind, tuple):
         return f"({' '.join(word.replace(':', chr(92) + ':') for word in kind)})"
     return {FILE: "_files", PLACE: "_files", FOLDER: "_files -/", SCRIPT: "_files", RUN: "_ftrun_runs"}.get(kind, " ")
+
+
+def _zsh_added(action: str) -> str:
+    return f"compadd -- {action[1:-1].replace(chr(92), '')}" if action.startswith("(") else action
 
 
 def _zsh_name(kind: Kind) -> str:

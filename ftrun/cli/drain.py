@@ -26,7 +26,8 @@ _LOOK = 0.005
 @app.command(
     "drain",
     help="Move a rank to a spare, between two steps: for a device that is to be serviced, or that one does not trust.",
-    epilog="Example: ftrun drain --rank 3 --yes",
+    epilog="Exit codes: 0 it was moved, 1 it was not, 2 usage, 3 the run is not running, 4 no such run.\n\n"
+    "Example: ftrun drain brave-otter --rank 2",
 )
 def drain(
     run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name."),

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ftrun.cli.progress import Progress
 from ftrun.core.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, UsageError
 from ftrun.faults import everyphase
-from ftrun.faults.plan import load_plan
+from ftrun.faults.everyphase import Kill
 from ftrun.host import trials
 from ftrun.host.settings import Settings
 from ftrun.host.trials import Trial
@@ -24,6 +24,7 @@ from ftrun.view.digests import Difference, Digests
 EQUAL, DIFFERENT, UNSTABLE, FAILED = "equal", "different", "not-deterministic", "failed"
 _SCHEMA = 1
 _PLACEHOLDER = "${verify}"
+_TRIES = 3  # further runs for kills whose moment did not come
 
 
 @dataclass
@@ -148,11 +149,19 @@ class Verification:
         plans = self._plans(clean)
         result = Result(
             EQUAL, self._folder, self._runs, [], len(clean.ranks), len(clean.steps), clean.tensors(), clean.streams(),
-            planned=sum(fault.times for path in plans for fault in load_plan(path).faults),
+            planned=0,
         )  # fmt: skip
-        for number, path in enumerate(plans, 1):
-            name = "faults" if len(plans) == 1 else f"faults-{number}"
-            trial = self._trial(name, [f"--fault-plan={path}"], progress)
+        tries = _TRIES
+        for number, kills in enumerate(plans, 1):  # the list may grow
+            name = "faults" if number == 1 and len(plans) == 1 else f"faults-{number}"
+            trial = self._trial(name, [f"--fault-plan={self._plan or self._written(number, kills)}"], progress)
+            result.planned += trial.fired
+            missed = everyphase.missed(kills, trial.unfired) if not trial.code else []
+            if missed and tries:
+                tries -= 1
+                plans.append(missed)
+                trial = replace(trial, unfired=())
+            result.planned += len(trial.unfired)
             result.faulted.append(trial)
             if trial.code:
                 _show_end(trial)
@@ -252,21 +261,22 @@ class Verification:
             )
         return digests.compare(clean, found)
 
-    def _plans(self, clean: Digests) -> list[Path]:
+    def _plans(self, clean: Digests) -> list[list[Kill]]:
+        """The kills of each run; one run without any of ours for a plan of the user's."""
         if self._plan is not None:
-            return [self._plan]
+            return [[]]
         if len(clean.ranks) == 1:
             phases = ", ".join(everyphase.NEED_ANOTHER)
             print(
                 f"ftrun: verify: with one rank nobody can be killed in {phases}: that takes another one",
                 file=sys.stderr,
             )
-        paths = []
-        for number, kills in enumerate(everyphase.plans(clean.steps, len(clean.ranks)), 1):
-            path = self._folder / f"plan-{number}.toml"
-            path.write_text(everyphase.as_toml(kills))
-            paths.append(path)
-        return paths
+        return everyphase.plans(clean.steps, len(clean.ranks))
+
+    def _written(self, number: int, kills: list[Kill]) -> Path:
+        path = self._folder / f"plan-{number}.toml"
+        path.write_text(everyphase.as_toml(kills))
+        return path
 
 
 def _show_end(trial: Trial) -> None:

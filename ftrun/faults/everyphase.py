@@ -36,6 +36,21 @@ def plans(steps: list[int], ranks: int) -> list[list[Kill]]:
     return runs
 
 
+def missed(kills: list[Kill], unfired: tuple[str, ...]) -> list[Kill]:
+    """The kills of a plan that have to be tried again, by what the run says did not fire.
+
+    A rank may still be finishing the step before when another one dies in this step's backward pass: then its own death in the
+    recovery, which is bound to the step, does not come.
+    """
+    again: list[Kill] = []
+    for first, kill in zip([None, *kills], kills, strict=False):
+        if any(f"on rank {kill.rank} in {kill.at} of step {kill.step}" in fault for fault in unfired):
+            if kill.at in IN_A_RECOVERY and first is not None and first not in again:
+                again.append(first)
+            again.append(kill)
+    return again
+
+
 def as_toml(kills: list[Kill]) -> str:
     entries = (f'\n[[fault]]\nkind = "kill"\nrank = {k.rank}\nstep = {k.step}\nat = "{k.at}"\n' for k in kills)
     return "seed = 1\n" + "".join(entries)

@@ -205,7 +205,7 @@ _EXPLAINED = {
     BUCKETS: "bucket order: the ranks' own gradients were equal and their sum was not, so they were added in another order",
     OP: "a non-deterministic operation: equal weights, buffers, random streams and inputs gave other values "
     "(torch.use_deterministic_algorithms(True) names many of them)",
-    UPDATE: "the update: equal gradients led to other weights or optimizer state",
+    UPDATE: "the update, or something that wrote into memory beside it (a flipped bit): gradients were equal, what they led to is not",
     STATE: "state of a Python object (scheduler, hyperparameters, an object given to protect) was not put back",
     BUFFERS: "buffers (running statistics) that the forward pass changed were not put back",
     INPUT: "input that ftrun does not keep in place: a loader outside job.batches, the time, a file or a counter of the script",

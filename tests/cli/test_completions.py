@@ -142,6 +142,10 @@ def folder(tmp_path: Path) -> Path:
         ("ftrun train.py --spar", []),  # an option of the script, not ours
         ("ftrun train.py plan", ["plan.toml"]),
         ("ftrun status status --on", ["--once"]),
+        ("ftrun inject-fault fre", ["freeze"]),
+        ("ftrun inject-fault brave-otter fre", ["freeze"]),
+        ("ftrun inject-fault kill --at back", ["backward"]),
+        ("ftrun timeline --format s", ["svg"]),
     ],
 )
 def test_bash(folder: Path, words: str, wanted: list[str]) -> None:
@@ -158,6 +162,7 @@ def test_bash(folder: Path, words: str, wanted: list[str]) -> None:
         ("ftrun train.py --spar", []),
         ("ftrun --spares 2 --worker-start=exec --max-repl", ["--max-replacements"]),
         ("ftrun verify --kill", ["--kill-every-phase"]),
+        ("ftrun inject-fault fre", ["freeze"]),
     ],
 )
 def test_fish(folder: Path, line: str, wanted: list[str]) -> None:
@@ -166,6 +171,7 @@ def test_fish(folder: Path, line: str, wanted: list[str]) -> None:
 
 def test_zsh(folder: Path) -> None:
     assert "forkserver" in in_zsh(folder, "ftrun --worker-start fo")
+    assert "freeze" in in_zsh(folder, "ftrun inject-fault fre")
     assert "--kill-every-phase" in in_zsh(folder, "ftrun verify --kill-ev")
     assert "ftrun status" in in_zsh(folder, "ftrun stat").replace("\x07", "")
 

@@ -54,9 +54,10 @@ def test_kills_in_every_phase_leave_no_trace(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["verdict"] == "equal" and result["difference"] is None
-    assert result["faults"] == {"planned": 11, "fired": 11, "unfired": []}
+    # a kill in a recovery that comes too late for its step is tried again in a further run
+    assert result["faults"]["unfired"] == [] and result["faults"]["planned"] == result["faults"]["fired"] >= 11
     assert (result["ranks"], result["steps"], result["random_streams_per_rank"]) == (4, 12, 3)
-    assert [run["name"] for run in result["runs"]] == ["clean", "faults"]
+    assert [run["name"] for run in result["runs"]][:2] == ["clean", "faults"]
     # what verify says is so: the script's own digests of both runs
     own = [
         [json.loads((folder / name / f"rank-{r}.json").read_text()) for r in range(4)] for name in ("clean", "faults")

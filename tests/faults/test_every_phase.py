@@ -39,3 +39,10 @@ def test_one_rank_is_killed_where_it_can_come_back() -> None:
     kills = [kill for run in everyphase.plans([0, 1, 2, 3, 4], 1) for kill in run]
     assert {kill.rank for kill in kills} == {0}
     assert [kill.at for kill in kills] == ["idle", "forward", "backward", "gate"]
+
+
+def test_what_did_not_fire_is_tried_again_with_what_it_needs() -> None:
+    kills = everyphase.plans(list(range(12)), 4)[0]
+    told = ("kill on rank 3 in gate of step 4", "kill on rank 2 in reset of step 9")
+    assert [(k.at, k.step) for k in everyphase.missed(kills, told)] == [("gate", 4), ("backward", 9), ("reset", 9)]
+    assert everyphase.missed(kills, ()) == []

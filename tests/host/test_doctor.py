@@ -17,6 +17,7 @@ import pytest
 
 from ftrun.host.doctor import asking, network, software
 from tests.e2e import harness
+from tests.faults.fake_nvml import FakeNvml
 
 ROOT = Path(__file__).resolve().parents[2]
 STATES = {"ok", "warning", "broken"}
@@ -127,6 +128,15 @@ def test_old_libraries_and_a_device_to_reset(tmp_path: Path) -> None:
     assert found["devices", "GPU 0"]["fix"] == "nvidia-smi --gpu-reset -i 0"
     assert found["devices", "GPU 1"]["state"] == "warning" and "100.0 of 140.0 GiB" in found["devices", "GPU 1"]["text"]
     assert found["devices", "GPU 2"]["text"] == "GPU is lost"
+
+
+def test_devices_that_nvml_shows(tmp_path: Path) -> None:
+    """The real pynvml; only the driver's library is not the real one."""
+    nvml = FakeNvml(tmp_path, gpus=2)
+    nvml.set(1, recovery=2)
+    found = doctor(tmp_path, 1, PYTHONPATH=write(tmp_path, OLD_TORCH), **nvml.env)
+    assert found["devices", "GPU 0"]["state"] != "broken" and "Fake" in found["devices", "GPU 0"]["text"]
+    assert found["devices", "GPU 1"]["state"] == "broken" and found["devices", "GPU 1"]["fix"] == "reboot the machine"
 
 
 def test_what_this_process_may_not_have(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from ftrun.host.settings import gpu_count
 
 AREA = "devices"
 _SECONDS = 15.0
+_ABSENT = ("Library Not Found", "LibraryNotFound", "Driver Not Loaded", "DriverNotLoaded")
 _DRIVER = (525, 60, 13)  # the first with CUDA 12.0, whose cuGetProcAddress_v2 is needed
 _RECOVERY = {
     1: "needs a reset",
@@ -32,10 +33,13 @@ def facts() -> dict[str, Any]:
     import pynvml
 
     pynvml.nvmlInit()
-    cuda = pynvml.nvmlSystemGetCudaDriverVersion()
+    try:
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion()
+    except pynvml.NVMLError:
+        cuda = 0
     return {
         "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
-        "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "?",
         "gpus": [_gpu(pynvml, i) for i in range(pynvml.nvmlDeviceGetCount())],
     }
 
@@ -81,8 +85,10 @@ def check() -> Iterator[Finding]:
                 f"{here} GPUs in /dev, and NVML says: {why}",
                 "check the driver with nvidia-smi; reboot when it hangs",
             )
-        else:
+        elif any(absent in why for absent in _ABSENT):
             yield Finding(AREA, "GPUs", OK, "none: workers run on the CPU")
+        else:
+            yield Finding(AREA, "NVML", WARNING, f"there is no GPU in /dev, and NVML says: {why}", "check the driver")
         return
     driver = f"{found['driver']} (CUDA {found['cuda']})"
     if version_of(found["driver"]) < _DRIVER:

@@ -163,9 +163,10 @@ def _barriers(story: Story, to: Scale) -> Iterator[str]:
         tip = f"Gradient Synchronization Barrier of step {step}: every rank had arrived, {at:+.2f} ms"
         yield f'<g class="barrier" data-tip="{escape(tip, quote=True)}"><title>{escape(tip)}</title>'
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 8}" y2="{bottom}" stroke="{FAILURE}" stroke-width="2"/>'
-        yield f'<rect x="{x - 82:.1f}" y="{_TOP - 40}" width="164" height="30" rx="4" fill="#FDE3E3"/>'
-        yield _text(x, _TOP - 27, "Gradient Synchronization", text_anchor="middle", fill=FAILURE)
-        yield _text(x, _TOP - 14, "Barrier", text_anchor="middle", fill=FAILURE)
+        middle = min(x, _LEFT + _WIDTH + _RIGHT - 84)  # the last barrier is near the edge
+        yield f'<rect x="{middle - 82:.1f}" y="{_TOP - 40}" width="164" height="30" rx="4" fill="#FDE3E3"/>'
+        yield _text(middle, _TOP - 27, "Gradient Synchronization", text_anchor="middle", fill=FAILURE)
+        yield _text(middle, _TOP - 14, "Barrier", text_anchor="middle", fill=FAILURE)
         yield "</g>"
 
 
