@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 LIFE_BYTES = 64
-_ABI_VERSION = 1
+SLOT_HEADER = 64  # bytes before a slot's content
+_ABI_VERSION = 2
 _LIBRARY = Path(__file__).with_name("libftrun_native.so")
 
 
@@ -86,6 +87,26 @@ bell_wait: Callable[[int, int, float], bool] = _bind(_releasing, "bell_wait", c_
 
 False after the timeout, or early when a signal came, so that Python can run its handlers: look again in a loop.
 """
+
+
+class RangeList:
+    """A fixed list of memory ranges (address, bytes), laid out once for `gather`. `size`: their bytes together."""
+
+    __slots__ = ("_as_parameter_", "size")
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        flat = [number for item in ranges for number in item]
+        self._as_parameter_ = (c_uint64 * (len(flat) + 1))(len(ranges), *flat)
+        self.size = sum(length for _, length in ranges)
+
+
+gather: Callable[[Any, RangeList], None] = _bind(_holding, "gather", None, c_void_p, c_void_p)
+"""gather(buffer, ranges): copies the ranges one behind the other to a ctypes buffer of at least `ranges.size` bytes."""
+
+slot_write: Callable[[int, bytes, int, int, int], None] = _bind(
+    _holding, "slot_write", None, c_void_p, ctypes.c_char_p, c_size_t, c_size_t, c_uint64
+)
+"""slot_write(slot address, data, length, bytes summed at most, tag): replaces a slot's content and seals it."""
 
 
 class AddressList:

@@ -1,8 +1,10 @@
-"""The random streams of a worker: Python's, numpy's (when loaded), torch's on the CPU and on every used CUDA device."""
+"""The random streams of a worker: Python's, numpy's (when loaded), torch's on the CPU and on every used CUDA device.
+
+Most of it is copied as plain memory, in one call, from where the generators keep it (see generators.py).
+"""
 
 from __future__ import annotations
 
-import array
 import ctypes
 import random
 import sys
@@ -10,57 +12,94 @@ from typing import Any
 
 import torch
 
-from ftrun.worker import probe
+from ftrun import native
+from ftrun.worker import generators, probe
+
+_NUMPY_BYTES = 625 * 4  # numpy's mt19937_state: 624 words and the position
+_RAW_BYTES = {"python": generators.PYTHON_BYTES, "torch": generators.TORCH_BYTES, "numpy": _NUMPY_BYTES}
+
+
+class _Memory:
+    """The generators whose memory can be read, in one list of ranges."""
+
+    def __init__(self, numpy_generator: Any) -> None:
+        self.numpy_generator = numpy_generator
+        ranges: dict[str, list[generators.Range] | None] = {"torch": generators.torch_ranges()}
+        python = generators.python_range()
+        ranges["python"] = [python] if python else None
+        if type(numpy_generator).__name__ == "MT19937":
+            ranges["numpy"] = [(numpy_generator.ctypes.state_address, _NUMPY_BYTES)]
+        self.parts = [name for name, found in ranges.items() if found]
+        self._list = native.RangeList([r for name in self.parts for r in ranges[name] or ()])
+        self._buffer = ctypes.create_string_buffer(self._list.size)
+        self._normal: tuple[bytes, list[Any]] | None = None
+
+    def read(self) -> bytes:
+        native.gather(self._buffer, self._list)
+        return self._buffer.raw
+
+    def numpy_normal(self, raw: bytes, numpy: Any) -> list[Any]:
+        """Whether numpy's generator has a normal cached, and which. Asking takes longer than all the rest.
+
+        While none is cached, one can only appear by drawing, which moves the words.
+        """
+        words = raw[-_NUMPY_BYTES:]
+        if self._normal is None or self._normal[0] != words or self._normal[1][0]:
+            _, _, _, has, value = numpy.random.get_state()
+            self._normal = (words, [int(has), float(value)])
+        return self._normal[1]
+
+
+_memory: _Memory | None = None
 
 
 def capture() -> dict[str, Any]:
     """A copy of every stream's state, made of plain values: equal states compare equal."""
-    version, words, gauss = random.getstate()
-    state: dict[str, Any] = {
-        "python": [version, array.array("I", words).tobytes(), gauss],
-        "torch": torch.get_rng_state().numpy().tobytes(),
-    }
+    global _memory
     numpy = sys.modules.get("numpy")
+    generator = numpy.random.mtrand._rand._bit_generator if numpy is not None else None
+    if _memory is None or _memory.numpy_generator is not generator:
+        _memory = _Memory(generator)
+    parts = _memory.parts
+    state: dict[str, Any] = {"raw": _memory.read(), "parts": parts}
+    if "python" not in parts:
+        state["python"] = random.getstate()
+    else:
+        state["python_normal"] = random._inst.gauss_next  # type: ignore[attr-defined]
+    if "torch" not in parts:
+        state["torch"] = torch.get_rng_state().numpy().tobytes()
     if numpy is not None:
-        state["numpy"] = _numpy(numpy)
+        if "numpy" in parts:
+            state["numpy_normal"] = _memory.numpy_normal(state["raw"], numpy)
+        else:
+            name, keys, position, has, value = numpy.random.get_state()
+            state["numpy"] = [name, keys.tobytes(), int(position), int(has), float(value)]
     if torch.cuda.is_initialized():
         devices = range(torch.cuda.device_count())
         state["cuda"] = [torch.cuda.get_rng_state(i).numpy().tobytes() for i in devices]
     return state
 
 
-def _numpy(numpy: Any) -> list[Any]:
-    """numpy's global stream. get_state() takes longer than all the rest, so it is only asked when the words moved.
-
-    While no Gaussian is cached, one can only appear by drawing, which moves them.
-    """
-    global _seen
-    generator = numpy.random.mtrand._rand._bit_generator
-    if type(generator).__name__ != "MT19937":
-        name, keys, position, has_gauss, cached = numpy.random.get_state()
-        return [name, keys.tobytes(), int(position), int(has_gauss), float(cached)]
-    words = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-    if _seen is None or _seen[0] != words or _seen[1][3]:
-        name, keys, position, has_gauss, cached = numpy.random.get_state()
-        _seen = (words, [name, keys.tobytes(), int(position), int(has_gauss), float(cached)])
-    return _seen[1]
-
-
-_MT19937_BYTES = 625 * 4  # numpy's mt19937_state: 624 words and the position
-_seen: tuple[bytes, list[Any]] | None = None
-
-
 def apply(state: dict[str, Any]) -> None:
     """Put every stream back to `state`."""
     if probe.broken("rng"):
         return
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(array.array("I", words)), gauss))
-    torch.set_rng_state(_tensor(state["torch"]))
+    raw, at = {}, 0
+    for name in state["parts"]:
+        raw[name] = state["raw"][at : at + _RAW_BYTES[name]]
+        at += _RAW_BYTES[name]
+    if "python" in raw:
+        random.setstate((random.Random.VERSION, generators.python_words(raw["python"]), state["python_normal"]))
+    else:
+        random.setstate(state["python"])
+    torch.set_rng_state(_tensor(generators.legacy_state(raw["torch"]) if "torch" in raw else state["torch"]))
     numpy = sys.modules.get("numpy")
-    if numpy is not None and "numpy" in state:
-        name, keys, position, has_gauss, cached = state["numpy"]
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), position, has_gauss, cached))
+    if numpy is not None and "numpy" in raw:
+        words = numpy.frombuffer(raw["numpy"], dtype=numpy.uint32)
+        numpy.random.set_state(("MT19937", words[:-1], int(words[-1]), *state["numpy_normal"]))
+    elif numpy is not None and "numpy" in state:
+        name, keys, position, has, value = state["numpy"]
+        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), position, has, value))
     for i, device_state in enumerate(state.get("cuda", [])):
         torch.cuda.set_rng_state(_tensor(device_state), i)
 

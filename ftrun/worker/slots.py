@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftrun import native
+from ftrun.core.errors import WorkerError
 from ftrun.worker import codec, probe
 from ftrun.worker.segment import Segment
 
@@ -17,7 +18,9 @@ START, GATE, END = 0, 1, 2
 RECORDING = 3  # collectives before the first step
 LATE = 4  # gradients that turned out, in the middle of a body, to be accumulated on
 _ROOM = 1 << 36  # address space for each; memory is taken as it is used
-_HEADER = 64
+_HEADER = native.SLOT_HEADER
+_SUMMED = 1 << 16  # bytes that the checksum covers
+_SMALL = 1 << 20  # bytes up to which joining the pieces is cheaper than a call for each
 _TAG, _LENGTH, _SUM = 0, 8, 16
 LENGTH = 5 * _ROOM
 
@@ -39,6 +42,10 @@ class Slots:
     def write(self, slot: int, tag: int, pieces: Sequence[bytes | memoryview]) -> None:
         """Invalidate, copy, seal with `tag` (a gate number)."""
         base = slot * _ROOM
+        if sum(map(len, pieces)) <= _SMALL:
+            data = b"".join(pieces)
+            native.slot_write(self.segment.address + base, data, len(data), _SUMMED, tag + 1)
+            return
         self.segment.store(base + _TAG, 0)
         at = base + _HEADER
         for piece in pieces:
@@ -48,7 +55,7 @@ class Slots:
             at += size
         length = at - base - _HEADER
         self.segment.store(base + _LENGTH, length)
-        self.segment.store(base + _SUM, native.checksum(self.segment.address + base + _HEADER, min(length, 1 << 16)))
+        self.segment.store(base + _SUM, native.checksum(self.segment.address + base + _HEADER, min(length, _SUMMED)))
         self.segment.store(base + _TAG, tag + 1)
 
     def invalidate(self, slot: int) -> None:
@@ -60,8 +67,12 @@ class Slots:
         return self.segment.view(base + _HEADER, self.segment.load(base + _LENGTH))
 
     def read(self, slot: int) -> Any:
-        """Decode a slot into fresh values."""
-        return codec.decode(self.data(slot))
+        """Decode a slot into fresh values. Errors: WorkerError when its bytes are not those that were sealed."""
+        base, data = slot * _ROOM, self.data(slot)
+        sum_now = native.checksum(self.segment.address + base + _HEADER, min(len(data), _SUMMED))
+        if sum_now != self.segment.load(base + _SUM):
+            raise WorkerError(f"slot {slot} of a rank does not match its checksum: its memory was overwritten")
+        return codec.decode(data)
 
 
 def negative_control(slot: int) -> bool:

@@ -5,6 +5,8 @@ Moves tensors into the arena and keeps them there, copies buffers aside at the s
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +23,34 @@ _SAMPLES = 64
 _DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
 
 
+class _Groups:
+    """The hyperparameters of one optimizer, packed again only when one of them is another object.
+
+    Plain values cannot change in place, so the same objects are the same values.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._seen: list[Any] = []
+        self._packed = b""
+
+    def packed(self, groups: list[dict[str, Any]], loose: dict[int, dict[str, Any]]) -> bytes:
+        """Everything of `groups` but the parameters, and the `loose` state."""
+        seen = [part for group in groups for item in group.items() for part in item]
+        if not loose and self._packed and len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
+            return self._packed
+        plain = [{k: v for k, v in g.items() if k != "params"} for g in groups]
+        packed = codec.pack([plain, loose], self._name)
+        fixed = not loose and all(codec.is_fixed(v) for g in plain for v in g.values())
+        self._seen, self._packed = (seen, packed) if fixed else ([], b"")
+        return packed
+
+
+@functools.lru_cache(maxsize=16)
+def _packed_flags(flags: tuple[tuple[str, Any], ...]) -> bytes:
+    return codec.pack(dict(flags), "DDP")
+
+
 class Protected:
     """Model(s), optimizer(s) and stateful objects of one rank, over its arena."""
 
@@ -32,6 +62,7 @@ class Protected:
         self.stateful = stateful
         self.params = list(self._find_params())
         self.buffers = list(self._find_buffers())
+        self._tensors = [p for _, p, _ in self.params]
         self.manifest = Manifest()
         self._arena: Arena | None = None
         self._blocks: dict[int, torch.Tensor] = {}
@@ -41,6 +72,7 @@ class Protected:
         self._known: dict[int, int] = {}  # id of a per-parameter state dict -> number of its keys when laid out
         self._held: dict[int, set[Any]] = {}  # the same -> its keys that lie in the arena
         self._counts = [0] * len(optimizers)  # entries of each optimizer's state when last looked at
+        self._groups = [_Groups(f"optimizer {i}") for i in range(len(optimizers))]
         self._loose = False  # some optimizer state is no tensor
         self._shadow = 0
         self._versions: dict[str, tuple[int, int]] = {}
@@ -148,9 +180,9 @@ class Protected:
 
         Call while the arena is OPEN.
         """
-        for state, key, view in self._slots:
+        for state, key, view in [slot for slot in self._slots if slot[0].get(slot[1]) is not slot[2]]:
             current = state.get(key)
-            if current is not view and isinstance(current, torch.Tensor):
+            if isinstance(current, torch.Tensor):
                 with torch.no_grad():
                     view.copy_(current)
                 state[key] = view
@@ -290,12 +322,12 @@ class Protected:
         """Hyperparameters and non-tensor optimizer state, and state_dict() of every further object, each packed."""
         state: dict[str, bytes] = {}
         for i, optimizer in enumerate(self.optimizers):
-            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-            state[f"optimizer.{i}"] = codec.pack([groups, self._loose_state(optimizer)], f"optimizer {i}")
+            loose = self._loose_state(optimizer)
+            state[f"optimizer.{i}"] = self._groups[i].packed(optimizer.param_groups, loose)
         for i, module in enumerate(self.modules):
             flags = {name: getattr(module, name) for name in _DDP_FLAGS if hasattr(module, name)}
             if flags:
-                state[f"ddp.{i}"] = codec.pack(flags, "DDP")
+                state[f"ddp.{i}"] = _packed_flags(tuple(flags.items()))
         for name, thing in self.stateful.items():
             state[name] = codec.pack(_get_state(thing), f"{name}.state_dict()")
         return state
@@ -338,10 +370,10 @@ class Protected:
     # -- gradients ---------------------------------------------------------------------------------------------------
 
     def grads(self) -> list[torch.Tensor | None]:
-        return [p.grad for _, p, _ in self.params]
+        return [p.grad for p in self._tensors]
 
     def grads_alive(self) -> list[bool]:
-        return [p.grad is not None for _, p, _ in self.params]
+        return [p.grad is not None for p in self._tensors]
 
     def set_grads(self, alive: list[bool], values: list[torch.Tensor | None] | None) -> None:
         """Put gradients back: `values` where accumulation must go on, else None, or zeros where one was alive."""

@@ -216,7 +216,7 @@ def main() -> int:
         results["memory"] = footprint(root)
         print_footprint(results["memory"])
     if wanted("overhead"):
-        results["overhead"] = overhead(root, 6 if quick else 24)
+        results["overhead"] = overhead(root, 6 if quick else 60)
         cost = results["overhead"]
         limits = f"95 % interval {cost['cost_percent_low']:+.2f} to {cost['cost_percent_high']:+.2f} %"
         print(f"\ncost of a protected step: {cost['cost_percent']:+.2f} % of {cost['stock_step_ms']:.1f} ms ({limits})")

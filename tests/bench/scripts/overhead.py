@@ -1,7 +1,8 @@
 """What ftrun costs per step: blocks of protected and of stock steps take turns inside one run.
 
 Two equal models in the same processes: one with the "ftrun" group under `protect`, one with a stock Gloo group of its
-own and a plain loop. Rank 0 writes OUT/blocks.json: median seconds per step of each block, [[stock, protected], ...].
+own and a plain loop. Rank 0 writes OUT/blocks.json: median seconds per step of each block, [[stock, protected], ...],
+where stock is the mean of the blocks before and after, so that a machine that slowly changes its speed does not count.
 """
 
 from __future__ import annotations
@@ -73,16 +74,16 @@ def main() -> None:
             times.append(time.perf_counter())
         return typical(times)
 
-    pairs = []
-    stock_block(0)  # buckets are rebuilt, caches are warm
-    plain = 0.0
+    plain: list[float] = []
+    protected: list[float] = []
     times: list[float] = []
+    stock_block(0)  # buckets are rebuilt, caches are warm
     for step in job.steps((args.blocks + 1) * args.block):
         if step.index % args.block == 0:
             if step.index >= 2 * args.block:
-                pairs.append([plain, typical(times)])
+                protected.append(typical(times))
             if step.index:
-                plain = stock_block(step.index)
+                plain.append(stock_block(step.index))
             times = [time.perf_counter()]
         with step:
             inputs, targets = text.batch("train", step.index, rank, args.batch, model.context)
@@ -90,8 +91,10 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
         times.append(time.perf_counter())
-    pairs.append([plain, typical(times)])
+    protected.append(typical(times))
+    plain.append(stock_block((args.blocks + 1) * args.block))
     if rank == 0:
+        pairs = [[(a + b) / 2, ours] for (a, b), ours in zip(pairwise(plain), protected, strict=True)]
         (args.out / "blocks.json").write_text(json.dumps(pairs))
 
 
