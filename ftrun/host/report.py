@@ -18,6 +18,7 @@ _INEXACT = {
     Inexact.UPDATE_CHANGED_BUFFERS: "the optimizer's update changed buffers",
     Inexact.PRIVATE_FROM_PEER: "a rank's own random state was lost and taken from a peer",
     Inexact.DDP_LAYOUT: "DDP's bucket layout could not be kept",
+    Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its device memory and taken from a peer",
 }
 
 _WORDS = {

@@ -11,8 +11,21 @@ import ctypes
 import errno
 import os
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_bool, c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint8
-from ctypes import c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    byref,
+    c_bool,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint8,
+    c_uint64,
+    c_void_p,
+)
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,12 +206,12 @@ def create(ordinal: int, address: int, length: int) -> int:
     return _check(_create(ordinal, address, length))
 
 
-def attach(home: int, ordinal: int, fd: int, address: int, length: int) -> None:
+def attach(home: int, ordinal: int, fd: int, address: int, length: int) -> bool:
     """Map the memory behind a descriptor, which lives on `home` and is used by `ordinal`; `fd` may be closed after.
 
-    Errors: CudaError.
+    False: mapped, but for copies only, since kernels of `ordinal` cannot reach `home`. Errors: CudaError.
     """
-    _check(_attach(home, ordinal, fd, address, length))
+    return _check(_attach(home, ordinal, fd, address, length)) == 0
 
 
 def unmap(address: int, length: int) -> None:

@@ -19,12 +19,14 @@ from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.paths import ENV_FAULT_PLAN
 from ftrun.faults.plan import load_plan
 from ftrun.faults.trigger import Trigger
-from ftrun.worker import probe
+from ftrun.worker import probe, rng
 from ftrun.worker.arena import Arena
 from ftrun.worker.calls import Calls
 from ftrun.worker.context import Context, Interrupt
+from ftrun.worker.device import settle
 from ftrun.worker.failing import final_code, report_exception
 from ftrun.worker.groups import Registry
+from ftrun.worker.kept import Kept
 from ftrun.worker.ledger import Ledger
 from ftrun.worker.reducer import Reducers
 from ftrun.worker.slots import START, Slots
@@ -32,6 +34,7 @@ from ftrun.worker.state import Protected
 
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
 _WORLD = 120.0  # seconds that a stopped rank waits for the next world
+_DEVICE_LOOK = 0.1  # seconds between two looks at the world while the GPU works
 _GUARDED = 3  # first steps in which hidden updates are looked for; then every 100th
 
 
@@ -50,6 +53,7 @@ class Engine:
         self.resume = -1  # where a replacement starts; -1 = not a replacement
         self.inexact = Inexact(0)
         self.current: Any = None  # the Step whose body runs
+        self._kept: Kept | None = None
         self.ledger = Ledger(state)
         self.passed = False
         self.carry = False  # gradients live on over optimizer steps
@@ -71,7 +75,7 @@ class Engine:
     def start_fresh(self) -> None:
         """First incarnation of a rank: lay everything out and seal it for step 0."""
         rank = self.context.rank
-        arena = Arena.create(rank, max(self.state.bytes_now(), 1))
+        arena = Arena.create(rank, max(self.state.bytes_now(), 1), self.use_gpu())
         self.ledger.slots = Slots.create(rank)
         self.state.move_in(arena)
         self.reducers.record()
@@ -167,13 +171,21 @@ class Engine:
         """Hand the memory to the keeper (again, when there is a new one). False = not now: call again."""
         if not self.state.laid_out:
             return False
-        cell = self.context.cell.index
-        try:
-            self.context.keeper.put(self.context.rank, "arena", cell, self.state.arena.segment.fd)
-            self.context.keeper.put(self.context.rank, "slots", cell, self.ledger.slots.segment.fd)
-        except OSError:
-            return False  # until the next keeper has them this rank cannot be adopted
-        return True
+        return self.keep().send()
+
+    def keep(self) -> Kept:
+        """What the keeper is to hold of this rank; from here on it hears of each new allocation on a GPU."""
+        if self._kept is None:
+            self._kept = Kept(self.context, self.state.arena, self.ledger.slots, self.state.manifest)
+        return self._kept
+
+    def use_gpu(self) -> int | None:
+        """The GPU that the model is on, None = none. From here on this worker's end is waited for before its memory is used."""
+        gpu = self.state.gpu
+        if gpu is not None:
+            self.context.cell[F.DEVICE] = gpu + 1
+            rng.use_device(gpu)
+        return gpu
 
     def finish_recording(self) -> None:
         """The first step is about to be handed out: keep the results of the collectives before it."""
@@ -324,6 +336,7 @@ class Engine:
                 "ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); update through a protected optimizer"
             )
         self.registry.settle()
+        self._settle_device()
         if context.stop_pending():
             raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
         self.registry.check()
@@ -337,6 +350,13 @@ class Engine:
         probe.point("open", step, context.rank)
         context.phase(Phase.UPDATE)
         self.fire("update", step)
+
+    def _settle_device(self) -> None:
+        """Wait until the GPU has finished the gradients, not merely been told to. Raises Interrupt when the world stops."""
+        memory = self.state.arena.memory
+        while memory is not None and not settle(memory.ordinal, _DEVICE_LOOK):
+            if self.context.stop_pending():
+                raise Interrupt
 
     def complete(self, step: int, updated: bool) -> None:
         """The body was left after its gate: seal what it did."""

@@ -7,19 +7,19 @@ loader) comes from its own slots.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ftrun import native
 from ftrun.core import gate
 from ftrun.core.board import F, Flag, Head, Inexact, Source
-from ftrun.core.errors import UsageError, WorkerError
+from ftrun.core.errors import DeviceError, UsageError, WorkerError
 from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.engine import Engine
-from ftrun.worker.segment import Segment
+from ftrun.worker.kept import fetch, fetch_gpu
 from ftrun.worker.slots import END, GATE, RECORDING, START, Slots
 from ftrun.worker.state import Protected
 
@@ -49,21 +49,9 @@ def resume_of(context: Context) -> int:
     return gate.unpack(context.board.gate()).last + 1 if world.tail else world.resume
 
 
-def attach_segment(context: Context, rank: int, name: str) -> Segment | None:
-    """The kept segment of a rank, mapped; None when the keeper has none."""
-    ready = context.mapped.pop((rank, name), None)
-    if ready is not None:
-        return ready
-    try:
-        fd = context.keeper.get(rank, name)
-    except OSError:
-        return None
-    return Segment.attach(fd) if fd is not None else None
-
-
 def load_recording(context: Context) -> tuple[dict[str, Any], memoryview]:
     """What the replaced rank's collectives gave before its first step. Errors: NoSource."""
-    segment = attach_segment(context, context.rank, "slots")
+    segment = fetch(context, context.rank, "slots")
     if segment is None:
         raise NoSource("the keeper has no slots of this rank (its keeper died, or the rank died before protect)")
     context.mapped[(context.rank, "slots")] = segment
@@ -82,21 +70,24 @@ class Restorer:
         self.context = engine.context
         self.state = state
         self.resume = resume_of(self.context)
+        self._mapped: list[Arena] = []  # replicas' memory on a GPU, mapped for as long as it is copied from
+        self._lost = False  # the memory on the GPU could not be mapped: a new one is filled from a replica
 
     def run(self) -> None:
         """Restore, or tell the launcher that there is no source. Errors: NoSource, UsageError."""
         context = self.context
         context.cell[F.STEP] = self.resume + 1
         self.engine.fire("restore", self.resume)
-        segment = attach_segment(context, context.rank, "arena")
-        slots = attach_segment(context, context.rank, "slots")
+        segment = fetch(context, context.rank, "arena")
+        slots = fetch(context, context.rank, "slots")
         if segment is None or slots is None:
             raise NoSource("the keeper has no memory of this rank")
         self.engine.ledger.slots = Slots(slots)
-        own = Arena(segment)
+        gpu = self.engine.use_gpu()
         fenced = self._await_fence()
+        own = self._usable(Arena(segment), gpu, fenced)
         replica: Replica | None = None
-        if fenced and own.seal == self.resume:
+        if fenced and not self._lost and own.seal == self.resume:
             manifest = own.read_manifest()
             self._check_layout(manifest)
             source, moved = Source.ADOPT, 0
@@ -105,6 +96,9 @@ class Restorer:
             replica = self._replica(lambda slots, arena: arena.seal == self.resume)
             manifest, moved = self._copy(own, replica)
         self.state.attach(own, manifest)
+        self.engine.keep()
+        if self._lost and replica is not None:
+            self._take_buffers(replica)
         if "reducers" in manifest.facts:
             self.engine.reducers.load(manifest.facts["reducers"])
         else:
@@ -112,10 +106,49 @@ class Restorer:
         restart = self._choose(replica)
         self.state.apply_python_state(restart["py"])
         self.engine.resume_with(self.resume, restart)
-        if context.board[Head.KEEPER_EPOCH] != context.mapped_epoch:
+        if self._lost or context.board[Head.KEEPER_EPOCH] != context.mapped_epoch:
             self.engine.send_descriptors()  # the keeper that gave us these segments is gone
+        for arena in self._mapped:
+            if arena.memory is not None:
+                own.gpu_part.settle()  # copies from there are done
+                arena.memory.close()
         context.cell[F.SOURCE] = source
         context.cell[F.SOURCE_BYTES] = moved
+
+    def _usable(self, own: Arena, gpu: int | None, fenced: bool) -> Arena:
+        """The rank's own arena with its part on the GPU mapped, or a new one when that cannot be had."""
+        if gpu is None and not own.has_gpu:
+            return own
+        why = "it was on another kind of device"
+        if gpu is not None and own.has_gpu:
+            try:
+                if not fenced:
+                    raise DeviceError("its last owner may still write there")
+                fetch_gpu(self.context, self.context.rank, own, gpu, write=True)
+                return own
+            except DeviceError as error:
+                why = str(error)
+        print(
+            f"ftrun: rank {self.context.rank}: the dead worker's memory is not used: {why}; taking a replica's instead",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._lost = True
+        try:
+            return Arena.create(self.context.rank, max(self.state.bytes_now(), 1), gpu)
+        except OSError as error:
+            raise NoSource(f"no memory on device {gpu}: {error.strerror}") from error
+        except DeviceError as error:
+            raise NoSource(str(error)) from error
+
+    def _take_buffers(self, replica: Replica) -> None:
+        """This rank's own buffers are lost: start from the replica's as of the start of the step."""
+        if self.state.arena.copy_from(replica.arena, "volatile") is None:
+            raise NoSource(f"the copy of rank {replica.rank}'s buffers does not match its checksum")
+        if replica.slots.tag(START) == self.resume:
+            self.state.rewind_buffers()
+        if self.state.buffers:
+            self.engine.note_inexact(Inexact.BUFFERS_FROM_PEER)
 
     def _await_fence(self) -> bool:
         """Wait until the dead incarnation runs no more code; False = it may still write: do not adopt."""
@@ -151,17 +184,23 @@ class Restorer:
         assert world is not None
         order = [(context.rank + k) % world.size for k in range(1, world.size)]
         found: dict[int, Replica] = {}
+        unusable: dict[int, str] = {}
         begin = time.monotonic()
         while True:
             seen = context.board.worker_bell()
             for rank in order:
                 if rank not in found:
-                    arena, slots = (attach_segment(context, rank, name) for name in ("arena", "slots"))
+                    arena, slots = (fetch(context, rank, name) for name in ("arena", "slots"))
                     if arena is None or slots is None:
                         continue
                     found[rank] = Replica(rank, Slots(slots), Arena(arena))
-                if ready(found[rank].slots, found[rank].arena):
-                    return found[rank]
+                if rank not in unusable and ready(found[rank].slots, found[rank].arena):
+                    try:
+                        return self._with_gpu(found[rank])
+                    except DeviceError as error:
+                        unusable[rank] = str(error)
+            if len(unusable) == len(order):
+                raise NoSource(f"no replica's memory can be mapped: {next(iter(unusable.values()))}")
             waited = time.monotonic() - begin
             if not found and waited > _KEPT:
                 raise NoSource("no other rank's memory is kept, and this rank's was being written when it died")
@@ -169,36 +208,44 @@ class Restorer:
                 raise NoSource(f"no replica completed the update before step {self.resume} within {_PEER:.0f} s")
             context.board.wait_workers(seen, 0.002)
 
+    def _with_gpu(self, replica: Replica) -> Replica:
+        """Map its part on a GPU, now that it is complete. Errors: DeviceError."""
+        gpu = self.state.gpu
+        if gpu is not None and replica.arena.has_gpu and replica.arena.memory is None:
+            fetch_gpu(self.context, replica.rank, replica.arena, gpu, write=False)
+            self._mapped.append(replica.arena)
+        return replica
+
     def _copy(self, own: Arena, replica: Replica) -> tuple[Manifest, int]:
         """Copy the replica's committed zone over `own`. Gives its manifest and the bytes moved."""
         source = replica.arena
         manifest = source.read_manifest()
         self._check_layout(manifest)
         own.open()
-        offset, size = source.committed
-        _, have = own.committed
-        if have < size:
-            own.reserve("committed", size - have)
-        mine, theirs = own.segment.address, source.segment.address
         private = [e for e in manifest.entries if e.private and e.zone == "committed"]
-        own_bytes = [bytes(own.segment.view(e.offset, e.block)) for e in private if not e.name.startswith("optim.")]
-        native.copy(mine + offset, theirs + offset, size)
-        if native.checksum(mine + offset, size) != native.checksum(theirs + offset, size):
+        kept = [] if self._lost else [e for e in private if not e.name.startswith("optim.")]
+        own_bytes = [own.read(e) for e in kept]
+        moved = own.copy_from(source, "committed")
+        if moved is None:
             raise NoSource(f"the copy of rank {replica.rank}'s weights does not match its checksum")
         if private:
             # nobody else has these; the dead rank's own values may be one update old
-            for entry, data in zip((e for e in private if not e.name.startswith("optim.")), own_bytes, strict=True):
-                own.segment.view(entry.offset, entry.block)[:] = data
+            for entry, data in zip(kept, own_bytes, strict=True):
+                own.write(entry, data)
             self.engine.note_inexact(Inexact.PRIVATE_FROM_PEER)
         own.write_manifest(manifest)
         own.sealed(self.resume)
-        return manifest, size
+        return manifest, moved
 
     def _choose(self, replica: Replica | None) -> dict[str, Any]:
         """The rank's own state as of the start of the resume step, from the slot that has it."""
         slots, resume = self.engine.ledger.slots, self.resume
         if slots.tag(START) == resume:
-            self.state.rewind_buffers()
+            if not self._lost:
+                whole = self.state.shadow_is_whole(resume)
+                self.state.rewind_buffers(gpu=whole)
+                if not whole and replica is not None:
+                    self._take_updated_buffers(replica)
             return self.engine.ledger.start_state(resume)
         if slots.tag(END) == resume:
             saved: dict[str, Any] = slots.read(END)
@@ -216,14 +263,20 @@ class Restorer:
         if after["drew"]:
             self.engine.note_inexact(Inexact.UPDATE_USED_RNG)
         self._note_between(after)
-        if after["buffers"] is None:
-            self.engine.note_inexact(Inexact.UPDATE_CHANGED_BUFFERS)
-        elif after["buffers"]:
-            self.state.copy_buffers(after["buffers"], replica.arena)
+        if not self._lost:
+            self._take_updated_buffers(replica)
         saved["alive"] = after["alive"]
         if after["updated"]:
             saved["grads"] = after["grads"]  # as the update left them: the same on every replica
         return saved
+
+    def _take_updated_buffers(self, replica: Replica) -> None:
+        """What the update before the resume step wrote of the buffers is the same on every replica."""
+        after = replica.slots.read(END)
+        if after["buffers"] is None:
+            self.engine.note_inexact(Inexact.UPDATE_CHANGED_BUFFERS)
+        elif after["buffers"]:
+            self.state.copy_buffers(after["buffers"], replica.arena)
 
     def _note_between(self, saved: dict[str, Any]) -> None:
         """The code between two bodies is not run again: what it draws is missing from this rank's streams."""

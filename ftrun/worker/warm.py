@@ -86,10 +86,10 @@ class Ahead:
         context = self._context
         for name in ("arena", "slots"):
             if (rank, name) not in context.mapped:
-                fd = context.keeper.get(rank, name)
-                if fd is None:
+                found = context.keeper.get(rank, name)
+                if found is None:
                     return
-                context.mapped[(rank, name)] = Segment.attach(fd)
+                context.mapped[(rank, name)] = Segment.attach(found[0])
         arena = Arena(context.mapped[(rank, "arena")])
         extent = (arena.committed[1], arena.volatile[1])
         if self._extent.get(rank) == extent:

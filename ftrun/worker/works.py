@@ -14,12 +14,20 @@ if TYPE_CHECKING:
     from ftrun.worker.groups import SwapGroup
 
 
+def _future(tensors: list[torch.Tensor]) -> torch.futures.Future[Any]:
+    """One that makes whoever waits for it wait for the GPU work behind it, too, if the tensors are there."""
+    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
+    if devices:
+        return torch.futures.Future(devices=devices)
+    return torch.futures.Future()
+
+
 class Finished(Work):
     """A Work that is done: for collectives that are replayed or skipped."""
 
     def __init__(self, result: list[torch.Tensor]) -> None:
         super().__init__()
-        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._future = _future(result)
         self._future.set_result(result)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -56,7 +64,7 @@ class Pending(Work):
         self._lock = threading.Lock()
         self._complete = False
         self.succeeded = False
-        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._future = _future(result)
         group.started(self)
         work.get_future().add_done_callback(self._inner_done)
 

@@ -50,7 +50,8 @@ FTRUN_API int ftrun_cuda_free_range(uint64_t address, uint64_t length);
  * descriptor (close-on-exec) by which other processes map it. -ENOMEM when the device is full. */
 FTRUN_API int ftrun_cuda_create(int device, uint64_t address, uint64_t length);
 
-/* Maps what a descriptor stands for. It lives on `home`; `device` (mostly the same) will use it as well. */
+/* Maps what a descriptor stands for. It lives on `home`; `device` (mostly the same) will use it as well.
+ * 1: mapped, but for copies only, since kernels of `device` cannot reach `home`. */
 FTRUN_API int ftrun_cuda_attach(int home, int device, int fd, uint64_t address, uint64_t length);
 FTRUN_API int ftrun_cuda_unmap(uint64_t address, uint64_t length);
 

@@ -30,12 +30,14 @@ int map(Ordinal home, Ordinal device, Handle handle, Pointer address, uint64_t l
     if (error != 0) return error;
     const Access access[2] = {{{kOnDevice, device}, kReadWrite}, {{kOnDevice, home}, kReadWrite}};
     error = check(calls().cuMemSetAccess(address, length, access, home == device ? 1 : 2), "cuMemSetAccess");
+    int direct = 0;
     if (error != 0 && home != device) {
         // not reachable directly: copies between the two still work, by way of the device that has it
         error = check(calls().cuMemSetAccess(address, length, access + 1, 1), "cuMemSetAccess");
+        direct = 1;
     }
     if (error != 0) calls().cuMemUnmap(address, length);
-    return error;
+    return error != 0 ? error : direct;
 }
 
 int import(int fd, Handle *handle) {

@@ -1,0 +1,102 @@
+"""A rank's memory at the keeper: handing it over, and fetching what was handed over.
+
+An arena on a GPU is several allocations, each with a descriptor of its own, kept as "arena.0", "arena.1", ...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ftrun.core.handle import Handle, Kind
+from ftrun.native import cuda
+from ftrun.worker.arena import Arena, Manifest
+from ftrun.worker.context import Context
+from ftrun.worker.device import Chunk
+from ftrun.worker.segment import Segment
+from ftrun.worker.slots import Slots
+
+
+class Kept:
+    """What this rank has at the keeper. Calls give False when there is no keeper now: try again when there is."""
+
+    def __init__(self, context: Context, arena: Arena, slots: Slots, manifest: Manifest) -> None:
+        self._context = context
+        self._arena = arena
+        self._slots = slots
+        self._manifest = manifest
+        self._warned = False
+        if arena.memory is not None:
+            arena.memory.on_chunk = self._grown
+
+    def send(self) -> bool:
+        """Hand over everything, the parts before the whole."""
+        memory = self._arena.memory
+        chunks = list(memory.chunks) if memory is not None else []
+        for index, chunk in enumerate(chunks):
+            if not self._send_chunk(index, chunk):
+                return False
+        return self._put("arena", self._arena.segment.fd, self._host(self._arena.segment), len(chunks)) and self._put(
+            "slots", self._slots.segment.fd, self._host(self._slots.segment)
+        )
+
+    def _grown(self, index: int, chunk: Chunk) -> None:
+        self._send_chunk(index, chunk)
+
+    def _host(self, segment: Segment) -> Handle:
+        return Handle(
+            Kind.HOST, segment.length, layout=self._manifest.layout_word(), generation=self._context.generation
+        )
+
+    def _send_chunk(self, index: int, chunk: Chunk) -> bool:
+        uuid = cuda.device(self._arena.gpu_part.ordinal).uuid
+        layout, generation = self._manifest.layout_word(), self._context.generation
+        return self._put(f"arena.{index}", chunk.fd, Handle(Kind.CUDA, chunk.size, uuid, layout, generation))
+
+    def _put(self, name: str, fd: int, handle: Handle, parts: int = 0) -> bool:
+        context = self._context
+        try:
+            why = context.keeper.put(context.rank, name, context.cell.index, fd, handle, parts)
+        except OSError:
+            return False  # until the next keeper has it this rank cannot be adopted
+        if why and not self._warned:
+            self._warned = True
+            print(
+                f"ftrun: rank {context.rank}: the keeper holds device memory by its descriptor only ({why}); "
+                "should the weights be lost when a worker dies, a replica's are taken",
+                file=sys.stderr,
+                flush=True,
+            )
+        return True
+
+
+def fetch(context: Context, rank: int, name: str) -> Segment | None:
+    """The kept host segment of a rank, mapped; None when the keeper has none."""
+    ready = context.mapped.pop((rank, name), None)
+    if ready is not None:
+        return ready
+    found = _get(context, rank, name)
+    if found is None:
+        return None
+    fd, handle = found
+    if handle.kind is not Kind.HOST:
+        os.close(fd)
+        return None
+    return Segment.attach(fd)
+
+
+def fetch_gpu(context: Context, rank: int, arena: Arena, gpu: int, write: bool) -> None:
+    """Map an arena's part on a GPU, if it has one. Errors: DeviceError."""
+
+    def part(index: int) -> int | None:
+        found = _get(context, rank, f"arena.{index}")
+        return None if found is None else found[0]
+
+    arena.attach_gpu(gpu, part, write)
+
+
+def _get(context: Context, rank: int, name: str) -> tuple[int, Handle] | None:
+    try:
+        return context.keeper.get(rank, name)
+    except OSError:
+        return None
