@@ -41,15 +41,18 @@ class Gpu:
         return made
 
     def take(self, module: torch.nn.Module) -> torch.nn.Module:
-        """module.to(device), and before each forward what a stream does by itself: wait for the work before it."""
+        """module.to(device)."""
         for param in module.parameters():
             param.data = self.like(param.data)
         for part in module.modules():
             for name, buffer in part._buffers.items():
                 if buffer is not None:
                     part._buffers[name] = self.like(buffer)
-        module.register_forward_pre_hook(lambda *_: self.synchronize())
         return module
+
+    def order(self, module: torch.nn.Module) -> None:
+        """What a stream does by itself: torch's kernels of a forward run after the work that was queued before."""
+        module.register_forward_pre_hook(lambda *_: self.synchronize())
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy on the device's legacy stream."""
@@ -84,12 +87,14 @@ class QueuedSGD(torch.optim.Optimizer):
     def step(self) -> None:
         self._gpu.synchronize()  # the new values are computed here, so the old ones must be there
         self._in_flight.clear()
+        made = False
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
                     continue
                 state = self.state[param]
                 if not state:
+                    made = True
                     state["momentum"] = self._gpu.like(torch.zeros_like(param))
                     state["step"] = torch.zeros(())
                 state["step"] += 1
@@ -98,3 +103,5 @@ class QueuedSGD(torch.optim.Optimizer):
                 self._gpu.copy(state["momentum"], momentum)
                 self._gpu.copy(param.data, value)
                 self._in_flight += [momentum, value]
+        if made:
+            self._gpu.synchronize()  # ftrun moves new state with torch's kernels, which a stream would keep in order

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from tests.native.gpu_model import Gpu, QueuedSGD
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=8)
+parser.add_argument("--pause", type=float, default=0.0, help="seconds in each body")
 parser.add_argument("--wild", default="", help="RANK:STEP at which the first holder of the rank runs a wild kernel")
 args = parser.parse_args()
 
@@ -34,12 +36,15 @@ model = torch.nn.Sequential(
 gpu.take(model)
 model.register_buffer("average", gpu.like(torch.zeros(8, 256)))
 ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)
+gpu.order(ddp)
 optimizer = QueuedSGD(ddp.parameters(), gpu)
 torch.manual_seed(100 + rank)
 job = ftrun.protect(model=ddp, optimizer=optimizer)
 losses = []
 for step in job.steps(args.steps):
     with step:
+        time.sleep(args.pause)
+        (args.out / f"at-{rank}").write_text(str(step.index))
         data = torch.Generator().manual_seed(1000 * step.index + rank)
         x, y = torch.randn(16, 32, generator=data), torch.randint(8, (16,), generator=data)
         loss = torch.nn.functional.cross_entropy(ddp(x), y)

@@ -141,9 +141,12 @@ Control control() {
 
 bool refused(const char *call) {
     const std::string list = " " + control().refused;
-    const std::string everywhere = std::string(" ") + call + " ";
-    const std::string here = std::string(" ") + call + ":" + std::to_string(getpid()) + " ";
-    return list.find(everywhere) != std::string::npos || list.find(here) != std::string::npos;
+    if (list.find(std::string(" ") + call + " ") != std::string::npos) return true;
+    if (list.find(std::string(" ") + call + "#1 ") == std::string::npos) return false;
+    static std::mutex counting;
+    static std::map<std::string, int> seen;
+    const std::lock_guard<std::mutex> lock(counting);
+    return seen[call]++ == 0;
 }
 
 Queue::Queue(int ordinal) : device(ordinal), thread_([this] { run(); }) {}
