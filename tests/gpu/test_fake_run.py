@@ -79,13 +79,8 @@ def test_a_keeper_that_may_not_import_says_so_and_a_replacement_falls_to_a_resta
     clean: Outcome, folder: Path, control: Control
 ) -> None:
     control.set(refuse="cuMemImportFromShareableHandle")
-    running = harness.start(
-        folder,
-        [*command(folder, faults=(kill(2, "backward", 3),))[:1], "--max-restarts", "1"]
-        + command(folder, faults=(kill(2, "backward", 3),))[1:],
-        control.env,
-    )
-    outcome = finish(running)
+    program, *arguments = command(folder, faults=(kill(2, "backward", 3),))
+    outcome = finish(harness.start(folder, [program, "--max-restarts", "1", *arguments], control.env))
     same(clean, outcome)
     assert "the keeper holds device memory by its descriptor only" in outcome.output
     assert "CUDA_ERROR_NOT_PERMITTED" in outcome.output
