@@ -194,8 +194,8 @@ def signals_or_none(name: str, value: str) -> tuple[int, ...]:
 
 
 def exhausted(name: str, value: str) -> str:
-    if value in ("shrink", "wait"):
-        raise UsageError(f"{name} {value} is not yet supported; this version knows fail")
+    if value == "shrink":
+        raise UsageError(f"{name} shrink is not yet supported: a smaller world ends on other weights; use fail or wait")
     return str(one_of("fail", "shrink", "wait")(name, value))
 
 

@@ -32,17 +32,19 @@ class Config:
 
     def __init__(self, path: Path | None = None, text: str = "", table: str = "") -> None:
         self.path = path
+        self.text = text
+        self.table = table
         self.values: dict[str, str] = {}
+        self.policy: Any = {}  # what [policy] says, unchecked: see ftrun.cli.policyfile
         self._lines = text.splitlines()
-        self._table = table
 
     def where(self, name: str) -> str:
         """FILE:LINE of an option."""
         underscored = name.replace("-", "_")
         key = re.compile(_KEY.format(key=f"(?:{re.escape(name)}|{re.escape(underscored)})"))
         first = 0
-        if self._table:
-            header = re.compile(rf"\s*\[\s*{re.escape(self._table)}\s*\]")
+        if self.table:
+            header = re.compile(rf"\s*\[\s*{re.escape(self.table)}\s*\]")
             first = next((n for n, line in enumerate(self._lines) if header.match(line)), 0)
         for number, line in enumerate(self._lines[first:], first + 1):
             if key.match(line):
@@ -52,6 +54,9 @@ class Config:
     def _fill(self, raw: dict[str, Any]) -> None:
         names = [option.name for option in OPTIONS if option.takes]
         for key, value in raw.items():
+            if key == "policy":
+                self.policy = value
+                continue
             name = key.replace("_", "-")
             option = BY_NAME.get(name)
             if option is None:
@@ -90,7 +95,7 @@ def read(named: str | None) -> Config:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise ConfigError(f"{path}: cannot read the configuration: {reason}") from None
         if path.name != PYPROJECT.name:
-            return _filled(Config(path, text), _parse(path, text))
+            return _filled(Config(path, text), parse(path, text))
     else:
         path = PYPROJECT
         try:
@@ -99,7 +104,7 @@ def read(named: str | None) -> Config:
             return Config()
     if named is None and "ftrun" not in text:
         return Config()
-    table = _parse(path, text).get("tool", {})
+    table = parse(path, text).get("tool", {})
     raw = table.get("ftrun", {}) if isinstance(table, dict) else {}
     config = Config(path, text, "tool.ftrun")
     if not isinstance(raw, dict):
@@ -112,7 +117,8 @@ def _filled(config: Config, raw: dict[str, Any]) -> Config:
     return config
 
 
-def _parse(path: Path, text: str) -> dict[str, Any]:
+def parse(path: Path, text: str) -> dict[str, Any]:
+    """The content of a TOML file. Errors: ConfigError with file and line."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

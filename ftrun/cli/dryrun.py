@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from ftrun.cli.options import BY_NAME, NO_EFFECT
+from ftrun.cli.policyfile import as_rows
 from ftrun.cli.resolve import Values
 from ftrun.host.settings import Settings
 
@@ -39,6 +40,9 @@ def as_text(values: Values, settings: Settings) -> str:
     ]
     if settings.forward:
         rows.append(("forwards", _signals(settings.forward)))
+    mine = as_rows(settings.policy)
+    if mine:
+        rows.append(("policy", ", ".join(f"{what}: {response}" for what, response in mine.items())))
     if settings.fault_plan:
         rows.append(("faults", settings.fault_plan))
     lines = [f"{name:<9} {what}" for name, what in rows]

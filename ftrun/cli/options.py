@@ -87,9 +87,11 @@ OPTIONS: tuple[Option, ...] = (
     _own("spares", REPAIR, "Warm spare workers.", "1", "K", **_WHOLE),
     _own("max-replacements", REPAIR, "Replacements per rank and hour; beyond it exit code 75.", "3", "N", **_WHOLE),
     _own(
-        "on-exhausted", REPAIR, "Without a healthy device: fail (shrink and wait are not yet supported).",
+        "on-exhausted", REPAIR, "Without a healthy device: end with code 75, or wait for one (shrink is not supported yet).",
         "fail", "fail|shrink|wait", check=checks.exhausted,
     ),
+    _own("xid-policy", REPAIR, "What to do about which Xid, from a TOML file.", None, "FILE"),
+    _own("quarantine-file", REPAIR, "Keep devices that failed out of later runs: they stand in this file.", None, "FILE"),
     _own("heartbeat-timeout", REPAIR, "Seconds without a beat before a worker is looked at.", "1", "S", **_TIME),
     _own(
         "hang-timeout", REPAIR, "Seconds without any progress; auto: from the length of a step.",

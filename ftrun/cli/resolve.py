@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ftrun.cli import policyfile
 from ftrun.cli.config import Config
 from ftrun.cli.options import OPTIONS, Option
 from ftrun.core.environment import virtual_variables
@@ -78,7 +79,7 @@ def _checked(option: Option, text: str | None, source: str, config: Config) -> A
         raise UsageError(f"{error} (from {source})") from None
 
 
-def settings(values: Values, script: str, args: tuple[str, ...]) -> Settings:
+def settings(values: Values, script: str, args: tuple[str, ...], config: Config | None = None) -> Settings:
     """What the launcher is to do. Errors: UsageError for options that do not go together, a missing script, ..."""
     kind = _kind(values)
     if kind == "program":
@@ -97,6 +98,17 @@ def settings(values: Values, script: str, args: tuple[str, ...]) -> Settings:
     if values["virtual-local-rank"]:
         virtual_variables(os.environ.get("CUDA_VISIBLE_DEVICES"), values["nproc-per-node"] - 1)
     nodes = _nodes(values)
+    wait = values["on-exhausted"] == "wait"
+    if wait and nodes.most > 1:
+        raise UsageError(
+            "--on-exhausted wait is for one node; several nodes go on without the one that ends (exit code 75)"
+        )
+    chosen = policyfile.read(config or Config(), values["xid-policy"])
+    quarantine = values["quarantine-file"]
+    if quarantine is not None:
+        from ftrun.host.quarantine import check
+
+        check(Path(quarantine))
     # what is no Python cannot be warmed up, and nothing is replaced in place in a world of several nodes yet
     spares = 0 if kind == "program" or nodes.most > 1 else values["spares"]
     rdzv_id = "" if values["standalone"] else _rdzv_id(values["rdzv-id"])
@@ -123,6 +135,11 @@ def settings(values: Values, script: str, args: tuple[str, ...]) -> Settings:
         signals=values["signals-to-handle"],
         forward=values["forward-signals"] or (),
         nodes=nodes,
+        policy=chosen.overrides,
+        device_faults=3 if chosen.device_faults is None else chosen.device_faults,
+        window=3600.0 if chosen.window is None else chosen.window,
+        wait_for_device=wait,
+        quarantine_file=None if quarantine is None else os.fspath(Path(quarantine).absolute()),
         output=Output(
             redirects=values["redirects"],
             tee=values["tee"],

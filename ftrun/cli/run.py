@@ -62,7 +62,7 @@ def run(script: str, args: list[str] | None, **given: str | bool | None) -> int:
     if values["json"] and not values["dry-run"]:
         raise UsageError("--json goes with --dry-run")
     try:
-        settings = resolve.settings(values, script, tuple(args or ()))
+        settings = resolve.settings(values, script, tuple(args or ()), config)
     except UsageError as error:
         raise UsageError(f"{error}{_command_meant(script)}") from None
     require_usable()

@@ -5,6 +5,7 @@ No clock (times come in the events), no I/O, no torch here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ftrun.control.events import Action, Died, End, Say, Spawn, Terminate
@@ -57,6 +58,13 @@ def charge(config: Config, state: State, worker: Worker, death: Died) -> tuple[S
         said = Say("too_many_replacements", worker.cell, worker.rank, detail)
         return finish(state, EXIT_REQUEUE, f"rank {worker.rank} died too often", said)
     return state, None
+
+
+def charge_devices(config: Config, state: State, devices: Sequence[str], t: float) -> tuple[State, bool]:
+    """Book a fault of devices; True when one of them had too many within the window."""
+    recent = tuple((d, at) for d, at in state.device_faults if t - at <= config.replacement_window)
+    state = replace(state, device_faults=(*recent, *((device, t) for device in devices)))
+    return state, any(sum(d == device for d, _ in state.device_faults) > config.device_faults for device in devices)
 
 
 def spare_lost(state: State, worker: Worker) -> tuple[State, tuple[Action, ...]]:

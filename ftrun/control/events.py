@@ -94,7 +94,8 @@ class Died(Event):
     `cause` is for people ("SIGKILL", "exit 3", "frozen", ...). `signature` names an uncaught Python exception
     ("ValueError at train.py:31"), "" when there was none. `loop_done` as on the board. `final`: not 0 when it left with
     one of ftrun's own errors, which would only come again: the exit code with which the run ends. `early`: it came no
-    further than its start (see blame.how_far); `age`: seconds it had lived.
+    further than its start (see blame.how_far); `age`: seconds it had lived. `fault`: what was detected (core.faults), ""
+    = a process that is gone.
     """
 
     t: float
@@ -108,6 +109,7 @@ class Died(Event):
     final: int = 0
     early: str = ""
     age: float = 0.0
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,52 @@ class ServiceReady(Event):
 
 
 @dataclass(frozen=True)
+class Devices(Event):
+    """The devices that this run may use, by UUID and in the order of LOCAL_RANK, and which of them are in quarantine."""
+
+    t: float
+    devices: tuple[str, ...]
+    quarantined: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceFault(Event):
+    """The driver reported a fault (core.faults: "xid", "gpu-lost", "ecc") of `devices`.
+
+    `siblings`: the others on the same GPU (MIG), which a reset would hit too. `workers`: those that use the devices.
+    `code`: the Xid; `recovery`: field 230, -1 = not known. `step`: the gate number that every rank works on.
+    """
+
+    t: float
+    fault: str
+    devices: tuple[str, ...]
+    workers: tuple[int, ...] = ()
+    siblings: tuple[str, ...] = ()
+    code: int = 0
+    recovery: int = -1
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Probed(Event):
+    """The answer to Probe. `workers`: those that use the device now; `detail`: what did not work."""
+
+    t: float
+    device: str
+    ok: bool
+    workers: tuple[int, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceBack(Event):
+    """A person took a device out of quarantine."""
+
+    t: float
+    device: str
+
+
+@dataclass(frozen=True)
 class PeerFailed(Event):
     """The world of several nodes is over, and why is no matter of this node: everyone starts again together.
 
@@ -262,10 +310,18 @@ class Fence(Action):
 
 
 @dataclass(frozen=True)
+class Dismiss(Action):
+    """Tell a healthy worker to end (SIGTERM to its process group): its world starts anew. Its Died or Finished follows."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
 class Publish(Action):
     """Write the world file of `generation` and ring. `workers[r]` holds rank r; `lost[k]` died holding `replaced[k]`.
 
-    `resume` is a gate number, or -1 in a tail world: after the loop.
+    `resume` is a gate number, or -1 in a tail world: after the loop. `devices`: what the workers may see, in the order
+    of LOCAL_RANK; () = what the launcher sees.
     """
 
     generation: int
@@ -276,6 +332,7 @@ class Publish(Action):
     tail: bool = False
     fresh: bool = False
     attempt: int = 0
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -306,6 +363,21 @@ class StartService(Action):
     """Start "nursery", "store" or "keeper" again, answer with ServiceReady."""
 
     service: str
+
+
+@dataclass(frozen=True)
+class Quarantine(Action):
+    """Give `device` to nobody any more, and remember that beyond this launcher's life."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Probe(Action):
+    """Ask the driver whether `device` is well, answer with Probed; a driver that does not answer is an answer too."""
+
+    device: str
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ftrun.control import budgets, events, restarts
+from ftrun.control import budgets, devices, events, policy, restarts
 from ftrun.control.events import Action, CloseGate, Deadline, Died, Fence, OpenGate, Publish, Say, Spawn
+from ftrun.control.responses import Response
 from ftrun.control.states import INCIDENT, STAGES, Config, IllegalEvent, Phase, Result, Stage, State, Worker, with_item
 from ftrun.core.errors import EXIT_FAILED
+from ftrun.core.faults import Fault
 
 AFTER_LOOP = -1  # Publish.resume of a tail world
 
@@ -20,7 +22,8 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
     """Ranks lost their workers (all still in `state`): charge the budgets, then recover, restart or end."""
     orders: list[Action] = []
     for death in deaths:
-        worker = _holding(state, death.worker)
+        worker = replace(_holding(state, death.worker), dead=True)
+        state = state.put(worker)
         orders += [Fence(worker.cell), Say("died", worker.cell, worker.rank, death.signature or death.cause)]
     first = _holding(state, deaths[0].worker)
     assert first.rank is not None
@@ -30,6 +33,10 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
             said = Say("failed", worker.cell, worker.rank, death.signature or death.cause)
             state, more = budgets.finish(state, death.final, f"rank {worker.rank}: {said.detail}", said)
             return state, (*orders, *more)
+    state, more, over = _as_the_policy_says(config, state, deaths)
+    orders += more
+    if over:
+        return state, tuple(orders)
     if not state.armed:
         return restarts.died_early(config, state, deaths[0], first.rank, tuple(orders))
     in_tail = [d.loop_done or _holding(state, d.worker).rank in state.tail for d in deaths]
@@ -46,11 +53,36 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
     for death in deaths:
         state = _vacate(state, _holding(state, death.worker))
     elsewhere = [w for w in state.workers if w.rank is not None and not w.loop_done and not w.finished]
-    if state.phase is Phase.RUNNING and all(in_tail) and all(w.rank in state.tail for w in elsewhere):
+    quiet = state.phase is Phase.RUNNING and not devices.short(config, state)
+    if quiet and all(in_tail) and all(w.rank in state.tail for w in elsewhere):
         state, more = _tail(config, state)
     else:
         state, more = stop(config, state)
     return state, (*orders, *more)
+
+
+def _as_the_policy_says(config: Config, state: State, deaths: Sequence[Died]) -> tuple[State, tuple[Action, ...], bool]:
+    """Deaths that the policy answers with more, or less, than another worker. True = there is nothing more to do."""
+    orders: list[Action] = []
+    for death in deaths:
+        if death.fault in policy.OF_DEVICES:
+            continue  # decided already, about the device
+        worker = _holding(state, death.worker)
+        assert worker.rank is not None
+        response, what = policy.of_dead(config.policy, death.fault), death.signature or death.cause
+        if response is Response.STOP:
+            said = Say("stopped_by_policy", worker.cell, worker.rank, what)
+            state, more = budgets.finish(state, EXIT_FAILED, f"rank {worker.rank}: {what}", said)
+            return state, (*orders, *more), True
+        if response is Response.ROLL_BACK:
+            said = Say("failed", worker.cell, worker.rank, what)
+            state, more = restarts.restart_or_end(config, state, death.t, said)
+            return state, (*orders, *more), True
+        device = devices.of_rank(state, worker.rank)
+        if response is Response.QUARANTINE and device:
+            state, more = devices.condemn(state, (device,), f"rank {worker.rank}: {what}")
+            orders += more
+    return state, tuple(orders), False
 
 
 def stop(config: Config, state: State) -> Result:
@@ -77,7 +109,9 @@ def gate_closed(config: Config, state: State, event: events.GateClosed) -> Resul
     """The step to resume is known: refill the empty ranks and tell everyone the new world."""
     if event.generation != state.generation or state.published:
         return state, ()
-    state, publish, spawns = _refill(replace(state, published=True), event.last + 1, tail=False)
+    if devices.short(config, state):
+        return devices.without(config, state)
+    state, publish, spawns = _refill(config, replace(state, published=True), event.last + 1, tail=False)
     state, more = progress(config, state)
     return state, (publish, *spawns, Deadline("recover", state.generation, config.recover_timeout), *more)
 
@@ -130,6 +164,12 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
         return state, ()
     said = Say("raised", worker.cell, worker.rank, event.signature)
     generation = worker.generation if event.generation is None else event.generation
+    response = policy.of_worker(config.policy, Fault.EXCEPTION)
+    if response is Response.STOP:
+        reason = f"rank {worker.rank}: {event.signature}"
+        return budgets.finish(state, EXIT_FAILED, reason, replace(said, what="stopped_by_policy"))
+    if response is Response.ROLL_BACK:
+        return restarts.restart_or_end(config, state, event.t, replace(said, what="failed"))
     if not state.armed:
         return restarts.restart_or_end(
             config, state, event.t, replace(said, what="failed"), failure=f"died {event.signature}"
@@ -145,6 +185,8 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
     if any(w.finished for w in state.workers):
         cannot = Say("cannot_recover", worker.cell, worker.rank, "another rank has already finished")
         return restarts.restart_or_end(config, state, event.t, cannot)
+    if response is Response.REPLACE:
+        return lose(config, state, [Died(event.t, worker.cell, event.signature, fault=Fault.EXCEPTION.value)])
     state, orders = stop(config, state)
     return state, (said, *orders)
 
@@ -165,7 +207,11 @@ def stuck(config: Config, state: State, event: events.Stuck) -> Result:
     """The links are the suspects: make all connections again, replace nobody. If that did not help, end."""
     if not state.armed or event.generation != state.generation or any(w.finished for w in state.workers):
         return state, ()
+    response = policy.of_worker(config.policy, Fault.LINK)
     state, again = budgets.seen_before(state, f"stuck at {event.step}", event.generation)
+    if response is Response.STOP:
+        reason = f"every rank waits in {event.what}"
+        return budgets.finish(state, EXIT_FAILED, reason, Say("stopped_by_policy", detail=reason))
     if again:
         reason = f"every rank waits in {event.what}, again after a reset"
         return budgets.finish(state, EXIT_FAILED, reason, Say("stuck_again", detail=event.what))
@@ -183,7 +229,7 @@ def stop_expired(config: Config, state: State, event: events.Expired) -> Result:
         return state, ()
     busy = [w for w in _survivors(state) if w.answered < Stage.STOPPED]
     if busy:
-        return lose(config, state, _condemn(busy, event.t, f"did not stop in {config.stop_timeout:g} s"))
+        return lose(config, state, condemned(busy, event.t, f"did not stop in {config.stop_timeout:g} s"))
     if state.published:
         return state, ()
     # The agent still owes GateClosed: ask again, asking twice is harmless.
@@ -196,11 +242,12 @@ def recover_expired(config: Config, state: State, event: events.Expired) -> Resu
         return state, ()
     least = min(_reached(state, w) for w in state.ranked())
     slow = [w for w in state.ranked() if _reached(state, w) == least]
-    return lose(config, state, _condemn(slow, event.t, f"did not recover in {config.recover_timeout:g} s"))
+    return lose(config, state, condemned(slow, event.t, f"did not recover in {config.recover_timeout:g} s"))
 
 
-def _condemn(workers: Sequence[Worker], t: float, cause: str) -> list[Died]:
-    return [Died(t, w.cell, cause, loop_done=w.loop_done) for w in workers]
+def condemned(workers: Sequence[Worker], t: float, cause: str, fault: str = "") -> list[Died]:
+    """The deaths of workers that live and must not."""
+    return [Died(t, w.cell, cause, loop_done=w.loop_done, fault=fault) for w in workers]
 
 
 def _reached(state: State, worker: Worker) -> Stage:
@@ -260,14 +307,15 @@ def _tail(config: Config, state: State) -> Result:
         opened=False,
         recovering=True,
     )
-    state, publish, spawns = _refill(state, AFTER_LOOP, tail=True)
+    state, publish, spawns = _refill(config, state, AFTER_LOOP, tail=True)
     state, more = budgets.replenish(config, state)
     return state, (publish, *spawns, *more)
 
 
-def _refill(state: State, resume: int, *, tail: bool) -> tuple[State, Publish, tuple[Action, ...]]:
+def _refill(config: Config, state: State, resume: int, *, tail: bool) -> tuple[State, Publish, tuple[Action, ...]]:
     """Give every empty rank a worker: a parked spare, else a started one, else a new fork (ordered after Publish)."""
     spawns: list[Action] = []
+    state = devices.assign(config, replace(state, waiting=False))
     for rank, cell in enumerate(state.holder):
         if cell is not None:
             continue
@@ -287,5 +335,6 @@ def _refill(state: State, resume: int, *, tail: bool) -> tuple[State, Publish, t
         lost=tuple(c for c in state.lost if c is not None),
         tail=tail,
         attempt=state.attempt,
+        devices=devices.visible(config, state),
     )
     return state, publish, tuple(spawns)

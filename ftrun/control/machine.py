@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from ftrun.control import budgets, incidents, restarts
+from ftrun.control import budgets, device_faults, incidents, restarts
 from ftrun.control import events as ev
 from ftrun.control.events import Action, Event, Fence, Say, Spawn, StartService
 from ftrun.control.states import (
@@ -90,6 +90,8 @@ def late(config: Config, state: State, event: Event) -> Result:
 
 def begin(config: Config, state: State, event: ev.Begin) -> Result:
     state, orders = restarts.open_world(config, replace(state, generation=1), event.t)
+    if state.phase is not Phase.STARTING:
+        return state, orders  # no healthy device for every rank
     spawns: list[Action] = []
     for _ in range(config.spares):
         state, cell = budgets.allocate(state, None)
@@ -122,6 +124,8 @@ def milestone(
 
 
 def died(config: Config, state: State, event: ev.Died) -> Result:
+    if event.worker in state.leaving:
+        return restarts.left(config, state, event.worker, event.t)
     worker = state.worker(event.worker)
     if worker is None or worker.finished:
         return state, ()
@@ -131,6 +135,8 @@ def died(config: Config, state: State, event: ev.Died) -> Result:
 
 
 def finished(config: Config, state: State, event: ev.Finished) -> Result:
+    if event.worker in state.leaving:
+        return restarts.left(config, state, event.worker, event.t)
     worker = state.worker(event.worker)
     if worker is None or worker.finished:
         return state, ()
@@ -185,7 +191,7 @@ def world_ended(config: Config, state: State, event: ev.WorldEnded) -> Result:
 def end_at_once(config: Config, state: State, event: ev.Signalled) -> Result:
     """A signal while the run ends already: no more patience with the workers. The exit code stays."""
     assert state.exit_code is not None
-    fences = tuple(Fence(w.cell) for w in state.workers)
+    fences = tuple(Fence(c) for c in (*state.leaving, *(w.cell for w in state.workers)))
     return replace(state, phase=Phase.ENDED), (*fences, ev.End(state.exit_code, f"signal {event.signum}"))
 
 
@@ -237,6 +243,10 @@ _EVENTS: tuple[type[Event], ...] = (
     ev.ServiceReady,
     ev.PeerFailed,
     ev.WorldEnded,
+    ev.Devices,
+    ev.DeviceFault,
+    ev.Probed,
+    ev.DeviceBack,
 )
 
 _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
@@ -266,10 +276,15 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     ((Phase.RUNNING,), ev.Expired, late),
     ((Phase.STOPPING,), ev.Expired, incidents.stop_expired),
     (_AFTER_STOP, ev.Expired, incidents.recover_expired),
-    ((Phase.RESTARTING,), ev.Expired, restarts.backoff_expired),
+    ((Phase.RESTARTING,), ev.Expired, restarts.pause_expired),
     # our own processes
     ((Phase.NEW, *LIVE), ev.ServiceDied, service_died),
     ((Phase.NEW, *LIVE), ev.ServiceReady, service_ready),
+    # devices
+    ((Phase.NEW, *LIVE), ev.Devices, device_faults.known),
+    ((Phase.NEW, *LIVE), ev.DeviceFault, device_faults.fault),
+    ((Phase.NEW, *LIVE), ev.Probed, device_faults.probed),
+    ((Phase.NEW, *LIVE), ev.DeviceBack, device_faults.back),
     # the other nodes
     ((*_STABLE, Phase.RESTARTING), ev.PeerFailed, restarts.peer_failed),
     ((Phase.NEW,), ev.PeerFailed, late),

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ftrun.control import devices
 from ftrun.control.budgets import allocate, failure_key, finish, seen_before
 from ftrun.control.events import (
     Action,
     Deadline,
     Died,
+    Dismiss,
     Expired,
     Fence,
     PeerFailed,
@@ -32,6 +34,9 @@ EARLY = 60.0
 
 def open_world(config: Config, state: State, t: float) -> Result:
     """Order a fresh world of `state.generation`: every rank is forked."""
+    if devices.short(config, state):
+        return devices.without(config, replace(state, phase=Phase.RESTARTING))
+    state = devices.assign(config, replace(state, waiting=False))
     holder: list[int | None] = []
     spawns: list[Action] = []
     for rank in range(config.nproc):
@@ -55,6 +60,7 @@ def open_world(config: Config, state: State, t: float) -> Result:
         lost=(),
         fresh=True,
         attempt=state.attempt,
+        devices=devices.visible(config, state),
     )
     deadline = Deadline("start", state.generation, config.start_timeout)
     return state, (ResetGate(state.generation), publish, *spawns, deadline)
@@ -98,6 +104,7 @@ def _restart(config: Config, state: State, t: float, said: Say) -> Result:
     # Spares as well: they ran the script up to its first question for the rank, and may have looked for a checkpoint
     # there, which the old world wrote only afterwards. They would begin at another step than the rest.
     gone = [w.cell for w in state.workers]
+    told = [w.cell for w in state.ranked() if w.started and not w.dead and not w.finished]
     state = replace(
         state.drop(gone),
         phase=Phase.RESTARTING,
@@ -113,18 +120,21 @@ def _restart(config: Config, state: State, t: float, said: Say) -> Result:
         early_failures=failures,
         store_ready=False,
         backoff_over=failures < 2,
+        leaving=(*state.leaving, *told),
     )
     pause = min(BACKOFF_MOST, BACKOFF_FIRST * 2.0 ** min(failures - 2, 10)) if failures >= 2 else 0.0
     said = replace(said, attempt=attempt_name(config, state.attempt + 1, pause))
-    orders: list[Action] = [said, *(Fence(c) for c in gone), StartService("store")]
+    orders: list[Action] = [said, *(Dismiss(c) if c in told else Fence(c) for c in gone), StartService("store")]
+    if state.leaving:
+        orders.append(Deadline("leave", state.generation, config.shutdown_timeout))
     if pause:
         orders.append(Deadline("backoff", state.generation, pause))
     return state, tuple(orders)
 
 
 def go_on(config: Config, state: State, t: float) -> Result:
-    """Leave RESTARTING once the new store answers and the pause is over."""
-    if not (state.store_ready and state.backoff_over):
+    """Leave RESTARTING once the old world is gone, the new store answers and the pause is over."""
+    if state.leaving or not (state.store_ready and state.backoff_over):
         return state, ()
     return open_world(config, state, t)
 
@@ -143,10 +153,25 @@ def store_gone(config: Config, state: State, t: float) -> Result:
     return _restart(config, state, t, Say("service_died", detail="store"))
 
 
-def backoff_expired(config: Config, state: State, event: Expired) -> Result:
-    if event.name != "backoff" or event.generation != state.generation:
+def left(config: Config, state: State, worker: int, t: float) -> Result:
+    """A worker of the world before did as it was told; what it started ends with it."""
+    state = replace(state, leaving=tuple(c for c in state.leaving if c != worker))
+    state, orders = go_on(config, state, t)
+    return state, (Fence(worker), *orders)
+
+
+def pause_expired(config: Config, state: State, event: Expired) -> Result:
+    """The pause is over, or the time in which the old world's workers may clean up."""
+    if event.generation != state.generation:
         return state, ()
-    return go_on(config, replace(state, backoff_over=True), event.t)
+    fences: tuple[Action, ...] = ()
+    if event.name == "backoff":
+        state = replace(state, backoff_over=True)
+    elif event.name == "leave":
+        fences = tuple(Fence(c) for c in state.leaving)
+        state = replace(state, leaving=())
+    state, orders = go_on(config, state, event.t)
+    return state, (*fences, *orders)
 
 
 def start_expired(config: Config, state: State, event: Expired) -> Result:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ftrun.control.events import Action
+from ftrun.control.policy import Overrides
 from ftrun.core.errors import FtrunError
 
 
@@ -76,6 +77,15 @@ SAYS = {
     "spare_unneeded": "worker: the script ends without asking for a rank, so no spare can wait for one",
     "stuck": "detail = what every rank waits in: all connections are made again",
     "stuck_again": "detail = what every rank waits in once more, the run ends",
+    "stopped_by_policy": "worker, rank; detail = what happened: the policy wants a person to look, the run ends",
+    "device_reported": "detail = fault and device: nothing is done",
+    "device_suspect": "detail = fault and device: it is probed",
+    "device_quarantined": "detail = fault and device: it is given to nobody any more",
+    "links_reset": "detail = fault and device: all connections are made again",
+    "node_failed": "detail = fault and device: the run ends on this machine",
+    "devices_exhausted": "detail = which devices are in quarantine: no healthy one is left, the run ends",
+    "device_waited_for": "detail = which devices are in quarantine: the run waits",
+    "device_back": "detail = device: it is out of quarantine",
     "service_died": "detail = service",
     "service_given_up": "detail = service that died too often, the run ends",
     "signalled": "detail = signal number",
@@ -95,10 +105,14 @@ class Config:
     start_timeout: float = 300.0
     stop_timeout: float = 10.0
     recover_timeout: float = 600.0
+    shutdown_timeout: float = 30.0
     shared: bool = False  # one of several nodes: what ends a world is decided by all of them
+    device_faults: int = 3  # per device and `replacement_window`
+    wait_for_device: bool = False  # what to do without a healthy device, instead of ending
+    policy: Overrides = field(default_factory=Overrides)
 
     def __post_init__(self) -> None:
-        if self.nproc < 1 or min(self.spares, self.max_restarts, self.max_replacements) < 0:
+        if self.nproc < 1 or min(self.spares, self.max_restarts, self.max_replacements, self.device_faults) < 0:
             raise ValueError(f"impossible configuration: {self}")
 
     def to_json(self) -> dict[str, Any]:
@@ -108,7 +122,10 @@ class Config:
     def from_json(raw: dict[str, Any]) -> Config:
         """Unknown keys are left out, so that the launcher may keep more in the same object."""
         known = {f.name for f in fields(Config)}
-        return Config(**{k: v for k, v in raw.items() if k in known})
+        values = {k: v for k, v in raw.items() if k in known}
+        if "policy" in values:
+            values["policy"] = Overrides(**{k: _tuples(v) for k, v in values["policy"].items()})
+        return Config(**values)
 
 
 @dataclass(frozen=True)
@@ -126,6 +143,7 @@ class Worker:
     grouped: bool = False
     loop_done: bool = False
     finished: bool = False
+    dead: bool = False  # it died, and that is being dealt with
     stage: Stage = Stage.NONE
 
     @property
@@ -167,6 +185,14 @@ class State:
     store_ready: bool = True
     store_lost: bool = False  # the store died before every rank of the present world had met in it
     backoff_over: bool = True
+    # devices, by UUID: those of the run in the order of LOCAL_RANK, and the one of each rank (() = shared by all ranks)
+    devices: tuple[str, ...] = ()
+    device: tuple[str, ...] = ()
+    quarantine: tuple[str, ...] = ()
+    device_faults: tuple[tuple[str, float], ...] = ()
+    suspects: tuple[tuple[str, float], ...] = ()
+    waiting: bool = False  # for a healthy device
+    leaving: tuple[int, ...] = ()  # workers of the world before that were told to end, and have not
     exit_code: int | None = None
 
     @property

@@ -41,6 +41,7 @@ class Head(enum.IntEnum):
     ENDING = 9  # launcher: 1 = the run ends, leave at once
     ATTEMPT = 10  # launcher: how often the whole world was restarted
     GATE_BELL = 11  # 32-bit futex word: rung at each arrival and opening, so that only ranks at the gate wake
+    WAITING = 14  # launcher: 1 = no healthy device for every rank; whoever waits for a world waits on
 
 
 class F(enum.IntEnum):

@@ -15,6 +15,7 @@ JOURNAL = "journal.jsonl"
 RUN_FILE = "run.json"
 CONTROL_SOCKET = "control.sock"
 KEEPER_SOCKET = "keeper.sock"
+DEVICES = "devices.json"
 
 # variables a worker gets beside torchrun's
 ENV_RUN_DIR = "FTRUN_RUN_DIR"

@@ -24,6 +24,7 @@ class World:
     `tail` = nobody is stopped: the replaced ranks died after the loop and only run the script's end again.
     `fresh` = nothing is restored: every worker starts its script anew (first start, or a restart of the world).
     `group_rank` is this node's place among several; `places` are those of this node only.
+    `devices`: CUDA_VISIBLE_DEVICES of the workers, in the order of LOCAL_RANK; () = as the launcher has it.
     `lost` maps each replaced rank (as a string, for JSON) to the cell of the incarnation that died.
     """
 
@@ -38,6 +39,7 @@ class World:
     fresh: bool = False
     attempt: int = 0
     group_rank: int = 0
+    devices: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -75,4 +77,5 @@ def read_world(run_dir: Path, generation: int) -> World:
     """Errors: FileNotFoundError before it is published."""
     raw = json.loads(world_path(run_dir, generation).read_text())
     places = tuple(Place(**p) for p in raw.pop("places"))
-    return World(places=places, replaced=tuple(raw.pop("replaced")), **raw)
+    devices = tuple(raw.pop("devices", ()))
+    return World(places=places, replaced=tuple(raw.pop("replaced")), devices=devices, **raw)

@@ -24,6 +24,7 @@ from ftrun.core.board import Board, Head
 from ftrun.core.world import Place, World, write_world
 from ftrun.host import fence, gates, report
 from ftrun.host.crew import Crew
+from ftrun.host.devices import DeviceWatch, Holder
 from ftrun.host.ending import Ending
 from ftrun.host.failure import Failures
 from ftrun.host.forward import Forwarder
@@ -78,7 +79,12 @@ class Agent:
             max_replacements=settings.max_replacements,
             start_timeout=settings.start_timeout,
             stop_timeout=settings.stop_timeout,
+            shutdown_timeout=settings.shutdown_timeout,
             shared=peers is not None,
+            replacement_window=settings.window,
+            device_faults=settings.device_faults,
+            wait_for_device=settings.wait_for_device,
+            policy=settings.policy,
         )
         self._state: State = initial(self._config)
         self._spares_due: list[ev.Spawn] = []
@@ -93,6 +99,11 @@ class Agent:
         self._ending = Ending(self._crew, board, loop, settings.shutdown_timeout, say, journal.note)
         self._forwarder = Forwarder(self._crew, loop, settings.nproc, say, journal.note)
         self._hangs = HangWatch(settings.hang_timeout)
+        self._devices = DeviceWatch(
+            *(run_dir, loop, services, settings.quarantine_file, self._queue.append, say, journal.note),
+            self._holders,
+            lambda: gate.unpack(board.gate()).last + 1,
+        )
         self._deadlines: dict[str, object] = {}
         self._store: tuple[str, int] | None = None
         self._store_asked = False
@@ -113,6 +124,7 @@ class Agent:
         listener.start()
         self._services.nursery.attach(self._loop)
         self._services.keeper.attach(self._loop)
+        self._devices.start()
         if self._peers is not None:
             self._peers.start(self)
         self._loop.after(_WATCH_BEATS, self._watch_beats)
@@ -161,6 +173,8 @@ class Agent:
                 self._peers.saw(event, actions)
             for action in actions:
                 self._do(action)
+            self._board[Head.WAITING] = int(self._state.waiting)
+            self._devices.waited_for(self._state.waiting)
             self._journal.event(event, actions, str(self._state.phase), self._state.generation)
             world = self._of_the_world(actions)
             self._later.append(lambda e=event, a=world: self._failures.saw(e, a))  # type: ignore[misc]
@@ -236,6 +250,7 @@ class Agent:
             fresh=action.fresh,
             attempt=self._attempt(action.attempt),
             group_rank=place.node if place else 0,
+            devices=action.devices,
         )
         if action.fresh and action.attempt:
             self._services.keeper.send({"op": "drop"})
@@ -290,7 +305,9 @@ class Agent:
     def heard(self, service: str, message: dict[str, Any]) -> None:
         """A helper said something."""
         now, op = time.monotonic(), message["op"]
-        if op == "forked":
+        if service == "nvml":
+            self._devices.heard(message)
+        elif op == "forked":
             self._crew.forked(message["cell"], message["pid"])
             if self._end is not None:
                 fence.kill_group(message["pid"])
@@ -343,11 +360,13 @@ class Agent:
 
     def meet(self, store: tuple[str, int]) -> None:
         """The store is up and, with several nodes, everyone is there."""
-        now = time.monotonic()
         self._store = store
         self._logs.rank_offset = self._world_rank(0)
-        self._queue.append(ev.ServiceReady(now, "store") if self._began else ev.Begin(now))
-        self._began = True
+        if self._began:
+            self._queue.append(ev.ServiceReady(time.monotonic(), "store"))
+        else:
+            self._began = True
+            self._devices.once_known(lambda: self._queue.append(ev.Begin(time.monotonic())))
         if self._unpublished is not None:
             action, self._unpublished = self._unpublished, None
             if action.generation == self._state.generation:  # else the world was stopped again since
@@ -356,6 +375,16 @@ class Agent:
     def _world_rank(self, local: int | None) -> Any:
         """The machine counts this node's ranks from 0; everybody else counts those of the world."""
         return local if local is None or self._peers is None else self._peers.global_rank(local)
+
+    def _holders(self) -> list[Holder]:
+        """The living workers that hold a rank, and the device that each rank was given."""
+        given = self._state.device or ("",) * self._config.nproc
+        found = [
+            (local, self._crew.workers.get(cell)) for local, cell in enumerate(self._state.holder) if cell is not None
+        ]
+        return [
+            Holder(w.index, self._world_rank(local), w.pid, given[local]) for local, w in found if w and not w.ended
+        ]
 
     def _attempt(self, own: int) -> int:
         """The machine counts this node's worlds, everybody else the restarts that the run has spent."""
@@ -375,6 +404,9 @@ class Agent:
             return
         service = self._services.which(pid)
         if service is None:
+            return
+        if service == "nvml":
+            self._devices.ended(code)
             return
         self._journal.note("service-exit", service=service, pid=pid, code=code)
         if service == "nursery":
@@ -460,5 +492,8 @@ _ACTIONS: dict[type[ev.Action], Callable[[Agent, Any], None]] = {
     ev.StartService: Agent._start_service,
     ev.Terminate: lambda agent, action: agent._ending.terminate(),
     ev.End: Agent._finish,
+    ev.Quarantine: lambda agent, action: agent._devices.quarantine(action),
+    ev.Probe: lambda agent, action: agent._devices.probe(action),
+    ev.Dismiss: lambda agent, action: agent._crew.dismiss(action.worker),
     ev.Fence: lambda agent, action: agent._crew.fence(action.worker),
 }

@@ -347,6 +347,14 @@ class Crew:
         else:
             self._fence_later(worker, time.monotonic() + _FENCE_DEADLINE)
 
+    def dismiss(self, index: int) -> None:
+        """Tell a worker to end; the machine has it fenced when it does not."""
+        worker = self.workers[index]
+        worker.fencing = True
+        if worker.pid and not worker.ended:
+            fence.kill_group(worker.pid, signal.SIGTERM)
+            fence.kill_group(worker.pid, signal.SIGCONT)  # a frozen worker hears nothing before it is thawed
+
     def _fence_later(self, worker: Worker, deadline: float) -> None:
         def look() -> None:
             if worker.cell[F.FENCED]:

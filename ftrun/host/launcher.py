@@ -18,7 +18,7 @@ from ftrun import native
 from ftrun.core import paths, schedule
 from ftrun.core.board import Board, Head
 from ftrun.core.errors import PlatformError, UsageError
-from ftrun.host import fence, report, rundir
+from ftrun.host import fence, foresight, report, rundir
 from ftrun.host.agent import SERVICES_LOG, Agent
 from ftrun.host.journal import Journal
 from ftrun.host.logfiles import claim_folder
@@ -85,6 +85,12 @@ def _claim(run_id: str | None, shared: bool, facts: dict[str, Any]) -> Path:
     return rundir.claim(name, facts)
 
 
+def _nursery_mode(settings: Settings) -> str:
+    if settings.exec_workers:
+        return "exec"
+    return "preload" if foresight.wants_torch(settings.kind, settings.argv) else "light"
+
+
 def _require_free(port: int) -> None:
     """Errors: UsageError when the store could not listen on --master-port."""
     try:
@@ -109,7 +115,7 @@ class _Run:
         self._limited = settings.nproc > 1 and "OMP_NUM_THREADS" not in env
         if self._limited:
             env["OMP_NUM_THREADS"] = "1"
-        self._services = Services(run_dir, env, settings.exec_workers, self._heard, stdin)
+        self._services = Services(run_dir, env, _nursery_mode(settings), self._heard, stdin)
         self._agent: Agent | None = None
 
     def run(self) -> int:

@@ -11,7 +11,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ftrun.control.events import Action, CloseGate, Died, Event, OpenGate, Publish, Raised, Say, Signalled, Stuck
+from ftrun.control.events import (
+    Action,
+    CloseGate,
+    DeviceFault,
+    Died,
+    Event,
+    OpenGate,
+    Probed,
+    Publish,
+    Raised,
+    Say,
+    Signalled,
+    Stuck,
+)
 from ftrun.control.machine import INCIDENT, Phase
 from ftrun.core import paths
 from ftrun.core.board import Board, F, Inexact
@@ -78,6 +91,8 @@ class Narrator:
         elif isinstance(event, Stuck) and phase in INCIDENT and self._incident is None:
             now = time.monotonic_ns()
             self._incident, self._told = Incident(now, now), set()
+        elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
+            self._begin_device(actions, woke)
         if isinstance(event, Signalled) and phase is Phase.ENDED:
             self._say(report.signalled_again(event.signum), "warning")
         for action in actions:
@@ -105,6 +120,15 @@ class Narrator:
             known = isinstance(event, Raised) or began != woke
             seen = (detected - began) / 1e6 if known else None
             self._incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen))
+
+    def _begin_device(self, actions: tuple[Action, ...], woke: int) -> None:
+        if self._incident is None and any(_begins(a) for a in actions):
+            self._incident, self._told = Incident(woke, time.monotonic_ns()), set()
+        for action in actions:
+            if self._incident and isinstance(action, Say) and action.what == "died" and action.worker is not None:
+                cell = self._board.cell(action.worker)
+                phase = cell.phase.name.lower()
+                self._incident.victims.append(Victim(action.rank or 0, cell.index, cell.step, phase, action.detail))
 
     def _fault_time(self, rank: int | None, detected: int) -> int | None:
         """When the injected fault that struck `rank` fired, ns."""

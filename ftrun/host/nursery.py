@@ -36,6 +36,7 @@ _PRELOAD = (
     "ftrun.worker.restore",
     "ftrun.worker.job",
 )
+_IMPORTS = {"preload": _PRELOAD, "light": ("ftrun.worker.entry",), "exec": ()}
 _EVERYWHERE = "0.0.0.0"
 _VACATED = 5.0  # seconds in which a store that was ended has certainly left its port
 _WORKER = "import json, os; from ftrun.worker import entry; entry.main(json.loads(os.environ.pop('FTRUN_SPEC')))"
@@ -48,15 +49,19 @@ def main() -> None:
     words = sys.argv[1:]
     if "stdin" in words:
         os.set_inheritable(boot.STDIN, False)
-    Nursery(launcher, "exec" not in words, boot.STDIN if "stdin" in words else None).serve()
+    Nursery(launcher, words[0], boot.STDIN if "stdin" in words else None).serve()
 
 
 class Nursery:
-    """`preload` False starts every worker as a fresh interpreter instead of a fork. `stdin`: what ranks read from."""
+    """`stdin`: what ranks read from.
 
-    def __init__(self, launcher: socket.socket, preload: bool, stdin: int | None = None) -> None:
+    `mode`: "preload" forks workers that have torch; "light" forks them without, for programs that need none; "exec"
+    starts each as a fresh interpreter.
+    """
+
+    def __init__(self, launcher: socket.socket, mode: str, stdin: int | None = None) -> None:
         self._launcher = launcher
-        self._preload = preload
+        self._mode = mode
         self._stdin = stdin
         self._children: set[int] = set()
         self._ended_r, self._ended_w = os.pipe()
@@ -70,7 +75,7 @@ class Nursery:
         native.set_name("ftrun nursery")
         schedule.reset_slice()
         gc.disable()  # a fifth of the time of importing torch goes into looking for garbage that is not there
-        missing = self._import() if self._preload else []
+        missing = self._import()
         gc.freeze()  # a collection in a child would copy every page it looks at
         gc.enable()
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -92,14 +97,14 @@ class Nursery:
     def _import(self) -> list[str]:
         missing = []
         variables = set(os.environ)
-        for name in _PRELOAD:
+        for name in _IMPORTS[self._mode]:
             try:
                 importlib.import_module(name)
             except ImportError as error:
                 if name.startswith("ftrun"):
                     raise
                 missing.append(f"{name}: {error}")
-        if not missing:
+        if "torch" in sys.modules and not missing:
             importlib.import_module("ftrun.worker.warm").up()
         for name in set(os.environ) - variables:
             del os.environ[name]  # torch sets some for its own children; a script that imports it later sees none
@@ -135,7 +140,7 @@ class Nursery:
             return pid
         try:
             _become_worker(spec, fds[0], fds[1], self._stdin)
-            if not self._preload:
+            if self._mode == "exec":
                 argv = boot.command(_WORKER)
                 os.execve(argv[0], argv, {**os.environ, "FTRUN_SPEC": json.dumps(spec)})
             from ftrun.worker import entry
@@ -235,10 +240,6 @@ def _store(launcher: socket.socket, lifeline: int, order: dict[str, Any]) -> NoR
     try:
         _leave_nursery()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        from datetime import timedelta
-
-        from torch.distributed import TCPStore
-
         from ftrun import native
 
         native.set_name("ftrun store")
@@ -253,8 +254,13 @@ def _store(launcher: socket.socket, lifeline: int, order: dict[str, Any]) -> NoR
             os._exit(1)
         bound, port = listener.getsockname()[:2]
         here = "127.0.0.1" if bound == _EVERYWHERE else bound
-        store = TCPStore(here, port, None, True, timedelta(seconds=300), False, master_listen_fd=listener.detach())
+        # whoever connects from now on waits until the store answers
         wire.send(launcher, {"op": "store", **answer, "port": port})
+        from datetime import timedelta
+
+        from torch.distributed import TCPStore
+
+        store = TCPStore(here, port, None, True, timedelta(seconds=300), False, master_listen_fd=listener.detach())
         launcher.close()
         os.read(lifeline, 1)
         del store

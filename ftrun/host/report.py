@@ -38,12 +38,28 @@ _WORDS = {
     "spares_given_up": "{detail} spares in a row ended before they were ready; going on without spares",
     "stuck": "every rank waits for the others in {detail}; making all connections again",
     "stuck_again": "every rank waits for the others in {detail}, also after all connections were made again; the run ends",
+    "stopped_by_policy": "rank {rank} failed ({detail}); the policy says that a person must look, the run ends",
+    "device_reported": "{detail}; nothing is done about it",
+    "device_suspect": "{detail}; the device is suspect and is probed",
+    "device_quarantined": "{detail}; the device is in quarantine, no worker gets it",
+    "links_reset": "{detail}; making all connections again",
+    "node_failed": "{detail}: this machine must be looked after; the run ends so that it can be requeued elsewhere",
+    "devices_exhausted": (
+        "no healthy device is left for every rank, in quarantine: {detail}; the run ends so that it can be requeued "
+        "(a spare device, --nproc-per-node below their number, or --on-exhausted wait keeps it going)"
+    ),
+    "device_waited_for": "waiting for a healthy device for every rank, in quarantine: {detail}",
+    "device_back": "{detail} is out of quarantine",
     "service_died": "our {detail} process died; starting another one",
     "service_given_up": "our {detail} process died too often; the run ends",
 }
 
 # what ends the run; the rest of _WORDS can be lived with
-_ENDS = {"failed", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"}
+_ENDS = {"failed", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"} | {
+    "stopped_by_policy",
+    "node_failed",
+    "devices_exhausted",
+}
 
 
 def level(what: str) -> str:

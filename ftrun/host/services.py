@@ -18,6 +18,7 @@ from ftrun.host import boot
 from ftrun.host.loop import Loop
 
 _NURSERY = "from ftrun.host import nursery; nursery.main()"
+_NVML = "from ftrun.host import nvml; nvml.main()"
 _KEEPER = "from ftrun.host import keeper; keeper.main()"
 
 
@@ -120,23 +121,27 @@ class Helper:
 
 
 class Services:
-    """The three helpers of a run. `on_message(service, message)` hears what they say; `stdin` is for the workers."""
+    """The helpers of a run. `on_message(service, message)` hears what they say; `stdin` is for the workers.
+
+    `mode`: how the nursery starts workers, see nursery.Nursery.
+    """
 
     def __init__(
         self,
         run_dir: Path,
         env: Mapping[str, str],
-        exec_workers: bool,
+        mode: str,
         on_message: Callable[[str, dict[str, Any]], None],
         stdin: int | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._env = env
-        self._mode = (*(("exec",) if exec_workers else ()), *(() if stdin is None else ("stdin",)))
+        self._mode = (mode, *(() if stdin is None else ("stdin",)))
         self._stdin = stdin
         self._out = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         self.nursery = Helper("nursery", _NURSERY, lambda m: on_message("nursery", m))
         self.keeper = Helper("keeper", _KEEPER, lambda m: on_message("keeper", m))
+        self.nvml = Helper("nvml", _NVML, lambda m: on_message("nvml", m))
         self.store_pid = 0
         self._store_order = 0  # number of the last order: answers to earlier ones are void
         # every store holds the read end: it ends when we do, however we end
@@ -153,6 +158,10 @@ class Services:
 
     def start_keeper(self) -> None:
         self.keeper.start((str(self._run_dir),), self._env, self._out)
+
+    def start_nvml(self) -> None:
+        """Only where there are GPUs. Errors: OSError."""
+        self.nvml.start((), self._env, self._out)
 
     def start_store(self, host: str, port: int, only: bool = False) -> None:
         """The nursery forks it; its address comes as a message {"op":"store"}. Nothing when that is ordered already.
@@ -191,7 +200,7 @@ class Services:
                 os.kill(pid, signal.SIGKILL)
 
     def pids(self) -> set[int]:
-        return {pid for pid in (self.nursery.pid, self.store_pid, self.keeper.pid) if pid}
+        return {pid for pid in (self.nursery.pid, self.store_pid, self.keeper.pid, self.nvml.pid) if pid}
 
     def which(self, pid: int) -> str | None:
         """The service that `pid` is."""
@@ -199,11 +208,14 @@ class Services:
             return "nursery"
         if pid == self.keeper.pid:
             return "keeper"
+        if pid == self.nvml.pid:
+            return "nvml"
         return "store" if pid and pid == self.store_pid else None
 
     def end(self) -> None:
-        """End all three."""
+        """End all of them."""
         self.keeper.send({"op": "bye"})
         self.nursery.kill()
+        self.nvml.kill()
         self.retire_store()
         self.keeper.kill()

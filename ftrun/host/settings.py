@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftrun.control.policy import Overrides
 from ftrun.core.errors import UsageError
 from ftrun.host.streams import Streams
 
@@ -88,6 +89,11 @@ class Settings:
     forward: tuple[int, ...] = ()
     rdzv_id: str = ""  # as given with --rdzv-id; TORCHELASTIC_RUN_ID is this, else the run's name
     nodes: Nodes = Nodes()
+    policy: Overrides = field(default_factory=Overrides)
+    device_faults: int = 3  # of one device within `window`
+    window: float = 3600.0
+    wait_for_device: bool = False
+    quarantine_file: str | None = None  # absolute
     output: Output = Output()
 
     def to_json(self) -> dict[str, Any]:
@@ -104,7 +110,12 @@ def worker_count(text: str) -> int:
         if gpus:
             return gpus
         if kind == "gpu":
-            raise UsageError("--nproc-per-node gpu: this machine shows no GPU (no /dev/nvidia0)")
+            from ftrun.host import visible
+
+            found = visible.count(os.environ)
+            if not found:
+                raise UsageError("--nproc-per-node gpu: this machine shows no GPU (no /dev/nvidia0, and none by NVML)")
+            return found
         return len(os.sched_getaffinity(0))
     if kind == "xpu":
         count = xpu_count()

@@ -13,14 +13,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ftrun.core import gate, paths, schedule
 from ftrun.core.board import Board, Cell, F, Flag, Head, Phase
 from ftrun.core.errors import PlatformError, WorkerError
 from ftrun.core.world import World, read_world
 from ftrun.worker.keeper_client import KeeperClient
-from ftrun.worker.segment import Segment
+
+if TYPE_CHECKING:
+    from ftrun.worker.segment import Segment
 
 _LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
 _COMPLETE_AFTER = 0.004  # seconds that an aborted collective gets to end by itself
@@ -118,6 +120,8 @@ class Context:
                 tried = published
             if self.board[Head.ENDING]:
                 raise WorkerError("the run ends")
+            if self.board[Head.WAITING]:
+                deadline = time.monotonic() + seconds
             left = deadline - time.monotonic()
             if left <= 0:
                 raise WorkerError(f"no new world was published within {seconds:.0f} s; is the launcher alive?")

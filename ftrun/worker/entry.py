@@ -21,10 +21,11 @@ from ftrun import native
 from ftrun.core import environment, paths
 from ftrun.core.board import F, Flag, Phase
 from ftrun.core.world import World
-from ftrun.worker import numa, park, program, script, warm
+from ftrun.worker import numa, park, program, script
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.failing import report_exception
 
+_KEEP = 256 << 20  # freed blocks up to this size stay with the process instead of going back to the system
 _PARK_DEADLINE = 10 * 365 * 86400.0  # a spare may wait for as long as the run lasts; the launcher ends it
 
 
@@ -69,7 +70,7 @@ def _run(spec: dict[str, Any]) -> int:
         cell[F.RANK] = int(spec["rank"]) + 1
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
-    warm.tune()
+    native.malloc_keep(_KEEP)  # a restored rank allocates gradients and buckets at once
     # a child of the script (a DataLoader worker) must not collect our groups: their threads do not exist there
     os.register_at_fork(after_in_child=gc.freeze)
     context.on_rank = _settler(context, spec)
@@ -102,12 +103,20 @@ def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:
     context.report(f"parked-{context.cell.index}", {"line": park.where()})
     context.milestone(Flag.PARKED)
     mine = context.cell.index
-    ahead = warm.Ahead(context)
-    world = context.await_world(lambda w: w.rank_of(mine) is not None, 0, _PARK_DEADLINE, ahead.look)
+    world = context.await_world(lambda w: w.rank_of(mine) is not None, 0, _PARK_DEADLINE, _meanwhile(context))
     _take_rank(context, world, spec)
     if "stdin" in spec:
         os.dup2(spec["stdin"], 0)
         os.close(spec["stdin"])
+
+
+def _meanwhile(context: Context) -> Callable[[], None] | None:
+    """What a parked spare does now and then: nothing in a program that has nothing to do with torch."""
+    if "torch" not in sys.modules:
+        return None
+    from ftrun.worker import warm
+
+    return warm.Ahead(context).look
 
 
 def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:
@@ -132,9 +141,12 @@ def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:
 
 def _settler(context: Context, spec: dict[str, Any]) -> Callable[[], None]:
     """What is left to do on this machine once the local rank is known."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # before the script of a spare may set it
+    unchanged = os.environ.get("CUDA_VISIBLE_DEVICES")  # before the script of a spare may set it
 
     def settle() -> None:
+        visible = unchanged
+        if context.world is not None and context.world.devices:  # a device is in quarantine
+            visible = os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(context.world.devices)
         if spec["numa"]:
             numa.bind(spec["numa"], context.local_rank, int(os.environ["LOCAL_WORLD_SIZE"]), visible)
         if spec["virtual"]:

@@ -11,14 +11,8 @@ from ftrun.worker.arena import Arena
 from ftrun.worker.context import Context
 from ftrun.worker.segment import Segment
 
-_KEEP = 256 << 20  # freed blocks up to this size stay with the process instead of going back to the system
 _ROOM = 64 << 20  # bytes of heap for what is not as large as the state: activations, alignment
 _HEAP_MOST = 1 << 30  # bytes of heap touched ahead of their use at the most
-
-
-def tune() -> None:
-    """Keep freed memory: a restored rank allocates gradients and buckets at once."""
-    native.malloc_keep(_KEEP)
 
 
 def up() -> None:

@@ -335,3 +335,35 @@ def test_stop_without_a_run(ftrun: Ftrun) -> None:
     assert result.returncode == 4
     assert result.stderr == "ftrun: error: no live run named nobody\n"
     assert ftrun.call("stop").returncode == 4
+
+
+# ---- restarts --------------------------------------------------------------------------------------------------------
+
+RESTARTED = """
+import os, signal, sys, time
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+base = {base!r}
+def end(signum, frame):
+    open(base + "/saved-" + rank, "w").close()
+    if rank == "0":
+        os._exit(0)
+signal.signal(signal.SIGTERM, end)
+open(base + "/up-" + rank + "-" + attempt, "w").close()
+if attempt == "0":
+    while rank != "2" or not all(os.path.exists(base + f"/up-{{r}}-0") for r in range(3)):
+        time.sleep(0.01)
+    sys.exit(3)
+"""
+
+
+def test_a_restart_lets_healthy_workers_clean_up(ftrun: Ftrun) -> None:
+    run = direct.start(
+        ftrun, ftrun.script(RESTARTED.format(base=str(ftrun.base))), nproc=3, max_restarts=1, shutdown_timeout=1.0
+    )
+    assert run.wait(20) == 0, run.stderr
+    assert sorted(p.name for p in ftrun.base.glob("saved-*")) == ["saved-0", "saved-1"]
+    assert sorted(p.name for p in ftrun.base.glob("up-*-1")) == ["up-0-1", "up-1-1", "up-2-1"]
+    # rank 1 stays after its signal handler, and is killed when the time is up
+    told = [line["t"] for line in run.journal() for a in line.get("actions", ()) if a["kind"] == "Dismiss"]
+    killed = [line["t"] for line in run.journal() if line.get("event", {}).get("name") == "leave"]
+    assert len(told) == 2 and killed[0] - told[0] >= 1.0

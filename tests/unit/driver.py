@@ -15,9 +15,19 @@ STAGES = tuple(m.STAGES)
 class Driver:
     """A run of `nproc` ranks; `t` only moves when a test moves it."""
 
-    def __init__(self, nproc: int = 2, spares: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        nproc: int = 2,
+        spares: int = 1,
+        *,
+        devices: tuple[str, ...] = (),
+        quarantined: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
         self.config = m.Config(nproc, spares, **options)
         self.state = m.initial(self.config)
+        self.devices = devices
+        self.quarantined = quarantined
         self.t = 0.0
         self.hits: set[tuple[m.Phase, type[ev.Event]]] = set()
         self.orders: list[ev.Action] = []
@@ -44,6 +54,8 @@ class Driver:
         return cell
 
     def begin(self) -> Driver:
+        if self.devices:
+            self.send(ev.Devices(self.t, self.devices, self.quarantined))
         self.send(ev.Begin(self.t))
         return self
 
@@ -65,6 +77,16 @@ class Driver:
     def kill(self, worker: int, **facts: Any) -> tuple[ev.Action, ...]:
         facts = {"cause": "SIGKILL", "code": 137, "step": 5, **facts}
         return self.send(ev.Died(self.t, worker, **facts))
+
+    def fault(self, rank: int, code: int = 0, fault: str = "xid", **facts: Any) -> tuple[ev.Action, ...]:
+        """The device of a rank fails; the rank's worker uses it."""
+        device = self.state.device[rank]
+        return self.send(ev.DeviceFault(self.t, fault, (device,), (self.holder(rank),), code=code, **facts))
+
+    def leave(self) -> None:
+        """Everyone who was told to end does."""
+        for cell in self.state.leaving:
+            assert kinds(self.kill(cell, cause="SIGTERM", code=143))[0] == "Fence"
 
     def close(self, last: int = 4) -> tuple[ev.Action, ...]:
         return self.send(ev.GateClosed(self.t, self.state.generation, last))

@@ -30,6 +30,7 @@ class Process:
     stage: int = -1  # index into STAGES, for `stage_of`
     stage_of: int = 0
     leaving: bool = False  # it may leave its loop, and then end
+    told: bool = False  # to end, since the world starts anew
     loop_done: bool = False
     finished: bool = False
 
@@ -57,8 +58,13 @@ class Simulation:
         self.old: list[ev.Event] = []
         self.over: int | None = None
         self.ending = False  # every worker leaves as soon as it can
+        self.quarantine: set[str] = set()
+        self.probes: list[str] = []
+        if run.devices:
+            self.quarantine |= set(run.quarantined)
+            self.send(ev.Devices(self.run.t, run.devices, run.quarantined))
         self.send(ev.Begin(self.run.t))
-        while warm and not self.run.state.armed:
+        while warm and not self.run.state.armed and not self.run.state.waiting and self.over is None:
             self.everyone_walks()
 
     # ---- the agent ---------------------------------------------------------------------------------------------------
@@ -91,6 +97,11 @@ class Simulation:
         process = self.processes[order.worker]
         process.alive, process.fenced = False, True
 
+    def do_dismiss(self, order: ev.Dismiss) -> None:
+        process = self.processes[order.worker]
+        assert process.alive
+        process.told = True
+
     def do_closegate(self, order: ev.CloseGate) -> None:
         assert order.generation >= self.gate
         assert order.generation == self.run.state.generation
@@ -117,6 +128,12 @@ class Simulation:
         assert len(order.replaced) == len(order.lost)
         assert order.generation > (self.published.generation if self.published else 0)
         self.places, self.published = order.workers, order
+        device = self.run.state.device
+        for rank in range(len(device)) if order.fresh else order.replaced if device else ():
+            assert device[rank] not in self.quarantine, "a rank got a device in quarantine"
+        assert len(set(device)) == len(device), "two ranks share a device"
+        assert not device or (order.devices or self.run.devices[: len(device)]) == device
+        assert not self.quarantine & set(order.devices) or order.replaced
         for rank, cell in enumerate(order.workers):
             process = self.processes.get(cell)
             if process is not None:
@@ -148,6 +165,13 @@ class Simulation:
     def do_startservice(self, order: ev.StartService) -> None:
         self.starting.append(order.service)
 
+    def do_quarantine(self, order: ev.Quarantine) -> None:
+        assert order.device not in self.quarantine, "told twice"
+        self.quarantine.add(order.device)
+
+    def do_probe(self, order: ev.Probe) -> None:
+        self.probes.append(order.device)
+
     def do_say(self, order: ev.Say) -> None:
         assert order.what in m.SAYS
 
@@ -169,6 +193,8 @@ class Simulation:
         t, cell = self.run.t, process.cell
         if process.finished:
             return None
+        if process.told:
+            return ev.Died(t, cell, "SIGTERM", 143)
         if not process.started:
             return ev.Started(t, cell)
         if process.rank is None:
@@ -210,6 +236,8 @@ class Simulation:
         elif isinstance(event, ev.LoopDone):
             process.loop_done = True
             process.leaving = self.ending
+        elif isinstance(event, ev.Died):
+            process.alive = False
         elif isinstance(event, ev.Finished):
             process.finished, process.alive = True, False
         elif isinstance(event, ev.Stage):
@@ -238,10 +266,10 @@ class Simulation:
         return [p for p in self.processes.values() if p.alive]
 
     def looping(self) -> list[Process]:
-        return [p for p in self.alive() if p.protected and not p.through]
+        return [p for p in self.alive() if p.protected and not p.through and not p.told]
 
     def staying(self) -> list[Process]:
-        return [p for p in self.alive() if p.protected and not p.leaving]
+        return [p for p in self.alive() if p.protected and not p.leaving and not p.told]
 
     def die(self, process: Process, code: int | None = 137, signature: str = "") -> None:
         process.alive = False
@@ -262,6 +290,26 @@ class Simulation:
         process = self.processes.get(self.places[rank])
         if process is not None and process.alive:
             self.send(ev.Unrestorable(self.run.t, process.cell, process.world, "no replica"))
+
+    def users(self, device: str) -> tuple[int, ...]:
+        """The living worker of the rank that has the device."""
+        state = self.run.state
+        ranks = [rank for rank, mine in enumerate(state.device) if mine == device]
+        cells = [cell for rank in ranks if (cell := state.holder[rank]) is not None]
+        return tuple(cell for cell in cells if cell in self.processes and self.processes[cell].alive)
+
+    def fail_device(self, device: str, fault: str, code: int, recovery: int, *, used: bool = True) -> None:
+        users = self.users(device) if used else ()
+        step = self.last + 1
+        self.send(ev.DeviceFault(self.run.t, fault, (device,), users, (), code, recovery, step))
+
+    def answer_probe(self, ok: bool) -> None:
+        device = self.probes.pop(0)
+        self.send(ev.Probed(self.run.t, device, ok, self.users(device), "" if ok else "no answer"))
+
+    def heal(self, device: str) -> None:
+        self.quarantine.discard(device)
+        self.send(ev.DeviceBack(self.run.t, device))
 
     def kill_service(self, service: str) -> None:
         self.starting = [s for s in self.starting if s != service]
@@ -304,15 +352,17 @@ class Simulation:
                 assert self.memory[rank] == cell
         for process in self.processes.values():
             if process.alive:
-                assert state.worker(process.cell) is not None, "a live worker is forgotten"
+                assert process.told or state.worker(process.cell) is not None, "a live worker is forgotten"
 
     def somebody_is_waited_for(self) -> None:
         """Unless it is quiet there is always a deadline or an answer that must come."""
         state = self.run.state
         waits = {Phase.STARTING: "start", Phase.RESTARTING: "backoff"}
         if state.phase is Phase.RESTARTING:
-            assert self.starting or waits[state.phase] in self.deadlines or not state.backoff_over
-        elif state.phase is Phase.STOPPING and not state.published:
+            backoff = waits[state.phase] in self.deadlines or not state.backoff_over
+            assert self.starting or state.leaving or backoff or state.waiting
+            assert not state.leaving or "leave" in self.deadlines
+        elif state.phase is Phase.STOPPING and not state.published and not state.waiting:
             assert state.generation in self.owed
 
     def finish(self) -> None:
@@ -327,6 +377,9 @@ class Simulation:
                 self.service_ready()
             while self.owed:
                 self.answer_gate(0)
+            if self.run.state.waiting:
+                for device in sorted(self.quarantine):
+                    self.heal(device)
             walking = bool(self.walking())
             self.everyone_walks()
             self.the_state_fits_the_world()

@@ -56,6 +56,10 @@ EVENTS: list[ev.Event] = [
     ev.ServiceReady(1.0, "keeper"),
     ev.PeerFailed(1.0, "node 1 is gone", 1),
     ev.WorldEnded(1.0, 1, "rank 3 failed"),
+    ev.Devices(1.0, ("GPU-a", "GPU-b", "GPU-c"), ("GPU-c",)),
+    ev.DeviceFault(1.0, "xid", ("GPU-a",), (0,), (), 13, 0, 5),
+    ev.Probed(1.0, "GPU-a", True, (0,)),
+    ev.DeviceBack(1.0, "GPU-c"),
 ]
 
 

@@ -257,11 +257,13 @@ def test_a_script_without_protect_restarts_as_often_as_asked() -> None:
         ev.Fence(1),
         ev.Say("died", 1, 1, "exit 1"),
         ev.Say("restarting", 1, 1, "exit 1", attempt="2 of 2"),
-        ev.Fence(0),
+        ev.Dismiss(0),
         ev.Fence(1),
         ev.Fence(2),  # the spare ran the script up to its rank: what it read there may be old
         ev.StartService("store"),
+        ev.Deadline("leave", 2, 30.0),
     )
+    run.leave()
     assert run.send(ev.ServiceReady(0.0, "store")) == (
         ev.ResetGate(2),
         ev.Publish(2, 0, (3, 4), (), (), fresh=True, attempt=1),
@@ -285,8 +287,11 @@ def test_start_up_failures_restart_with_a_growing_pause() -> None:
         run.send(ev.Grouped(run.t, run.holder(0)))
         actions = run.kill(run.holder(1))
         run.send(ev.ServiceReady(run.t, "store"))
-        pauses += [a.seconds for a in actions if isinstance(a, ev.Deadline)]
-        if any(isinstance(a, ev.Deadline) for a in actions):
+        assert run.at(Phase.RESTARTING)
+        run.leave()
+        waits = [a.seconds for a in actions if isinstance(a, ev.Deadline) and a.name == "backoff"]
+        pauses += waits
+        if waits:
             assert run.at(Phase.RESTARTING)
             run.expire("backoff", 1)
             assert run.at(Phase.RESTARTING)
@@ -312,6 +317,7 @@ def test_the_same_start_up_failure_twice_is_the_programs() -> None:
     run = Driver(2, 0).up(protect=False)
     run.send(ev.Grouped(0.0, 0))
     assert says(run.kill(1, code=1, signature="ImportError")) == ["died", "restarting"]
+    run.leave()
     run.send(ev.ServiceReady(0.0, "store"))
     run.raise_world(protect=False)
     run.send(ev.Grouped(0.0, run.holder(0)))
@@ -320,11 +326,28 @@ def test_the_same_start_up_failure_twice_is_the_programs() -> None:
 
 def test_a_store_that_dies_while_restarting_is_waited_for() -> None:
     run = in_restart()
+    run.leave()
     assert ev.StartService("store") in run.send(ev.ServiceDied(0.0, "store"))
     run.send(ev.ServiceReady(0.0, "keeper"))
     assert run.at(Phase.RESTARTING)
     run.send(ev.ServiceReady(0.0, "store"))
     assert run.at(Phase.STARTING)
+
+
+def test_workers_that_do_not_leave_are_killed() -> None:
+    run = in_restart()
+    run.send(ev.ServiceReady(0.0, "store"))
+    assert run.at(Phase.RESTARTING)
+    assert run.state.leaving == (1,)
+    actions = run.expire("leave")
+    assert actions[0] == ev.Fence(1)
+    assert run.at(Phase.STARTING)
+
+
+def test_a_second_signal_kills_those_that_leave_too() -> None:
+    run = in_restart()
+    run.send(ev.Signalled(0.0, 2))
+    assert ev.Fence(1) in run.send(ev.Signalled(0.0, 2))
 
 
 @pytest.mark.parametrize("parked", [False, True])

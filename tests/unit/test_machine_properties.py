@@ -18,6 +18,8 @@ from tests.unit.simulation import SERVICES, Simulation
 
 CODES = [137, 137, 137, 139, 1, 3, None]
 JUMPS = [0, 0, 0, 1, 5]
+XIDS = [13, 31, 43, 45, 48, 79, 74, 94, 119, 154, 999]
+UUIDS = tuple(f"GPU-{letter}" for letter in "abcdefg")
 
 
 class World(Simulation, RuleBasedStateMachine):
@@ -29,9 +31,14 @@ class World(Simulation, RuleBasedStateMachine):
         restarts=st.integers(0, 2),
         replacements=st.sampled_from([0, 3, 30, 30]),
         warm=st.sampled_from([True, True, False]),
+        devices=st.sampled_from([0, 1, 4, 6, 7]),
+        wait=st.booleans(),
     )
-    def begin(self, nproc: int, spares: int, restarts: int, replacements: int, warm: bool) -> None:
-        self.start(Driver(nproc, spares, max_restarts=restarts, max_replacements=replacements), warm=warm)
+    def begin(
+        self, nproc: int, spares: int, restarts: int, replacements: int, warm: bool, devices: int, wait: bool
+    ) -> None:
+        options = {"max_restarts": restarts, "max_replacements": replacements, "wait_for_device": wait}
+        self.start(Driver(nproc, spares, devices=UUIDS[:devices], **options), warm=warm)
 
     @precondition(lambda self: self.walking())
     @rule(data=st.data(), jump=st.sampled_from(JUMPS))
@@ -83,6 +90,22 @@ class World(Simulation, RuleBasedStateMachine):
     @rule(ahead=st.integers(0, 2))
     def everybody_waits(self, ahead: int) -> None:
         self.send(ev.Stuck(self.run.t, self.last + 1 + ahead, max(1, self.gate), "allreduce"))
+
+    @precondition(lambda self: self.over is None and self.run.devices)
+    @rule(data=st.data(), code=st.sampled_from(XIDS), recovery=st.sampled_from([-1, 0, 0, 0, 1, 5]), used=st.booleans())
+    def a_device_fails(self, data: st.DataObject, code: int, recovery: int, used: bool) -> None:
+        fault = data.draw(st.sampled_from(["xid", "xid", "xid", "gpu-lost", "ecc"]))
+        self.fail_device(data.draw(st.sampled_from(self.run.devices)), fault, code, recovery, used=used)
+
+    @precondition(lambda self: self.probes)
+    @rule(ok=st.booleans())
+    def a_probe_ends(self, ok: bool) -> None:
+        self.answer_probe(ok)
+
+    @precondition(lambda self: self.quarantine and self.over is None)
+    @rule(data=st.data())
+    def a_device_is_mended(self, data: st.DataObject) -> None:
+        self.heal(data.draw(st.sampled_from(sorted(self.quarantine))))
 
     @precondition(lambda self: self.deadlines)
     @rule(data=st.data())
@@ -145,13 +168,23 @@ def _story(seed: int) -> Simulation:
     """A long run with faults picked by `seed`, most of them while an incident is going on."""
     pick = random.Random(seed)
     world = Simulation()
-    options = {"max_restarts": pick.choice([0, 2]), "max_replacements": pick.choice([2, 50, 50])}
+    options = {
+        "max_restarts": pick.choice([0, 2]),
+        "max_replacements": pick.choice([2, 50, 50]),
+        "devices": UUIDS[: seed % 8],
+        "wait_for_device": seed % 16 > 8,
+    }
     world.start(Driver(pick.randint(1, 4), pick.randint(0, 2), **options), warm=pick.random() < 0.9)
     for _ in range(pick.choice([30, 120])):
         if world.over is not None:
             break
         roll = pick.random()
-        if roll < 0.70 and world.walking():
+        if world.run.devices and pick.random() < 0.02:
+            device, code = pick.choice(world.run.devices), pick.choice(XIDS)
+            world.fail_device(device, pick.choice(["xid", "xid", "xid", "ecc"]), code, pick.choice([-1, 0, 0, 0, 1]))
+        elif world.probes and pick.random() < 0.1:
+            world.answer_probe(pick.random() < 0.7)
+        elif roll < 0.70 and world.walking():
             world.walk(pick.choice(world.walking()), pick.choice(JUMPS))
         elif roll < 0.80 and world.owed:
             world.answer_gate(pick.randrange(len(world.owed)))
@@ -200,6 +233,8 @@ def test_long_stories_of_faults_end() -> None:
     # The stories are worth something only while they get everywhere.
     for phase in m.INCIDENT:
         assert seen[f"Died in {phase}"] > 1
+    for what in ("device_quarantined", "device_suspect", "devices_exhausted", "device_waited_for", "links_reset"):
+        assert seen[what] > 1, what
     for what in ("incidents", "tails", "restarts", "recovered", "raised", "raised_again", "spare_died", "code 75"):
         assert seen[what] > 1, what
     assert seen[f"Raised in {Phase.RESUMING}"] > 0

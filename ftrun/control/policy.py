@@ -1,0 +1,133 @@
+"""Fault -> what is done about it: one table, and what a user put in place of its rows.
+
+A device fault asks in this order: the user's rows, the recovery action that the driver asks for (NVML field 230), the
+table of Xids. Nothing here counts: budgets.py does. No clock, no I/O, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ftrun.control import xid
+from ftrun.control.responses import Response
+from ftrun.control.xid import Class
+from ftrun.core.faults import Fault
+
+R = Response
+NO_ANSWER = -1  # the driver has no field 230, or did not answer in time
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is done, and what else a user may choose. An exit code alone never condemns a device."""
+
+    response: Response
+    choices: tuple[Response, ...]
+
+
+_GONE = (R.REPLACE, R.ROLL_BACK, R.STOP)
+_ON_DEVICE = (R.REPLACE, R.QUARANTINE, R.ROLL_BACK, R.STOP)
+DEVICE_CHOICES = (R.REPLACE, R.QUARANTINE, R.LINKS, R.ROLL_BACK, R.STOP, R.FAIL_NODE, R.SUSPECT, R.REPORT)
+
+OF_DEVICES = (Fault.XID, Fault.GPU_LOST, Fault.ECC)
+
+TABLE: dict[Fault, Row] = {
+    Fault.EXIT: Row(R.REPLACE, _GONE),
+    Fault.SIGNAL: Row(R.REPLACE, _GONE),
+    Fault.OOM: Row(R.REPLACE, _GONE),
+    Fault.EXCEPTION: Row(R.REDO, (R.REDO, *_GONE)),
+    Fault.FROZEN: Row(R.REPLACE, _ON_DEVICE),
+    Fault.GIL: Row(R.REPLACE, _ON_DEVICE),
+    Fault.HANG: Row(R.REPLACE, _ON_DEVICE),
+    Fault.COLLECTIVE: Row(R.REPLACE, _ON_DEVICE),
+    Fault.LINK: Row(R.LINKS, (R.LINKS, R.STOP)),
+    Fault.NONFINITE: Row(R.REDO, (R.REDO, *_ON_DEVICE, R.REPORT)),
+    Fault.CORRUPT: Row(R.REPLACE, (*_ON_DEVICE, R.REPORT)),
+    Fault.STRAGGLER: Row(R.REPORT, (*_ON_DEVICE, R.REPORT)),
+    Fault.CUDA: Row(R.REPLACE, _ON_DEVICE),
+    Fault.XID: Row(R.SUSPECT, ()),  # by number: [policy.xid], --xid-policy
+    Fault.GPU_LOST: Row(R.QUARANTINE, (R.QUARANTINE, R.FAIL_NODE, R.STOP)),
+    Fault.ECC: Row(R.QUARANTINE, DEVICE_CHOICES),
+    Fault.DISK_FULL: Row(R.REPORT, (R.REPORT, R.STOP)),
+    Fault.MEMORY_FULL: Row(R.REPORT, (R.REPORT, R.STOP)),
+    Fault.DRAIN: Row(R.REPLACE, (R.REPLACE,)),
+}
+
+# NVML field 230: the driver knows best what its device needs.
+RECOVERY: dict[int, tuple[str, Response]] = {
+    1: ("the driver asks for a reset", R.QUARANTINE),
+    2: ("the driver asks for a reboot", R.FAIL_NODE),
+    3: ("the driver asks to drain its peers", R.QUARANTINE),
+    4: ("the driver asks to drain and reset it", R.QUARANTINE),
+    5: ("the driver asks to recover the NVLink domain", R.LINKS),
+    6: ("the driver asks for a bus reset", R.QUARANTINE),
+    7: ("the driver asks for a reboot", R.FAIL_NODE),
+}
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What a user put in place of rows: (fault, response) and (Xid, response) by their names."""
+
+    faults: tuple[tuple[str, str], ...] = ()
+    xids: tuple[tuple[int, str], ...] = ()
+
+    def fault(self, fault: Fault) -> Response | None:
+        return _last(self.faults, fault.value)
+
+    def xid(self, number: int) -> Response | None:
+        return _last(self.xids, number)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`why` is for people. `counts`: it is the device's doing, and charged to the device's budget."""
+
+    response: Response
+    why: str
+    counts: bool = True
+
+
+def of_worker(overrides: Overrides, fault: str) -> Response:
+    """What is done about a fault of a worker; an unnamed one ("") is a worker that is gone."""
+    if not fault:
+        return R.REPLACE
+    named = Fault(fault)
+    return overrides.fault(named) or TABLE[named].response
+
+
+def of_dead(overrides: Overrides, fault: str) -> Response:
+    """The same when its process is gone: what needs a live process is done by a new one."""
+    response = of_worker(overrides, fault)
+    return R.REPLACE if response in (R.REDO, R.LINKS, R.REPORT, R.SUSPECT) else response
+
+
+def of_device(overrides: Overrides, fault: str, code: int = 0, recovery: int = NO_ANSWER) -> Verdict:
+    """What is done about a fault of a device. `code`: the Xid, if it is one; `recovery`: the value of field 230."""
+    named = Fault(fault)
+    row = xid.row(code)
+    if named is Fault.XID:
+        what, chosen = f"Xid {code} ({row.meaning})", overrides.xid(code)
+        otherwise = row.action
+    else:
+        what, chosen = _WORDS.get(named, named.value), overrides.fault(named)
+        otherwise = TABLE[named].response
+    counts = named is not Fault.XID or row.kind is not Class.APPLICATION
+    if chosen is not None:
+        return Verdict(chosen, what, counts)
+    if recovery in RECOVERY:
+        asked, response = RECOVERY[recovery]
+        return Verdict(response, f"{what}; {asked}", True)
+    return Verdict(otherwise, what, counts)
+
+
+_WORDS = {
+    Fault.GPU_LOST: "the device does not answer",
+    Fault.ECC: "uncorrectable memory error",
+}
+
+
+def _last(rows: Iterable[tuple[object, str]], key: object) -> Response | None:
+    found = [response for name, response in rows if name == key]
+    return Response(found[-1]) if found else None
