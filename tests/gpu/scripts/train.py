@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ftrun
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from tests.native.gpu_model import Gpu, QueuedSGD
+from tests.gpu.gpu_model import Gpu, QueuedSGD
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
