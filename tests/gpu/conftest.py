@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def run(folder: Path, control: fake.Control, *arguments: str, faults: tuple[str,
     return finish(harness.start(folder, command(folder, *arguments, faults=faults), control.env))
 
 
-COMPARED = ("weights", "optimizer", "buffers", "rng", "loss")
+COMPARED: tuple[str, ...] = ("weights", "optimizer", "buffers", "rng", "loss")
 
 
 def same(one: Outcome, other: Outcome) -> None:
@@ -72,8 +72,16 @@ def same(one: Outcome, other: Outcome) -> None:
     assert not different, f"{different}\n{other.output[-4000:]}"
 
 
+def _only_without_cuda() -> None:
+    import torch
+
+    if torch.version.cuda is not None:
+        pytest.skip("this torch has CUDA and would use the fake driver itself; `make gpu-test` runs what needs a GPU")
+
+
 @pytest.fixture
 def control(tmp_path: Path) -> fake.Control:
+    _only_without_cuda()
     return fake.Control(tmp_path / "cuda.txt")
 
 
@@ -86,8 +94,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """The uninterrupted result."""
+    _only_without_cuda()
     folder = tmp_path_factory.mktemp("clean")
     return run(folder / "run", fake.Control(folder / "cuda.txt"))
-
-
-Clean = Callable[[], Outcome]
