@@ -93,13 +93,17 @@ class Keeper:
         self._select.register(sock, selectors.EVENT_READ)
 
     def _answer(self, sock: socket.socket) -> None:
+        fds: list[int] = []
         try:
             frame = wire.receive(sock)
             if frame is not None:
-                self._reply(sock, *frame)
+                message, fds = frame
+                self._reply(sock, message, fds)
                 return
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"keeper: {error!r}", file=sys.stderr)
+        for fd in fds:
+            os.close(fd)
         self._select.unregister(sock)
         sock.close()
 
@@ -117,8 +121,8 @@ class Keeper:
         elif message["op"] == "drop":
             self._drop()
             answer = {"ok": True}
-        for fd in fds:
-            os.close(fd)
+        while fds:
+            os.close(fds.pop())
         wire.send(sock, answer, give)
 
     def _put(self, sock: socket.socket, key: tuple[int, str], message: dict[str, Any], fds: list[int]) -> bool:

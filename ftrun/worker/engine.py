@@ -154,6 +154,10 @@ class Engine:
         self.context.cell[F.STEP] = self.index_of(end) + 1
         self._answer_resumed()
         # a step that updates nothing: what comes after it is what was before, and a replacement finds it sealed
+        try:
+            self._settle_device()  # replicas stay for a death in the last update, on the device too
+        except Interrupt:
+            return False
         self.ledger.gate(end, accumulating=True)
         if not self.arrive(end):
             return False

@@ -90,6 +90,9 @@ def fetch_gpu(context: Context, rank: int, arena: Arena, gpu: int, write: bool) 
 
     def part(index: int) -> int | None:
         found = _get(context, rank, f"arena.{index}")
+        if found is not None and found[1].kind is not Kind.CUDA:
+            os.close(found[0])
+            found = None
         return None if found is None else found[0]
 
     arena.attach_gpu(gpu, part, write)

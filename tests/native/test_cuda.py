@@ -353,3 +353,20 @@ def test_lowered_ptx_assembles(target: str, tmp_path: Path) -> None:
     if ptxas is None:
         pytest.skip("no ptxas here")
     subprocess.run([ptxas, f"-arch={target}", "native/kernels/ftrun.ptx", "-o", tmp_path / "out"], cwd=ROOT, check=True)
+
+
+# -- the pipeline's seam ------------------------------------------------------------------------------------------------
+
+
+def test_lanes_and_marks(control: fake.Control, tmp_path: Path) -> None:
+    compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
+    names = ["cuda_device", "cuda_driver", "cuda_memory", "cuda_stream", "cuda_work", "checksum", "thread"]
+    sources = [os.fspath(ROOT / f"native/src/{name}.cpp") for name in names]
+    ptx = ROOT / "native/kernels/ftrun.ptx"
+    options = ["-std=c++17", "-O0", "-D_GNU_SOURCE", f'-DFTRUN_PTX="{ptx}"', "-pthread", "-ldl"]
+    folders = ["-I", os.fspath(ROOT / "native/include"), "-I", os.fspath(ROOT / "native/src")]
+    program = tmp_path / "lane_test"
+    test = os.fspath(ROOT / "tests/native/lane_test.cpp")
+    subprocess.run([compiler, *options, *folders, test, *sources, "-o", os.fspath(program)], check=True)
+    done = subprocess.run([program], env={**os.environ, **control.env}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "ok" in done.stdout, done.stderr
