@@ -71,6 +71,8 @@ class Pending(Work):
     def _inner_done(self, future: Any) -> None:
         try:
             future.value()
+            if any(t.device.type == "cuda" for t in self.result_tensors):
+                self._inner.synchronize()  # Gloo's future alone does not stand for its copies back to the GPU
         except Exception as error:
             self._error = error
             self.group.failed(self)

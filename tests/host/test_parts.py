@@ -307,3 +307,17 @@ def test_a_store_of_an_earlier_order_is_ended_and_not_used(tmp_path: Path) -> No
             assert not services.is_current({"op": "store-forked", "pid": late.pid, "order": orders[0]})
             assert late.wait(10) == -signal.SIGKILL
         assert services.is_current({"op": "store", "pid": os.getpid(), "order": orders[1]})
+
+
+def test_a_worker_with_a_gpu_is_over_when_its_last_child_is() -> None:
+    """A forked child keeps the device's descriptors open, so the device may still run what its parent queued."""
+    code = "import os, signal\nif os.fork(): print(flush=True)\nsignal.pause()"
+    leader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert leader.stdout is not None and leader.stdout.readline()
+    assert not fence.ended(leader.pid)
+    leader.kill()
+    leader.wait()
+    assert fence.quiet(leader.pid) and not fence.ended(leader.pid)
+    os.killpg(leader.pid, signal.SIGKILL)
+    wait_for(lambda: fence.ended(leader.pid), "the child's end")
+    leader.stdout.close()
