@@ -12,7 +12,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help gpu-test gpu-bench native-only setup demo test compat lint format native native-asan wheel-test chaos bench clean
+.PHONY: help setup demo test compat lint format native native-asan wheel-test chaos calm bench images completions gpu-test gpu-bench native-only clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,9 +89,21 @@ chaos: setup  ## the slow tests, then whole runs with kills at random moments
 	$(PYTEST) -m slow
 	$(PY) tests/e2e/chaos.py
 
+calm: setup  ## an hour of a run that is odd and healthy: nothing may be reported (MINUTES=n for another time)
+	$(PY) tests/calm.py --minutes $(or $(MINUTES),60)
+
 bench: setup  ## ftrun against torchrun on this machine; the figures also go to build/bench/recovery.json
 	@mkdir -p build/bench
 	$(PY) tests/bench/recovery.py --json build/bench/recovery.json
+	$(PY) tests/bench/detect.py --json build/bench/detect.json
+
+images: setup  ## make the README's pictures anew, from a real run
+	$(PY) examples/images.py
+
+completions: setup  ## make the files in completions/ anew from the commands
+	$(VENV)/bin/ftrun completions bash > completions/ftrun.bash
+	$(VENV)/bin/ftrun completions zsh > completions/_ftrun
+	$(VENV)/bin/ftrun completions fish > completions/ftrun.fish
 
 # An interpreter that has torch with CUDA is enough: GPU_PYTHON=python3 uses it as it is, and nothing is installed.
 GPU_PYTHON ?= $(PY)

@@ -45,11 +45,27 @@ def number(name: str, value: str) -> int:
     return count
 
 
+def probability(name: str, value: str) -> float:
+    """0 to 1."""
+    chance = _float(value)
+    if not 0 <= chance <= 1:
+        raise UsageError(f"{name} is how likely a step has a fault, 0 to 1 (0.02: one step in 50), not {value}")
+    return chance
+
+
 def seconds(name: str, value: str) -> float:
     """Above 0."""
     duration = _float(value)
     if not 0 < duration < float("inf"):
         raise UsageError(f"{name} must be a number of seconds above 0, not {value}")
+    return duration
+
+
+def beat(name: str, value: str) -> float:
+    """From 10 ms to a minute."""
+    duration = _float(value)
+    if not 0.01 <= duration <= 60:
+        raise UsageError(f"{name} must be a number of seconds from 0.01 to 60, not {value}")
     return duration
 
 

@@ -47,7 +47,10 @@ app = typer.Typer(
 _ParserError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")
 
 # modules that register commands on `app`
-_COMMANDS = ("run", "runs", "status")
+_COMMANDS = (
+    *("run", "runs", "status", "timeline", "events", "metrics"),
+    *("inject", "drain", "verify", "doctor", "completions"),
+)
 
 
 def show_version(wanted: bool = True) -> None:
@@ -76,10 +79,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(execute(sys.argv[1:] if argv is None else list(argv)))
 
 
-def execute(argv: list[str]) -> int:
-    """Run one command line; gives the exit code."""
+def load_commands() -> None:
+    """Have every command on `app`."""
     for module in _COMMANDS:
         importlib.import_module(f"ftrun.cli.{module}")
+
+
+def execute(argv: list[str]) -> int:
+    """Run one command line; gives the exit code."""
+    load_commands()
     if not argv:
         execute(["--help"])
         return EXIT_USAGE

@@ -19,11 +19,14 @@ OUTPUT = "Output (as in torchrun)"
 NODES = "Several nodes (as in torchrun)"
 NO_EFFECT = "Accepted for torchrun's sake, without effect"
 GROUPS = (REPAIR, RUN, WORKERS, OUTPUT, NODES, NO_EFFECT)
-OURS = (REPAIR, RUN)
+VERIFY = "Verify"  # options of `ftrun verify` alone
+OURS = (REPAIR, RUN, VERIFY)
 EPILOG = (
     "Options may be shortened and spelled with - or _. Those as in torchrun also come from variables such as PET_NNODES, "
-    "ftrun's own from FTRUN_SPARES and the like, all of them from a configuration file; the command line goes first."
+    "ftrun's own from FTRUN_SPARES and the like, all of them from a configuration file; the command line goes first.\n\n"
+    "Example: ftrun --nproc-per-node 4 --spares 1 train.py --epochs 3"
 )
+RUN_EPILOG = EPILOG.replace("Example: ftrun ", "Example: ftrun run ")
 
 
 @dataclass(frozen=True)
@@ -92,21 +95,46 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _own("xid-policy", REPAIR, "What to do about which Xid, from a TOML file.", None, "FILE"),
     _own("quarantine-file", REPAIR, "Keep devices that failed out of later runs: they stand in this file.", None, "FILE"),
-    _own("heartbeat-timeout", REPAIR, "Seconds without a beat before a worker is looked at.", "1", "S", **_TIME),
     _own(
-        "hang-timeout", REPAIR, "Seconds without any progress; auto: from the length of a step.",
+        "heartbeat-interval", REPAIR, "Seconds between two beats of a worker; two missed ones show a frozen process.",
+        "0.2", "S", check=checks.beat, takes=(int, float),
+    ),
+    _own("heartbeat-timeout", REPAIR, "Seconds without a beat that are too many though no reason is seen.", "10", "S", **_TIME),
+    _own(
+        "hang-timeout", REPAIR, "Seconds without any progress; auto: learned from the length of a step.",
         "auto", "S|auto", check=checks.seconds_or_auto, takes=(int, float, str),
     ),
+    _own("hang-floor", REPAIR, "The least that auto may come to.", "20", "S", **_TIME),
+    _own(
+        "hang-ceiling", REPAIR, "The most, and the patience with first steps, compilation, job.call and code between steps.",
+        "600", "S", **_TIME,
+    ),
+    _own(
+        "nonfinite", REPAIR, "Gradients that are not finite: do the step again and then stop, stop at once, or ignore them.",
+        "redo", "redo|stop|ignore", check=checks.one_of("redo", "stop", "ignore"),
+    ),
+    _own("check-replicas", REPAIR, "Compare the replicas' weights every K steps; 0 = never.", "100", "K", **_WHOLE),
     _own("stop-timeout", REPAIR, "Seconds a worker gets to leave its step.", "10", "S", **_TIME),
+    _own("recover-timeout", REPAIR, "Seconds a repair may take before those who hold it up are replaced.", "600", "S", **_TIME),
     _own("start-timeout", REPAIR, "Seconds a worker gets to start.", "300", "S", **_TIME),
     # FTRUN_FAULT_PLAN is what the workers get
     _own("fault-plan", REPAIR, "Inject the faults of a TOML plan.", None, "FILE", variable=""),
+    _own(
+        "random-faults", REPAIR, "Inject random faults: how likely a step has one, 0 to 1.", None, "RATE",
+        check=checks.probability, takes=(int, float),
+    ),
+    _own("fault-seed", REPAIR, "Seed of the random faults.", "1", "S", **_WHOLE),
     _own(
         "run-id", RUN, "Name of the run (default: the one of --rdzv-id, else random).", None, "ID",
         check=checks.run_name,
     ),
     _own(
         "config", RUN, "Options from a TOML file (default: [tool.ftrun] of ./pyproject.toml).", None, "FILE", takes=()
+    ),
+    _own("metrics-file", RUN, "Keep the run's figures in a file for Prometheus.", None, "FILE"),
+    _own(
+        "metrics-port", RUN, "Serve them on 127.0.0.1 as well (0: any free port).", None, "PORT",
+        check=checks.port, takes=(int,),
     ),
     _own("dry-run", RUN, "Show what would be run, with --json as JSON, and start nothing.", variable="", takes=()),
     _own("json", RUN, "With --dry-run.", variable="", takes=()),

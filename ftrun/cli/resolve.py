@@ -16,6 +16,8 @@ from ftrun.cli.config import Config
 from ftrun.cli.options import OPTIONS, Option
 from ftrun.core.environment import virtual_variables
 from ftrun.core.errors import ConfigError, UsageError
+from ftrun.faults import oom
+from ftrun.faults.plan import Plan
 from ftrun.host.logformat import torchrun_template
 from ftrun.host.settings import Nodes, Output, Settings, check_program, check_script, run_name
 
@@ -91,10 +93,16 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
         from ftrun.faults.plan import load_plan
 
         plan = os.fspath(Path(plan).absolute())
-        load_plan(plan).check_ranks(values["nproc-per-node"] * values["nnodes"][1])
+        read = load_plan(plan)
+        read.check_ranks(values["nproc-per-node"] * values["nnodes"][1])
+        _check_possible(read)
     both = [s.name for s in values["signals-to-handle"] if s in (values["forward-signals"] or ())]
     if both:
         raise UsageError(f"{both[0]} cannot end the run and be only forwarded: take it out of --signals-to-handle")
+    if values["random-faults"] and values["nnodes"][1] > 1:
+        raise UsageError(
+            "--random-faults works on one node only: in a world of several nothing is repaired in place yet"
+        )
     if values["virtual-local-rank"]:
         virtual_variables(os.environ.get("CUDA_VISIBLE_DEVICES"), values["nproc-per-node"] - 1)
     nodes = _nodes(values)
@@ -123,10 +131,17 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
         rdzv_id=rdzv_id,
         log_dir=values["log-dir"],
         fault_plan=plan,
+        random_faults=f"{values['random-faults']}:{values['fault-seed']}" if values["random-faults"] else "",
         stop_timeout=values["stop-timeout"],
+        heartbeat_interval=values["heartbeat-interval"],
         heartbeat_timeout=values["heartbeat-timeout"],
         hang_timeout=values["hang-timeout"],
+        hang_floor=values["hang-floor"],
+        hang_ceiling=values["hang-ceiling"],
+        nonfinite=values["nonfinite"],
+        check_replicas=values["check-replicas"],
         start_timeout=values["start-timeout"],
+        recover_timeout=values["recover-timeout"],
         shutdown_timeout=values["shutdown-timeout"],
         exec_workers=values["worker-start"] == "exec",
         role=values["role"],
@@ -134,6 +149,8 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
         numa_binding=values["numa-binding"] or "",
         signals=values["signals-to-handle"],
         forward=values["forward-signals"] or (),
+        metrics_file=os.path.abspath(values["metrics-file"]) if values["metrics-file"] else None,
+        metrics_port=values["metrics-port"],
         nodes=nodes,
         policy=chosen.overrides,
         device_faults=3 if chosen.device_faults is None else chosen.device_faults,
@@ -150,6 +167,13 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
             format=values["log-format"],
         ),
     )
+
+
+def _check_possible(plan: Plan) -> None:
+    """Errors: ConfigError for a fault that this machine has no way to inject."""
+    for fault in plan.faults:
+        if fault.kind == "oom" and (why := oom.why_not()):
+            raise ConfigError(f"{plan.path}:{fault.line}: {why}")
 
 
 def _kind(values: Values) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
 from ftrun.cli.main import WIDTH, app, show_version
-from ftrun.cli.options import EPILOG, GROUPS, OPTIONS, Option
+from ftrun.cli.options import GROUPS, OPTIONS, RUN_EPILOG, Option
 from ftrun.core.errors import UsageError
 
 
@@ -36,8 +36,15 @@ class RunCommand(TyperCommand):
 def write_options(formatter: Any) -> None:
     """The options of a run, group by group."""
     for group in GROUPS:
+        write_group(formatter, group, OPTIONS)
+
+
+def write_group(formatter: Any, group: str, options: Iterable[Option]) -> None:
+    """The options of one group, if there are any."""
+    rows = [_help_row(option) for option in options if option.group == group]
+    if rows:
         with formatter.section(group):
-            formatter.write_dl([_help_row(option) for option in OPTIONS if option.group == group])
+            formatter.write_dl(rows)
 
 
 def _help_row(option: Option) -> tuple[str, str]:
@@ -108,5 +115,5 @@ app.command(
     cls=RunCommand,
     context_settings={"allow_interspersed_args": False, "max_content_width": WIDTH},
     help="Run a training script with one worker per GPU or CPU slot. Everything after the script belongs to the script.",
-    epilog=EPILOG,
+    epilog=RUN_EPILOG,
 )(run)

@@ -18,7 +18,7 @@ EXIT_NO_RUN = 4
 _BEYOND = 15.0  # seconds that a run may need beyond the time that its workers get
 
 
-@app.command("runs", help="List the live runs of this user.")
+@app.command("runs", help="List the live runs of this user.", epilog="Example: ftrun runs --json | jq -r '.[].run'")
 def runs(as_json: bool = typer.Option(False, "--json", help="JSON instead of text.")) -> int:
     from ftrun.host.rundir import list_runs
 
@@ -36,7 +36,11 @@ def runs(as_json: bool = typer.Option(False, "--json", help="JSON instead of tex
     return 0
 
 
-@app.command("stop", help="End a run (default: the newest) as SIGTERM does, and wait for its end.")
+@app.command(
+    "stop",
+    help="End a run (default: the newest) as SIGTERM does, and wait for its end.",
+    epilog="Exit codes: 0 it ended, 1 it still ends, 4 no such run.\n\nExample: ftrun stop brave-otter --wait 60",
+)
 def stop(
     run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name."),
     wait: float = typer.Option(

@@ -13,26 +13,25 @@ from ftrun.cli.options import OPTIONS, Option
 from ftrun.core.errors import UsageError
 
 HELP = Option("help", "Show this message and exit.", OPTIONS[-1].group, short="-h", variable="", takes=())
-_LONG: dict[str, Option] = {spelling: option for option in (*OPTIONS, HELP) for spelling in option.spellings}
-_SHORT: dict[str, Option] = {option.short: option for option in (*OPTIONS, HELP) if option.short}
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
-def spelled_out(argv: list[str]) -> list[str]:
+def spelled_out(argv: list[str], options: Iterable[Option] = OPTIONS) -> list[str]:
     """The same command line with whole names and `--name=value`, and `--` before the script if there is one.
 
     A `--` before the script is dropped, else one right after it. Errors: UsageError for unknown or ambiguous options
     and for values that are missing or too many.
     """
+    table = Table(options)
     done: list[str] = []
     rest = list(argv)
     while rest and _is_option(rest[0]):
         token = rest.pop(0)
         if token.startswith("--"):
             spelling, equals, value = token.partition("=")
-            _take(_find(spelling), f"--{spelling[2:]}", value if equals else None, rest, done)
+            _take(table.find(spelling), f"--{spelling[2:]}", value if equals else None, rest, done)
         else:
-            _cluster(token, rest, done)
+            _cluster(table, token, rest, done)
     dashes = rest[:1] == ["--"]
     if dashes:
         del rest[0]
@@ -42,6 +41,35 @@ def spelled_out(argv: list[str]) -> list[str]:
     if arguments[:1] == ["--"] and not dashes:
         del arguments[0]
     return [*done, "--", script, *arguments]
+
+
+class Table:
+    """The options of one command by every name that they have."""
+
+    def __init__(self, options: Iterable[Option]) -> None:
+        every = (*options, HELP)
+        self.long: dict[str, Option] = {spelling: option for option in every for spelling in option.spellings}
+        self.short: dict[str, Option] = {option.short: option for option in every if option.short}
+
+    def find(self, typed: str) -> Option:
+        """The option that is meant. Errors: UsageError."""
+        if typed in self.long:
+            return self.long[typed]
+        meant = {option.name: option for spelling, option in self.long.items() if spelling.startswith(typed)}
+        theirs = [option for option in meant.values() if option.torchrun]
+        if len(theirs) == 1:
+            return theirs[0]
+        if len(meant) == 1:
+            return next(iter(meant.values()))
+        if meant:
+            raise UsageError(f"{typed} could be {_listed(sorted(meant))}")
+        raise UsageError(self.unknown(typed))
+
+    def unknown(self, typed: str) -> str:
+        hyphens = f"--{typed.lstrip('-').replace('_', '-')}"
+        close = nearest(hyphens, (name for name in self.long if "_" not in name))
+        hint = f"; did you mean {close}?" if close else "; all options: ftrun run --help"
+        return f"there is no option {typed}{hint}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -74,12 +102,12 @@ def _take(option: Option, typed: str, value: str | None, rest: list[str], done: 
     done.append(f"{name}={value}")
 
 
-def _cluster(token: str, rest: list[str], done: list[str]) -> None:
+def _cluster(table: Table, token: str, rest: list[str], done: list[str]) -> None:
     """`-m`, `-r 3`, `-r3`, `-r=3`, `-mr3`."""
     typed, tail = token[:2], token[2:]
-    option = _SHORT.get(typed)
+    option = table.short.get(typed)
     if option is None:
-        raise UsageError(_unknown(token))
+        raise UsageError(table.unknown(token))
     if not option.is_flag:
         _take(option, typed, tail.removeprefix("=") if tail else None, rest, done)
         return
@@ -87,33 +115,11 @@ def _cluster(token: str, rest: list[str], done: list[str]) -> None:
         raise UsageError(f"{typed} takes no value, and got {tail[1:]!r}")
     _take(option, typed, None, rest, done)
     if tail:
-        if f"-{tail[0]}" not in _SHORT:
-            raise UsageError(_unknown(token))
-        _cluster(f"-{tail}", rest, done)
-
-
-def _find(typed: str) -> Option:
-    """The option that is meant. Errors: UsageError."""
-    if typed in _LONG:
-        return _LONG[typed]
-    meant = {option.name: option for spelling, option in _LONG.items() if spelling.startswith(typed)}
-    theirs = [option for option in meant.values() if option.torchrun]
-    if len(theirs) == 1:
-        return theirs[0]
-    if len(meant) == 1:
-        return next(iter(meant.values()))
-    if meant:
-        raise UsageError(f"{typed} could be {_listed(sorted(meant))}")
-    raise UsageError(_unknown(typed))
+        if f"-{tail[0]}" not in table.short:
+            raise UsageError(table.unknown(token))
+        _cluster(table, f"-{tail}", rest, done)
 
 
 def _listed(names: list[str]) -> str:
     words = [f"--{name}" for name in names]
     return f"{', '.join(words[:-1])} or {words[-1]}"
-
-
-def _unknown(typed: str) -> str:
-    hyphens = f"--{typed.lstrip('-').replace('_', '-')}"
-    close = nearest(hyphens, (f"--{option.name}" for option in OPTIONS))
-    hint = f"; did you mean {close}?" if close else "; all options: ftrun run --help"
-    return f"there is no option {typed}{hint}"

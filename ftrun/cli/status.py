@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -11,13 +12,23 @@ import typer
 from ftrun.cli.main import app
 
 EXIT_UNHEALTHY, EXIT_NOT_RUNNING, EXIT_NO_RUN = 1, 3, 4
+_ROWS_PIPED = 64  # ranks described one by one when nobody scrolls; --json has all
+
+EPILOG = (
+    "Examples: `ftrun status` watches the newest run; `ftrun status brave-otter --json | jq .state`; "
+    "`watch` is not needed. Keys: q leave, p pause, arrows and Enter for an incident, ? help. "
+    "Exit code: 0 healthy, 1 starting, recovering or degraded, 3 not running, 4 no such run."
+)
 
 
-@app.command("status", help="Show what a run does now (default: the newest run).")
+@app.command("status", help="Show what a run does now, live on a terminal (default: the newest run).", epilog=EPILOG)
 def status(
     run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name."),
-    once: bool = typer.Option(True, "--once", help="One snapshot."),
-    as_json: bool = typer.Option(False, "--json", help="JSON instead of text."),
+    once: bool = typer.Option(False, "--once", help="One snapshot, also on a terminal."),
+    interval: float = typer.Option(
+        1.0, "--interval", metavar="S", min=0.1, help="Seconds between two looks, at least."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="One snapshot as JSON."),
 ) -> int:
     from ftrun.core.errors import FtrunError
     from ftrun.host.rundir import find_run
@@ -25,35 +36,48 @@ def status(
 
     run = find_run(run_id)
     if run is None:
-        print(f"ftrun: error: no live run{'' if run_id is None else f' named {run_id}'}", file=sys.stderr)
-        return EXIT_NO_RUN
+        return _not_live(run_id, as_json)
+    live = not (once or as_json) and sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb"
     try:
-        picture = snapshot.take(run)
+        if live:
+            from ftrun.view.live import watch
+
+            return exit_code(watch(run, interval))
+        picture = snapshot.take(run, None if as_json else _ROWS_PIPED)
     except (OSError, FtrunError):
         print(f"ftrun: error: run {run.run_id} starts or ends just now", file=sys.stderr)
         return EXIT_NOT_RUNNING
+    _show(picture, as_json)
+    return exit_code(picture["state"])
+
+
+def exit_code(state: str) -> int:
+    """The exit code that says how a run is."""
+    from ftrun.view import snapshot
+
+    if state == snapshot.ENDED:
+        return EXIT_NOT_RUNNING
+    return 0 if state == snapshot.HEALTHY else EXIT_UNHEALTHY
+
+
+def _show(picture: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(picture, indent=2))
-    else:
-        print("\n".join(_lines(picture)))
-    if picture["state"] == snapshot.ENDED:
-        return EXIT_NOT_RUNNING
-    return 0 if picture["state"] == snapshot.HEALTHY else EXIT_UNHEALTHY
+        return
+    from ftrun.view.paint import output_width, print_lines
+    from ftrun.view.screen import screen
+
+    print_lines(screen(picture, output_width()))
 
 
-def _lines(picture: dict[str, Any]) -> list[str]:
-    lines = [
-        f"run {picture['run']}  {picture['state']}  {picture['machine']}  generation {picture['generation']}"
-        f"  step {picture['gate']['last'] + 1}  up {picture['seconds']:.0f} s"
-    ]
-    for worker in picture["workers"]:
-        who = f"spare {worker['cell']}" if worker["rank"] is None else f"rank {worker['rank']}"
-        doing = f"step {worker['step']} {worker['phase']}" if worker["step"] is not None else worker["phase"]
-        if worker["rank"] is None:
-            doing = f"parked at {worker['parked_at']}" if "parked" in worker["flags"] else "warming up"
-        if worker["collective"]:
-            doing += f" in {worker['collective']}"
-        if worker["exit"] is not None:
-            doing = f"ended with {worker['exit']}"
-        lines.append(f"{who:<9} pid {worker['pid']:<8} {doing}")
-    return lines
+def _not_live(run_id: str | None, as_json: bool) -> int:
+    from ftrun.view.find import find, missing
+    from ftrun.view.finished import ended_picture, ended_text
+
+    found = find(run_id) if run_id is not None else None
+    if found is None:
+        print(f"ftrun: error: {missing(run_id) if run_id else 'no live run'}", file=sys.stderr)
+        return EXIT_NO_RUN
+    picture = ended_picture(found)
+    print(json.dumps(picture, indent=2) if as_json else ended_text(picture))
+    return EXIT_NOT_RUNNING

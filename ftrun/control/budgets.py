@@ -11,6 +11,7 @@ from dataclasses import replace
 from ftrun.control.events import Action, Died, End, Say, Spawn, Terminate
 from ftrun.control.states import Config, Phase, Result, State, Worker
 from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE
+from ftrun.core.faults import Fault
 
 SPARE_FAILURES = 3
 SERVICE_DEATHS = 5
@@ -43,6 +44,8 @@ def seen_before(state: State, key: str, generation: int) -> tuple[State, bool]:
 def charge(config: Config, state: State, worker: Worker, death: Died) -> tuple[State, tuple[Action, ...] | None]:
     """Book the death of a rank that is to be refilled. Actions are None while the budget lasts, else the end."""
     assert worker.rank is not None
+    if death.fault == Fault.DRAIN:
+        return state, None  # nothing failed
     key = failure_key(death)
     if key:
         state, again = seen_before(state, key, worker.generation)

@@ -62,7 +62,7 @@ def fault(config: Config, state: State, event: DeviceFault) -> Result:
             first = victims[0]
             said = Say("failed_again", first.cell, first.rank, what)
             return budgets.finish(state, EXIT_FAILED, f"rank {first.rank}: {what}, twice", said)
-    return incidents.lose(config, state, incidents.condemned(victims, event.t, what, event.fault))
+    return incidents.lose(config, state, incidents.condemned(victims, event.t, what, event.fault, what))
 
 
 def probed(config: Config, state: State, event: Probed) -> Result:
@@ -76,7 +76,7 @@ def probed(config: Config, state: State, event: Probed) -> Result:
     victims = _running(state, event.workers)
     if not victims:
         return state, (Say("device_reported", detail=f"{what} and passed a probe"),)
-    return incidents.lose(config, state, incidents.condemned(victims, event.t, what, Fault.XID.value))
+    return incidents.lose(config, state, incidents.condemned(victims, event.t, what, Fault.XID.value, what))
 
 
 def back(config: Config, state: State, event: DeviceBack) -> Result:
@@ -126,7 +126,7 @@ def _quarantine(config: Config, state: State, event: DeviceFault, bad: Sequence[
     victims = [w for w in state.ranked() if hit(w)]
     if not victims:
         return state, orders
-    state, more = incidents.lose(config, state, incidents.condemned(victims, event.t, what, event.fault))
+    state, more = incidents.lose(config, state, incidents.condemned(victims, event.t, what, event.fault, what))
     return state, (*orders, *more)
 
 

@@ -94,8 +94,8 @@ class Died(Event):
     `cause` is for people ("SIGKILL", "exit 3", "frozen", ...). `signature` names an uncaught Python exception
     ("ValueError at train.py:31"), "" when there was none. `loop_done` as on the board. `final`: not 0 when it left with
     one of ftrun's own errors, which would only come again: the exit code with which the run ends. `early`: it came no
-    further than its start (see blame.how_far); `age`: seconds it had lived. `fault`: what was detected (core.faults), ""
-    = a process that is gone.
+    further than its start (see blame.how_far); `age`: seconds it had lived. `fault`: a value of ftrun.core.faults.Fault,
+    "" = a process that is gone; `evidence`: one sentence that says how it is known.
     """
 
     t: float
@@ -110,13 +110,14 @@ class Died(Event):
     early: str = ""
     age: float = 0.0
     fault: str = ""
+    evidence: str = ""
 
 
 @dataclass(frozen=True)
 class Raised(Event):
     """A body raised a user exception before the gate; the process lives and waits. `step` is a gate number.
 
-    `generation`: in which it raised (F.RAISED); None = the newest one the worker ran in.
+    `generation`: in which it raised (F.RAISED); None = the newest one the worker ran in. `fault`, `evidence` as in Died.
     """
 
     t: float
@@ -124,6 +125,8 @@ class Raised(Event):
     step: int
     signature: str
     generation: int | None = None
+    fault: str = ""
+    evidence: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,13 +170,28 @@ class Unrestorable(Event):
 class Stuck(Event):
     """Every rank waits for the others, inside collectives, longer than the hang timeout: nobody is to blame.
 
-    `step` is the gate number that does not open; `what` names the collective for people.
+    `step` is the gate number that does not open; `what` names the collective for people. `fault`, `evidence` as in Died.
     """
 
     t: float
     step: int
     generation: int
     what: str
+    fault: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Noticed(Event):
+    """Something is wrong that stops nobody (a straggler, a full disk): a report. `worker` None: not one worker's.
+
+    `fault`, `evidence` as in Died.
+    """
+
+    t: float
+    worker: int | None
+    fault: str
+    evidence: str
 
 
 @dataclass(frozen=True)

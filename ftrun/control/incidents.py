@@ -245,9 +245,12 @@ def recover_expired(config: Config, state: State, event: events.Expired) -> Resu
     return lose(config, state, condemned(slow, event.t, f"did not recover in {config.recover_timeout:g} s"))
 
 
-def condemned(workers: Sequence[Worker], t: float, cause: str, fault: str = "") -> list[Died]:
+def condemned(
+    workers: Sequence[Worker], t: float, cause: str, fault: str = Fault.HANG.value, evidence: str = ""
+) -> list[Died]:
     """The deaths of workers that live and must not."""
-    return [Died(t, w.cell, cause, loop_done=w.loop_done, fault=fault) for w in workers]
+    why = evidence or f"it {cause}"
+    return [Died(t, w.cell, cause, loop_done=w.loop_done, fault=fault, evidence=why) for w in workers]
 
 
 def _reached(state: State, worker: Worker) -> Stage:

@@ -195,6 +195,13 @@ def end_at_once(config: Config, state: State, event: ev.Signalled) -> Result:
     return replace(state, phase=Phase.ENDED), (*fences, ev.End(state.exit_code, f"signal {event.signum}"))
 
 
+def noticed(config: Config, state: State, event: ev.Noticed) -> Result:
+    """A report: it is told, and nothing follows from it."""
+    worker = None if event.worker is None else state.worker(event.worker)
+    rank = None if worker is None else worker.rank
+    return state, (Say("noticed", event.worker, rank, event.evidence),)
+
+
 def _started(config: Config, state: State) -> Result:
     if not all(w.started for w in state.ranked()):
         return state, ()
@@ -237,6 +244,7 @@ _EVENTS: tuple[type[Event], ...] = (
     ev.Stage,
     ev.Unrestorable,
     ev.Stuck,
+    ev.Noticed,
     ev.Expired,
     ev.Signalled,
     ev.ServiceDied,
@@ -271,6 +279,7 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     ((Phase.STARTING, Phase.RESTARTING), ev.Unrestorable, late),
     ((Phase.RUNNING,), ev.Stuck, incidents.stuck),
     ((Phase.STARTING, *INCIDENT, Phase.RESTARTING), ev.Stuck, late),
+    ((Phase.NEW, *LIVE), ev.Noticed, noticed),
     # deadlines
     ((Phase.STARTING,), ev.Expired, restarts.start_expired),
     ((Phase.RUNNING,), ev.Expired, late),

@@ -86,6 +86,7 @@ SAYS = {
     "devices_exhausted": "detail = which devices are in quarantine: no healthy one is left, the run ends",
     "device_waited_for": "detail = which devices are in quarantine: the run waits",
     "device_back": "detail = device: it is out of quarantine",
+    "noticed": "worker, rank (of one worker's trouble); detail = evidence of something that stops nobody",
     "service_died": "detail = service",
     "service_given_up": "detail = service that died too often, the run ends",
     "signalled": "detail = signal number",

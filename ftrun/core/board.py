@@ -19,8 +19,10 @@ from ftrun.core import gate
 from ftrun.core.errors import PlatformError
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
-VERSION = 2
-CELL_BYTES = 512
+VERSION = 3
+CELL_BYTES = 1024
+ROWS_KEPT = 5  # attempts at a step whose phases stay readable, see ftrun.core.steps
+ROW_WORDS = 8
 _CELLS_AT = 4096
 _WORD = 8
 _SHIFT_ZERO = 1 << 40
@@ -41,11 +43,12 @@ class Head(enum.IntEnum):
     ENDING = 9  # launcher: 1 = the run ends, leave at once
     ATTEMPT = 10  # launcher: how often the whole world was restarted
     GATE_BELL = 11  # 32-bit futex word: rung at each arrival and opening, so that only ranks at the gate wake
+    REQUESTS = 12  # number of the newest fault or drain that a person asked for (ftrun.faults.requests)
     WAITING = 14  # launcher: 1 = no healthy device for every rank; whoever waits for a world waits on
 
 
 class F(enum.IntEnum):
-    """Cell fields: word index inside the 512-byte cell of one worker incarnation. Written by the worker unless said."""
+    """Cell fields: word index inside the cell of one worker incarnation. Written by the worker unless said."""
 
     PID = 0
     RANK = 1  # rank + 1; 0 = none yet (a spare)
@@ -55,12 +58,14 @@ class F(enum.IntEnum):
     ARRIVAL = 5  # gate.arrival(generation, step)
     BEAT = 6  # CLOCK_MONOTONIC ns, by the native thread
     PROGRESS = 7  # ns of the last sign of life from Python
-    COLLECTIVE = 8  # running number of the collective it is in, 0 = none
+    COLLECTIVE = 8  # see `collective_word`: the newest collective it entered since the step was handed out
     COLLECTIVE_NAME = 9  # first 8 bytes of its name
     COLLECTIVE_SINCE = 10  # ns
     FLAGS = 11  # see Flag
     ATTEMPT = 12  # Step.attempt
     DEVICE = 13  # device index + 1; 0 = cpu
+    PYTHON = 14  # ns, by the doorbell thread: some Python of the process runs
+    WORK = 15  # ns of its own work in its last step, without waiting for others
     # answers to a generation bump: the generation answered, and when (ns)
     STOPPED = 16
     STOPPED_NS = 17
@@ -85,14 +90,24 @@ class F(enum.IntEnum):
     # written by the launcher
     EXITED = 36  # 1 = reaped
     EXIT_STATUS = 37  # exit code, or 128 + signal
-    FENCED = 38  # 1 = runs no more code, 2 = fence missed its deadline: do not adopt
+    FENCED = 38  # 1 = runs no more code, 2 = fence missed its deadline: do not adopt, 3 = its memory is corrupt
     FENCED_NS = 39
     DETECTED_NS = 40
     # written by the worker
     SHIFT = 41  # _SHIFT_ZERO + step index - gate number; 0 = not in a loop yet
+    # the transfer that it is in: bytes that arrived, bytes in all, and since when (ns); 0 = none
+    MOVED = 42
+    MOVE_TOTAL = 43
+    MOVE_SINCE = 44
+    BUSY = 45  # see Busy: why it may go without a sign of life for long
+    SUM = 46  # checksum of the replicated state
+    SUM_AT = 47  # see `sum_word`: at which gate that was
     # two robust mutexes of 64 bytes each, see ftrun.native
     LIFE = 48  # held by the beat thread: its loss is the death of the process
     MAIN = 56  # held by the main thread: its loss means no more Python runs
+    # written by the worker: the phases of its last steps, see ftrun.core.steps
+    FIRST_ROW = 80  # ROWS_KEPT rows of ROW_WORDS words
+    ROWS = 120  # rows ever begun
 
 
 class Phase(enum.IntEnum):
@@ -123,6 +138,14 @@ class Flag(enum.IntFlag):
     SCRIPT = 256  # the script's first line comes next
 
 
+class Busy(enum.IntFlag):
+    """Why a worker may go without a sign of life for longer than a step takes."""
+
+    FIRST = 1  # this process has completed no body yet
+    COMPILING = 2
+    CALL = 4  # in job.call
+
+
 class Source(enum.IntEnum):
     """Where a replaced rank's state came from; the order is the ladder's."""
 
@@ -142,7 +165,8 @@ class Inexact(enum.IntFlag):
     UPDATE_CHANGED_BUFFERS = 2
     PRIVATE_FROM_PEER = 4
     DDP_LAYOUT = 16
-    BUFFERS_FROM_PEER = 32
+    BUFFERS_FROM_PEER = 64
+    WAS_CORRUPT = 32
 
 
 class Cell:
@@ -161,6 +185,10 @@ class Cell:
 
     def __setitem__(self, field: F, value: int) -> None:
         self._words[self._base + field] = value
+
+    def words(self) -> memoryview:
+        """All words of the cell, for who reads or writes many; each write is one word, as by `cell[field]`."""
+        return self._words[self._base : self._base + CELL_BYTES // _WORD]
 
     def field_address(self, field: F) -> int:
         """Address of a field in this process, for native calls."""
@@ -253,6 +281,12 @@ class Board:
             raise IndexError(f"cell {index} of {self.cells}")
         return Cell(self._words, self.address, index)
 
+    def column(self, field: F, cells: int) -> list[int]:
+        """One field of the first `cells` cells; quick also for thousands of them."""
+        stride = CELL_BYTES // _WORD
+        first = _CELLS_AT // _WORD + field
+        return self._words[first : first + cells * stride : stride].tolist()
+
     def gate(self) -> int:
         """The raw gate word (acquire)."""
         return native.load64(self._gate_address)
@@ -304,3 +338,35 @@ def name_word(name: str) -> int:
 def word_name(word: int) -> str:
     """Inverse of `name_word`."""
     return word.to_bytes(8, "little").rstrip(b"\0").decode("ascii", "replace")
+
+
+_FULL_NAMES = {
+    name[:8]: name
+    for name in ("allgather", "all_gather", "allreduce", "all_to_all", "broadcast", "recv_anysource", "reduce_scatter")
+}
+
+
+def collective_name(word: int) -> str:
+    """The name in F.COLLECTIVE_NAME; the plain one of those that begin in the same way."""
+    short = word_name(word).lstrip("_")
+    return _FULL_NAMES.get(short, short)
+
+
+def collective_word(group: int, number: int) -> int:
+    """F.COLLECTIVE: `group` is 0 for the whole world, else a hash of its ranks; `number` counts its collectives from 1."""
+    return (group & 0xFFFFFFFF) << 32 | (number & 0xFFFFFFFF)
+
+
+def collective_of(word: int) -> tuple[int, int]:
+    """Inverse of `collective_word`."""
+    return word >> 32, word & 0xFFFFFFFF
+
+
+def sum_word(gate_number: int, trusted: bool) -> int:
+    """F.SUM_AT: at which gate F.SUM was taken; `trusted`: this rank has seen all replicas equal before."""
+    return (gate_number + 1) << 1 | trusted
+
+
+def sum_of(word: int) -> tuple[int, bool]:
+    """Inverse of `sum_word`; gate -1 = none was taken."""
+    return (word >> 1) - 1, bool(word & 1)

@@ -26,6 +26,15 @@ class WorkerError(FtrunError):
     """A worker failed; the message names its rank and step."""
 
 
+class NonFiniteError(FtrunError):
+    """Gradients or loss are not finite, and the update was about to be made; the message names rank and parameter.
+
+    `final`: the run ends with it; otherwise everyone does the step again first.
+    """
+
+    final = False
+
+
 class DeviceError(FtrunError):
     """A device failed or has no room; the machine's owner must act."""
 

@@ -13,6 +13,7 @@ from ftrun.core.errors import UsageError
 BOARD = "board"
 JOURNAL = "journal.jsonl"
 RUN_FILE = "run.json"
+LOG_DIR = "ftrun-logs"  # where log folders are made when nobody says otherwise
 CONTROL_SOCKET = "control.sock"
 KEEPER_SOCKET = "keeper.sock"
 DEVICES = "devices.json"
@@ -21,7 +22,9 @@ DEVICES = "devices.json"
 ENV_RUN_DIR = "FTRUN_RUN_DIR"
 ENV_CELL = "FTRUN_CELL"
 ENV_FAULT_PLAN = "FTRUN_FAULT_PLAN"
+ENV_RANDOM_FAULTS = "FTRUN_FAULT_DICE"  # RATE:SEED
 ENV_RUNS_ROOT = "FTRUN_RUNS_ROOT"
+ENV_DIGESTS = "FTRUN_DIGESTS"  # the folder in which ranks record what they computed (`ftrun verify`)
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 

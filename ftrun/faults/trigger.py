@@ -1,32 +1,50 @@
-"""Firing a plan's faults inside a worker, and the record of what fired.
+"""Firing faults inside a worker, and the record of what fired: those of a plan, of chance, and of requests on a live run.
 
 A fault may end the process that fires it, so it is counted before it strikes: each firing first claims a file
-RUN_DIR/faults/INDEX-N.json, made whole and at once by a hard link. A replacement sees the claims of the dead and
+RUN_DIR/faults/NAME-N.json, made whole and at once by a hard link. A replacement sees the claims of the dead and
 fires no more than `times`. This file decides nothing about recovery and never imports torch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import resource
 import signal
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ftrun.core.board import Board, Head
 from ftrun.core.paths import ENV_RUN_DIR
+from ftrun.faults import device, oom, outside, requests
+from ftrun.faults.dice import Dice
+from ftrun.faults.kinds import DEVICE, KINDS, MACHINE, STEP_PHASES
 from ftrun.faults.plan import Fault, Plan
 
 FOLDER = "faults"
 
 # phases in which a slowed rank works by itself; stretching its waits would slow it twice
 _WORKING = frozenset(("forward", "backward", "update"))
+_DRAINED = 30.0  # seconds that a worker which is to be moved waits for its end, before it goes on
+
+# prepares a fault that only the worker itself knows how to do: (phase, seed) -> what it will do, in words, and doing it
+Prepare = Callable[[str, int], tuple[str, Callable[[], None]]]
+
+
+class CannotStrike(Exception):
+    """This fault cannot be done here and now; the message says why."""
 
 
 @dataclass(frozen=True)
 class Firing:
-    """One firing: entry `fault` of the plan for the `count`-th time. `time` is unix seconds, `t` monotonic seconds."""
+    """One firing: entry `fault` of its `source` for the `count`-th time. `time` is unix seconds, `t` monotonic seconds.
+
+    `source` is "plan", "request" or "random-SEED" (there `fault` is the step). `pid`: the process that is struck.
+    """
 
     fault: int
     count: int
@@ -38,101 +56,260 @@ class Firing:
     pid: int
     time: float
     t: float
+    source: str = "plan"
+    detail: str = ""
+
+    @property
+    def file(self) -> str:
+        """Name of its file, which no other firing has."""
+        prefix = "" if self.source == "plan" else f"{self.source}-"
+        return f"{prefix}{self.fault}-{self.count}.json"
 
 
 class Trigger:
-    """The faults of one rank. The worker calls `fire` at every phase change; without a match that is one look-up.
+    """The faults of one rank. The worker calls `fire` at every phase change; without a match that is two look-ups.
 
-    `rank` None (a parked spare) never fires. `run_dir` defaults to the worker's own run directory.
+    `rank` None (a parked spare) never fires. `run_dir` defaults to the worker's own run directory. Without `board` no
+    request is heard. `own` prepares the kinds that need more than a process to strike: nan, bitflip, comm.
     """
 
-    def __init__(self, plan: Plan, rank: int | None, run_dir: Path | None = None) -> None:
-        self._folder = (run_dir or Path(os.environ[ENV_RUN_DIR])) / FOLDER
+    def __init__(
+        self,
+        plan: Plan | None,
+        rank: int | None,
+        run_dir: Path | None = None,
+        board: Board | None = None,
+        own: Mapping[str, Prepare] | None = None,
+        dice: Dice | None = None,
+    ) -> None:
+        self._run_dir = run_dir or Path(os.environ[ENV_RUN_DIR])
+        self._rank = rank
+        self._board = board
+        self._own = own or {}
+        self._seed = plan.seed if plan else 0
+        self._heard = 0  # value of the doorbell whose requests are known
+        self._known: set[int] = set()
+        self._dice = [dice] if dice else []
+        self._thrown = -1  # step for which the dice were thrown last
         self._waiting: dict[str, list[Fault]] = {}
-        for fault in plan.faults:
-            if fault.rank == rank:
-                self._waiting.setdefault(fault.at, []).append(fault)
+        for fault in plan.faults if plan else ():
+            self._expect(fault)
         self._factor = 1.0
+        self._slow_until: float | None = None
         self._phase = ""
         self._since = 0.0
 
+    def _expect(self, fault: Fault) -> None:
+        if fault.rank != self._rank:
+            return
+        phases = (fault.at,) if fault.at else KINDS[fault.kind].anywhere if fault.kind in KINDS else STEP_PHASES
+        for phase in phases:
+            self._waiting.setdefault(phase, []).append(fault)
+
     def fire(self, phase: str, step: int, attempt: int) -> None:
-        """Fire what the plan has for this place. Errors: RuntimeError for kind "exception"; others may not return."""
+        """Fire what is due at this place. Errors: RuntimeError for kind "exception"; others may not return."""
         if self._factor > 1.0:
             self._stretch(phase)
+        if self._board is not None and self._board[Head.REQUESTS] != self._heard:
+            self._hear(self._board)
+        if self._dice and step != self._thrown:
+            self._throw(step)
         waiting = self._waiting.get(phase)
         if not waiting:
             return
         for fault in list(waiting):
-            if fault.step is not None and fault.step != step:
+            if fault.step is None or fault.step == step:
+                self._attempt(fault, phase, step, attempt)
+
+    # -- what is due -------------------------------------------------------------------------------------------------
+
+    def _hear(self, board: Board) -> None:
+        """The doorbell rang: read the requests that are new."""
+        self._heard = board[Head.REQUESTS]
+        for request in requests.pending(self._run_dir):
+            if request.number in self._known:
                 continue
-            if self._claim(fault, phase, step, attempt):
-                self._strike(fault, phase, step)
+            self._known.add(request.number)
+            if request.op == requests.DEVICE:
+                continue
+            if request.op == requests.RANDOM:
+                world_size = board[Head.WORLD_SIZE]
+                first = request.step or 0
+                dice = Dice(request.rate, request.seed, world_size, request.kind, request.argument, first)
+                self._dice = [*(d for d in self._dice if d.seed != request.seed), dice] if request.rate else []
+                self._thrown = -1
             else:
+                self._expect(request.as_fault())
+
+    def _throw(self, step: int) -> None:
+        self._thrown = step
+        for dice in self._dice:
+            fault = dice.draw(step)
+            if fault is not None:
+                self._expect(fault)
+
+    def _forget(self, fault: Fault) -> None:
+        for waiting in self._waiting.values():
+            with contextlib.suppress(ValueError):
                 waiting.remove(fault)
 
-    def _claim(self, fault: Fault, phase: str, step: int, attempt: int) -> bool:
-        """Take the next free firing of `fault`; False when all are taken."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        for count in range(1, fault.times + 1):
-            target = self._folder / f"{fault.index}-{count}.json"
-            if target.exists():
-                continue
-            firing = Firing(
-                fault.index,
-                count,
-                fault.kind,
-                fault.rank,
-                step,
-                phase,
-                attempt,
-                os.getpid(),
-                time.time(),
-                time.monotonic(),
-            )
-            temporary = target.with_suffix(f".{os.getpid()}")
-            temporary.write_text(json.dumps(asdict(firing)))
-            try:
-                os.link(temporary, target)
-            except FileExistsError:
-                continue
-            else:
-                return True
-            finally:
-                temporary.unlink()
-        return False
+    # -- one firing --------------------------------------------------------------------------------------------------
 
-    def _strike(self, fault: Fault, phase: str, step: int) -> None:
-        argument = fault.argument or 0.0
-        match fault.kind:
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "term":
-                os.kill(os.getpid(), signal.SIGTERM)
-            case "segv":
-                _die_of(signal.SIGSEGV)
-            case "abort":
-                _die_of(signal.SIGABRT)
+    def _attempt(self, fault: Fault, phase: str, step: int, attempt: int) -> None:
+        try:
+            detail, act = self._prepare(fault, phase, step)
+        except CannotStrike:
+            return  # perhaps the next time that this place is reached
+        if fault.source == requests.REQUEST and not requests.take(self._run_dir, fault.index):
+            self._forget(fault)
+            return
+        firing = claim(self._run_dir, fault, phase, step, attempt, os.getpid(), detail)
+        if firing is None:
+            self._forget(fault)
+            if fault.kind == "oom":
+                oom.discard(Path(detail))
+            return
+        if self._board is not None:
+            self._board.ring_launcher()
+        if fault.kind in KINDS and KINDS[fault.kind].arrives == MACHINE:
+            outside.await_journal(self._run_dir, firing.file)
+        act()
+
+    def _prepare(self, fault: Fault, phase: str, step: int) -> tuple[str, Callable[[], None]]:
+        """What the fault will do, in words, and doing it. Errors: CannotStrike."""
+        kind, argument, seconds = fault.kind, fault.argument or 0.0, fault.seconds
+        own = self._own.get(kind)
+        if own is not None:
+            return own(phase, self._seed * 1_000_003 + fault.index)
+        if kind in KINDS and KINDS[kind].arrives == DEVICE:
+            return self._prepare_device(fault)
+        if kind == "oom":
+            try:
+                group = oom.make()
+            except oom.NotPossible as error:
+                raise CannotStrike(str(error)) from None
+            return str(group), lambda: oom.eat(group)
+
+        def act() -> None:
+            self._strike(kind, argument, seconds, f"rank {fault.rank} in {phase} of step {step}", phase)
+
+        return "", act
+
+    def _prepare_device(self, fault: Fault) -> tuple[str, Callable[[], None]]:
+        control = os.environ.get(device.ENV_FAKE_NVML)
+        try:
+            if self._board is None:
+                raise device.NoDevice("a device is struck only in a run")
+            return device.prepare(self._run_dir, self._board, control, fault.rank, KINDS[fault.kind], fault.argument)
+        except device.NoDevice as error:
+            raise CannotStrike(str(error)) from None
+
+    def _strike(self, kind: str, argument: float, seconds: float | None, where: str, phase: str) -> None:
+        match kind:
+            case "kill" | "term":
+                os.kill(os.getpid(), outside.SIGNALS[kind])
+            case "segv" | "abort":
+                _die_of(outside.SIGNALS[kind])
             case "exit":
                 os._exit(int(argument))
             case "exception":
-                raise RuntimeError(f"injected fault: exception on rank {fault.rank} in {phase} of step {step}")
+                raise RuntimeError(f"injected fault: exception on {where}")
             case "freeze":
-                os.kill(os.getpid(), signal.SIGSTOP)
+                _freeze(seconds)
             case "hang":
-                while True:
+                end = time.monotonic() + seconds if seconds else float("inf")
+                while time.monotonic() < end:
                     pass
+            case "gil":
+                _hold_python(seconds)
             case "slow":
                 self._factor = max(self._factor, argument)
                 self._phase, self._since = phase, time.monotonic()
+                self._slow_until = self._since + seconds if seconds else None
+            case "drain":
+                _await_end(_DRAINED)
+            case "launcher-kill":
+                outside.kill_launcher(self._launcher())
+            case "node-kill":
+                outside.kill_node(self._launcher())
             case other:
                 raise AssertionError(other)
 
+    def _launcher(self) -> int:
+        assert self._board is not None
+        return self._board[Head.LAUNCHER_PID]
+
     def _stretch(self, phase: str) -> None:
-        """Make the phase that just ended `factor` times as long; holds until the process ends."""
+        """Make the phase that just ended `factor` times as long."""
+        if self._slow_until is not None and time.monotonic() > self._slow_until:
+            self._factor, self._slow_until = 1.0, None
+            return
         if self._phase in _WORKING:
             time.sleep((time.monotonic() - self._since) * (self._factor - 1.0))
         self._phase, self._since = phase, time.monotonic()
+
+
+def claim(
+    run_dir: Path, fault: Fault, phase: str, step: int, attempt: int, pid: int, detail: str = ""
+) -> Firing | None:
+    """Take the next free firing of `fault`; None when all are taken."""
+    folder = run_dir / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for count in range(1, fault.times + 1):
+        firing = Firing(
+            fault.index,
+            count,
+            fault.kind,
+            fault.rank,
+            step,
+            phase,
+            attempt,
+            pid,
+            time.time(),
+            time.monotonic(),
+            fault.source,
+            detail,
+        )
+        target = folder / firing.file
+        if target.exists():
+            continue
+        temporary = target.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(asdict(firing)))
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            continue
+        else:
+            return firing
+        finally:
+            temporary.unlink()
+    return None
+
+
+def _freeze(seconds: float | None) -> None:
+    """Stop this process; after `seconds` a helper in its process group, which dies with it, lets it go on."""
+    if seconds is not None:
+        thaw = f"sleep {seconds:f}; kill -CONT {os.getpid()}"
+        helper = os.posix_spawn("/bin/sh", ["sh", "-c", thaw], os.environ)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os.waitpid(helper, 0)
+        return
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _hold_python(seconds: float | None) -> None:
+    """Sleep in C without giving up the interpreter's lock: no other Python thread of the process runs meanwhile."""
+    sleep = ctypes.PyDLL(None).usleep
+    end = time.monotonic() + seconds if seconds else float("inf")
+    while (left := end - time.monotonic()) > 0:
+        sleep(int(min(left, 3600.0) * 1e6))  # longer than that and the number would not fit; a signal cuts it short
+
+
+def _await_end(seconds: float) -> None:
+    """The launcher is to move this rank: wait for it between two steps, where nothing is half done."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _die_of(signum: signal.Signals) -> None:
@@ -152,8 +329,9 @@ def fired(run_dir: Path) -> list[Firing]:
 
 
 def unfired(plan: Plan, run_dir: Path) -> list[tuple[Fault, int]]:
-    """The faults that fired less often than planned, each with how often it did fire."""
+    """The faults of a plan that fired less often than planned, each with how often it did fire."""
     counts: dict[int, int] = {}
     for firing in fired(run_dir):
-        counts[firing.fault] = counts.get(firing.fault, 0) + 1
+        if firing.source == "plan":
+            counts[firing.fault] = counts.get(firing.fault, 0) + 1
     return [(f, counts.get(f.index, 0)) for f in plan.faults if counts.get(f.index, 0) < f.times]

@@ -24,11 +24,12 @@ from ftrun.core.board import Board, Head
 from ftrun.core.world import Place, World, write_world
 from ftrun.host import fence, gates, report
 from ftrun.host.crew import Crew
+from ftrun.host.detectors import Detectors
 from ftrun.host.devices import DeviceWatch, Holder
 from ftrun.host.ending import Ending
 from ftrun.host.failure import Failures
+from ftrun.host.faultdesk import FaultDesk
 from ftrun.host.forward import Forwarder
-from ftrun.host.hang import HangWatch
 from ftrun.host.journal import Journal
 from ftrun.host.logs import Logs
 from ftrun.host.loop import Loop
@@ -40,7 +41,6 @@ from ftrun.host.settings import Settings
 from ftrun.host.spec import Specs
 
 SERVICES_LOG = "services.log"
-_WATCH_BEATS = 0.25
 _SPARE_LOOK = 0.05  # seconds between two looks whether spares may start
 _SPARE_PATIENCE = 3.0  # seconds after which they start anyhow: the script may never make a step
 _LOOK_AGAIN = 0.5  # seconds between two looks at the board when nobody rings
@@ -79,6 +79,7 @@ class Agent:
             max_replacements=settings.max_replacements,
             start_timeout=settings.start_timeout,
             stop_timeout=settings.stop_timeout,
+            recover_timeout=settings.recover_timeout,
             shutdown_timeout=settings.shutdown_timeout,
             shared=peers is not None,
             replacement_window=settings.window,
@@ -92,18 +93,17 @@ class Agent:
         self._later: list[Callable[[], None]] = []
         self._crew = Crew(run_dir, board, loop, logs, self._queue.append, journal.note, services.pids)
         self._crew.locked = settings.kind != "program"
-        self._narrator = Narrator(
-            run_dir, board, logs.folder / SERVICES_LOG, say, journal.note, settings.fault_plan is not None
-        )
+        self._narrator = Narrator(run_dir, board, logs.folder / SERVICES_LOG, say, journal.note)
         self._failures = Failures(self._crew.workers, logs.folder, settings.output, settings.max_restarts, say)
         self._ending = Ending(self._crew, board, loop, settings.shutdown_timeout, say, journal.note)
         self._forwarder = Forwarder(self._crew, loop, settings.nproc, say, journal.note)
-        self._hangs = HangWatch(settings.hang_timeout)
         self._devices = DeviceWatch(
             *(run_dir, loop, services, settings.quarantine_file, self._queue.append, say, journal.note),
             self._holders,
             lambda: gate.unpack(board.gate()).last + 1,
         )
+        self._detectors = Detectors(settings, run_dir, logs.folder, board, self._crew, self._queue.append)
+        self._faults = FaultDesk(settings, run_dir, board, self._crew, journal.note, say, self._devices.heard)
         self._deadlines: dict[str, object] = {}
         self._store: tuple[str, int] | None = None
         self._store_asked = False
@@ -127,13 +127,14 @@ class Agent:
         self._devices.start()
         if self._peers is not None:
             self._peers.start(self)
-        self._loop.after(_WATCH_BEATS, self._watch_beats)
+        self._loop.after(self._detectors.pause, self._watch_beats)
         try:
             while not self._over():
                 self._loop.run_once(1.0 if self._end else 3600.0)
                 self._pump()
         finally:
             self._stop_listening = True
+            self._detectors.close()
             if self._peers is not None:
                 self._peers.close()
             self._board.ring_launcher()
@@ -158,6 +159,7 @@ class Agent:
     def _bell_rang(self, bell: int) -> None:
         os.eventfd_read(bell)
         self._crew.scan()
+        self._faults.look()
 
     def _pump(self) -> None:
         while self._queue:
@@ -448,33 +450,16 @@ class Agent:
             self._forwarder.forward(signum)
 
     def _watch_beats(self) -> None:
-        self._crew.check_beats(self._settings.heartbeat_timeout, self._loop.due)
-        if self._state.phase is Phase.RUNNING and self._loop.due < _WATCH_BEATS:
-            holders = [self._crew.workers[c] for c in self._state.holder if c in self._crew.workers]
-            raw, cells = self._board.gate(), [w.cell for w in holders if not w.reported]
-            suspects = self._hangs.suspects(raw, cells)
-            for cell in suspects:
-                self._crew.condemn(self._crew.workers[cell.index], f"no progress for {self._hangs.timeout:.0f} s")
-            what = "" if suspects or len(cells) < self._config.nproc else self._hangs.stuck(raw, cells)
-            if what:
-                step = gate.unpack(raw).last + 1
-                self._queue.append(ev.Stuck(time.monotonic(), step, self._state.generation, what))
-        else:
-            self._hangs.quiet()
-        self._loop.after(_WATCH_BEATS, self._watch_beats)
+        running = self._state.phase is Phase.RUNNING
+        holders = [self._crew.workers[c] for c in self._state.holder if c in self._crew.workers]
+        whole = len(holders) == self._config.nproc
+        self._detectors.look(running, self._state.generation, holders, whole)
+        self._loop.after(self._detectors.pause, self._watch_beats)
 
     def summarize(self) -> None:
         """Say and note what the run cost; after `run`."""
         self._narrator.end(self._end.code if self._end else 1)
-        if self._settings.fault_plan is not None:
-            from ftrun.faults.plan import load_plan
-            from ftrun.faults.trigger import fired, unfired
-
-            for firing in fired(self._run_dir):
-                self._journal.note("fault", fired=vars(firing))
-            for fault, count in unfired(load_plan(self._settings.fault_plan), self._run_dir):
-                self._say(f"planned fault did not fire ({report.count(count, 'time')} of {fault.times}): {fault}")
-                self._journal.note("unfired", fault=str(fault), count=count)
+        self._faults.end()
         if self._end is not None:
             ending = self._ending
             failure = self._failures.finish(self._end.code, ending.began, ending.signum, ending.killed)

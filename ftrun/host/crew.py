@@ -29,10 +29,14 @@ from ftrun.control.events import (
     Started,
     Unrestorable,
 )
+from ftrun.core import symptoms
 from ftrun.core.board import Board, Cell, F, Flag
+from ftrun.core.errors import EXIT_SIGNAL
+from ftrun.core.faults import Fault
 from ftrun.host import fence
 from ftrun.host.logs import Logs, WorkerLog
 from ftrun.host.loop import Loop
+from ftrun.host.memory import Kills
 
 _PEEK = 0.002  # seconds given to learn the exit code before a death is reported without it
 _CODE_PATIENCE = 1.0  # seconds to wait for the exit code when nobody is in a hurry
@@ -64,6 +68,9 @@ class Worker:
         self.pid = 0
         self.code: int | None = None
         self.cause = ""  # why it was condemned, when it was
+        self.rotten = False  # its memory is corrupt
+        self.fault = Fault.SIGNAL  # the same by name, and how it is known
+        self.evidence = ""
         self.reported = False  # its end was told to the machine
         self.lost = False  # its life lock is gone
         self.ended = False  # reaped
@@ -101,6 +108,7 @@ class Crew:
     ) -> None:
         self.workers: dict[int, Worker] = {}
         self.locked = True  # do workers hold life locks? a program that replaced the worker's code cannot
+        self.ending = False  # workers are told to end: a signal is ours from now on
         self._run_dir = run_dir
         self._board = board
         self._loop = loop
@@ -109,10 +117,15 @@ class Crew:
         self._by_pid: dict[int, Worker] = {}
         self._note = note
         self._services = services
+        self._kills = Kills()
 
     def living(self) -> list[Worker]:
         """Those that were spawned and not reaped."""
         return [w for w in self.workers.values() if not w.ended]
+
+    def expire_kills(self) -> None:
+        """Out-of-memory kills that no death of a worker explains by now had other victims. Call now and then."""
+        self._kills.expire()
 
     # -- birth -------------------------------------------------------------------------------------------------------
 
@@ -153,6 +166,7 @@ class Crew:
         worker.spawned = time.monotonic()
         worker.pid = pid
         self._by_pid[pid] = worker
+        self._kills.watch(pid)
         try:
             worker.pidfd = os.pidfd_open(pid)
         except OSError:
@@ -196,7 +210,9 @@ class Crew:
             self._show_output(worker)
             worker.error = self._read_error(f"{index}-{raised}")
             signature = str(worker.error.get("signature", "exception"))
-            self._emit(Raised(now, index, cell.step or 0, signature, raised))
+            fault = str(worker.error.get("fault", Fault.EXCEPTION.value))
+            evidence = str(worker.error.get("evidence", signature))
+            self._emit(Raised(now, index, cell.step or 0, signature, raised, fault, evidence))
         for at, (field, stage) in enumerate(_STAGES):
             generation = cell[field]
             if generation != worker.stages[at]:
@@ -270,7 +286,7 @@ class Crew:
         """No process could be made for this incarnation."""
         worker = self.workers[index]
         worker.ended = True
-        worker.cause = why
+        worker.cause, worker.fault, worker.evidence = why, Fault.EXIT, f"it could not be started: {why}"
         worker.cell[F.EXITED] = 1
         self._report(worker, None)
         self._release(worker)
@@ -293,6 +309,7 @@ class Crew:
         if error:
             self._show_output(worker)
         age = max(0.0, now - worker.spawned)
+        fault, evidence = self._why(worker, code)
         self._emit(
             Died(
                 now,
@@ -306,8 +323,25 @@ class Crew:
                 int(error.get("final", 0)),
                 blame.how_far(bool(flags & Flag.SCRIPT), bool(flags & Flag.GROUP), age),
                 round(age, 3),
+                fault,
+                evidence,
             )
         )
+
+    def _why(self, worker: Worker, code: int | None) -> tuple[str, str]:
+        """What a death is a symptom of, and how that is known; nothing for one that we brought about ourselves."""
+        if worker.cause:
+            return worker.fault.value, worker.evidence
+        if worker.error:
+            return str(worker.error.get("fault", Fault.EXCEPTION.value)), str(worker.error.get("evidence", ""))
+        killed = code is None or code > EXIT_SIGNAL
+        if killed and (worker.ours or self.ending):
+            return "", ""
+        short = self._kills.evidence(worker.pid) if code in (None, EXIT_SIGNAL + signal.SIGKILL) else ""
+        if short:
+            return Fault.OOM.value, short
+        fault, evidence = symptoms.of_code(code)
+        return fault.value, evidence
 
     def _release(self, worker: Worker) -> None:
         if worker.watch:
@@ -324,9 +358,9 @@ class Crew:
             with contextlib.suppress(OSError):
                 os.killpg(worker.pid, signal.SIGKILL)
 
-    def condemn(self, worker: Worker, cause: str) -> None:
+    def condemn(self, worker: Worker, cause: str, fault: Fault, evidence: str) -> None:
         """Declare a living process dead; the machine will have it fenced."""
-        worker.cause = cause
+        worker.cause, worker.fault, worker.evidence = cause, fault, evidence
         self._report(worker, None)
 
     # -- fence -------------------------------------------------------------------------------------------------------
@@ -377,20 +411,5 @@ class Crew:
     def _fenced(self, worker: Worker, how: int) -> None:
         if not worker.cell[F.FENCED]:
             worker.cell[F.FENCED_NS] = time.monotonic_ns()
-            worker.cell[F.FENCED] = how
+            worker.cell[F.FENCED] = 3 if worker.rotten else how
             self._board.ring_workers()
-
-    # -- silence -----------------------------------------------------------------------------------------------------
-
-    def check_beats(self, timeout: float, own_lateness: float) -> None:
-        """Condemn workers whose beat stopped; `own_lateness` seconds of ours are not theirs."""
-        now = time.monotonic_ns()
-        for worker in self.living():
-            beat = worker.cell[F.BEAT]
-            if worker.reported or worker.lost or not worker.pid or not beat or not worker.watch:
-                continue
-            silent = (now - beat) / 1e9 - own_lateness
-            if silent <= timeout:
-                continue
-            if fence.stopped_by_nobody(worker.pid) or (silent > 10 * timeout and not fence.traced(worker.pid)):
-                self.condemn(worker, "frozen")

@@ -54,6 +54,7 @@ class Ending:
 
     def terminate(self) -> None:
         """End every worker; the caller's loop goes on until they are gone."""
+        self._crew.ending = True
         for worker in self._crew.living():
             if worker.pid and worker.rank is None:
                 fence.kill_group(worker.pid)

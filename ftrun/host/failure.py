@@ -50,6 +50,8 @@ class Facts:
     early: str
     age: float
     final: bool = False
+    fault: str = ""
+    evidence: str = ""
 
 
 @dataclass
@@ -118,11 +120,13 @@ class Failures:
         self._add(worker, error, event.cause, event.code)
         facts = self._facts[event.worker]
         facts.early, facts.age, facts.final = event.early, event.age, bool(event.final)
+        facts.fault, facts.evidence = event.fault, event.evidence
 
     def _raised(self, event: Raised) -> None:
         worker = self.workers.get(event.worker)
         if worker is not None and worker.rank is not None:
             self._add(worker, worker.error, "exception", None)
+            self._facts[worker.index].fault, self._facts[worker.index].evidence = event.fault, event.evidence
 
     def _add(self, worker: Worker, error: Mapping[str, Any], cause: str, code: int | None) -> None:
         assert worker.rank is not None
@@ -317,7 +321,7 @@ def _headline(failure: Failure, facts: Facts) -> str:
     elif failure.cause == "frozen":
         how = "froze"
     elif facts.code is None:
-        how = f"failed ({failure.cause})"  # condemned
+        how = f"failed ({facts.evidence or failure.cause})"  # condemned
     else:
         name = fence.cause_of(facts.code)
         how = f"left with exit code {facts.code}" if name.startswith("exit ") else f"died of {name}"

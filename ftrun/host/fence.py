@@ -105,25 +105,6 @@ def peek_exit(pid: int, seconds: float) -> int | None:
         time.sleep(_PAUSE)
 
 
-def stopped_by_nobody(pid: int) -> bool:
-    """True when the process is stopped (SIGSTOP, freezer) and no debugger holds it."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
-    return fields.get("State", "").startswith("T") and fields.get("TracerPid", "0").strip() == "0"
-
-
-def traced(pid: int) -> bool:
-    """True when a debugger holds the process."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    return "TracerPid:\t0\n" not in text
-
-
 def cause_of(code: int | None) -> str:
     """How a death is called: `SIGKILL`, `exit 3`, or `died` while nothing is known."""
     if code is None:

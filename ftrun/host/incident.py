@@ -25,7 +25,10 @@ _FIELDS = (
 
 @dataclass
 class Victim:
-    """One rank that failed. `seen_ms`: from the fault to its detection, None when the fault's time is not known."""
+    """One rank that failed. `seen_ms`: from the fault to its detection, None when the fault's time is not known.
+
+    `fault` is a value of ftrun.core.faults.Fault, `evidence` a sentence that says how it is known.
+    """
 
     rank: int
     cell: int
@@ -33,6 +36,8 @@ class Victim:
     phase: str
     cause: str
     seen_ms: float | None = None
+    fault: str = ""
+    evidence: str = ""
 
 
 @dataclass
@@ -47,6 +52,11 @@ class Incident:
     redone: int = 0
     restart: bool = False
     survivors: int = 0
+    fault: str = ""  # of an incident without victims: the links
+    evidence: str = ""
+    last: int = -1  # step index of the last update that is part of the model
+    stuck: str = ""  # the collective that everybody waited in, when no rank was to blame
+    spares: list[int] = field(default_factory=list)  # cells that had been warm spares
 
     def facts(self, board: Board, holders: Mapping[int, int]) -> dict[str, Any]:
         """The summary; `holders` maps each rank to its cell."""
@@ -64,6 +74,12 @@ class Incident:
             "resume": self.resume,
             "redone": self.redone,
             "restart": self.restart,
+            "fault": self.fault or next((v.fault for v in self.victims), ""),
+            "evidence": self.evidence or next((v.evidence for v in self.victims), ""),
+            "survivors": self.survivors,
+            "last": self.last,
+            "stuck": self.stuck,
+            "spares": self.spares,
             "victims": [vars(v) for v in self.victims],
             "sources": {str(rank): _source(cells[rank]) for rank in replaced},
             "ms": {name: round(value, 3) for name, value in parts.items()},

@@ -18,12 +18,14 @@ from ftrun import native
 from ftrun.core import paths, schedule
 from ftrun.core.board import Board, Head
 from ftrun.core.errors import PlatformError, UsageError
+from ftrun.faults import device
 from ftrun.host import fence, foresight, report, rundir
 from ftrun.host.agent import SERVICES_LOG, Agent
 from ftrun.host.journal import Journal
 from ftrun.host.logfiles import claim_folder
 from ftrun.host.logs import Logs
 from ftrun.host.loop import Loop
+from ftrun.host.monitoring import Monitoring
 from ftrun.host.peers import Peers
 from ftrun.host.rendezvous.open import Meeting, arrange
 from ftrun.host.services import Services
@@ -41,6 +43,7 @@ def launch(settings: Settings) -> int:
     meeting = arrange(nodes, settings.run_id, settings.nproc, settings.max_restarts)
     if meeting is None and nodes.master_port:
         _require_free(nodes.master_port)
+    monitoring = Monitoring(settings)
     native.set_subreaper()
     run_dir = _claim(
         _name(settings) if meeting is None else meeting.run_id,
@@ -52,11 +55,12 @@ def launch(settings: Settings) -> int:
             "log_dir": os.path.abspath(settings.log_dir),
             "cwd": os.getcwd(),
             "shutdown_timeout": settings.shutdown_timeout,
+            "fake_nvml": os.environ.get(device.ENV_FAKE_NVML),
         },
     )
     signals_r = _catch_signals(settings)
     try:
-        return _Run(settings, run_dir, signals_r, stdin, meeting).run()
+        return _Run(settings, run_dir, signals_r, stdin, meeting, monitoring).run()
     finally:
         rundir.remove(run_dir)
 
@@ -102,8 +106,15 @@ def _require_free(port: int) -> None:
 
 class _Run:
     def __init__(
-        self, settings: Settings, run_dir: Path, signals_r: int, stdin: int | None, meeting: Meeting | None
+        self,
+        settings: Settings,
+        run_dir: Path,
+        signals_r: int,
+        stdin: int | None,
+        meeting: Meeting | None,
+        monitoring: Monitoring,
     ) -> None:
+        self._monitoring = monitoring
         self._meeting = meeting
         self._settings = settings
         self._run_dir = run_dir
@@ -115,6 +126,7 @@ class _Run:
         self._limited = settings.nproc > 1 and "OMP_NUM_THREADS" not in env
         if self._limited:
             env["OMP_NUM_THREADS"] = "1"
+        self._env = env
         self._services = Services(run_dir, env, _nursery_mode(settings), self._heard, stdin)
         self._agent: Agent | None = None
 
@@ -131,6 +143,7 @@ class _Run:
             schedule.shorten_slice()
             journal = Journal(self._run_dir / paths.JOURNAL)
             self._welcome(folder, why_not)
+            self._monitor(folder)
             peers = None
             if self._meeting is not None:
                 peers = Peers(self._meeting, self._settings.nproc, self._loop, self._say, journal.note)
@@ -145,6 +158,7 @@ class _Run:
             self._keep_journal(journal, folder)
             return code
         finally:
+            self._monitoring.close()
             self._clean_up()
             if logs is not None:
                 logs.close(_READER_PATIENCE)
@@ -175,6 +189,13 @@ class _Run:
             self._say(why_not, "warning")
         if self._limited:
             self._say(report.threads_limited())
+
+    def _monitor(self, folder: Path) -> None:
+        why_not = self._monitoring.start(self._run_dir, self._env, folder / SERVICES_LOG)
+        if why_not:
+            self._say(why_not, "warning")
+        elif self._monitoring.where:
+            self._say(self._monitoring.where)
 
     def _say(self, line: str, level: str = "info") -> None:
         self._logs.say(line, level)

@@ -5,7 +5,6 @@ Called after the machine's actions were carried out, so that no sentence delays 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,13 +25,22 @@ from ftrun.control.events import (
     Stuck,
 )
 from ftrun.control.machine import INCIDENT, Phase
-from ftrun.core import paths
 from ftrun.core.board import Board, F, Inexact
+from ftrun.core.faults import Fault
+from ftrun.faults.trigger import fired
 from ftrun.host import report
 from ftrun.host.incident import Incident, Victim
+from ftrun.host.phases import PhaseRecord
 
 _FOLLOWING = ("failed", "restarting", "failed_again", "world_stopped")  # they name the dead rank themselves
 _SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
+_RAISED = {"raised": report.raised, "raised_again": report.raised_again}
+_SIGNS: dict[str, F] = {
+    Fault.FROZEN: F.BEAT,
+    Fault.HANG: F.PROGRESS,
+    Fault.GIL: F.PROGRESS,
+    Fault.COLLECTIVE: F.PROGRESS,
+}
 
 
 class Narrator:
@@ -45,20 +53,19 @@ class Narrator:
         services_log: Path,
         say: Callable[..., None],
         note: Callable[..., None],
-        planned: bool,
     ) -> None:
         self._run_dir = run_dir
         self._board = board
         self._services_log = services_log
         self._say = say
         self._note = note
-        self._planned = planned
         self._incident: Incident | None = None
+        self._phases = PhaseRecord()  # of that incident
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
         self._told: set[int] = set()  # ranks whose replacement was told in this incident
         self._replaced: tuple[int, ...] = ()
         self._shift = 0  # step index minus gate number
-        self._claimed: set[tuple[int, int]] = set()  # injected faults already matched with a death
+        self._claimed: set[str] = set()  # injected faults already matched with a death
         self.holders: dict[int, int] = {}
         self.incidents = 0
         self.restarts = 0
@@ -75,6 +82,7 @@ class Narrator:
             self._incident.generation = publish.generation
             self._incident.resume = max(publish.resume + self._shift, 0)
             self._incident.survivors = len(publish.workers) - len(publish.replaced)
+            self._incident.spares = sorted({*self._incident.spares, *spares.values()})
 
     def closed(self, last: int) -> None:
         """The gate was closed; steps beyond `last` that some rank had begun are done again."""
@@ -83,6 +91,7 @@ class Narrator:
             self._shift = next((c.shift for c in cells if c.shift), 0)
             begun = any(c.step is not None and c.step > last + c.shift for c in cells)
             self._incident.redone = max(self._incident.redone, int(begun))
+            self._incident.last = last + self._shift
 
     def saw(self, event: Event, actions: tuple[Action, ...], phase: Phase, woke: int) -> None:
         """The machine was told `event`, ordered `actions` and is now in `phase`; the loop woke for it at `woke` ns."""
@@ -90,13 +99,15 @@ class Narrator:
             self._begin(event, woke)
         elif isinstance(event, Stuck) and phase in INCIDENT and self._incident is None:
             now = time.monotonic_ns()
-            self._incident, self._told = Incident(now, now), set()
+            incident = self._new_incident(now, now)
+            incident.stuck, incident.fault, incident.evidence = event.what, event.fault, event.evidence
         elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin_device(actions, woke)
         if isinstance(event, Signalled) and phase is Phase.ENDED:
             self._say(report.signalled_again(event.signum), "warning")
         for action in actions:
             if isinstance(action, OpenGate):
+                self._look_at_phases()
                 self._tell_replaced()
             elif isinstance(action, Say):
                 self._hear(action, event, actions, phase)
@@ -109,21 +120,33 @@ class Narrator:
             began, detected = cell[F.RAISED_NS] or woke, time.monotonic_ns()
         else:
             detected = cell[F.DETECTED_NS] or time.monotonic_ns()
-            began = self._fault_time(cell.rank, detected) or (cell[F.BEAT] if event.cause == "frozen" else woke)
+            began = self._fault_time(cell.rank, detected) or self._last_sign(event, woke)
         began = min(began, detected)
-        if self._incident is None:
-            self._incident = Incident(began, detected)
-            self._told = set()
+        incident = self._incident or self._new_incident(began, detected)
         if cell.rank is not None:
             phase = cell.phase.name.lower()
             cause = event.cause if isinstance(event, Died) else event.signature
             known = isinstance(event, Raised) or began != woke
             seen = (detected - began) / 1e6 if known else None
-            self._incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen))
+            why = (event.fault, event.evidence)
+            incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen, *why))
+
+    def _new_incident(self, began: int, detected: int) -> Incident:
+        self._incident, self._phases, self._told = Incident(began, detected), PhaseRecord(), set()
+        return self._incident
+
+    def _look_at_phases(self) -> None:
+        if self._incident is not None:
+            self._phases.look(self._board, self.holders, self._incident.victims)
+
+    def _last_sign(self, event: Died, woke: int) -> int:
+        """When the fault began at the latest, ns: the last sign of life of a rank that only fell silent."""
+        field = _SIGNS.get(event.fault)
+        return woke if field is None else self._board.cell(event.worker)[field] or woke
 
     def _begin_device(self, actions: tuple[Action, ...], woke: int) -> None:
         if self._incident is None and any(_begins(a) for a in actions):
-            self._incident, self._told = Incident(woke, time.monotonic_ns()), set()
+            self._new_incident(woke, time.monotonic_ns())
         for action in actions:
             if self._incident and isinstance(action, Say) and action.what == "died" and action.worker is not None:
                 cell = self._board.cell(action.worker)
@@ -132,15 +155,10 @@ class Narrator:
 
     def _fault_time(self, rank: int | None, detected: int) -> int | None:
         """When the injected fault that struck `rank` fired, ns."""
-        if not self._planned:
-            return None
-        from ftrun.faults.trigger import fired
-
         for firing in reversed(fired(self._run_dir)):
-            key = (firing.fault, firing.count)
             at = int(firing.t * 1e9)
-            if firing.rank == rank and key not in self._claimed and 0 <= detected - at < _SAME_FAULT * 1e9:
-                self._claimed.add(key)
+            if firing.rank == rank and firing.file not in self._claimed and 0 <= detected - at < _SAME_FAULT * 1e9:
+                self._claimed.add(firing.file)
                 return at
         return None
 
@@ -151,13 +169,15 @@ class Narrator:
                 self._say_died(say, phase)
         elif say.what in ("raised", "raised_again"):
             step = self._board.cell(say.worker).step if say.worker is not None else None
-            tell = report.raised if say.what == "raised" else report.raised_again
-            self._say(tell(say.rank or 0, say.detail, step), report.level(say.what))
+            line = _RAISED[say.what](say.rank or 0, say.detail, step)
+            if isinstance(event, Raised) and event.fault == Fault.NONFINITE:
+                line = report.poisoned(event.evidence, again=say.what == "raised_again")
+            self._say(line, report.level(say.what))
         elif say.what in ("restarting", "world_stopped", "peer_failed"):
             self.restarts += 1
             now = time.monotonic_ns()
-            self._incident = self._incident or Incident(now, now)
-            self._incident.restart = True
+            incident = self._incident or self._new_incident(now, now)
+            incident.restart = True
             late = report.early(event.early, event.age) if isinstance(event, Died) and event.early else ""
             self._say((report.said(say) or "") + (f"; it failed {late}" if late else ""), report.level(say.what))
         elif say.what == "recovered":
@@ -198,12 +218,13 @@ class Narrator:
 
     def _recovered(self) -> None:
         self._tell_replaced()
+        self._look_at_phases()
         incident, self._incident = self._incident, None
         if incident is None:
             return
         facts = incident.facts(self._board, self.holders)
         self._account(facts)
-        self._note("incident", **facts)
+        self._note("incident", **facts, phases=self._phases.facts(incident.began))
         self._say(report.recovered(facts))
 
     def _restarted(self) -> None:
@@ -233,8 +254,14 @@ class Narrator:
             self._account(self._incident.facts(self._board, self.holders))
         if self.incidents:
             lost = self.lost_ms / 1000
-            journal = os.path.relpath(self._services_log.with_name(paths.JOURNAL))
-            lines = report.summary(journal, self.incidents, self.restarts, self.redone, lost, self.inexact)
+            lines = report.summary(
+                report.run_shown(self._services_log.parent),
+                self.incidents,
+                self.restarts,
+                self.redone,
+                lost,
+                self.inexact,
+            )
             # a run that failed has no result to speak of
             for line in lines if code == 0 else lines[:1]:
                 self._say(line)

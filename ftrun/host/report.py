@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from ftrun.control import blame
 from ftrun.control.events import Say
 from ftrun.core.board import Inexact
+from ftrun.core.faults import Fault
+from ftrun.core.paths import LOG_DIR
 from ftrun.host.incident import Victim
 from ftrun.host.rendezvous.table import Place
 
@@ -17,6 +20,9 @@ _INEXACT = {
     Inexact.UPDATE_USED_RNG: "the optimizer's update used random numbers",
     Inexact.UPDATE_CHANGED_BUFFERS: "the optimizer's update changed buffers",
     Inexact.PRIVATE_FROM_PEER: "a rank's own random state was lost and taken from a peer",
+    Inexact.WAS_CORRUPT: (
+        "a rank's weights were corrupt, and steps since the last check of the replicas used them; see --check-replicas"
+    ),
     Inexact.DDP_LAYOUT: "DDP's bucket layout could not be kept",
     Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its device memory and taken from a peer",
 }
@@ -50,9 +56,19 @@ _WORDS = {
     ),
     "device_waited_for": "waiting for a healthy device for every rank, in quarantine: {detail}",
     "device_back": "{detail} is out of quarantine",
+    "noticed": "{who}{detail}",
     "service_died": "our {detail} process died; starting another one",
     "service_given_up": "our {detail} process died too often; the run ends",
 }
+
+_VERBS: dict[str, str] = {
+    Fault.FROZEN: "froze",
+    Fault.HANG: "hung",
+    Fault.GIL: "hung",
+    Fault.COLLECTIVE: "hung",
+    Fault.CORRUPT: "became corrupt",
+}
+_CAUSE_SAYS_ALL = ("", Fault.EXIT, Fault.SIGNAL, Fault.EXCEPTION)
 
 # what ends the run; the rest of _WORDS can be lived with
 _ENDS = {"failed", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"} | {
@@ -115,13 +131,39 @@ def failed(victim: Victim, survivors: int, recovering: bool) -> str:
     where = "" if victim.step is None else f" in {victim.phase} of step {victim.step}"
     seen = "" if victim.seen_ms is None else f", seen after {milliseconds(victim.seen_ms)} ms"
     went_on = f"; stopping {count(survivors, 'healthy worker')}" if recovering else ""
-    verb = "froze" if victim.cause == "frozen" else "hung" if victim.cause.startswith("no progress") else "died"
-    return f"rank {victim.rank} {verb}{where} ({victim.cause}{seen}){went_on}"
+    if victim.fault == Fault.DRAIN:
+        return f"rank {victim.rank} leaves its worker before step {victim.step}, as asked for{went_on}"
+    verb = _VERBS.get(victim.fault, "died")
+    how = victim.cause if victim.fault in _CAUSE_SAYS_ALL or not victim.evidence else victim.evidence
+    return f"rank {victim.rank} {verb}{where} ({how}{seen}){went_on}"
+
+
+def injected(kind: str, rank: int, phase: str, step: int) -> str:
+    """The line when a fault was injected into the live run."""
+    if rank < 0:
+        where = "ftrun itself" if kind == "launcher-kill" else "everything on this node"
+    else:
+        where = f"rank {rank}" + (f" in {phase} of step {step}" if step >= 0 else "")
+    return f"injected fault: {kind} strikes {where}"
+
+
+def random_faults(rate: float, seed: int) -> str:
+    if not rate:
+        return "no more random faults"
+    return f"random faults: {100 * rate:g} in 100 steps on average, drawn from seed {seed}"
 
 
 def raised(rank: int, signature: str, step: int | None) -> str:
     where = "" if step is None else f" in step {step}"
     return f"rank {rank} raised {signature}{where}; everyone does the step again"
+
+
+def poisoned(evidence: str, again: bool) -> str:
+    """Gradients were not finite; `again`: also after a retry."""
+    what = evidence.removeprefix("NonFiniteError: ")
+    if again:
+        return f"{what}, also after a retry; the run ends (--nonfinite ignore would make such updates)"
+    return f"{what}; everyone does the step again"
 
 
 def raised_again(rank: int, signature: str, step: int | None) -> str:
@@ -167,7 +209,12 @@ def said(say: Say) -> str | None:
         name = signal.Signals(int(say.detail)).name
         return f"got {name}; ending the workers"
     words = _WORDS.get(say.what)
-    return words.format(rank=say.rank, worker=say.worker, detail=say.detail, attempt=say.attempt) if words else None
+    who = "" if say.rank is None else f"rank {say.rank}: "
+    return (
+        words.format(rank=say.rank, worker=say.worker, detail=say.detail, attempt=say.attempt, who=who)
+        if words
+        else None
+    )
 
 
 def early(how: str, age: float) -> str:
@@ -190,11 +237,11 @@ def last_words(path: Path) -> str:
     return f"its last words: {last.strip()} (all of them: {path})"
 
 
-def summary(journal: str, incidents: int, restarts: int, redone: int, seconds: float, inexact: Inexact) -> list[str]:
+def summary(run: str, incidents: int, restarts: int, redone: int, seconds: float, inexact: Inexact) -> list[str]:
     """The lines at the end of a run that had incidents."""
     lines = [
         f"{count(incidents, 'incident')}, {count(redone, 'step')} done again, {seconds:.2f} s lost; "
-        f"each of them in {journal}"
+        f"to see {'it' if incidents == 1 else 'them'}: ftrun timeline {run}"
     ]
     if restarts:
         lines.append(
@@ -206,6 +253,13 @@ def summary(journal: str, incidents: int, restarts: int, redone: int, seconds: f
     else:
         lines.append("result bit-identical to an uninterrupted run: yes")
     return lines
+
+
+def run_shown(logs: Path) -> str:
+    """What to write for RUN to see a run after its end, from the current folder: its name, or its log folder."""
+    shown = os.path.relpath(logs)
+    here = Path(shown).parent == Path(LOG_DIR)
+    return logs.name if here else shown if os.sep in shown else f".{os.sep}{shown}"
 
 
 def count(number: int, what: str) -> str:

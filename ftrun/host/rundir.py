@@ -81,6 +81,22 @@ def find_run(run_id: str | None) -> RunInfo | None:
     return next((r for r in list_runs() if run_id in (None, r.run_id)), None)
 
 
+def run_named(run_id: str) -> RunInfo | None:
+    """The run directory of that name, also one whose launcher is gone."""
+    root = paths.runs_root()
+    return None if os.sep in run_id or run_id.startswith(".") else read_run(root / run_id)
+
+
+def owner_elsewhere(run_id: str) -> int | None:
+    """The other user who has a run of that name in a usual place, as far as we may look."""
+    for root in (*Path("/dev/shm").glob("ftrun-*"), *Path("/tmp").glob("ftrun-*"), *Path("/run/user").glob("*/ftrun")):
+        with contextlib.suppress(OSError):
+            owner = os.stat(root / run_id).st_uid
+            if owner != os.getuid():
+                return owner
+    return None
+
+
 def remove_stale(root: Path) -> None:
     """Remove directories whose launcher is gone."""
     for path in root.iterdir():

@@ -63,6 +63,9 @@ class Output:
 class Settings:
     """One run, as this node's launcher sees it. Times in seconds. `fault_plan` is an absolute path or None.
 
+    `hang_timeout` None: learned from the run, between `hang_floor` and `hang_ceiling`. `nonfinite` is redo, stop or ignore;
+    `check_replicas` is in steps, 0 = never.
+
     `kind` is script, module or program (--no-python). `signals` end the run and are passed on to the workers;
     `forward` are passed on and change nothing.
     """
@@ -76,10 +79,17 @@ class Settings:
     run_id: str | None = None
     log_dir: str = "ftrun-logs"
     fault_plan: str | None = None
+    random_faults: str = ""  # RATE:SEED, "" = none
     stop_timeout: float = 10.0
-    heartbeat_timeout: float = 1.0
+    heartbeat_interval: float = 0.2
+    heartbeat_timeout: float = 10.0
     hang_timeout: float | None = None
+    hang_floor: float = 20.0
+    hang_ceiling: float = 600.0
+    nonfinite: str = "redo"
+    check_replicas: int = 100
     start_timeout: float = 300.0
+    recover_timeout: float = 600.0
     shutdown_timeout: float = 30.0
     exec_workers: bool = False
     role: str = "default"
@@ -88,6 +98,8 @@ class Settings:
     signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     forward: tuple[int, ...] = ()
     rdzv_id: str = ""  # as given with --rdzv-id; TORCHELASTIC_RUN_ID is this, else the run's name
+    metrics_file: str | None = None  # absolute
+    metrics_port: int | None = None  # 0 = any free one
     nodes: Nodes = Nodes()
     policy: Overrides = field(default_factory=Overrides)
     device_faults: int = 3  # of one device within `window`

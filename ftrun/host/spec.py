@@ -12,7 +12,6 @@ from ftrun.host.crew import Worker
 from ftrun.host.rendezvous.table import Place
 from ftrun.host.settings import Settings
 
-_BEAT = 0.1  # seconds between two beats of a worker
 _ORPHAN_GRACE = 2.0
 
 
@@ -38,10 +37,12 @@ class Specs:
             "numa": settings.numa_binding,
             "virtual": settings.virtual_local_rank,
             "logs": self._logs,
-            "beat": _BEAT,
+            "beat": settings.heartbeat_interval,
             "launcher_pid": os.getpid(),
             "orphan_grace": _ORPHAN_GRACE,
             "stop_timeout": settings.stop_timeout,
+            "nonfinite": settings.nonfinite,
+            "check_replicas": settings.check_replicas,
             "one_console": not (output.redirects or output.tee or output.filter),
             "plain": place is not None,
         }
@@ -64,4 +65,6 @@ class Specs:
         )
         if settings.fault_plan is not None:
             env[paths.ENV_FAULT_PLAN] = settings.fault_plan
+        if settings.random_faults:
+            env[paths.ENV_RANDOM_FAULTS] = settings.random_faults
         return env

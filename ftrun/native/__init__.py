@@ -233,6 +233,21 @@ def sample_checksum(address: int, length: int, samples: int, seed: int = 0) -> i
     return int(_sample_checksum(address, length, samples, seed))
 
 
+# ---- numbers ----
+
+FLOAT_FORMATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
+
+_find_nonfinite = _bind(_releasing, "find_nonfinite", c_int64, c_void_p, c_size_t, c_int)
+
+
+def find_nonfinite(address: int, count: int, format_: str) -> int:
+    """Index of the first infinity or NaN among `count` numbers of a format in FLOAT_FORMATS, -1 = there is none."""
+    found = int(_find_nonfinite(address, count, FLOAT_FORMATS[format_]))
+    if found < -1:
+        raise OSError(-found, os.strerror(-found))
+    return found
+
+
 # ---- this process ----
 
 _malloc_keep = _bind(_releasing, "malloc_keep", c_int, c_size_t)

@@ -1,114 +1,261 @@
-"""One look at a live run: plain data from run.json, the board, the world file and the journal's last lines.
+"""One look at a live run: plain data from run.json, the board, the world file, devices.json and the journal.
 
-Reads only, takes no lock and asks nobody; a run that changes meanwhile gives a picture that is a moment old.
+Reads only, takes no lock and asks nobody; a run that changes meanwhile gives a picture that is a moment old. Of a large
+world the ranks that stand out are looked at one by one, all others are counted, column by column.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import gate, paths
-from ftrun.core.board import Board, Cell, F, Flag, Head, Phase, word_name
+from ftrun.control.states import Phase as Machine
+from ftrun.core import gate, paths, steps
+from ftrun.core.board import Board, Cell, F, Flag, Head, Inexact, Phase, collective_name
 from ftrun.core.world import World, read_world
 from ftrun.host.rundir import RunInfo
+from ftrun.view import devices, fold
+from ftrun.view.journal import REPAIRING, Account, Tail
 
-_TAIL = 1 << 16  # bytes of the journal that are looked at
+SCHEMA = 1  # of the picture, as `ftrun status --json` prints it; grows only when a field changes its meaning or goes
 HEALTHY, STARTING, RECOVERING, DEGRADED, ENDED = "healthy", "starting", "recovering", "degraded", "ended"
+_INCIDENTS = 20  # newest ones in a picture
 
 
-def take(run: RunInfo) -> dict[str, Any]:
+def take(run: RunInfo, ranks: int | None = None) -> dict[str, Any]:
     """The picture of `run`. Errors: OSError, PlatformError when the directory goes away meanwhile."""
-    board = Board.open(run.path / paths.BOARD)
-    world = _world(run.path, board)
-    word = gate.unpack(board.gate())
-    machine = _machine_phase(run.path)
-    now = time.monotonic_ns()
-    cells = [board.cell(i) for i in range(board.cells) if board.cell(i)[F.PID]]
-    holders = {p.cell: p.rank for p in world.places} if world else {}
-    workers = [_worker(run.path, c, holders.get(c.index), now) for c in cells if not c[F.EXITED] or c.index in holders]
-    spares = [w for w in workers if w["rank"] is None]
-    return {
-        "run": run.run_id,
-        "state": _state(run, machine, holders, spares),
-        "machine": machine,
-        "pid": run.pid,
-        "seconds": round(time.time() - run.started, 3),
-        "argv": run.raw.get("argv", []),
-        "world_size": board[Head.WORLD_SIZE],
-        "spares_wanted": run.raw.get("spares", 0),
-        "generation": word.generation,
-        "attempt": board[Head.ATTEMPT],
-        "gate": {"closed": word.closed, "last": word.last},
-        "log_dir": str(run.raw.get("logs", "")),
-        "workers": sorted(workers, key=lambda w: (w["rank"] is None, w["rank"], w["cell"])),
-    }
-
-
-def _world(path: Path, board: Board) -> World | None:
+    watcher = Watcher(run)
     try:
-        return read_world(path, board[Head.PUBLISHED])
-    except FileNotFoundError:
-        return None
+        return watcher.look(ranks)
+    finally:
+        watcher.close()
 
 
-def _machine_phase(path: Path) -> str:
-    """The controller's phase after its last journalled decision."""
-    try:
-        with (path / paths.JOURNAL).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return "NEW"
-    for line in reversed(lines):
-        if b'"phase"' in line:
+class Watcher:
+    """Looks at one run again and again; what did not change is not read twice. Errors: OSError, PlatformError."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self.run = run
+        self.account = Account()
+        self._board = Board.open(run.path / paths.BOARD)
+        self._tail: Tail | None = None
+        self._world: World | None = None
+        self._used = 0  # cells that were ever taken
+        self._seen: tuple[float, int] | None = None  # time and gate of the look before
+        self._rate: float | None = None
+        self._parked: dict[int, str] = {}
+
+    def close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+
+    def look(self, ranks: int | None = None, alive: bool = True) -> dict[str, Any]:
+        """The picture now. `ranks`: how many are described one by one, None = all; the rest are in `folded`."""
+        board, now = self._board, time.monotonic_ns()
+        self._read_journal()
+        world = self._read_world()
+        account, word = self.account, gate.unpack(board.gate())
+        self._used = fold.used_cells(board, self._used)
+        holders = {p.cell: p.rank for p in world.places} if world else {}
+        spares = [i for i in fold.living(board, self._used) if i not in holders]
+        found = devices.read(self.run.path)
+        shown, folded = fold.choose(board, self._used, holders, ranks, now, word)
+        workers = [self._worker(board.cell(i), holders[i], now, found, why) for i, why in shown.items()]
+        workers += [self._worker(board.cell(i), None, now, found) for i in spares[:ranks]]
+        first = board.cell(next(iter(holders))) if holders else None
+        well, oldest = fold.healthy(board, holders, self._used, now)
+        state = self._state(len(spares), len(holders) - well, found) if alive else ENDED
+        return {
+            "schema": SCHEMA,
+            "run": self.run.run_id,
+            "state": state,
+            "machine": account.phase,
+            "pid": self.run.pid,
+            "seconds": round(time.time() - self.run.started, 3),
+            "argv": self.run.raw.get("argv", []),
+            "world_size": board[Head.WORLD_SIZE],
+            "healthy": well,
+            "beat_age_max": _age(now, oldest),
+            "spares_wanted": self.run.raw.get("spares", 0),
+            "spares_ready": sum(board.cell(i).has(Flag.PARKED) for i in spares),
+            "spares": len(spares),
+            "generation": word.generation,
+            "attempt": board[Head.ATTEMPT],
+            "gate": {"closed": word.closed, "last": word.last},
+            "step": _next_step(word.last, first),
+            "steps_per_second": self._steps_per_second(now / 1e9, word.last, holders),
+            "effective_training_time": _rounded(account.effective(now / 1e9)),
+            "lost_seconds": round(account.lost(now / 1e9), 3),
+            "replacements": account.replacements,
+            "restarts": account.restarts,
+            "inexact": self._inexact(),
+            "current": self._current(now, folded),
+            "incidents": [_incident(i, account) for i in reversed(account.incidents[-_INCIDENTS:])],
+            "incidents_total": len(account.incidents),
+            "devices": found,
+            "log_dir": str(self.run.raw.get("logs", "")),
+            "workers": workers,
+            "folded": folded,
+        }
+
+    # -- sources -----------------------------------------------------------------------------------------------------
+
+    def _read_journal(self) -> None:
+        if self._tail is None:
+            with contextlib.suppress(FileNotFoundError):
+                self._tail = Tail(self.run.path / paths.JOURNAL)
+        if self._tail is not None:
+            self.account.add_all(self._tail.read())
+
+    def _read_world(self) -> World | None:
+        newest = self._board[Head.PUBLISHED]
+        if newest and (self._world is None or self._world.generation != newest):
+            with contextlib.suppress(OSError):
+                self._world = read_world(self.run.path, newest)
+        return self._world
+
+    # -- the run -----------------------------------------------------------------------------------------------------
+
+    def _state(self, spares: int, unwell: int, found: list[dict[str, Any]]) -> str:
+        machine = self.account.phase
+        if not self.run.alive or machine in (Machine.ENDING, Machine.ENDED):
+            return ENDED
+        if machine in (Machine.NEW, Machine.STARTING):
+            return STARTING
+        if machine in REPAIRING:
+            return RECOVERING
+        missing = spares < int(self.run.raw.get("spares", 0))
+        return DEGRADED if missing or unwell or any(d.get("quarantined") for d in found) else HEALTHY
+
+    def _steps_per_second(self, now: float, last: int, holders: dict[int, int]) -> float | None:
+        """From two looks; at the first one from the last steps of one rank."""
+        before, self._seen = self._seen, (now, last)
+        if before is None:
+            self._rate = _pace(self._board.cell(min(holders, key=lambda i: holders[i]))) if holders else None
+        elif now > before[0]:
+            rate = max(0, last - before[1]) / (now - before[0])
+            self._rate = rate if self._rate is None else self._rate + 0.5 * (rate - self._rate)
+        return _rounded(self._rate)
+
+    def _inexact(self) -> list[str]:
+        bits = 0
+        for word in set(self._board.column(F.INEXACT, self._used)):
+            bits |= word
+        return [str(flag.name).lower() for flag in Inexact if flag & bits]
+
+    def _current(self, now: int, folded: dict[str, Any]) -> dict[str, Any] | None:
+        current = self.account.current
+        if current is None:
+            return None
+        moved, total = fold.moved(self._board, self._used)
+        return {
+            "phase": self.account.phase if self.account.phase in REPAIRING else "FIRST_STEP",
+            "seconds": round(now / 1e9 - current.since, 3),
+            "victims": current.victims,
+            "said": current.said,
+            "stages": [
+                {"phase": phase, "after_ms": round((t - current.since) * 1e3, 1)} for phase, t in current.stages
+            ],
+            "bytes": {"moved": moved, "total": total} if total else None,
+        }
+
+    # -- one worker --------------------------------------------------------------------------------------------------
+
+    def _worker(
+        self, cell: Cell, rank: int | None, now: int, found: list[dict[str, Any]], stands_out: str = ""
+    ) -> dict[str, Any]:
+        flags, since = Flag(cell[F.FLAGS]), cell[F.COLLECTIVE_SINCE]
+        device = devices.of(found, rank, cell[F.DEVICE])
+        total = cell[F.MOVE_TOTAL]
+        return {
+            "cell": cell.index,
+            "rank": rank,
+            "pid": cell[F.PID],
+            "device": device.get("index") if device else (cell[F.DEVICE] - 1 if cell[F.DEVICE] else None),
+            "uuid": device.get("uuid") if device else None,
+            "step": cell.step,
+            "phase": Phase(cell[F.PHASE]).name.lower(),
+            "attempt": cell[F.ATTEMPT],
+            "generation": cell[F.GENERATION],
+            "flags": [f.name.lower() for f in Flag if f & flags and f.name],
+            "parked_at": self._parked_at(cell.index) if rank is None and Flag.PARKED in flags else None,
+            "beat_age": _age(now, cell[F.BEAT]),
+            "progress_age": _age(now, cell[F.PROGRESS]),
+            "collective": collective_name(cell[F.COLLECTIVE_NAME]) if since else None,
+            "collective_number": cell[F.COLLECTIVE] if since else None,
+            "collective_age": _age(now, since),
+            "memory": _resident(cell[F.PID]) if not cell[F.EXITED] else None,
+            "bytes": {"moved": cell[F.MOVED], "total": total} if total else None,
+            "exit": cell[F.EXIT_STATUS] if cell[F.EXITED] else None,
+            "notes": _notes(cell, device),
+            "stands_out": stands_out,
+        }
+
+    def _parked_at(self, cell: int) -> str | None:
+        if cell not in self._parked:
             try:
-                return str(json.loads(line)["phase"])
-            except (ValueError, KeyError):
-                continue
-    return "NEW"
+                path = self.run.path / "errors" / f"parked-{cell}.json"
+                self._parked[cell] = str(json.loads(path.read_text())["line"])
+            except (OSError, ValueError, KeyError):
+                return None
+        return self._parked[cell]
 
 
-def _state(run: RunInfo, machine: str, holders: dict[int, int], spares: list[dict[str, Any]]) -> str:
-    if not run.alive or machine in ("ENDING", "ENDED"):
-        return ENDED
-    if machine in ("NEW", "STARTING"):
-        return STARTING
-    if machine in ("STOPPING", "CLEANING", "RESETTING", "RESTORING", "RESUMING", "RESTARTING"):
-        return RECOVERING
-    if machine == "RUNNING" and len(spares) < int(run.raw.get("spares", 0)):
-        return DEGRADED
-    return HEALTHY
+def _next_step(last: int, cell: Cell | None) -> int:
+    """Index of the step whose update comes next; the gate at the end of a loop belongs to no step."""
+    if cell is None or last < 0:
+        return 0
+    return last + 1 + cell.shift - int(cell.has(Flag.LOOP_DONE))
 
 
-def _worker(path: Path, cell: Cell, rank: int | None, now: int) -> dict[str, Any]:
-    flags = Flag(cell[F.FLAGS])
+def _pace(cell: Cell) -> float | None:
+    """Steps in a second, from the beginnings of a rank's last steps."""
+    begun = [row.forward for row in steps.rows(cell)]
+    if len(begun) < 2 or begun[-1] <= begun[0]:
+        return None
+    return (len(begun) - 1) / ((begun[-1] - begun[0]) / 1e9)
+
+
+def _notes(cell: Cell, device: dict[str, Any] | None) -> list[str]:
+    notes = []
+    if cell[F.EXITED]:
+        notes.append(f"ended with {cell[F.EXIT_STATUS]}")
+    if cell[F.ATTEMPT]:
+        notes.append(f"attempt {cell[F.ATTEMPT]}")
+    if device and device.get("quarantined"):
+        notes.append(f"quarantined: {device['quarantined']}")
+    if device and device.get("throttle"):
+        notes.append(f"throttled: {', '.join(device['throttle'])}")
+    return notes
+
+
+def _incident(raw: dict[str, Any], account: Account) -> dict[str, Any]:
+    """What a list of incidents shows of one."""
+    began = float(raw.get("began_ns", 0)) / 1e9
     return {
-        "cell": cell.index,
-        "rank": rank,
-        "pid": cell[F.PID],
-        "step": cell.step,
-        "phase": Phase(cell[F.PHASE]).name.lower(),
-        "attempt": cell[F.ATTEMPT],
-        "generation": cell[F.GENERATION],
-        "flags": [f.name.lower() for f in Flag if f & flags and f.name],
-        "parked_at": _parked(path, cell.index) if rank is None else None,
-        "beat_age": _age(now, cell[F.BEAT]),
-        "progress_age": _age(now, cell[F.PROGRESS]),
-        "collective": word_name(cell[F.COLLECTIVE_NAME]) if cell[F.COLLECTIVE_SINCE] else None,
-        "exit": cell[F.EXIT_STATUS] if cell[F.EXITED] else None,
+        "number": account.incidents.index(raw) + 1,
+        "time": round(account.wall + began - account.began, 3),
+        **{
+            key: raw.get(key)
+            for key in ("generation", "victims", "stuck", "restart", "redone", "sources", "ms", "total_ms")
+        },
     }
 
 
-def _parked(path: Path, cell: int) -> str | None:
+def _resident(pid: int) -> int | None:
+    """Bytes of memory that a process uses, shared ones included."""
     try:
-        return str(json.loads((path / "errors" / f"parked-{cell}.json").read_text())["line"])
-    except (OSError, ValueError, KeyError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+    except (OSError, ValueError, IndexError):
         return None
 
 
 def _age(now: int, then: int) -> float | None:
     return round(max(0, now - then) / 1e9, 3) if then else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -213,6 +213,12 @@ class Arena:
         else:
             native.copy(self.segment.address + entry.offset, source.segment.address + entry.offset, entry.block)
 
+    def checksum(self, entry: Entry, seed: int = 0) -> int:
+        """`native.checksum` of a tensor's bytes, computed where they are."""
+        if entry.on_gpu:
+            return self.gpu_part.checksum(entry.offset, entry.block, seed)
+        return native.checksum(self.segment.address + entry.offset, entry.block, seed)
+
     def read(self, entry: Entry) -> bytes:
         """A tensor's bytes."""
         if entry.on_gpu:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ftrun.core.board import Busy
 from ftrun.core.errors import UsageError
 from ftrun.worker import rng
 from ftrun.worker.context import Interrupt
@@ -49,6 +50,7 @@ class Calls:
 
     def _once(self, fn: Callable[[], T], again: bool) -> T:
         self._engine.registry.calling += 1
+        self._engine.context.busy(Busy.CALL, True)
         try:
             if again:  # the replacement makes them all: so does everyone
                 rng.apply(self._before)
@@ -57,3 +59,4 @@ class Calls:
             return fn()
         finally:
             self._engine.registry.calling -= 1
+            self._engine.context.busy(Busy.CALL, False)

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ftrun.core import gate, paths, schedule
-from ftrun.core.board import Board, Cell, F, Flag, Head, Phase
+from ftrun.core.board import Board, Busy, Cell, F, Flag, Head, Phase
 from ftrun.core.errors import PlatformError, WorkerError
+from ftrun.core.steps import StepLog
 from ftrun.core.world import World, read_world
 from ftrun.worker.keeper_client import KeeperClient
+from ftrun.worker.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
     from ftrun.worker.segment import Segment
@@ -47,14 +49,19 @@ class Context:
 
     current: Context | None = None
 
-    def __init__(self, run_dir: Path, cell: int, stop_timeout: float = 10.0) -> None:
+    def __init__(
+        self, run_dir: Path, cell: int, stop_timeout: float = 10.0, nonfinite: str = "redo", check_replicas: int = 0
+    ) -> None:
         self.run_dir = run_dir
         self.board = Board.open(run_dir / paths.BOARD)
         self.cell: Cell = self.board.cell(cell)
+        self._steps = StepLog(self.cell)
         self.keeper = KeeperClient(run_dir / paths.KEEPER_SOCKET)
         self.world: World | None = None
         self.restoring = False  # this incarnation took over a rank and has not restored its state yet
         self.stop_timeout = stop_timeout
+        self.nonfinite = nonfinite
+        self.check_replicas = check_replicas
         self.local_rank = 0  # of the world it takes part in
         self.on_rank: Callable[[], None] | None = None  # called when that is known
         self.one_console = False  # every rank's stderr is shown to the same person
@@ -154,8 +161,19 @@ class Context:
         self.board.ring_launcher()
 
     def phase(self, phase: Phase) -> None:
-        self.cell[F.PROGRESS] = time.monotonic_ns()
+        now = time.monotonic_ns()
+        self.cell[F.PROGRESS] = now
         self.cell[F.PHASE] = phase
+        self._steps.entered(phase, self.generation, now)
+
+    def progress(self) -> None:
+        """A sign of life from the script."""
+        self.cell[F.PROGRESS] = time.monotonic_ns()
+
+    def busy(self, why: Busy, on: bool) -> None:
+        """Ask the launcher for patience, or take that back."""
+        word = self.cell[F.BUSY]
+        self.cell[F.BUSY] = word | why if on else word & ~why
 
     def report(self, name: str, facts: dict[str, Any]) -> None:
         """Write an error file (whole or not at all) for the launcher."""
@@ -173,9 +191,12 @@ class Context:
 
     def _listen(self) -> None:
         schedule.shorten_slice()
+        where = Whereabouts(self)
         while True:
             seen = self.board.worker_bell()
+            self.cell[F.PYTHON] = time.monotonic_ns()
             try:
+                where.look()
                 self._hear()
             except Exception as error:  # the thread must live: it is the only one that can wake the main thread
                 os.write(2, f"ftrun: doorbell: {error!r}\n".encode())

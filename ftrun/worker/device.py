@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,7 @@ from ftrun.worker import dlpack
 from ftrun.worker.segment import Segment
 
 WAIT = 60.0  # seconds that queued work may take where its result is needed
+_LOOK = 0.1  # seconds between two looks at the world while the device works
 _GROW = 1 << 30  # bytes of one allocation at most, so that torch can give back memory between two
 _PAGE = 4096
 # words of the host segment's first page
@@ -56,12 +57,20 @@ def stream_of(ordinal: int) -> int:
     return int(torch.cuda.current_stream(ordinal).cuda_stream)
 
 
-def settle(ordinal: int, seconds: float) -> bool:
-    """Wait until what this thread queued is done: torch's current stream and the work it waits for. False = not yet.
+def bytes_on_gpu(tensors: Sequence[Any]) -> int:
+    """Bytes of the storages of those tensors that lie on a GPU, with room for their alignment."""
+    found = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() + 64 for t in tensors if gpu_of(t) is not None
+    }
+    return sum(found.values())
 
-    Errors: CudaError of that work.
-    """
-    return cuda.sync(ordinal, stream_of(ordinal), seconds)
+
+def _pieces(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """(address, bytes) of up to four places of a tensor's storage."""
+    address, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
+    piece = min(size, _PAGE)
+    starts = sorted({(size - piece) * k // 3 // 64 * 64 for k in range(3)} | {size - piece})
+    return [(address + start, piece) for start in starts]
 
 
 class DeviceMemory:
@@ -254,9 +263,19 @@ class DeviceMemory:
         """Queue a copy to `offset` from an address on any device or of the host."""
         cuda.copy(self.ordinal, stream_of(self.ordinal), self.base + offset, source, size)
 
+    def finished(self, stop: Callable[[], bool]) -> bool:
+        """Wait until torch's current stream and the work it waits for are done; False when `stop` says so first.
+
+        Errors: CudaError of that work.
+        """
+        while not cuda.sync(self.ordinal, stream_of(self.ordinal), _LOOK):
+            if stop():
+                return False
+        return True
+
     def settle(self) -> None:
         """Wait until all that was queued is done. Errors: DeviceError after WAIT seconds, CudaError."""
-        if not settle(self.ordinal, WAIT):
+        if not cuda.sync(self.ordinal, stream_of(self.ordinal), WAIT):
             raise DeviceError(f"device {self.ordinal} did not finish its work in {WAIT:.0f} s")
 
     def read(self, offset: int, size: int) -> bytes:
@@ -273,13 +292,14 @@ class DeviceMemory:
             self.ordinal, stream_of(self.ordinal), self.base + offset, ctypes.addressof(held), len(data), WAIT
         )
 
-    def checksum(self, offset: int, size: int) -> int:
+    def checksum(self, offset: int, size: int, seed: int = 0) -> int:
         """`native.checksum` of the bytes there, computed by the device that has them."""
         device = self.ordinal if self.reachable else self.home
-        return cuda.checksum(device, stream_of(device), self.base + offset, size, 0, WAIT)
+        return cuda.checksum(device, stream_of(device), self.base + offset, size, seed, WAIT)
 
-    def sample(self, pieces: Sequence[tuple[int, int]]) -> int:
-        """A hash of pieces (address, bytes) of this memory, once what was queued is done."""
+    def sample(self, tensors: Sequence[torch.Tensor]) -> int:
+        """A hash of some pieces of each tensor in this memory, first and last included, once what was queued is done."""
+        pieces = [piece for tensor in tensors if gpu_of(tensor) is not None for piece in _pieces(tensor)]
         size = sum(length for _, length in pieces)
         window = self._room(size)
         rows, at = [], window

@@ -9,21 +9,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 from ftrun import native
-from ftrun.core import gate, schedule
-from ftrun.core.board import F, Flag, Head, Inexact, Phase
+from ftrun.core import gate, schedule, symptoms
+from ftrun.core.board import Busy, F, Flag, Head, Inexact, Phase
 from ftrun.core.errors import UsageError, WorkerError
-from ftrun.core.paths import ENV_FAULT_PLAN
-from ftrun.faults.plan import load_plan
-from ftrun.faults.trigger import Trigger
-from ftrun.worker import probe, rng
+from ftrun.core.faults import Fault
+from ftrun.worker import probe, recorder, rng
 from ftrun.worker.arena import Arena
 from ftrun.worker.calls import Calls
 from ftrun.worker.context import Context, Interrupt
-from ftrun.worker.device import settle
 from ftrun.worker.failing import final_code, report_exception
 from ftrun.worker.groups import Registry
 from ftrun.worker.kept import Kept
@@ -31,10 +27,11 @@ from ftrun.worker.ledger import Ledger
 from ftrun.worker.reducer import Reducers
 from ftrun.worker.slots import START, Slots
 from ftrun.worker.state import Protected
+from ftrun.worker.strikes import trigger_of
+from ftrun.worker.vigil import Vigil
 
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
 _WORLD = 120.0  # seconds that a stopped rank waits for the next world
-_DEVICE_LOOK = 0.1  # seconds between two looks at the world while the GPU works
 _GUARDED = 3  # first steps in which hidden updates are looked for; then every 100th
 
 
@@ -66,9 +63,10 @@ class Engine:
         self._seen_steps = 0
         self._arrivals: Any = None
         self._redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
-        plan = os.environ.get(ENV_FAULT_PLAN)
-        self._trigger = Trigger(load_plan(Path(plan)), context.rank, context.run_dir) if plan else None
+        self.vigil = registry.vigil = Vigil(self, context.nonfinite, context.check_replicas)
+        self._trigger = trigger_of(self)
         context.on_keeper = self.send_descriptors
+        self._recorder = recorder.of(self)
 
     # -- set-up ------------------------------------------------------------------------------------------------------
 
@@ -90,6 +88,7 @@ class Engine:
         self.ledger.loader_state = restart.get("loader")
         if self.ledger.slots.tag(START) == resume:
             self.attempt = 1
+        self.vigil.inherit()
         probe.point("restored", resume, self.context.rank)
 
     def reload(self, step: int) -> None:
@@ -103,6 +102,7 @@ class Engine:
 
     def loop_is_over(self, first: int, length: int) -> bool:
         """Start a loop of `length` steps. True: a replacement came too late for it (its predecessor had left it)."""
+        self._recorder.loop(first, length)
         if self.resume > self.base + length:
             self.base += length + 1
             self.registry.between = True
@@ -149,14 +149,13 @@ class Engine:
         """The virtual gate after a loop: replicas stay until every rank got here. False = stopped first."""
         context = self.context
         self.apply_restart(end)
+        self._recorder.start(self.index_of(end))
         self.context.phase(Phase.GATE)
         self.step = end
         self.context.cell[F.STEP] = self.index_of(end) + 1
         self._answer_resumed()
         # a step that updates nothing: what comes after it is what was before, and a replacement finds it sealed
-        try:
-            self._settle_device()  # replicas stay for a death in the last update, on the device too
-        except Interrupt:
+        if not self.state.finish_device(context.stop_pending):
             return False
         self.ledger.gate(end, accumulating=True)
         if not self.arrive(end):
@@ -231,7 +230,8 @@ class Engine:
                 return True
             if verdict == gate.STOPPED:
                 return False
-            arrivals = (wanted,) if native.all_equal64(self._arrivals, wanted) else (0,)
+            complete = native.all_equal64(self._arrivals, wanted) and not self.vigil.holds(step)
+            arrivals = (wanted,) if complete else (0,)
             new = gate.opened(raw, generation, step, arrivals)
             if new is not None and not probe.leaves_gate(step, context.rank):
                 if board.swap_gate(raw, new):
@@ -241,9 +241,8 @@ class Engine:
             board.wait_gate(seen, _GATE_LOOK)
 
     def fire(self, phase: str, step: int) -> None:
-        """Let a fault plan strike."""
-        if self._trigger is not None:
-            self._trigger.fire(phase, self.index_of(step), self.attempt)
+        """Let injected faults strike."""
+        self._trigger.fire(phase, self.index_of(step), self.attempt)
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -258,6 +257,7 @@ class Engine:
         self.step = step
         self.entered = False
         self.calls.forget()
+        self.registry.handed_out()
         cell[F.ATTEMPT] = self.attempt
         cell[F.STEP] = self.index_of(step) + 1
         self.reducers.pay(step)
@@ -267,6 +267,7 @@ class Engine:
         if self.ledger.slots.tag(START) != step:
             self.ledger.start(step)
             probe.point("slot-start", step, context.rank)
+        self._recorder.start(self.index_of(step))
         context.phase(Phase.IDLE)
         self.fire("idle", step)
 
@@ -299,12 +300,14 @@ class Engine:
         if any(self.ledger.alive) and not self.carry:
             self._marks = [(id(g), g._version) if g is not None else (0, 0) for g in self.state.grads()]
         self._answer_resumed()
+        self.vigil.body_began()
         self._seen_steps += 1
         self._guard = self.state.sample() if self._guarding() else 0
         self._fired_forward = False
 
     def forward_started(self) -> None:
-        """The model is called for the first time in a body."""
+        """The model is called."""
+        self.context.progress()
         if self.context.in_body and not self._fired_forward:
             self._fired_forward = True
             self.fire("forward", self.step)
@@ -325,11 +328,12 @@ class Engine:
             self._marks = None
         self.fire("backward", self.step)
 
-    def pass_gate(self, step: int, updating: bool) -> None:
-        """Arrive and go on into the update (`updating`: an optimizer's; else the body ends here).
+    def pass_gate(self, step: int, optimizer: Any = None) -> None:
+        """Arrive and go on into the update of `optimizer`; without one the body ends here.
 
-        Raises Interrupt when the world was stopped before the gate opened.
+        Raises Interrupt when the world was stopped before the gate opened. Errors: NonFiniteError.
         """
+        updating = optimizer is not None
         context = self.context
         self.forward_started()
         context.forbid_interrupts()
@@ -340,27 +344,23 @@ class Engine:
                 "ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); update through a protected optimizer"
             )
         self.registry.settle()
-        self._settle_device()
+        self.state.finish_device(context.stop_pending)
         if context.stop_pending():
             raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
         self.registry.check()
+        self.vigil.arriving(step, optimizer)
         self.ledger.gate(step, accumulating=not updating or self.carry)
         probe.point("slot-gate", step, context.rank)
         if not self.arrive(step):
             raise Interrupt
         self.passed = True
         self.registry.gate_passed = True
+        self.vigil.passed()
+        self._recorder.gate(self.index_of(step))
         self.state.arena.open()
         probe.point("open", step, context.rank)
         context.phase(Phase.UPDATE)
         self.fire("update", step)
-
-    def _settle_device(self) -> None:
-        """Wait until the GPU has finished the gradients, not merely been told to. Raises Interrupt when the world stops."""
-        memory = self.state.arena.memory
-        while memory is not None and not settle(memory.ordinal, _DEVICE_LOOK):
-            if self.context.stop_pending():
-                raise Interrupt
 
     def complete(self, step: int, updated: bool) -> None:
         """The body was left after its gate: seal what it did."""
@@ -376,6 +376,7 @@ class Engine:
         probe.point("sealed", step, rank)
         self.ledger.body_complete(look=self._guarding())
         context.phase(Phase.DONE)
+        context.busy(Busy.FIRST, False)
         with context.lock:
             context.in_body = False
         probe.point("done", step, rank)
@@ -409,8 +410,8 @@ class Engine:
             return True  # a consequence of the stop: whatever failed was cut off
         context.forbid_interrupts()
         report_exception(context, error, "body")
-        if self.passed or final_code(error):
-            return False
+        if self.passed or final_code(error) or symptoms.of_exception(error) is Fault.CUDA:
+            return False  # after a CUDA error nothing works in this process: it ends, and is replaced
         context.cell[F.RAISED_NS] = time.monotonic_ns()
         context.cell[F.RAISED] = context.generation
         context.board.ring_launcher()

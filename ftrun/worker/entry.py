@@ -19,7 +19,7 @@ from typing import Any
 
 from ftrun import native
 from ftrun.core import environment, paths
-from ftrun.core.board import F, Flag, Phase
+from ftrun.core.board import Busy, F, Flag, Phase
 from ftrun.core.world import World
 from ftrun.worker import numa, park, program, script
 from ftrun.worker.context import Context, Interrupt
@@ -45,7 +45,13 @@ def main(spec: dict[str, Any]) -> None:
 
 
 def _run(spec: dict[str, Any]) -> int:
-    context = Context(Path(spec["run_dir"]), int(spec["cell"]), float(spec.get("stop_timeout", 10.0)))
+    context = Context(
+        Path(spec["run_dir"]),
+        int(spec["cell"]),
+        float(spec.get("stop_timeout", 10.0)),
+        str(spec.get("nonfinite", "redo")),
+        int(spec.get("check_replicas", 0)),
+    )
     context.one_console = bool(spec.get("one_console", False))
     # without it the library behaves as under torchrun: nothing is recovered in place in a world of several nodes yet
     Context.current = None if spec.get("plain") else context
@@ -57,6 +63,7 @@ def _run(spec: dict[str, Any]) -> int:
     cell = context.cell
     cell[F.PID] = os.getpid()
     cell[F.PROGRESS] = time.monotonic_ns()
+    cell[F.BUSY] = Busy.FIRST
     if spec["kind"] != "program":  # exec gives the locks up, which would be read as a death
         native.life_hold(cell.field_address(F.MAIN))
         native.beat_start(
@@ -91,12 +98,19 @@ def _run(spec: dict[str, Any]) -> int:
 
 
 def _reseed(cell: int, rank: int | None) -> None:
-    """Forked workers share the parent's random state. In a process of its own each of these streams begins anywhere."""
-    random.seed()
+    """Forked workers share the parent's random state. In a process of its own each of these streams begins anywhere.
+
+    Two runs that `ftrun verify` compares begin in the same place, or a script that seeds nothing could not be compared.
+    """
+    seed = None if paths.ENV_DIGESTS not in os.environ else cell if rank is None else rank
+    random.seed(seed)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
+        sys.modules["numpy"].random.seed(seed)
     if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()  # the CPU's alone: CUDA's begins with the same number everywhere
+        generator = sys.modules[
+            "torch"
+        ].default_generator  # the CPU's alone: CUDA's begins with the same number everywhere
+        generator.seed() if seed is None else generator.manual_seed(seed)
 
 
 def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:

@@ -15,8 +15,8 @@ import traceback
 import zlib
 from types import TracebackType
 
-from ftrun.core import paths
-from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, DeviceError, PlatformError, UsageError
+from ftrun.core import paths, symptoms
+from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, DeviceError, NonFiniteError, PlatformError, UsageError
 from ftrun.worker.context import Context
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -29,6 +29,8 @@ def final_code(error: BaseException) -> int:
     """Exit code of a run that an error of ours ends at once, since it would only come again; 0 = worth another try."""
     if isinstance(error, UsageError):
         return EXIT_USAGE
+    if isinstance(error, NonFiniteError) and error.final:
+        return EXIT_FAILED
     return EXIT_FAILED if isinstance(error, (DeviceError, PlatformError)) else 0
 
 
@@ -44,7 +46,7 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
         where = where.removeprefix(_HERE)  # as the script was called
     cell = context.cell
     step = cell.step
-    text = "".join(traceback.format_exception(type(error), error, _from_script(error.__traceback__)))
+    text = _text(error, user)
     name = type(error).__name__
     now = time.time()
     context.report(
@@ -58,6 +60,8 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
             "traceback": text,
             "where": where,
             "signature": f"{name} at {where}",
+            "fault": symptoms.of_exception(error).value,
+            "evidence": symptoms.exception_evidence(name, str(error), where),
             "kind": kind,
             "final": final_code(error),
             "time": now,
@@ -78,6 +82,13 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     else:
         shown = f"ftrun: rank {cell.rank}{at}: {name}: {error} (with the same traceback as rank {first})\n"
     print(shown, end="", file=sys.stderr, flush=True)
+
+
+def _text(error: BaseException, user: list[traceback.FrameSummary]) -> str:
+    """What a person reads of an exception."""
+    if isinstance(error, NonFiniteError):  # found on the way into the update: how we got there explains nothing
+        return "".join(traceback.format_list(user))
+    return "".join(traceback.format_exception(type(error), error, _from_script(error.__traceback__)))
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,12 +21,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from ftrun.core.board import F, Flag, name_word
+from ftrun.core.board import F, Flag, collective_word, name_word
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.world import World
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.inner import Inner, build_inner
 from ftrun.worker.recording import Recorder, tensors_of
+from ftrun.worker.vigil import Vigil
 from ftrun.worker.works import Direct, Finished, Pending
 
 _HOLD = 30.0  # seconds that an error of the inner group is held back for the stop that should explain it
@@ -54,6 +56,9 @@ class SwapGroup(ProcessGroup):
         self._pending: set[Pending] = set()
         self._draining: list[Pending] = []
         self._lock = threading.Lock()
+        # on the board, the group that a collective belongs to: 0 is the world
+        whole = len(ranks) == (registry.context.world.size if registry.context.world else 0)
+        self.mark = 0 if whole else zlib.crc32(key.encode()) or 1
 
     # -- names that torch sets and reads -----------------------------------------------------------------------------
 
@@ -116,7 +121,11 @@ class SwapGroup(ProcessGroup):
                 f"{name}: this rank took over after its predecessor had left the loop, and its peers are past this "
                 "collective; communicate inside the loop"
             )
-        registry.entered(name)
+        if registry.vigil is not None and self.context.in_body:
+            registry.vigil.sending(name, args)
+        direct = name in ("send", "recv", "recv_anysource")
+        if not direct:  # those wait in `wait` only: a rank that has sent something may be busy with something else
+            registry.entered(name, self.mark)
         try:
             work = getattr(inner.group, name)(*args, **kwargs)
         except RuntimeError:
@@ -128,8 +137,8 @@ class SwapGroup(ProcessGroup):
                 record()
             registry.left()
             return work
-        if name in ("send", "recv", "recv_anysource"):
-            return Direct(self, work)
+        if direct:
+            return Direct(self, work, name)
         pending = Pending(self, inner.generation, work, outputs, record)
         if self.context.stop_pending():
             self.release(inner.generation + 1)  # the doorbell thread may have been here before this one began
@@ -245,6 +254,9 @@ class Registry:
         self.broken: Exception | None = None  # a collective failed and no stop explained it
         self.looping = False  # the first step was handed out
         self.between = False  # no loop runs now, but one did
+        self.entries: dict[int, int] = {}  # group -> collectives of this iteration so far
+        self.waited = 0  # ns that the main thread has waited in collectives
+        self.vigil: Vigil | None = None
         self._made: dict[tuple[int, ...], int] = {}
         context.wakers.append(self)
 
@@ -338,11 +350,18 @@ class Registry:
             )
         return False
 
-    def entered(self, name: str) -> None:
+    def entered(self, name: str, group: int) -> None:
+        """Show on the board which collective this rank is in; `group` is 0 for the world."""
         cell = self.context.cell
-        cell[F.COLLECTIVE_SINCE] = time.monotonic_ns()
+        self.entries[group] = number = self.entries.get(group, 0) + 1
         cell[F.COLLECTIVE_NAME] = name_word(name)
-        cell[F.COLLECTIVE] = cell[F.COLLECTIVE] + 1
+        cell[F.COLLECTIVE] = collective_word(group, number)
+        cell[F.COLLECTIVE_SINCE] = time.monotonic_ns()
+
+    def handed_out(self) -> None:
+        """Collectives are counted from the hand-out of a step, so that a replacement counts as the others do."""
+        self.entries.clear()
+        self.context.cell[F.COLLECTIVE] = 0
 
     def left(self) -> None:
         self.context.cell[F.COLLECTIVE_SINCE] = 0

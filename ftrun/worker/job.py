@@ -18,6 +18,7 @@ from ftrun.worker.lookout import look_out
 from ftrun.worker.restore import NoSource, Restorer, report_no_source
 from ftrun.worker.state import Protected
 from ftrun.worker.step import Step
+from ftrun.worker.vigil import excuse_compilation
 
 T = TypeVar("T")
 
@@ -232,6 +233,7 @@ def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful
     for optimizer in optimizers:
         optimizer.register_step_pre_hook(_before_update(engine))
     look_out(engine, modules)
+    excuse_compilation(context)
     for module in modules:
         module.register_forward_pre_hook(lambda *_: engine.forward_started())
         module.register_forward_hook(_after_forward(engine))
@@ -261,7 +263,7 @@ def _before_update(engine: Engine) -> Callable[..., None]:
             )
         if engine.current is None:
             raise UsageError("optimizer.step() of a protected optimizer outside `with step:`")
-        engine.current.optimizer_steps()
+        engine.current.optimizer_steps(optimizer)
 
     return hook
 

@@ -85,16 +85,16 @@ class Source:
         assert self._iterator is not None
         self.batch = next(self._iterator)
         self.index = index
-        leaves = list(_leaves(self.batch))
-        self._versions = [t._version for t in leaves if isinstance(t, torch.Tensor)]
-        self._copy = None if all(isinstance(t, _FIXED) for t in leaves) else copy.deepcopy(self.batch)
+        parts = list(leaves(self.batch))
+        self._versions = [t._version for t in parts if isinstance(t, torch.Tensor)]
+        self._copy = None if all(isinstance(t, _FIXED) for t in parts) else copy.deepcopy(self.batch)
 
     def _spoilt(self) -> bool:
         """Did the script write into the batch in flight?"""
         if self._copy is not None:
             self.batch = copy.deepcopy(self._copy)
             return False
-        return [t._version for t in _leaves(self.batch) if isinstance(t, torch.Tensor)] != self._versions
+        return [t._version for t in leaves(self.batch) if isinstance(t, torch.Tensor)] != self._versions
 
     def _fetch_again(self) -> None:
         """Read the batch in flight once more, and leave every random stream as it was."""
@@ -241,14 +241,15 @@ def _seed(seed: int) -> None:
 _FIXED = (torch.Tensor, int, float, str, bytes, bool, type(None))
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
+    """Everything in nested dicts, lists and tuples that is none of these."""
     if isinstance(value, dict):
         for item in value.values():
-            yield from _leaves(item)
+            yield from leaves(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _leaves(item)
+            yield from leaves(item)
     elif hasattr(value, "data") and isinstance(value.data, dict):  # UserDict and what is made from it
-        yield from _leaves(value.data)
+        yield from leaves(value.data)
     else:
         yield value

@@ -1,4 +1,4 @@
-"""Places inside a forward and a backward where a healthy rank notices that the world stops.
+"""Places inside a forward and a backward where a healthy rank notices that the world stops, and shows that it lives.
 
 Without them a rank would go on computing until its next collective. A few hooks, spread evenly, cost microseconds a
 step; compiled modules get none, since a hook would be traced into them.
@@ -23,6 +23,7 @@ def look_out(engine: Engine, modules: list[torch.nn.Module]) -> None:
     context = engine.context
 
     def look(*_: Any) -> None:
+        context.progress()
         if context.in_body and not engine.passed and not engine.registry.local and context.stop_pending():
             raise Interrupt
 

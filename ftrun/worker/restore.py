@@ -182,7 +182,8 @@ class Restorer:
         context = self.context
         world = context.world
         assert world is not None
-        order = [(context.rank + k) % world.size for k in range(1, world.size)]
+        rotten = {int(r) for r, cell in (world.lost or {}).items() if context.board.cell(cell)[F.FENCED] == 3}
+        order = [r for k in range(1, world.size) if (r := (context.rank + k) % world.size) not in rotten]
         found: dict[int, Replica] = {}
         unusable: dict[int, str] = {}
         begin = time.monotonic()

@@ -16,6 +16,7 @@ import torch
 
 from ftrun import native
 from ftrun.core.errors import DeviceError, PlatformError
+from ftrun.core.limits import memory_left
 from ftrun.core.paths import ENV_RUN_DIR
 
 
@@ -91,39 +92,3 @@ def room_for(needed: int, what: str) -> Iterator[None]:
 
 def _mib(size: int) -> str:
     return f"{-(-size // 2**20)} MiB"
-
-
-def memory_left() -> int | None:
-    """Bytes that this process's cgroup and those above it may still take; None when no limit can be read."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    left: list[int] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            left += _left_under(Path("/sys/fs/cgroup"), path, "memory.max", "memory.current", "")
-        elif "memory" in controllers.split(","):
-            root = Path("/sys/fs/cgroup/memory")
-            left += _left_under(root, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-    return min(left, default=None)
-
-
-def _left_under(root: Path, path: str, limit_name: str, usage_name: str, prefix: str) -> list[int]:
-    """What each limit from `path` up to `root` leaves (in a container `path` may not be there, the root is)."""
-    left = []
-    here = root / path.strip("/")
-    while True:
-        try:
-            limit, usage = (here / limit_name).read_text().strip(), int((here / usage_name).read_text())
-            stat = dict(line.split() for line in (here / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
-            limit = ""
-        if limit.isdigit() and int(limit) < 1 << 60:
-            # the cache of files is counted as used, and given back when memory is asked for
-            cache = int(stat.get(f"{prefix}inactive_file", 0)) + int(stat.get(f"{prefix}active_file", 0))
-            left.append(int(limit) - usage + cache)
-        if here == root:
-            return left
-        here = here.parent

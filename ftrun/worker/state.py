@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ftrun import native
 from ftrun.core.errors import UsageError
 from ftrun.worker import codec
 from ftrun.worker.arena import Arena, Entry, Manifest, place
-from ftrun.worker.device import gpu_of
+from ftrun.worker.device import bytes_on_gpu, gpu_of
 
 _WHOLE_ZONE = 4 << 20  # bytes of buffers up to which they are copied aside in one piece
 _SAMPLES = 64
-_PIECE = 4096  # bytes looked at in one place of a parameter on a GPU
 # what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
 _DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
 
@@ -78,7 +78,6 @@ class Protected:
         self._loose = False  # some optimizer state is no tensor
         self._shadow = 0
         self._gpu_shadow = 0
-        self._gpu_samples: list[tuple[int, int]] = []
         self._versions: dict[str, tuple[int, int]] = {}
 
     # -- finding -----------------------------------------------------------------------------------------------------
@@ -126,19 +125,24 @@ class Protected:
         """Ordinal of the GPU that the model is on, None = the host's memory."""
         return gpu_of(self.params[0][1])
 
+    def finish_device(self, stop: Callable[[], bool]) -> bool:
+        """Wait until the GPU has done what it was told, if there is one; False when `stop` says so first."""
+        memory = self._arena.memory if self._arena is not None else None
+        return memory is None or memory.finished(stop)
+
     # -- layout ------------------------------------------------------------------------------------------------------
 
     def move_in(self, arena: Arena) -> None:
         """First layout: copy parameters, buffers and optimizer state there is into a fresh arena and use it from now on."""
         self._arena = arena
-        arena.expect("committed", _gpu_bytes([p for _, p, _ in self.params]))
+        arena.expect("committed", bytes_on_gpu([p for _, p, _ in self.params]))
         for (entry, view), (_, param, _) in zip(
             place(arena, "committed", self.params, self._blocks), self.params, strict=True
         ):
             self.manifest.entries.append(entry)
             self._point(param, view)
         buffers = [(n, m._buffers[b], False) for n, m, b in self.buffers]
-        arena.expect("volatile", 2 * _gpu_bytes([t for _, t, _ in buffers]))
+        arena.expect("volatile", 2 * bytes_on_gpu([t for _, t, _ in buffers]))
         for (entry, view), (_, module, name) in zip(
             place(arena, "volatile", buffers, self._blocks), self.buffers, strict=True
         ):
@@ -204,7 +208,7 @@ class Protected:
                 state[key] = view
         grown = False
         if self.arena.memory is not None:
-            self.arena.expect("committed", _gpu_bytes(self._loose_tensors()))
+            self.arena.expect("committed", bytes_on_gpu(self._loose_tensors()))
         for i, optimizer in enumerate(self.optimizers):
             count = sum(map(len, optimizer.state.values()))
             if count == self._counts[i]:
@@ -352,22 +356,26 @@ class Protected:
             if param.data_ptr() != view.data_ptr():
                 return -1
         if self.arena.memory is not None:
-            return self.arena.memory.sample(self._gpu_pieces())
+            return self.arena.memory.sample([view for _, view in self._views])
         for _, view in self._views:
             value = native.sample_checksum(view.data_ptr(), view.untyped_storage().nbytes(), 4, value)
         return value
 
-    def _gpu_pieces(self) -> list[tuple[int, int]]:
-        """(address, bytes) of what `sample` looks at: four pieces of each parameter, first and last included."""
-        if not self._gpu_samples:
-            for _, view in self._views:
-                if gpu_of(view) is None:
-                    continue
-                address, size = view.untyped_storage().data_ptr(), view.untyped_storage().nbytes()
-                piece = min(size, _PIECE)
-                starts = sorted({(size - piece) * k // 3 // 64 * 64 for k in range(4)})
-                self._gpu_samples += [(address + start, piece) for start in starts]
-        return self._gpu_samples
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def replicated(self, manifest: Manifest) -> Iterator[Entry]:
+        """Where parameters of DDP modules and their optimizer state lie: the same on every rank, bit for bit."""
+        shared = {f"param.{i}." for i, m in enumerate(self.modules) if isinstance(m, DistributedDataParallel)}
+        names = {id(p): n for n, p, private in self.params if not private and n.startswith(tuple(shared) or ("-",))}
+        wanted = set(names.values())
+        for i, optimizer in enumerate(self.optimizers):
+            indices = (index for index, p in enumerate(_params_of(optimizer)) if id(p) in names)
+            wanted.update(f"optim.{i}.{index}" for index in indices)
+        for entry in manifest.entries:
+            kind, _, rest = entry.name.partition(".")
+            name = f"{kind}.{'.'.join(rest.split('.')[:2])}" if kind == "optim" else entry.name
+            if entry.zone == "committed" and not entry.private and name in wanted:
+                yield entry
 
     # -- Python state ------------------------------------------------------------------------------------------------
 
@@ -446,14 +454,6 @@ class Protected:
 def _version(module: torch.nn.Module, name: str) -> int:
     buffer = module._buffers[name]
     return int(buffer._version) if buffer is not None else -1
-
-
-def _gpu_bytes(tensors: list[Any]) -> int:
-    """Bytes of the storages of those tensors that lie on a GPU, with room for their alignment."""
-    found = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() + 64 for t in tensors if gpu_of(t) is not None
-    }
-    return sum(found.values())
 
 
 def _ignored(module: torch.nn.Module) -> set[str]:

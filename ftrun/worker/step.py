@@ -57,11 +57,11 @@ class Step:
         engine.current = self
         return self
 
-    def optimizer_steps(self) -> None:
+    def optimizer_steps(self, optimizer: Any) -> None:
         """A protected optimizer is about to update: the first one in a body arrives at the gate."""
         engine = self._engine
         if engine is not None and not engine.passed:
-            engine.pass_gate(self._gate, updating=True)
+            engine.pass_gate(self._gate, optimizer)
             self._updated = True
 
     def __exit__(
@@ -81,7 +81,7 @@ class Step:
             engine.context.forbid_interrupts()
             if error is None:
                 if not engine.passed:
-                    engine.pass_gate(self._gate, updating=False)
+                    engine.pass_gate(self._gate)
                 engine.complete(self._gate, self._updated)
                 self.committed = True
                 return False

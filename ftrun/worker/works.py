@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,9 @@ class Pending(Work):
         return self._inner is None or bool(self._inner.is_completed())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        begin = time.monotonic_ns()
         self._future.wait()
+        self.group.registry.waited += time.monotonic_ns() - begin
         if self.succeeded and self.group.registry.gate_passed:
             return True  # begun and done before the gate: a rank that passed is not interrupted
         self.group.context.check_stop_in_collective()
@@ -129,17 +132,21 @@ class Pending(Work):
 class Direct(Work):
     """A point-to-point Work, which has no future in Gloo: waits in the inner group, woken by its sockets' end."""
 
-    def __init__(self, group: SwapGroup, work: Any) -> None:
+    def __init__(self, group: SwapGroup, work: Any, name: str) -> None:
         super().__init__()
         self._group = group
         self._inner = work
+        self._name = name
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        begin = time.monotonic_ns()
+        self._group.registry.entered(self._name, self._group.mark)
         try:
             done = self._inner.wait() if timeout is None else self._inner.wait(timeout)
         except RuntimeError:
             self._group.await_stop()
             raise
+        self._group.registry.waited += time.monotonic_ns() - begin
         self._group.registry.left()
         self._group.context.check_stop_in_collective()
         return bool(done)

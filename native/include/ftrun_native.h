@@ -112,6 +112,13 @@ FTRUN_API uint64_t ftrun_checksum(const void *address, size_t length, uint64_t s
  * the range is not larger than the samples. */
 FTRUN_API uint64_t ftrun_sample_checksum(const void *address, size_t length, uint64_t samples, uint64_t seed);
 
+/* ---- numbers (finite.cpp) ---- */
+
+enum { FTRUN_FLOAT16 = 1, FTRUN_BFLOAT16 = 2, FTRUN_FLOAT32 = 3, FTRUN_FLOAT64 = 4 };
+
+/* Index of the first infinity or NaN among `count` aligned numbers of `format`, -1 = there is none; -EINVAL. */
+FTRUN_API int64_t ftrun_find_nonfinite(const void *data, size_t count, int format);
+
 /* ---- this process (process.cpp) ---- */
 
 /* Makes malloc keep freed blocks up to `bytes` instead of giving them back to the system. No effect without glibc. */

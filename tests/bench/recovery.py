@@ -99,13 +99,21 @@ def print_stalls(result: dict[str, Any]) -> None:
             print(f"    journal against the outside clock: off by {gap['median']:.1f} % (at most {gap['max']:.1f} %)")
 
 
+COMPLETE = """PATH={tools}:$PATH
+source {file}; COMP_WORDS=(ftrun {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _ftrun 2>/dev/null; true"""
+
+
 def start_of_help(times: int) -> dict[str, Any]:
-    """Seconds of `--help`, taking turns."""
-    found: dict[str, list[float]] = {"ftrun": [], "torchrun": []}
+    """Milliseconds of `--help` and of a completion (by a bash that starts anew each time), taking turns."""
+    tools, file = Path(harness.tool("ftrun")).parent, harness.SCRIPTS.parents[2] / "completions" / "ftrun.bash"
+    commands = {name: [harness.tool(name), "--help"] for name in ("ftrun", "torchrun")}
+    for name, words in (("completion", "--nproc"), ("completion_of_runs", "status ''")):
+        commands[name] = ["bash", "--norc", "-c", COMPLETE.format(tools=tools, file=file, words=words)]
+    found: dict[str, list[float]] = {name: [] for name in commands}
     for number in range(times + 1):
         for name, values in found.items():
             begin = time.perf_counter()
-            subprocess.run([harness.tool(name), "--help"], stdout=subprocess.DEVNULL, check=True)
+            subprocess.run(commands[name], stdout=subprocess.DEVNULL, check=True)
             if number:  # the first one fills the caches
                 values.append((time.perf_counter() - begin) * 1e3)
     return {f"{name}_ms": spread(values) for name, values in found.items()}
@@ -203,6 +211,8 @@ def main() -> int:
         ours, theirs = results["help"]["ftrun_ms"], results["help"]["torchrun_ms"]
         ratio = theirs["median"] / ours["median"]
         print(f"--help: ftrun {shown(ours)}, torchrun {shown(theirs)}: {ratio:.1f} times faster")
+        option, names = results["help"]["completion_ms"], results["help"]["completion_of_runs_ms"]
+        print(f"completion in bash: of an option {shown(option)}, of the names of live runs {shown(names)}")
     if wanted("stall"):
         print("stall after a SIGKILL in the middle of a step", flush=True)
         results["stall"] = stalls(root, 1 if quick else 4, 2 if quick else 4)

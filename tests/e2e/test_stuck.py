@@ -42,6 +42,9 @@ def test_connections_are_made_again_when_everybody_waits(folder: Path) -> None:
     outcome = run(folder / "stuck", 1)
     assert outcome.code == 0, outcome.tail()
     assert len(outcome.events("Stuck")) == 1
+    event = outcome.events("Stuck")[0]
+    assert event["fault"] == "link" and "rank 2 in recv #" in event["evidence"]
+    assert outcome.notes("incident")[0]["fault"] == "link"
     assert "every rank waits for the others in recv" in outcome.output
     assert [a["replaced"] for a in outcome.actions("Publish")] == [[], []], "nobody is replaced"
     clean = run(folder / "clean", 0)

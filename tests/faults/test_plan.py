@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ftrun.core.errors import ConfigError
-from ftrun.faults.plan import KINDS, LATER, PHASES, load_plan
+from ftrun.faults.kinds import KINDS, PHASES
+from ftrun.faults.plan import load_plan
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -50,11 +51,22 @@ def test_empty_plan_is_good(tmp_path: Path) -> None:
     assert load_plan(write(tmp_path, "")).faults == ()
 
 
-@pytest.mark.parametrize("kind", ["exit:3" if k == "exit" else "slow:1.5" if k == "slow" else k for k in KINDS])
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("phase", PHASES)
-def test_every_kind_and_phase(tmp_path: Path, kind: str, phase: str) -> None:
-    (fault,) = load_plan(write(tmp_path, f'[[fault]]\nkind = "{kind}"\nrank = 0\nat = "{phase}"\n')).faults
-    assert (fault.kind, fault.at) == (kind.partition(":")[0], phase)
+def test_every_kind_and_phase(tmp_path: Path, name: str, phase: str) -> None:
+    kind = {"exit": "exit:3", "slow": "slow:1.5", "xid": "xid:79"}.get(name, name)
+    path = write(tmp_path, f'[[fault]]\nkind = "{kind}"\nrank = 0\nat = "{phase}"\n')
+    if phase not in KINDS[name].phases:
+        with pytest.raises(ConfigError, match=rf":4: {name} is possible in .*, not in {phase}"):
+            load_plan(path)
+        return
+    (fault,) = load_plan(path).faults
+    assert (fault.kind, fault.at) == (name, phase)
+
+
+def test_a_duration_is_for_kinds_that_end_by_themselves(tmp_path: Path) -> None:
+    plan = load_plan(write(tmp_path, '[[fault]]\nkind = "freeze"\nrank = 0\nfor = 2\n'))
+    assert plan.faults[0].seconds == 2.0
 
 
 HEAD = 'seed = 1\n[[fault]]\nkind = "kill"\nrank = 0\n[[fault]]\n'  # the second entry stands on line 5
@@ -83,6 +95,12 @@ HEAD = 'seed = 1\n[[fault]]\nkind = "kill"\nrank = 0\n[[fault]]\n'  # the second
         (HEAD + 'rank = 0\nkind = "slow:0.5"\n', 7, "FACTOR"),
         (HEAD + 'rank = 0\nkind = "slow:nan"\n', 7, "FACTOR"),
         (HEAD + "rank = = 0\n", 6, "not valid TOML"),
+        (HEAD + 'rank = 0\nkind = "kil"\n', 7, "did you mean kill?"),
+        (HEAD + 'rank = 0\nkind = "xid:0"\n', 7, "N must be"),
+        (HEAD + 'rank = 0\nkind = "nan"\nat = "idle"\n', 8, "nan is possible in forward and backward, not in idle"),
+        (HEAD + 'rank = 0\nkind = "kill"\nfor = 1\n', 8, "kill has no duration"),
+        (HEAD + 'rank = 0\nkind = "hang"\nfor = -1\n', 8, "above 0"),
+        (HEAD + 'rank = 0\nkind = "hang"\nfor = "x"\n', 8, "number of seconds"),
     ],
 )
 def test_mistakes_name_their_line(tmp_path: Path, text: str, line: int, words: str) -> None:
@@ -91,12 +109,6 @@ def test_mistakes_name_their_line(tmp_path: Path, text: str, line: int, words: s
         load_plan(path)
     assert str(caught.value).startswith(f"{path}:{line}: ")
     assert words in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", LATER)
-def test_kinds_of_later_versions_say_so(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(ConfigError, match="not available yet in this version"):
-        load_plan(write(tmp_path, f'[[fault]]\nkind = "{kind}"\nrank = 0\n'))
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -107,11 +107,13 @@ def test_restart_needs_a_new_nursery(ftrun: Ftrun) -> None:
 
 
 def test_frozen_worker_is_found(ftrun: Ftrun) -> None:
-    scene = Scene(ftrun, "--heartbeat-timeout", 0.5)
+    scene = Scene(ftrun)
     frozen = scene.run.pid("ftrun rank 2")
     os.kill(frozen, signal.SIGSTOP)
     began = time.monotonic()
     assert scene.run.wait(15) == 1
     assert "rank 2 failed: frozen" in scene.run.stderr
     assert time.monotonic() - began < 8
+    died = [line["event"] for line in scene.run.journal() if line.get("event", {}).get("kind") == "Died"]
+    assert died[0]["fault"] == "frozen" and "stopped by a signal" in died[0]["evidence"]
     assert not Path(f"/proc/{frozen}").exists()

@@ -1,4 +1,4 @@
-"""Parts of the launcher by themselves: keeper, run directory, output, hang watch, incident account, fence."""
+"""Parts of the launcher by themselves: keeper, run directory, output, detectors, incident account, fence."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 from ftrun.core import gate, paths, wire
-from ftrun.core.board import Board, F, Flag, Source, name_word
+from ftrun.core.board import Board, Busy, F, Flag, Phase, Source, collective_word, name_word
 from ftrun.core.errors import UsageError
 from ftrun.core.handle import Handle, Kind
-from ftrun.host import fence, report, rundir
-from ftrun.host.hang import HangWatch
+from ftrun.host import beats, fence, memory, report, room, rundir
+from ftrun.host.beats import BeatWatch
+from ftrun.host.hang import describe
 from ftrun.host.incident import Incident, Victim
 from ftrun.host.keeper import Keeper
 from ftrun.host.loop import Loop
@@ -194,37 +195,130 @@ def test_output_never_blocks_on_a_reader_that_waits() -> None:
         os.close(fd)
 
 
-# ---- hang watch ------------------------------------------------------------------------------------------------------
+# ---- detectors that read the board -----------------------------------------------------------------------------------
 
 
-def test_the_rank_that_the_others_wait_for_is_suspected(board: Board) -> None:
-    cells = [board.cell(i) for i in range(4)]
-    now = time.monotonic_ns()
-    for cell in cells:
-        cell[F.FLAGS] = Flag.ALIVE | Flag.LOOPING
-        cell[F.STEP] = 8
-        cell[F.PROGRESS] = now - 5_000_000_000
-        cell[F.COLLECTIVE_NAME] = name_word("barrier")
-    cells[0][F.COLLECTIVE_SINCE] = cells[1][F.COLLECTIVE_SINCE] = now
-    cells[3][F.ARRIVAL] = gate.arrival(1, 7)
-    word = gate.pack(gate.GateWord(1, False, 6))
-    watch = HangWatch(0.05)
-    assert watch.suspects(word, cells) == []  # the first look only starts the clock
-    found = wait_for(lambda: watch.suspects(word, cells), "a suspect")
-    assert [c.index for c in found] == [2]
-    assert watch.stuck(word, cells) == ""
-    cells[2][F.COLLECTIVE_SINCE] = now  # now everybody waits: the link, not a rank
-    assert watch.suspects(word, cells) == []
-    assert watch.stuck(word, cells) == "barrier"
-    assert watch.stuck(word, cells) == "", "told once"
-    watch.quiet()
-    assert watch.suspects(word, cells) == []
-    assert wait_for(lambda: watch.stuck(word, cells), "another tale") == "barrier"
-    cells[2][F.COLLECTIVE_SINCE] = 0
-    cells[2][F.PROGRESS] = time.monotonic_ns() + 10**9
-    assert watch.suspects(word, cells) == []
-    cells[2][F.PROGRESS] = now - 5_000_000_000
-    assert watch.suspects(gate.pack(gate.GateWord(1, False, 7)), cells) == []  # a gate opened meanwhile
+def test_what_the_board_says_of_a_rank(board: Board) -> None:
+    cell = board.cell(0)
+    word = gate.GateWord(3, False, 6)
+    cell[F.RANK], cell[F.STEP], cell[F.FLAGS] = 3, 108, Flag.ALIVE | Flag.LOOPING  # its index runs ahead of the gate
+    cell[F.COLLECTIVE], cell[F.COLLECTIVE_NAME] = collective_word(0, 4), name_word("allreduce")
+    cell[F.COLLECTIVE_SINCE], cell[F.PHASE] = 1, Phase.BACKWARD
+    rank = describe(cell, word)
+    assert (rank.rank, rank.step, rank.looping, rank.waiting, rank.at_gate) == (2, 107, True, True, False)
+    assert (rank.group, rank.number, rank.name, rank.excuse) == (0, 4, "allreduce", "")
+    cell[F.COLLECTIVE_SINCE], cell[F.ARRIVAL] = 0, gate.arrival(3, 7)
+    rank = describe(cell, word)
+    assert (rank.waiting, rank.at_gate) == (False, True)
+    assert not describe(cell, word._replace(last=7)).at_gate, "that gate is open"
+    assert not describe(cell, word._replace(generation=4)).at_gate, "it waited in a world that is over"
+    for busy, phase, excuse in (
+        (Busy.FIRST, Phase.FORWARD, "first"),
+        (Busy.FIRST | Busy.COMPILING, Phase.FORWARD, "compiling"),
+        (Busy.CALL, Phase.IDLE, "call"),
+        (Busy(0), Phase.DONE, "outside"),
+        (Busy(0), Phase.UPDATE, ""),
+    ):
+        cell[F.BUSY], cell[F.PHASE] = busy, phase
+        assert describe(cell, word).excuse == excuse
+
+
+class StillWorker:
+    """What the beat watch reads of a worker."""
+
+    reported = lost = False
+    watch = 1
+
+    def __init__(self, board: Board, pid: int) -> None:
+        self.cell, self.pid, self.index = board.cell(0), pid, 0
+        self.cell[F.BEAT] = time.monotonic_ns()
+
+
+def test_a_stopped_process_is_condemned_and_a_silent_or_traced_one_is_not(board: Board) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    worker = StillWorker(board, process.pid)
+    watch = BeatWatch(0.05, 10.0)
+
+    def look() -> list[str]:
+        time.sleep(watch.pause)
+        return [evidence for _, evidence in watch.silent([worker], time.monotonic_ns())]  # type: ignore[list-item]
+
+    try:
+        assert [look() for _ in range(8)] == [[]] * 8, "the beat is overdue, and the process runs"
+        process.send_signal(signal.SIGSTOP)
+        found = wait_for(look, "a stopped process")
+        assert "stopped by a signal and no debugger holds it" in found[0]
+        process.send_signal(signal.SIGCONT)
+        wait_for(lambda: not beats.why_still(process.pid), "the process runs again")
+        assert look() == []
+        watch = BeatWatch(0.05, 0.2)
+        assert "--heartbeat-timeout" in wait_for(look, "too long a silence")[0]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_late_look_is_not_the_workers_silence(board: Board) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    worker = StillWorker(board, process.pid)
+    try:
+        watch = BeatWatch(0.02, 0.3)
+        time.sleep(0.8)  # as if the launcher, or the whole machine, had been stopped
+        worker.cell[F.BEAT] = time.monotonic_ns() - 790_000_000
+        assert watch.silent([worker], time.monotonic_ns()) == []  # type: ignore[list-item]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_out_of_memory_kills_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = tmp_path / "memory.oom_control"
+
+    def kills(number: int) -> None:
+        counter.write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {number}\n")
+
+    kills(3)
+    monkeypatch.setattr(memory, "_counter_file", lambda root, pid: counter)
+    monkeypatch.setattr(memory, "_open_kernel", lambda: None)
+    watch = memory.Kills(tmp_path)
+    for pid in range(1, 6):
+        watch.watch(pid)
+    assert watch.evidence(1) == "", "kills before its time are no news"
+    kills(4)
+    assert "out-of-memory kill" in watch.evidence(2)
+    assert watch.evidence(3) == "", "one kill explains one death"
+    kills(5)
+    watch.expire()
+    watch.expire()
+    assert watch.evidence(4) == "", "that kill had another victim, long ago"
+    kills(6)
+    watch.expire()
+    assert watch.evidence(5), "a death just before the second look still counts"
+
+
+def test_a_full_file_system_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = {"blocks": 10}
+
+    def statvfs(path: object) -> os.statvfs_result:
+        return os.statvfs_result((4096, 4096, 1000, left["blocks"], left["blocks"], 100, 50, 50, 0, 255))
+
+    monkeypatch.setattr(room, "_LEAST", 20 * 4096)
+    monkeypatch.setattr(room.os, "statvfs", statvfs)
+    monkeypatch.setattr(room, "_EVERY", 0.01)
+    monkeypatch.setattr(room, "_kinds", lambda: [("/", "ext4"), (str(tmp_path / "b"), "tmpfs")])
+    watch = room.RoomWatch({"a file": tmp_path / "a", "the board": tmp_path / "b"})
+    try:
+        found = wait_for(watch.news, "the full disk")
+        assert [fault for fault, _ in found] == ["disk-full", "memory-full"]
+        assert f"the disk under {tmp_path}/a is full" in found[0][1]
+        assert watch.news() == []
+        left["blocks"] = 900
+        wait_for(lambda: not watch._full, "room again")
+        assert watch.news() == []
+        left["blocks"] = 0
+        assert wait_for(watch.news, "full once more")
+    finally:
+        watch.close()
 
 
 # ---- incident account ------------------------------------------------------------------------------------------------
@@ -272,17 +366,6 @@ def test_fence_sees_the_end_and_its_reason_before_anybody_reaped(tmp_path: Path)
     process.wait()
     assert fence.quiet(process.pid)
     assert fence.peek_exit(process.pid, 0) is None
-
-
-def test_stopped_is_told_from_traced() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        assert not fence.stopped_by_nobody(process.pid) and not fence.traced(process.pid)
-        process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: fence.stopped_by_nobody(process.pid), "state T")
-    finally:
-        process.kill()
-        process.wait()
 
 
 # ---- services --------------------------------------------------------------------------------------------------------

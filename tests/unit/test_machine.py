@@ -50,6 +50,7 @@ EVENTS: list[ev.Event] = [
     ev.Stage(1.0, 0, 1, "stopped"),
     ev.Unrestorable(1.0, 0, 1, "no replica"),
     ev.Stuck(1.0, 5, 1, "allreduce"),
+    ev.Noticed(1.0, None, "disk-full", "no room"),
     ev.Expired(1.0, "stop", 1),
     ev.Signalled(1.0, 15),
     ev.ServiceDied(1.0, "keeper"),

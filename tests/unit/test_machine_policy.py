@@ -61,6 +61,15 @@ def test_too_many_replacements_within_the_window() -> None:
     assert run.at(Phase.ENDING)
 
 
+def test_a_drain_is_no_failure() -> None:
+    run = Driver(2, 1, max_replacements=0).up()
+    for _ in range(3):
+        assert says(run.kill(run.holder(1), cause="drain", fault="drain")) == ["died"]
+        run.recover()
+    assert run.at(Phase.RUNNING)
+    assert says(run.kill(run.holder(1))) == ["died", "too_many_replacements"]
+
+
 def test_old_replacements_are_forgotten() -> None:
     run = Driver(2, 0, max_replacements=2, replacement_window=100.0).up()
     for _ in range(9):
@@ -412,3 +421,12 @@ def test_an_exception_heard_only_after_its_recovery_starts_no_new_one() -> None:
     run.recover()
     assert run.send(ev.Raised(0.0, 0, 5, "ValueError", 1)) == ()
     assert run.at(Phase.RUNNING)
+
+
+def test_a_report_changes_nothing_and_names_the_rank() -> None:
+    run = Driver().up()
+    before = run.state
+    actions = run.send(ev.Noticed(0.0, run.holder(1), "straggler", "slow"))
+    assert actions == (ev.Say("noticed", run.holder(1), 1, "slow"),)
+    assert run.send(ev.Noticed(0.0, None, "disk-full", "no room")) == (ev.Say("noticed", None, None, "no room"),)
+    assert run.state == before

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.worker import segment
+from ftrun.core import limits
 from tests.conftest import Ftrun
 
 LIMIT = 900 << 20
@@ -85,6 +85,6 @@ def test_file_cache_counts_as_free_and_every_level_limits(tmp_path: Path) -> Non
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text(f"{used}\n")
         (folder / "memory.stat").write_text("anon 5\ninactive_file 30\nactive_file 10\n")
-    assert segment._left_under(tmp_path, "/a/b", "memory.max", "memory.current", "") == [970, 60]
-    assert segment._left_under(tmp_path, "/", "memory.max", "memory.current", "") == []
-    assert segment._left_under(tmp_path, "/gone/x", "memory.max", "memory.current", "") == []
+    assert limits._left_under(tmp_path, "/a/b", "memory.max", "memory.current", "") == [970, 60]
+    assert limits._left_under(tmp_path, "/", "memory.max", "memory.current", "") == []
+    assert limits._left_under(tmp_path, "/gone/x", "memory.max", "memory.current", "") == []

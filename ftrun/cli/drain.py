@@ -1,0 +1,112 @@
+"""`ftrun drain`: move a rank to another worker, between two steps, without losing anything.
+
+Exit code 0 it was moved, 1 it was not, 2 usage, 3 the run is not running, 4 no such run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from ftrun.cli.main import app
+from ftrun.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ftrun.cli.live import Live
+    from ftrun.core.board import Cell
+
+_WAIT = 60.0  # seconds
+_LOOK = 0.005
+
+
+@app.command(
+    "drain",
+    help="Move a rank to a spare, between two steps: for a device that is to be serviced, or that one does not trust.",
+)
+def drain(
+    run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name."),
+    rank: int = typer.Option(..., "--rank", metavar="R", help="The rank to move."),
+    wait: float = typer.Option(_WAIT, "--wait", metavar="S", help="Seconds to wait until it is done."),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    as_json: bool = typer.Option(False, "--json", help="JSON instead of text."),
+) -> int:
+    from ftrun.cli import live
+
+    try:
+        if not 0 < wait < float("inf"):
+            raise UsageError("--wait is a number of seconds above 0")
+        found = live.Live.find(run_id)
+        cell = found.cell(rank)
+        _check(rank, cell)
+        if not live.confirmed(f"move rank {rank} of run {found.run.run_id} away from process {_pid(cell)}?", yes):
+            print("ftrun: nothing was moved", file=sys.stderr)
+            return 1
+        return _move(found, rank, cell, wait, as_json)
+    except (live.NotLive, UsageError) as error:
+        return live.fail(error)
+
+
+def _pid(cell: Cell) -> int:
+    from ftrun.core.board import F
+
+    return cell[F.PID]
+
+
+def _check(rank: int, cell: Cell) -> None:
+    """Errors: UsageError for a rank that has no place between two steps."""
+    from ftrun.core.board import Flag
+
+    if cell.has(Flag.LOOP_DONE):
+        raise UsageError(f"rank {rank} has finished its steps: there is nothing to move any more")
+    if cell.has(Flag.SCRIPT) and not cell.has(Flag.GROUP):
+        raise UsageError(
+            f'rank {rank} has no "ftrun" process group: only ranks of a script that calls ftrun.protect can be moved'
+        )
+
+
+def _move(found: Live, rank: int, old: Cell, wait: float, as_json: bool) -> int:
+    from ftrun.cli.inject import await_firing, ring
+    from ftrun.core.board import F
+    from ftrun.core.faults import Fault
+    from ftrun.faults import requests
+
+    begun = time.monotonic()
+    request = requests.post(found.run.path, requests.Request(requests.DRAIN, Fault.DRAIN.value, rank=rank, at="idle"))
+    ring(found, request)
+    try:
+        firing = await_firing(found, request, wait)
+    except KeyboardInterrupt:
+        requests.take(found.run.path, request.number)
+        raise
+    if firing is None:
+        why = f"it began no new step in {wait:g} s" if found.alive() else f"run {found.run.run_id} ended"
+        return _not_moved(rank, why, as_json)
+    while found.alive():
+        new = found.cell(rank)
+        if new[F.PID] not in (0, firing.pid) and new[F.RESUMED] >= found.world().generation:
+            seconds = time.monotonic() - begun
+            facts = {"rank": rank, "step": firing.step, "from": firing.pid, "to": new[F.PID], "cell": new.index}
+            if as_json:
+                print(json.dumps({"moved": True, **facts, "seconds": round(seconds, 3)}))
+            else:
+                print(
+                    f"ftrun: rank {rank} moved from process {firing.pid} to {new[F.PID]} before step {firing.step}; "
+                    f"{seconds * 1000:.0f} ms",
+                    file=sys.stderr,
+                )
+            return 0
+        if time.monotonic() - begun > wait:
+            return _not_moved(rank, f"its new worker is not at work after {wait:g} s; see: ftrun status", as_json)
+        time.sleep(_LOOK)
+    return _not_moved(rank, f"run {found.run.run_id} ended", as_json)
+
+
+def _not_moved(rank: int, why: str, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"moved": False, "rank": rank, "why": why}))
+    print(f"ftrun: error: rank {rank} was not moved: {why}", file=sys.stderr)
+    return 1

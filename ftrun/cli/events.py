@@ -1,0 +1,40 @@
+"""`ftrun events`: the journal as lines, of a live run as it grows. Exit code 0, 4 no such run."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from ftrun.cli.main import app
+
+EXIT_NO_RUN = 4
+EPILOG = (
+    "Examples: `ftrun events` lists what happened in the newest run; `ftrun events brave-otter --follow` goes on until the run "
+    "ends; `ftrun events --json | jq 'select(.note == \"incident\")'`. The fields are described in ftrun/view/SCHEMA.md. "
+    "Exit code: 0, 4 no such run."
+)
+
+
+@app.command("events", help="List what happened in a run, from its journal (default: the newest run).", epilog=EPILOG)
+def events(
+    run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name, or the folder of its logs."),
+    follow: bool = typer.Option(False, "-f", "--follow", help="Go on until the run ends."),
+    as_json: bool = typer.Option(False, "--json", help="The journal's own lines (JSON, one a line)."),
+) -> int:
+    from ftrun.core.errors import PlatformError
+    from ftrun.view.events import stream
+    from ftrun.view.find import find, missing
+
+    found = find(run_id)
+    if found is None:
+        print(f"ftrun: error: {missing(run_id)}", file=sys.stderr)
+        return EXIT_NO_RUN
+    try:
+        for line in stream(found, follow, as_json):
+            print(line, flush=follow)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
+    return 0

@@ -1,0 +1,365 @@
+"""`ftrun inject-fault`: a fault on a live run, now or where it is asked for. Waits until it struck and says so.
+
+Exit code 0 it fired, 1 it did not, 2 usage, 3 the run is not running, 4 no such run. A request that did not fire in time, or
+is interrupted, is taken back: it never strikes later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ftrun.cli.main import app
+from ftrun.core.errors import FtrunError, UsageError
+
+if TYPE_CHECKING:
+    from ftrun.cli.live import Live
+    from ftrun.faults.kinds import Kind
+    from ftrun.faults.requests import Request
+
+_WAIT = 60.0  # seconds
+_LOOK = 0.005
+_RUN_AND_KIND = typer.Argument(None, metavar="[RUN] KIND", help="The run's name, and the kind of fault.")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was typed, checked as far as that goes without a run."""
+
+    kind: Kind
+    argument: float | None
+    rank: int | None
+    at: str
+    step: int | None
+    seconds: float | None
+    wait: float
+    as_json: bool
+
+    @property
+    def at_once(self) -> bool:
+        """Does it come from outside, whatever the worker does?"""
+        from ftrun.faults.kinds import INSIDE
+
+        return self.kind.arrives != INSIDE and not self.at and self.step is None
+
+    @property
+    def name(self) -> str:
+        from ftrun.faults.kinds import spelled
+
+        return spelled(self.kind.name, self.argument)
+
+    @property
+    def machine(self) -> bool:
+        from ftrun.faults.kinds import MACHINE
+
+        return self.kind.arrives == MACHINE
+
+
+@app.command(
+    "inject-fault",
+    help="Strike a live run (default: the newest) with a fault: ftrun inject-fault kill --rank 2 --at backward. "
+    "KIND is one of kill, term, segv, abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, "
+    "xid:N, gpu-lost, ecc, launcher-kill, node-kill. Exit code 0: it fired; 1: it did not.",
+)
+def inject_fault(
+    words: list[str] = _RUN_AND_KIND,
+    rank: int = typer.Option(None, "--rank", metavar="R", help="Whom to strike [default: the last rank]."),
+    at: str = typer.Option(
+        None, "--at", metavar="PHASE",
+        help="forward, backward, gate, update, idle, stop, reset or restore [default: now, or the next phase of a step].",
+    ),
+    step: int = typer.Option(None, "--step", metavar="N", help="In this step [default: the one that comes]."),
+    after: float = typer.Option(0.0, "--after", metavar="S", help="Seconds to wait before anything is done."),
+    seconds: float = typer.Option(
+        None, "--for", metavar="S", help="How long freeze, hang, gil or slow lasts [default: until ftrun ends it]."
+    ),
+    wait: float = typer.Option(
+        _WAIT, "--wait", metavar="S", help="How long to wait for it to fire; 0: leave it waiting for its moment."
+    ),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    random: float = typer.Option(
+        None, "--random", metavar="RATE", help="Random faults from now on: how likely a step has one, 0 to 1 (0: no more)."
+    ),
+    seed: int = typer.Option(1, "--seed", metavar="S", help="Seed of the random faults."),
+    as_json: bool = typer.Option(False, "--json", help="JSON instead of text."),
+) -> int:  # fmt: skip
+    from ftrun.cli import live
+
+    try:
+        if not 0 <= after < math.inf or not 0 <= wait < math.inf:
+            raise UsageError("--after and --wait are seconds, 0 or more")
+        if random is not None:
+            if rank is not None or at is not None or seconds is not None:
+                raise UsageError("--random draws rank and phase itself: --rank, --at and --for do not go with it")
+            return _random(words or [], random, seed, step, after, yes, as_json)
+        run_id, wish = _read(words or [], rank, at, step, seconds, wait, as_json)
+        found = live.Live.find(run_id)
+        target = _target(found, wish)
+        if not live.confirmed(f"strike {_whom(found, wish, target)} with {wish.name}?", yes):
+            print("ftrun: nothing was injected", file=sys.stderr)
+            return 1
+        _sleep(found, after)
+        return _at_once(found, wish, target) if wish.at_once else _ask(found, wish, target)
+    except (live.NotLive, UsageError) as error:
+        return live.fail(error)
+
+
+def _read(
+    words: list[str],
+    rank: int | None,
+    at: str | None,
+    step: int | None,
+    seconds: float | None,
+    wait: float,
+    as_json: bool,
+) -> tuple[str | None, Wish]:
+    from ftrun.faults import kinds
+
+    if not 1 <= len(words) <= 2:
+        raise UsageError(f"say which fault: ftrun inject-fault [RUN] KIND (one of {', '.join(kinds.KINDS)})")
+    try:
+        kind, argument = kinds.parse(words[-1])
+        if at is not None:
+            kinds.check_phase(kind, at)
+        if seconds is not None:
+            kinds.check_duration(kind, seconds)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if kind.arrives == kinds.MACHINE and rank is not None and at is None and step is None:
+        raise UsageError(f"{kind.name} strikes no rank: leave --rank out, or say --at which moment of that rank")
+    if step is not None and step < 0:
+        raise UsageError(f"--step must not be negative, not {step}")
+    if kind.name == "oom":
+        from ftrun.faults import oom
+
+        if why := oom.why_not():
+            raise UsageError(why)
+    return words[0] if len(words) == 2 else None, Wish(kind, argument, rank, at or "", step, seconds, wait, as_json)
+
+
+def _target(found: Live, wish: Wish) -> int:
+    """The rank to strike. Errors: UsageError."""
+    from ftrun.core.board import Flag
+
+    rank = found.world().places[-1].rank if wish.rank is None else wish.rank
+    cell = found.cell(rank)
+    if cell.has(Flag.LOOP_DONE) and not wish.at_once:
+        raise UsageError(f"rank {rank} has finished its steps; no phase of a step comes any more")
+    if wish.step is not None and cell.step is not None and wish.step < cell.step:
+        raise UsageError(f"step {wish.step} is over: rank {rank} is in step {cell.step}")
+    return rank
+
+
+def _whom(found: Live, wish: Wish, rank: int) -> str:
+    return f"run {found.run.run_id}" if wish.machine else f"rank {rank} of run {found.run.run_id}"
+
+
+def _sleep(found: Live, seconds: float) -> None:
+    from ftrun.cli.live import NotLive
+    from ftrun.cli.status import EXIT_NOT_RUNNING
+
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if not found.alive():
+            raise NotLive(f"run {found.run.run_id} ended before the fault was due", EXIT_NOT_RUNNING)
+        time.sleep(min(left, 0.1))
+
+
+# ---- from outside ----------------------------------------------------------------------------------------------------
+
+
+def _at_once(found: Live, wish: Wish, rank: int) -> int:
+    from ftrun.core.board import F
+    from ftrun.faults import device, kinds, outside, requests, trigger
+
+    cell = found.cell(rank)
+    pid = cell[F.PID]
+    if wish.kind.arrives == kinds.DEVICE:
+        control = found.run.raw.get("fake_nvml")
+        try:
+            detail, act = device.prepare(found.run.path, found.board, control, rank, wish.kind, wish.argument)
+        except device.NoDevice as error:
+            return _did_not(wish, str(error))
+    else:
+        detail, act = "", lambda: None
+    try:
+        pidfd = os.pidfd_open(found.run.pid if wish.machine else pid)
+    except OSError:
+        return _did_not(wish, f"rank {rank} has no process just now; try again")
+    # from here on it counts: written down before it strikes
+    request = requests.post(found.run.path, _request(wish, -1 if wish.machine else rank), taken=True)
+    phase, step = cell.phase.name.lower(), cell.step
+    fault = request.as_fault()
+    struck = found.run.pid if wish.machine else pid
+    firing = trigger.claim(found.run.path, fault, phase, -1 if step is None else step, cell[F.ATTEMPT], struck, detail)
+    found.board.ring_launcher()
+    with contextlib.suppress(ProcessLookupError):
+        if wish.machine:
+            if firing is not None:
+                outside.await_journal(found.run.path, firing.file)
+            (outside.kill_launcher if wish.kind.name == "launcher-kill" else outside.kill_node)(found.run.pid)
+        elif wish.kind.arrives == kinds.DEVICE:
+            act()
+        else:
+            outside.strike(pidfd, pid, wish.kind.name)
+            if wish.seconds is not None:
+                _thaw(pidfd, wish.seconds)
+    os.close(pidfd)
+    where = "outside a step" if step is None else f"in {phase} of step {step}"
+    whom = f"process {struck} of run {found.run.run_id}" if wish.machine else f"rank {rank} (process {pid}) {where}"
+    return _did(wish, f"{wish.name} struck {whom}", rank, phase, step, struck, request.number)
+
+
+def _thaw(pidfd: int, seconds: float) -> None:
+    """Let a stopped process go on after that time, also when we are interrupted before."""
+    try:
+        time.sleep(seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # ftrun has replaced it meanwhile
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+
+
+# ---- at a phase of the worker ------------------------------------------------------------------------------------------
+
+
+def _request(wish: Wish, rank: int) -> Request:
+    from ftrun.faults import requests
+
+    return requests.Request(requests.FAULT, wish.kind.name, wish.argument, rank, wish.at, wish.step, wish.seconds)
+
+
+def _ask(found: Live, wish: Wish, rank: int) -> int:
+    from ftrun.faults import requests
+
+    request = requests.post(found.run.path, _request(wish, rank))
+    ring(found, request)
+    if not wish.wait:
+        return _did(wish, f"{request} waits for its moment", rank, wish.at, wish.step, None, request.number)
+    try:
+        firing = await_firing(found, request, wish.wait)
+    except KeyboardInterrupt:
+        if requests.take(found.run.path, request.number):
+            print("ftrun: taken back; nothing was injected", file=sys.stderr)
+        raise
+    if firing is not None:
+        words = f"{wish.name} struck rank {rank} (process {firing.pid}) in {firing.phase} of step {firing.step}"
+        return _did(wish, words, rank, firing.phase, firing.step, firing.pid, request.number)
+    if not found.alive():
+        return _did_not(wish, f"run {found.run.run_id} ended before that")
+    return _did_not(wish, f"no such moment came in {wish.wait:g} s: {_standing(found, wish, rank)}")
+
+
+def ring(found: Live, request: Request) -> None:
+    """Tell workers and launcher that there is a request."""
+    from ftrun.core.board import Head
+
+    found.board[Head.REQUESTS] = request.number
+    found.board.ring_launcher()
+
+
+def await_firing(found: Live, request: Request, seconds: float) -> Any:
+    """The firing of a request, or None: then it was taken back and will never fire."""
+    from ftrun.faults import requests, trigger
+
+    deadline = time.monotonic() + seconds
+    grace = 1.0  # seconds between taking a request and writing down what it does, at most
+    taken_back = False
+    while True:
+        for firing in trigger.fired(found.run.path):
+            if (firing.source, firing.fault) == (requests.REQUEST, request.number):
+                return firing
+        now = time.monotonic()
+        if now > deadline or not found.alive():
+            taken_back = taken_back or requests.take(found.run.path, request.number)
+            if taken_back or not found.run.path.exists() or now > deadline + grace:
+                return None
+        time.sleep(_LOOK)
+
+
+def _standing(found: Live, wish: Wish, rank: int) -> str:
+    """Why a fault may not have fired: what the rank does."""
+    from ftrun.core.board import Flag
+    from ftrun.faults.kinds import REPAIR_PHASES
+
+    cell = found.cell(rank)
+    if not cell.has(Flag.PROTECTED):
+        return f"rank {rank} is in no loop of ftrun.protect, so it has no phases; kill, term, segv, abort and freeze need none"
+    if wish.at in REPAIR_PHASES:
+        return (
+            f"{wish.at} is reached only while another fault is repaired (--wait 0 leaves the request waiting for one)"
+        )
+    return f"rank {rank} is in {cell.phase.name.lower()} of step {cell.step}"
+
+
+# ---- random faults ---------------------------------------------------------------------------------------------------
+
+
+def _random(words: list[str], rate: float, seed: int, step: int | None, after: float, yes: bool, as_json: bool) -> int:
+    from ftrun.cli import live
+    from ftrun.faults import dice, kinds, requests
+
+    if len(words) > 2:
+        raise UsageError("say: ftrun inject-fault [RUN] [KIND] --random RATE --seed S")
+    run_id = words[0] if len(words) == 2 else None
+    kind, argument = "", None
+    try:
+        dice.check(rate, seed)
+        if len(words) == 2 or (words and words[0].partition(":")[0] in kinds.KINDS):
+            found_kind, argument = kinds.parse(words[-1])
+            kind = found_kind.name
+            if found_kind.arrives not in (kinds.SIGNAL, kinds.INSIDE) or kind == "oom":
+                raise ValueError(f"{kind} cannot be random")
+        elif words:
+            run_id = words[0]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    found = live.Live.find(run_id)
+    what = f"{100 * rate:g} faults in 100 steps on average" if rate else "no more random faults"
+    if rate and not live.confirmed(f"strike run {found.run.run_id} with {what}?", yes):
+        print("ftrun: nothing was injected", file=sys.stderr)
+        return 1
+    _sleep(found, after)
+    steps = [found.board.cell(place.cell).step for place in found.world().places]
+    # a step that no rank has begun, so that all ranks agree on which faults there are
+    first = max([step or 0, *(s + 2 for s in steps if s is not None)])
+    request = requests.post(
+        found.run.path, requests.Request(requests.RANDOM, kind, argument, step=first, rate=rate, seed=seed)
+    )
+    ring(found, request)
+    words_said = f"{what} in run {found.run.run_id}" + (f" from step {first} on, seed {seed}" if rate else "")
+    if as_json:
+        print(json.dumps({"run": found.run.run_id, "rate": rate, "seed": seed, "first": first, "kind": kind or None}))
+    else:
+        print(f"ftrun: {words_said}", file=sys.stderr)
+    return 0
+
+
+# ---- what is said ----------------------------------------------------------------------------------------------------
+
+
+def _did(wish: Wish, words: str, rank: int, phase: str, step: int | None, pid: int | None, number: int) -> int:
+    if wish.as_json:
+        facts = {"fired": pid is not None, "kind": wish.name, "rank": None if wish.machine and not wish.at else rank}
+        print(json.dumps({**facts, "phase": phase or None, "step": step, "pid": pid, "request": number}))
+    else:
+        print(f"ftrun: {words}", file=sys.stderr)
+    return 0
+
+
+def _did_not(wish: Wish, why: str) -> int:
+    if wish.as_json:
+        print(json.dumps({"fired": False, "kind": wish.name, "why": why}))
+    print(f"ftrun: error: {wish.name} did not fire: {why}", file=sys.stderr)
+    return 1
+
+
+__all__ = ["FtrunError", "await_firing", "inject_fault", "ring"]

@@ -1,0 +1,112 @@
+"""The run that a command acts on: found by name, this user's, and live; and its ranks as the board shows them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftrun.cli.status import EXIT_NO_RUN, EXIT_NOT_RUNNING
+from ftrun.core.errors import FtrunError, UsageError
+
+if TYPE_CHECKING:
+    from ftrun.core.board import Board, Cell
+    from ftrun.core.world import World
+    from ftrun.host.rundir import RunInfo
+
+
+class NotLive(FtrunError):
+    """There is nothing to act on; `code` is the exit code, as `ftrun status` has it."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass
+class Live:
+    """A live run. `look` again after anything changed."""
+
+    run: RunInfo
+    board: Board
+
+    @classmethod
+    def find(cls, run_id: str | None) -> Live:
+        """Errors: NotLive, UsageError for a run of another user."""
+        from ftrun.core import paths
+        from ftrun.core.board import Board, Head
+        from ftrun.host import rundir
+
+        run = rundir.find_run(run_id)
+        if run is None:
+            raise _missing(run_id)
+        owner = os.stat(run.path).st_uid
+        if owner != os.getuid():
+            raise UsageError(f"run {run.run_id} belongs to user {owner}, not to you")
+        try:
+            board = Board.open(run.path / paths.BOARD)
+        except OSError:
+            raise NotLive(f"run {run.run_id} starts or ends just now", EXIT_NOT_RUNNING) from None
+        if board[Head.ENDING] or not board[Head.PUBLISHED]:
+            raise NotLive(f"run {run.run_id} starts or ends just now", EXIT_NOT_RUNNING)
+        return cls(run, board)
+
+    def alive(self) -> bool:
+        """Is the run still going on?"""
+        from ftrun.core.board import Head
+        from ftrun.host.rundir import process_start
+
+        return process_start(self.run.pid) == self.run.raw["start"] and not self.board[Head.ENDING]
+
+    def world(self) -> World:
+        """The newest world. Errors: NotLive."""
+        from ftrun.core.board import Head
+        from ftrun.core.world import read_world
+
+        try:
+            return read_world(self.run.path, self.board[Head.PUBLISHED])
+        except OSError:
+            raise NotLive(f"run {self.run.run_id} ended just now", EXIT_NOT_RUNNING) from None
+
+    def cell(self, rank: int) -> Cell:
+        """The cell of the worker that holds `rank`. Errors: UsageError when this node's part of the run has no such rank."""
+        world = self.world()
+        try:
+            return self.board.cell(world.cell_of(rank))
+        except KeyError:
+            first, last = world.places[0].rank, world.places[-1].rank
+            here = (
+                "the run has" if len(world.places) == self.run.raw.get("world_size") and not first else "this node has"
+            )
+            raise UsageError(f"there is no rank {rank} here: {here} ranks {first} to {last}") from None
+
+
+def _missing(run_id: str | None) -> FtrunError:
+    from ftrun.host import rundir
+
+    if run_id is None:
+        return NotLive("no live run", EXIT_NO_RUN)
+    run = rundir.run_named(run_id)
+    if run is not None:
+        return NotLive(f"run {run_id} is not running: its launcher, process {run.pid}, is gone", EXIT_NOT_RUNNING)
+    owner = rundir.owner_elsewhere(run_id)
+    if owner is not None:
+        return UsageError(f"run {run_id} belongs to user {owner}, not to you")
+    return NotLive(f"no live run named {run_id}; those that are: ftrun runs", EXIT_NO_RUN)
+
+
+def fail(error: FtrunError) -> int:
+    """Say it on stderr; the exit code."""
+    from ftrun.core.errors import EXIT_USAGE
+
+    print(f"ftrun: error: {error}", file=sys.stderr)
+    return error.code if isinstance(error, NotLive) else EXIT_USAGE
+
+
+def confirmed(question: str, yes: bool) -> bool:
+    """Ask a person at a terminal; whoever is not at one meant what was typed."""
+    if yes or not sys.stdin.isatty():
+        return True
+    print(f"ftrun: {question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

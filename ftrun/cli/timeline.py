@@ -1,0 +1,129 @@
+"""`ftrun timeline`: one incident drawn, or the whole run as a trace. Exit code 0, 2 usage, 4 no such run or incident."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ftrun.cli.main import app
+from ftrun.core.errors import FtrunError, PlatformError, UsageError
+
+if TYPE_CHECKING:
+    from ftrun.view.find import Found
+    from ftrun.view.journal import Account
+
+EXIT_NO_RUN = 4
+FORMATS = ("text", "svg", "html", "trace")
+EPILOG = (
+    "Examples: `ftrun timeline` tells of the last incident of the newest run; `ftrun timeline brave-otter --incident 1 "
+    "--format svg -o incident.svg` draws one; `ftrun timeline --format trace -o run.json` is for ui.perfetto.dev. "
+    "RUN may also be the log folder or journal of a run that ended. Exit code: 0, 2 usage, 4 no such run or incident."
+)
+
+
+@app.command(
+    "timeline", help="Tell and draw an incident: which rank failed, when, why, and what it cost.", epilog=EPILOG
+)
+def timeline(
+    run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name, or the folder of its logs."),
+    incident: int = typer.Option(None, "--incident", metavar="N", help="Which one, from 1 (default: the last)."),
+    form: str = typer.Option("text", "--format", metavar="|".join(FORMATS), help="The form of the drawing."),
+    output: str = typer.Option(None, "-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
+    as_json: bool = typer.Option(False, "--json", help="The incident as JSON."),
+) -> int:
+    from ftrun.view.find import find, missing
+    from ftrun.view.finished import read
+
+    if form not in FORMATS:
+        raise UsageError(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
+    if as_json and form != "text":
+        raise UsageError("--json and --format do not go together")
+    found = find(run_id)
+    if found is None:
+        print(f"ftrun: error: {missing(run_id)}", file=sys.stderr)
+        return EXIT_NO_RUN
+    try:
+        if form == "trace":
+            return _trace(found, output)
+        account = read(found)
+    except OSError as error:
+        raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
+    number = len(account.incidents) if incident is None else incident
+    if not 1 <= number <= len(account.incidents):
+        return _nothing(found, account, incident, form, as_json)
+    if as_json:
+        _write(json.dumps({"schema": 1, "run": found.run_id, **account.incidents[number - 1]}, indent=2) + "\n", output)
+        return 0
+    return _draw(found, account, number, form, output)
+
+
+def _draw(found: Found, account: Account, number: int, form: str, output: str | None) -> int:
+    from ftrun.view.timeline.model import story
+
+    told = story(account, number, found.run_id)
+    if form == "text":
+        return _text(told, account, output)
+    if form == "svg":
+        from ftrun.view.timeline.svg import document
+    else:
+        from ftrun.view.timeline.html import document
+    _write(document(told), output)
+    return 0
+
+
+def _text(told: Any, account: Account, output: str | None) -> int:
+    from ftrun.view import text
+    from ftrun.view.paint import output_width, print_lines
+    from ftrun.view.timeline.terminal import drawing
+
+    if output is not None:
+        _write("".join(text.plain(line) + "\n" for line in drawing(told, 120)), output)
+        return 0
+    lines = drawing(told, min(output_width(), 132))
+    if len(account.incidents) > 1:
+        lines += [[], [(f"{len(account.incidents)} incidents in all; another one: --incident N", text.QUIET)]]
+    print_lines(lines)
+    return 0
+
+
+def _trace(found: Found, output: str | None) -> int:
+    from ftrun.view.journal import lines
+    from ftrun.view.timeline.trace import document
+
+    _write(document(lines(found.journal), found.run_id), output)
+    return 0
+
+
+def _nothing(found: Found, account: Account, asked: int | None, form: str, as_json: bool) -> int:
+    if asked is not None:
+        have = f"it had {len(account.incidents)}" if account.incidents else "it had none"
+        print(f"ftrun: error: run {found.run_id} has no incident {asked}; {have}", file=sys.stderr)
+        return EXIT_NO_RUN
+    going = "; one is being repaired just now: ftrun status" if account.current else ""
+    if form == "text" and not as_json:
+        print(
+            f"run {found.run_id}: no incident, nothing failed{going}" if not going else f"run {found.run_id}{going[1:]}"
+        )
+        return 0
+    print(f"ftrun: error: run {found.run_id} had no incident that could be drawn{going}", file=sys.stderr)
+    return EXIT_NO_RUN
+
+
+def _write(data: str, output: str | None) -> None:
+    """To stdout, or whole or not at all to a file. Errors: FtrunError."""
+    if output is None:
+        from ftrun.view.text import for_encoding
+
+        sys.stdout.write(for_encoding(data, sys.stdout.encoding))
+        sys.stdout.flush()
+        return
+    from ftrun.view.files import replace
+
+    try:
+        replace(Path(output), data)
+    except OSError as error:
+        raise FtrunError(f"cannot write {output}: {error.strerror}") from None

@@ -1,0 +1,257 @@
+"""Who holds up a world in which nothing moves: pure judgement over what the board says of each rank.
+
+Two questions, two clocks. When *every* rank waits, in a collective or at the gate, nobody computes and nothing can come
+of more patience: a few steps' time is enough. When a rank is busy while others wait for it, it may just be slow: it
+gets a multiple of the typical step, and more where work of another kind is known to go on. Time is counted from
+look to look and a late look counts as one in time, so what a paused launcher or machine missed is nobody's silence.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ftrun.control.blame import ranks as named
+from ftrun.core.faults import Fault
+
+STUCK_STEPS = 3.0  # typical steps after which a world of waiting ranks is stuck
+STUCK_LEAST = 1.0  # seconds
+STUCK_FIRST = 60.0  # seconds, before the length of a step is known
+STUCK_AGAIN = 5.0  # times longer, when the connections were made anew at this very step
+HANG_STEPS = 15.0  # typical steps that a rank may be busy while others wait for it
+FIRST_STEPS = 10.0  # explicit timeouts that a first body may take
+KNOWN_AFTER = 3  # gates until the length of a step is known
+GIL_AFTER = 1.0  # seconds without any Python that tell a held GIL from a busy one
+_STEPS = 65
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What the board says of one rank. `mark` changes with every sign of life, `python` with every look of its doorbell.
+
+    `waiting`: inside a collective: number `number` of `group` (0 = the whole world) since its step was handed out.
+    `excuse`: first, call, compiling, outside (of a body) or "". `looping` False: it has not begun, or has left the loop.
+    """
+
+    rank: int
+    cell: int
+    step: int
+    looping: bool
+    waiting: bool
+    at_gate: bool
+    group: int
+    number: int
+    name: str
+    excuse: str
+    mark: tuple[int, ...]
+    python: int
+
+
+@dataclass(frozen=True)
+class Accused:
+    """A rank that holds the others up."""
+
+    cell: int
+    fault: Fault
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`accused` hold all others up; without one the links are the suspects, and `what` is what every rank waits in."""
+
+    accused: tuple[Accused, ...] = ()
+    what: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Times in seconds. `timeout` None: learned from the run, between `floor` and `ceiling`."""
+
+    timeout: float | None = None
+    floor: float = 20.0
+    ceiling: float = 600.0
+
+
+class Watch:
+    """Looks every `pause` seconds at the ranks of one world."""
+
+    def __init__(self, limits: Limits, pause: float) -> None:
+        self._limits = limits
+        self._longest = 2 * pause  # a look later than that counts as one in time
+        self._clock = 0.0  # seconds that we watched
+        self._at: float | None = None
+        self._marks: dict[int, tuple[tuple[int, ...], float]] = {}  # cell -> mark, and our clock when it last changed
+        self._python: dict[int, tuple[int, float]] = {}
+        self._steps: deque[float] = deque(maxlen=_STEPS)
+        self._last = -1
+        self._opened_at = 0.0
+        self._opened = 0
+        self._generation = -1
+        self._linked: int | None = None  # gate at which the links were suspected
+
+    # -- patience ----------------------------------------------------------------------------------------------------
+
+    @property
+    def typical(self) -> float | None:
+        """Seconds of a typical step, None while that is not known."""
+        return statistics.median(self._steps) if self._opened >= KNOWN_AFTER and self._steps else None
+
+    @property
+    def stuck_after(self) -> float:
+        """Seconds after which a world in which every rank waits is stuck."""
+        typical, timeout = self.typical, self._limits.timeout
+        least = STUCK_FIRST if typical is None else max(STUCK_LEAST, STUCK_STEPS * typical)
+        return least if timeout is None else min(timeout, least)
+
+    def patience(self, excuse: str) -> float:
+        """Seconds that a busy rank may keep others waiting."""
+        typical, limits = self.typical, self._limits
+        if limits.timeout is not None:
+            if excuse in ("call", "compiling"):
+                return max(limits.ceiling, limits.timeout)
+            return limits.timeout * (FIRST_STEPS if excuse == "first" else 1.0)
+        if excuse or typical is None:
+            return limits.ceiling
+        return min(limits.ceiling, max(limits.floor, HANG_STEPS * typical))
+
+    def _enough(self, excuse: str) -> float:
+        """Seconds that everybody may wait while one of them is in such a place."""
+        if not excuse:
+            return self.stuck_after
+        if excuse in ("call", "outside"):
+            return self.patience(excuse)  # a checkpoint may be gathered in one collective that takes minutes
+        return min(self.patience(excuse), max(STUCK_FIRST, self.stuck_after))
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def quiet(self) -> None:
+        """Forget since when nothing moved: the world is being repaired, or somebody holds a rank on purpose."""
+        self._marks.clear()
+        self._python.clear()
+        self._opened_at = self._clock
+        self._at = None
+
+    def look(self, now: float, generation: int, last: int, ranks: Sequence[Rank]) -> Verdict | None:
+        """What to think of the ranks now; `last` is the last opened gate. None = nothing is wrong (yet)."""
+        self._count(now, generation, last)
+        for rank in ranks:
+            if self._marks.get(rank.cell, ((), 0.0))[0] != rank.mark:
+                self._marks[rank.cell] = rank.mark, self._clock
+            if self._python.get(rank.cell, (-1, 0.0))[0] != rank.python:
+                self._python[rank.cell] = rank.python, self._clock
+        here = [r for r in ranks if r.looping]
+        waiting = [r for r in here if self._waits(r)]
+        if here and len(waiting) == len(here):
+            return self._all_wait(last, here)
+        return self._some_wait(here, waiting)
+
+    def _count(self, now: float, generation: int, last: int) -> None:
+        if self._at is not None:
+            self._clock += min(max(0.0, now - self._at), self._longest)
+        if generation != self._generation:
+            self._generation = generation
+            self.quiet()  # an incident may be over before anybody looks
+        self._at = now
+        if last == self._last:
+            return
+        if self._last >= 0 and last > self._last:
+            passed = last - self._last
+            self._steps.extend([(self._clock - self._opened_at) / passed] * min(passed, _STEPS))
+            self._opened += passed
+        if self._linked is not None and last >= self._linked:
+            self._linked = None
+        self._last, self._opened_at = last, self._clock
+
+    def _still(self, rank: Rank) -> float:
+        """Seconds without a sign of life."""
+        return self._clock - self._marks[rank.cell][1]
+
+    def _no_python(self, rank: Rank) -> float:
+        return self._clock - self._python[rank.cell][1]
+
+    def _waits(self, rank: Rank) -> bool:
+        # a rank whose GIL is held cannot say that its collective is over
+        return (rank.waiting or rank.at_gate) and self._no_python(rank) < GIL_AFTER
+
+    # -- every rank waits --------------------------------------------------------------------------------------------
+
+    def _all_wait(self, last: int, here: list[Rank]) -> Verdict | None:
+        inside = [r for r in here if r.waiting]
+        still = min(self._still(r) for r in here)
+        again = STUCK_AGAIN if self._linked == last + 1 else 1.0
+        if not inside or still < again * max(self._enough(r.excuse) for r in here):
+            return None
+        absent, present = _split(here, inside)
+        if absent:
+            where = f"{present[0].name} #{present[0].number} of step {present[0].step}"
+            others = f"{named([r.rank for r in present])} {'has' if len(present) == 1 else 'have'}"
+            return Verdict(
+                tuple(
+                    Accused(
+                        r.cell,
+                        Fault.COLLECTIVE,
+                        f"{others} waited in {where} for {still:.1f} s and it is not in it, but {_place(r)}",
+                    )
+                    for r in absent
+                )
+            )
+        self._linked = last + 1
+        what = ", ".join(sorted({r.name for r in inside}))
+        places = "; ".join(f"rank {r.rank} {_place(r)}" for r in here)
+        return Verdict((), what, f"nothing moved for {still:.1f} s: {places}")
+
+    # -- some are busy -----------------------------------------------------------------------------------------------
+
+    def _some_wait(self, here: list[Rank], waiting: list[Rank]) -> Verdict | None:
+        if not waiting and len(here) > 1:
+            return None  # all are busy with something of their own
+        accused = []
+        for rank in here:
+            still = self._still(rank)
+            if rank in waiting or still <= self.patience(rank.excuse):
+                continue
+            gil = self._no_python(rank) > max(GIL_AFTER, still / 2)
+            fault = Fault.GIL if gil else Fault.HANG
+            how = (
+                "no Python of the process ran though its threads do: something holds the GIL"
+                if gil
+                else "Python runs and gets nowhere"
+            )
+            accused.append(
+                Accused(rank.cell, fault, f"no progress for {still:.1f} s: {how}{_kept_waiting(rank, waiting)}")
+            )
+        return Verdict(tuple(accused)) if accused else None
+
+
+def _split(here: list[Rank], inside: list[Rank]) -> tuple[list[Rank], list[Rank]]:
+    """Those not in the newest collective of the whole world, and those in it; nobody when it cannot be told who is wrong."""
+    if any(r.group for r in inside) or not inside:
+        return [], []  # subgroups have other members: their numbers say nothing about the rest
+    newest = max(r.number for r in inside)
+    present = [r for r in inside if r.number == newest]
+    absent = [r for r in here if r not in present]
+    if any(r.number == newest for r in absent):
+        return [], []  # over for one rank and not for another: the link between them
+    if len({(r.step, r.name) for r in present}) > 1 or len(absent) == len(present):
+        return [], []
+    return (absent, present) if len(absent) < len(present) else (present, absent)
+
+
+def _place(rank: Rank) -> str:
+    if rank.waiting:
+        return f"in {rank.name} #{rank.number} of step {rank.step}"
+    return f"at the gate of step {rank.step}"
+
+
+def _kept_waiting(rank: Rank, waiting: list[Rank]) -> str:
+    others = [r for r in waiting if r is not rank]
+    if not others:
+        return ""
+    inside = [r for r in others if r.waiting]
+    verb = "waits" if len(others) == 1 else "wait"
+    where = f" in {inside[0].name} #{inside[0].number} of step {inside[0].step}" if inside else " at the gate"
+    return f"; {named([r.rank for r in others])} {verb} for it{where}"

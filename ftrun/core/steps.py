@@ -1,0 +1,68 @@
+"""When a rank was in which phase of its last steps: a small ring of rows in its board cell. For people; decides nothing.
+
+A row is begun with the forward pass and gets a time at each phase change. A body that was interrupted leaves a row
+without an end; the step done again gets a row of its own.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from ftrun.core.board import ROW_WORDS, ROWS_KEPT, Cell, F, Phase
+
+_FORWARD, _DONE = Phase.FORWARD, Phase.DONE
+# words of a row: step index + 1, generation, attempt, then a time for each phase from FORWARD to DONE
+_TIME_OF_PHASE_0 = 3 - Phase.FORWARD
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attempt at one step. Times in ns (CLOCK_MONOTONIC), 0 = it never came so far."""
+
+    step: int
+    generation: int
+    attempt: int
+    forward: int
+    backward: int
+    gate: int
+    update: int
+    done: int
+
+
+class StepLog:
+    """Written by the worker that owns `cell`, from its main thread, at every phase change: it has to be quick."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._words = cell.words()
+        self._begun = cell[F.ROWS]
+        self._open = 0  # word from which the phases of the open row count, 0 = none is open
+
+    def entered(self, phase: Phase, generation: int, now: int) -> None:
+        """The worker is in `phase` since `now`, ns."""
+        if phase is _FORWARD:
+            words, at = self._words, _place(self._begun)
+            words[at : at + ROW_WORDS] = array("Q", (words[F.STEP], generation, words[F.ATTEMPT], now, 0, 0, 0, 0))
+            self._begun += 1
+            words[F.ROWS] = self._begun
+            self._open = at + _TIME_OF_PHASE_0
+        elif self._open:
+            if phase > _FORWARD:
+                self._words[self._open + phase] = now
+            if phase < _FORWARD or phase is _DONE:
+                self._open = 0
+
+
+def rows(cell: Cell) -> list[Row]:
+    """What is kept of the last attempts, oldest first. The owner may write meanwhile: the oldest one may be replaced."""
+    begun = cell[F.ROWS]
+    found, words = [], cell.words()
+    for number in range(max(0, begun - ROWS_KEPT), begun):
+        step, *rest = words[_place(number) : _place(number) + ROW_WORDS].tolist()
+        if step:
+            found.append(Row(step - 1, *rest))
+    return found
+
+
+def _place(number: int) -> int:
+    return F.FIRST_ROW + number % ROWS_KEPT * ROW_WORDS

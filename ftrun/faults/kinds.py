@@ -1,0 +1,119 @@
+"""Every kind of fault that can be injected: what its argument is, in which phases it makes sense, and how it arrives.
+
+Plain data; fires nothing. Plans, `ftrun inject-fault` and the tests read the same table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+STEP_PHASES = ("forward", "backward", "gate", "update", "idle")
+REPAIR_PHASES = ("stop", "reset", "restore")
+PHASES = (*STEP_PHASES, *REPAIR_PHASES)
+ANY = ""  # the next phase of a step, whichever comes
+
+# how a kind arrives when no phase was asked for
+SIGNAL = "signal"  # a signal from outside, at once
+INSIDE = "inside"  # the worker does it to itself at its next phase change
+DEVICE = "device"  # the device's driver reports it
+MACHINE = "machine"  # it strikes the launcher, or everything on this node
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`argument` "" = it takes none. `phases`: where a worker can fire it. `lasts`: it may end by itself after a while.
+
+    `anywhere`: the phases meant when none is given.
+    """
+
+    name: str
+    what: str
+    arrives: str = INSIDE
+    argument: str = ""
+    phases: tuple[str, ...] = PHASES
+    lasts: bool = False
+    anywhere: tuple[str, ...] = STEP_PHASES
+
+
+_GRADIENTS = ("forward", "backward")
+
+_ALL = (
+    Kind("kill", "SIGKILL", SIGNAL),
+    Kind("term", "SIGTERM", SIGNAL),
+    Kind("segv", "a segmentation fault", SIGNAL),
+    Kind("abort", "SIGABRT, as a failed assertion in C++", SIGNAL),
+    Kind("exit", "leaves with an exit code", argument="CODE"),
+    # not at the gate: a rank that has arrived there runs none of the script's code until it has passed
+    Kind("exception", "raises RuntimeError", phases=tuple(p for p in PHASES if p != "gate"), anywhere=_GRADIENTS),
+    Kind("oom", "eats memory until the kernel kills it"),
+    Kind("freeze", "SIGSTOP", SIGNAL, lasts=True),
+    Kind("hang", "busy in Python for ever", lasts=True),
+    Kind("gil", "hangs in C and keeps Python's lock", lasts=True),
+    Kind("slow", "works FACTOR times as long", argument="FACTOR", lasts=True),
+    Kind("nan", "one value of the loss or of a gradient is NaN", phases=_GRADIENTS, anywhere=_GRADIENTS),
+    Kind("bitflip", "one bit of one parameter is wrong"),
+    Kind("comm", "its connections to the other ranks are dropped"),
+    Kind("xid", "the driver reports Xid N", DEVICE, argument="N"),
+    Kind("gpu-lost", "the device does not answer any more", DEVICE),
+    Kind("ecc", "an uncorrectable memory error of the device", DEVICE),
+    Kind("launcher-kill", "SIGKILL for ftrun itself", MACHINE),
+    Kind("node-kill", "SIGKILL for everything of the run on this node, at once", MACHINE),
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
+
+
+def parse(text: str) -> tuple[Kind, float | None]:
+    """`exit:3` -> (the kind, 3.0). Errors: ValueError with a sentence."""
+    name, colon, rest = text.partition(":")
+    kind = KINDS.get(name)
+    if kind is None:
+        raise ValueError(f"unknown fault kind {text!r}{_meant(name)} (known: {', '.join(KINDS)})")
+    if bool(colon) != bool(kind.argument):
+        raise ValueError(f"write {name}:{kind.argument}" if kind.argument else f"{name} takes no argument")
+    if not kind.argument:
+        return kind, None
+    try:
+        argument = float(rest)
+    except ValueError:
+        argument = math.nan
+    if name == "exit" and not (argument.is_integer() and 0 <= argument <= 255):
+        raise ValueError(f"{text}: CODE must be 0 to 255")
+    if name == "slow" and not 1.0 <= argument < math.inf:
+        raise ValueError(f"{text}: FACTOR must be a number of at least 1")
+    if name == "xid" and not (argument.is_integer() and 1 <= argument < 2**31):
+        raise ValueError(f"{text}: N must be a whole number of at least 1")
+    return kind, argument
+
+
+def spelled(name: str, argument: float | None) -> str:
+    """Inverse of `parse`."""
+    return name if argument is None else f"{name}:{argument:g}"
+
+
+def check_phase(kind: Kind, at: str) -> None:
+    """Errors: ValueError when no such phase is known, or the kind cannot strike in it."""
+    if at not in PHASES:
+        raise ValueError(f"unknown phase {at!r}{_near(at, PHASES)} (known: {', '.join(PHASES)})")
+    if at not in kind.phases:
+        raise ValueError(f"{kind.name} is possible in {' and '.join(kind.phases)}, not in {at}: {kind.what}")
+
+
+def check_duration(kind: Kind, seconds: float) -> None:
+    """Errors: ValueError when the kind cannot end by itself, or that is no duration."""
+    if not kind.lasts:
+        lasting = ", ".join(k.name for k in _ALL if k.lasts)
+        raise ValueError(f"{kind.name} has no duration; only these do: {lasting}")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"the duration must be a number of seconds above 0, not {seconds:g}")
+
+
+def _meant(name: str) -> str:
+    return _near(name, KINDS)
+
+
+def _near(word: str, known: object) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)  # type: ignore[call-overload]
+    return f", did you mean {close[0]}?" if close else ""

@@ -1,0 +1,93 @@
+"""Running out of host memory for real, in a memory cgroup made for one process, so that nobody else is in danger.
+
+The kernel kills; nothing here does. Without the right to make a memory cgroup it is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+LIMIT = 64 << 20  # bytes that the process may take beyond what it has
+_CHUNK = 4 << 20
+_PREFIX = "ftrun-oom-"
+
+
+class NotPossible(Exception):
+    """No memory cgroup can be made here; the message says why."""
+
+
+def why_not() -> str:
+    """Why it cannot be done on this machine by this user, "" when it can."""
+    try:
+        discard(make())
+    except NotPossible as error:
+        return str(error)
+    return ""
+
+
+def make(name: str = "") -> Path:
+    """A new memory cgroup below our own, with the limit set and without swap. Errors: NotPossible."""
+    parent = _own()
+    group = parent / f"{_PREFIX}{name or os.getpid()}"
+    version2 = not (parent / "memory.limit_in_bytes").exists()
+    try:
+        group.mkdir(exist_ok=True)
+        if version2:
+            (group / "memory.max").write_text(str(LIMIT))
+            _quietly(group / "memory.swap.max", "0")
+        else:
+            (group / "memory.limit_in_bytes").write_text(str(LIMIT))
+            _quietly(group / "memory.swappiness", "0")
+    except OSError as error:
+        discard(group)
+        raise NotPossible(
+            f"oom needs a memory cgroup of its own, so that the kernel kills nothing else, and {group} cannot be made "
+            f"({error.strerror}); give this user a delegated cgroup (systemd-run --user --scope -p Delegate=yes), or "
+            "inject kill instead"
+        ) from None
+    return group
+
+
+def _own() -> Path:
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = dict(line.split(":", 2)[1:] for line in lines)  # controllers -> path
+    for controllers, root in (("memory", Path("/sys/fs/cgroup/memory")), ("", Path("/sys/fs/cgroup"))):
+        path = next((p for c, p in own.items() if controllers in c.split(",")), None)
+        if path is None:
+            continue
+        folder = root / path.strip("/")
+        folder = folder if folder.is_dir() else root  # in a container the path is the host's
+        names = ("memory.limit_in_bytes", "memory.max", "cgroup.controllers")
+        if any((folder / name).exists() for name in names):
+            return folder
+    raise NotPossible("oom needs a memory cgroup, and this machine shows none in /sys/fs/cgroup; inject kill instead")
+
+
+def _quietly(path: Path, text: str) -> None:
+    with contextlib.suppress(OSError):  # no such setting in this kernel
+        path.write_text(text)
+
+
+def eat(group: Path) -> None:
+    """Enter the group and take memory until the kernel kills this process. Errors: NotPossible, RuntimeError."""
+    try:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        raise NotPossible(f"this process cannot enter {group} ({error.strerror})") from None
+    taken = []
+    for _ in range(4 * LIMIT // _CHUNK):
+        taken.append(b"\1" * _CHUNK)
+    raise RuntimeError(f"took {len(taken) * _CHUNK >> 20} MiB under a limit of {LIMIT >> 20} and was not killed")
+
+
+def discard(group: Path) -> bool:
+    """Remove a group that no process is in any more; False while one is."""
+    try:
+        group.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

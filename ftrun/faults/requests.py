@@ -1,0 +1,110 @@
+"""Faults asked for on a live run: a request is a file in the run directory, the board word REQUESTS its doorbell.
+
+RUN_DIR/requests/N.json is written whole before the word is changed. Whoever renames it to N.taken has it: the worker that
+fires it, or the person who takes it back; so it is fired once or never. No torch, no decisions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ftrun.faults.kinds import spelled
+from ftrun.faults.plan import Fault
+
+FOLDER = "requests"
+FAULT, DRAIN, RANDOM, DEVICE = "fault", "drain", "random", "device"
+REQUEST = "request"  # Fault.source
+
+
+@dataclass(frozen=True)
+class Request:
+    """`op` is FAULT, DRAIN, RANDOM, or DEVICE (for the launcher: `at` is the device's UUID).
+
+    `at` "" = any phase of a step; `step` None = any step; `seconds` None = for ever. A RANDOM one is for every rank
+    (`rank` -1): `rate` faults a step from step `step` on, drawn from `seed`; `kind` "" = several kinds. `asked` is unix
+    time.
+    """
+
+    op: str
+    kind: str = ""
+    argument: float | None = None
+    rank: int = -1
+    at: str = ""
+    step: int | None = None
+    seconds: float | None = None
+    rate: float = 0.0
+    seed: int = 0
+    asked: float = 0.0
+    number: int = 0
+
+    def as_fault(self) -> Fault:
+        """What a trigger fires. A drain is one that the rank's worker waits for between two steps."""
+        return Fault(
+            index=self.number,
+            kind=self.kind,
+            argument=self.argument,
+            rank=self.rank,
+            step=self.step,
+            at=self.at,
+            times=1,
+            line=0,
+            seconds=self.seconds,
+            source=REQUEST,
+        )
+
+    def __str__(self) -> str:
+        kind = spelled(self.kind, self.argument)
+        where = f" in {self.at}" if self.at else ""
+        return f"{kind} on rank {self.rank}{where}" + ("" if self.step is None else f" of step {self.step}")
+
+
+def post(run_dir: Path, request: Request, *, taken: bool = False) -> Request:
+    """Write the request under the next free number; gives it with that number. Rings nobody. Errors: OSError."""
+    folder = run_dir / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    temporary = folder / f".new.{os.getpid()}"
+    number = 1 + max(map(_number, folder.iterdir()), default=0)
+    try:
+        while True:
+            request = replace(request, number=number, asked=time.time())
+            temporary.write_text(json.dumps(asdict(request)))
+            try:
+                # the number is taken by the name that every request has first
+                os.link(temporary, folder / f"{number}.json")
+            except FileExistsError:
+                number += 1
+                continue
+            if taken:
+                take(run_dir, number)
+            return request
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def take(run_dir: Path, number: int) -> bool:
+    """Have the request for oneself, to fire it or to take it back; False when somebody else has it."""
+    folder = run_dir / FOLDER
+    try:
+        os.rename(folder / f"{number}.json", folder / f"{number}.taken")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def pending(run_dir: Path) -> list[Request]:
+    """Requests that nobody has taken, oldest first."""
+    found = []
+    for path in sorted((run_dir / FOLDER).glob("*.json"), key=_number):
+        with contextlib.suppress(OSError):  # taken just now
+            found.append(Request(**json.loads(path.read_text())))
+    return found
+
+
+def _number(path: Path) -> int:
+    return int(path.stem) if path.stem.isdigit() else 0

@@ -1,0 +1,280 @@
+"""Reads what the ranks of a run recorded (`ftrun/worker/recorder.py`) and finds the first place where two runs differ.
+
+Knows no torch and starts nothing. A place is (loop, step, point): at `start` the state that a step begins with, at `gate`
+what was computed in it; the state at the script's end comes last. Each attempt at a step must have found the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_FILE = re.compile(r"rank-(\d+)-(\d+)\.jsonl")
+_POINTS = {"start": 0, "gate": 1, "exit": 2}
+_LAST = 1 << 60
+
+
+class Place(NamedTuple):
+    """Sorted by time. `point` is 0 start, 1 gate, 2 exit; the exit is after every loop."""
+
+    loop: int
+    step: int
+    point: int
+
+
+EXIT = Place(_LAST, _LAST, _POINTS["exit"])
+
+
+@dataclass
+class Record:
+    """What one attempt found at a place: `values` are digests of `names`."""
+
+    names: tuple[str, ...]
+    values: array[int]
+    cell: int
+    attempt: int
+
+
+@dataclass
+class Digests:
+    """Everything that one run recorded: rank -> place -> one record for each time it came there."""
+
+    ranks: dict[int, dict[Place, list[Record]]] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> list[int]:
+        """Indices of the steps of the longest loop."""
+        loops: dict[int, set[int]] = {}
+        for places in self.ranks.values():
+            for place in places:
+                if place.point == _POINTS["gate"]:
+                    loops.setdefault(place.loop, set()).add(place.step)
+        return max(map(sorted, loops.values()), key=len, default=[])
+
+    @property
+    def first_step(self) -> int | None:
+        """Where the script's first loop began."""
+        places = [min(p) for p in self.ranks.values() if p]
+        return min(places).step if places else None
+
+    def tensors(self) -> int:
+        """Tensors in the state of rank 0 at the end."""
+        return sum(name.partition(":")[0] in ("weight", "buffer", "optimizer") for name in self._names())
+
+    def streams(self) -> int:
+        """Random streams of rank 0 at the end."""
+        return sum(name.startswith("random:") for name in self._names())
+
+    def _names(self) -> tuple[str, ...]:
+        records = self.ranks.get(0, {}).get(EXIT)
+        return records[-1].names if records else ()
+
+
+def read(folder: Path) -> Digests:
+    """What was recorded in `folder`; torn last lines are left out. Errors: OSError."""
+    found = Digests()
+    files = [(int(m[1]), int(m[2]), p) for p in folder.iterdir() if (m := _FILE.fullmatch(p.name))]
+    for rank, cell, path in sorted(files):
+        places = found.ranks.setdefault(rank, {})
+        for place, record in _records(path, cell):
+            places.setdefault(place, []).append(record)
+    return found
+
+
+def _records(path: Path, cell: int) -> Iterator[tuple[Place, Record]]:
+    names: dict[str, tuple[str, ...]] = {}
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                raw = json.loads(line)
+                point = raw["point"]
+                if "names" in raw:
+                    names[point] = tuple(raw["names"])
+                    continue
+                place = EXIT if point == "exit" else Place(raw["loop"], raw["step"], _POINTS[point])
+                record = Record(names[point], array("Q", raw["values"]), cell, raw["attempt"])
+            except (ValueError, KeyError, TypeError, OverflowError):
+                return  # killed while writing this line
+            yield place, record
+
+
+# ---- comparing ----
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where a run was not like the clean one.
+
+    `names`: what differed there, the most telling first, with the ranks it differed on. `redone`: a rank came there after a
+    fault. `missing`: ranks that were not there at all. `at_end` of `compared` things differ at the script's end.
+    """
+
+    place: Place
+    names: dict[str, list[int]]
+    redone: bool
+    missing: list[int]
+    at_end: int
+    compared: int
+
+    @property
+    def first(self) -> str:
+        return next(iter(self.names), "")
+
+    @property
+    def lasting(self) -> bool:
+        """Does the result differ, too?"""
+        return bool(self.at_end or self.missing or self.place == EXIT)
+
+
+def compare(clean: Digests, other: Digests) -> Difference | None:
+    """The first difference, None when every tensor and stream of every rank is the same at every step and at the end."""
+    at_end, compared = _end_differences(clean, other)
+    places = sorted({p for digests in (clean, other) for found in digests.ranks.values() for p in found})
+    for place in places:
+        names: dict[str, list[int]] = {}
+        missing: list[int] = []
+        redone = False
+        for rank in sorted({*clean.ranks, *other.ranks}):
+            ours, theirs = clean.ranks.get(rank, {}).get(place), other.ranks.get(rank, {}).get(place)
+            if not ours or not theirs:
+                # a replacement begins with the next step when its predecessor died after the gate
+                if place.point != _POINTS["gate"]:
+                    missing.append(rank)
+                continue
+            for name in _differing(ours, theirs):
+                names.setdefault(name, []).append(rank)
+            redone = redone or len(theirs) > len(ours) or theirs[-1].cell != ours[-1].cell
+        if names or missing:
+            ordered = dict(sorted(names.items(), key=lambda item: _telling(item[0], place)))
+            return Difference(place, ordered, redone, missing, at_end, compared)
+    return None
+
+
+def _end_differences(clean: Digests, other: Digests) -> tuple[int, int]:
+    differing = compared = 0
+    for rank, places in clean.ranks.items():
+        ours, theirs = places.get(EXIT), other.ranks.get(rank, {}).get(EXIT)
+        if ours and theirs:
+            compared += len(ours[-1].names)
+            differing += len(_differing(ours[-1:], theirs[-1:]))
+    return differing, compared
+
+
+def _differing(ours: list[Record], theirs: list[Record]) -> list[str]:
+    """Names whose digests are not the same in all records."""
+    expected = dict(zip(ours[0].names, ours[0].values, strict=True))
+    found: dict[str, None] = {}
+    for record in (*ours[1:], *theirs):
+        if record.names == ours[0].names and record.values == ours[0].values:
+            continue
+        seen = dict(zip(record.names, record.values, strict=True))
+        for name in (*ours[0].names, *record.names):
+            if expected.get(name) != seen.get(name):
+                found[name] = None
+    return list(found)
+
+
+# what causes comes before what follows from it
+_ORDER = {
+    "start": ("position", "random", "batch", "python", "buffer", "weight", "optimizer"),
+    "gate": ("output", "local", "gradient"),
+}
+
+
+def _telling(name: str, place: Place) -> int:
+    order = _ORDER["gate" if place.point == _POINTS["gate"] else "start"]
+    kind = name.partition(":")[0]
+    return order.index(kind) if kind in order else len(order)
+
+
+# ---- what it may come from ----
+
+RNG, SEED, LOADER, BUCKETS, OP, UPDATE, STATE, BUFFERS, INPUT, MISSING = (
+    "rng", "unseeded", "loader-position", "bucket-order", "non-deterministic-op", "update", "python-state", "buffers", "input", "missing",
+)  # fmt: skip
+
+_EXPLAINED = {
+    SEED: "random numbers: the script draws from a stream that begins elsewhere in every run; seed it before protect()",
+    RNG: "random numbers: the stream was not where the clean run had it",
+    LOADER: "loader position: another batch than in the clean run",
+    BUCKETS: "bucket order: the ranks' own gradients were equal and their sum was not, so they were added in another order",
+    OP: "a non-deterministic operation: equal weights, buffers, random streams and inputs gave other values "
+    "(torch.use_deterministic_algorithms(True) names many of them)",
+    UPDATE: "the update: equal gradients led to other weights or optimizer state",
+    STATE: "state of a Python object (scheduler, hyperparameters, an object given to protect) was not put back",
+    BUFFERS: "buffers (running statistics) that the forward pass changed were not put back",
+    INPUT: "input that ftrun does not keep in place: a loader outside job.batches, the time, a file or a counter of the script",
+    MISSING: "the ranks did not do the same steps",
+}
+
+
+def cause(difference: Difference, deterministic: bool, has_loader: bool) -> str:
+    """The most likely cause. `deterministic`: two clean runs were equal; `has_loader`: the script uses job.batches."""
+    if not difference.names:
+        return MISSING
+    kind = difference.first.partition(":")[0]
+    if difference.place.point == _POINTS["gate"]:
+        if kind == "gradient":
+            return BUCKETS
+        if kind == "output" and deterministic and not has_loader:
+            return INPUT
+        return OP
+    return {
+        "position": LOADER,
+        "batch": LOADER,
+        "random": RNG if deterministic else SEED,
+        "python": STATE,
+        "buffer": BUFFERS,
+    }.get(kind, UPDATE)
+
+
+def explain(what: str) -> str:
+    return _EXPLAINED[what]
+
+
+_WORDS = {
+    "position": "position of the {}",
+    "random": "random stream {}",
+    "batch": "batch of the {}",
+    "python": "state of {}",
+    "buffer": "buffer {}",
+    "weight": "weight {}",
+    "optimizer": "optimizer's {}",
+    "output": "output of {}",
+    "local": "gradient of {} before the sum over ranks",
+    "gradient": "gradient of {}",
+}
+
+
+def in_words(name: str) -> str:
+    """`weight:first.bias` as a person would say it."""
+    kind, _, what = name.partition(":")
+    return _WORDS.get(kind, "{}").format(what)
+
+
+def has_loader(digests: Digests) -> bool:
+    """Did the script take its batches from job.batches?"""
+    return any(
+        "position:loader" in r.names for p in digests.ranks.values() for records in p.values() for r in records[:1]
+    )
+
+
+def as_json(difference: Difference) -> dict[str, Any]:
+    place = difference.place
+    at_exit = place == EXIT
+    return {
+        "step": None if at_exit else place.step,
+        "loop": None if at_exit else place.loop,
+        "point": next(name for name, number in _POINTS.items() if number == place.point),
+        "first": difference.first,
+        "names": difference.names,
+        "missing_ranks": difference.missing,
+        "after_fault": difference.redone,
+        "differ_at_end": difference.at_end,
+        "compared_at_end": difference.compared,
+    }

@@ -1,0 +1,119 @@
+"""The journal for people: one line a fact, with the time of day, and for programs: its own lines, unchanged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ftrun.host.report import count
+from ftrun.host.rundir import process_start
+from ftrun.view.find import Found
+from ftrun.view.journal import Tail, parse
+from ftrun.view.screen import cause, outcome
+
+_LOOK = 0.2  # seconds between two looks at a journal that is followed
+
+
+def stream(found: Found, follow: bool, as_json: bool) -> Iterator[str]:
+    """Lines as they come; with `follow` until the run ends. Damaged lines are left out. Errors: OSError."""
+    teller, tail = _Teller(), Tail(found.journal)
+    try:
+        while True:
+            ended = found.live is None or process_start(found.live.pid) != found.live.raw["start"]
+            for line in tail.read():
+                raw = parse(line)
+                if raw is None:
+                    continue
+                told = [line.decode()] if as_json else teller.tell(raw)
+                yield from told
+                if raw.get("note") == "end":
+                    return
+            if not follow or ended:
+                return
+            time.sleep(_LOOK)
+    finally:
+        tail.close()
+
+
+class _Teller:
+    """Turns lines of a journal into sentences; remembers what they refer to."""
+
+    def __init__(self) -> None:
+        self._offset = 0.0  # unix time minus monotonic time
+        self._holders: dict[int, int] = {}
+        self._phase = ""
+
+    def tell(self, raw: dict[str, Any]) -> list[str]:
+        if "config" in raw:
+            self._offset = float(raw.get("wall", 0.0)) - float(raw["t"])
+        said = list(self._sentences(raw))
+        at = time.time() if "t" not in raw else float(raw["t"]) + self._offset
+        stamp = time.strftime("%H:%M:%S", time.localtime(at)) + f".{int(at % 1 * 1000):03d}"
+        return [f"{stamp}  {sentence}" for sentence in said]
+
+    def _sentences(self, raw: dict[str, Any]) -> Iterator[str]:
+        if "config" in raw:
+            settings = raw["config"].get("settings", {})
+            workers = f"{count(raw['config']['nproc'], 'worker')} and {count(raw['config']['spares'], 'spare')}"
+            yield f"begins: {' '.join(settings.get('argv', ()))} with {workers}"
+        elif "event" in raw:
+            yield from self._event(raw["event"])
+        elif "phase" in raw:
+            yield from self._answer(raw)
+        elif "note" in raw:
+            yield from self._note(raw)
+
+    def _who(self, worker: int) -> str:
+        rank = next((r for r, cell in self._holders.items() if cell == worker), None)
+        return f"worker {worker}" if rank is None else f"rank {rank} (worker {worker})"
+
+    def _event(self, event: dict[str, Any]) -> Iterator[str]:
+        kind, who = event["kind"], self._who(event["worker"]) if "worker" in event else ""
+        if kind == "Died":
+            where = f" in {event['phase']} of step {event['step']}" if event.get("step") is not None else ""
+            yield f"{who} died{where}: {event['cause']}"
+        elif kind == "Raised":
+            yield f"{who} raised {event['signature']} in step {event['step']}"
+        elif kind == "Parked":
+            yield f"{who} is ready as a spare"
+        elif kind == "Stage":
+            yield f"{who} {event['stage'].replace('_', ' ')}, generation {event['generation']}"
+        elif kind in ("Started", "Protected", "Finished"):
+            yield f"{who} {kind.lower()}"
+        elif kind in ("Grouped", "LoopDone"):
+            yield f"{who} {'made its process group' if kind == 'Grouped' else 'finished its loop'}"
+        elif kind == "GateClosed":
+            yield f"gate closed after step {event['last']}, generation {event['generation']}"
+        elif kind == "Expired":
+            return  # a deadline that nobody needed any more
+        else:
+            facts = ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("kind", "t") and v not in ("", None))
+            yield f"{kind.lower()}: {facts}" if facts else kind.lower()
+
+    def _answer(self, raw: dict[str, Any]) -> Iterator[str]:
+        for action in raw.get("actions", ()):
+            if action["kind"] == "Publish":
+                self._holders = dict(enumerate(action["workers"]))
+                new = ", ".join(f"rank {r} to worker {self._holders[r]}" for r in action["replaced"])
+                yield f"world {action['generation']}: step {action['resume']}" + (f", {new}" if new else "")
+            elif action["kind"] == "End":
+                yield f"ends with exit code {action['code']} ({action['reason']})"
+        phase = raw["phase"]
+        if phase != self._phase:
+            self._phase = phase
+            yield f"{phase} (generation {raw['generation']})"
+
+    def _note(self, raw: dict[str, Any]) -> Iterator[str]:
+        note = raw["note"]
+        if note == "incident":
+            who = "; ".join(cause(v) for v in raw["victims"]) or raw.get("stuck", "")
+            yield f"recovered: {who}; {outcome(raw)}"
+        elif note == "fault":
+            fired = raw["fired"]
+            yield f"injected fault: {fired['kind']} of rank {fired['rank']} in {fired['phase']} of step {fired['step']}"
+        elif note == "end":
+            yield "end"
+        else:
+            facts = ", ".join(f"{k} {v}" for k, v in raw.items() if k not in ("note", "t"))
+            yield f"{note}: {facts}"

@@ -1,0 +1,138 @@
+"""Hands a run's figures to Prometheus: a text file that is replaced whole, and a small HTTP server on loopback.
+
+Started by the launcher as a process of its own, or by hand with `ftrun metrics`: it reads the run directory and nothing
+waits for it. It ends when its stdin does, after a last look, so that the file holds how the run ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ftrun.core.errors import FtrunError
+from ftrun.host.rundir import RunInfo, process_start, read_run
+from ftrun.view import files, metrics
+from ftrun.view.snapshot import Watcher
+
+INTERVAL = 5.0  # seconds between two writings of the file
+_PATIENCE = 5.0  # seconds that a reader of the HTTP server may be slow
+_BEGIN = 10.0  # seconds that a run may need to make its board
+
+
+class Exporter:
+    """Looks at one run on request. Errors: OSError, PlatformError when there is nothing to look at."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self._watcher = Watcher(run)
+        self._lock = threading.Lock()
+        self._text = ""
+
+    def text(self) -> str:
+        """The figures now, or the last ones that could be read."""
+        with self._lock, contextlib.suppress(OSError):
+            run = self._watcher.run
+            alive = process_start(run.pid) == run.raw["start"]
+            picture = self._watcher.look(None if run.raw.get("world_size", 0) <= metrics.RANKS_MOST else 16, alive)
+            account = self._watcher.account
+            self._text = metrics.render(picture, account, time.monotonic())
+        return self._text
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    timeout = _PATIENCE
+    exporter: Exporter
+
+    def do_GET(self) -> None:
+        self._answer(True)
+
+    def do_HEAD(self) -> None:
+        self._answer(False)
+
+    def _answer(self, with_body: bool) -> None:
+        if self.path.partition("?")[0] not in ("/metrics", "/"):
+            self.send_error(404, "only /metrics is here")
+            return
+        body = self.exporter.text().encode()
+        self.send_response(200)
+        self.send_header("Content-Type", metrics.CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Nobody wants a line for each scrape."""
+
+
+def serve(exporter: Exporter, listener: socket.socket) -> http.server.ThreadingHTTPServer:
+    """Answer on a listening socket, in threads of their own, until the process ends."""
+    handler = type("Handler", (_Handler,), {"exporter": exporter})
+    server = http.server.ThreadingHTTPServer(listener.getsockname()[:2], handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    threading.Thread(target=server.serve_forever, name="ftrun-metrics", daemon=True).start()
+    return server
+
+
+def keep(exporter: Exporter, run: RunInfo, path: Path | None, interval: float, until: int | None) -> None:
+    """Write the file again and again until the run has ended, or descriptor `until` has; once more at the end."""
+    told = False
+    while True:
+        ended = _wait(until, run, interval if path is not None else 60.0) if exporter.text() else True
+        if path is not None:
+            try:
+                files.replace(path, exporter.text())
+                told = False
+            except OSError as error:
+                if not told:
+                    print(f"ftrun: metrics cannot be written to {path}: {error.strerror}", file=sys.stderr, flush=True)
+                told = True
+        if ended:
+            return
+
+
+def _wait(until: int | None, run: RunInfo, seconds: float) -> bool:
+    """True when it is over."""
+    if until is None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if process_start(run.pid) != run.raw["start"]:
+                return True
+            time.sleep(min(0.5, seconds))
+        return False
+    ready, _, _ = select.select([until], [], [], seconds)
+    return bool(ready) and not os.read(until, 64)
+
+
+def main() -> None:
+    """Of the process that the launcher starts: RUN_DIR FILE-or-empty FD-or-empty."""
+    run_dir, file, listener = sys.argv[1:4]
+    # a terminal's Ctrl-C is for the launcher; our end is that of stdin
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_IGN)
+    run = read_run(Path(run_dir))
+    exporter = _begin(run)
+    if run is None or exporter is None:
+        return
+    if listener:
+        serve(exporter, socket.socket(fileno=int(listener)))
+    keep(exporter, run, Path(file) if file else None, INTERVAL, sys.stdin.fileno())
+
+
+def _begin(run: RunInfo | None) -> Exporter | None:
+    deadline = time.monotonic() + _BEGIN
+    while run is not None and time.monotonic() < deadline:
+        try:
+            return Exporter(run)
+        except (OSError, FtrunError):
+            time.sleep(0.05)
+    return None

@@ -1,0 +1,69 @@
+"""Which run is meant by RUN: a live one by name, one that ended by the journal it left, or a path to either.
+
+Reads only. A run that ended leaves nothing but its log folder, so that is where it is looked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftrun.core import paths
+from ftrun.host.rundir import RunInfo, find_run, read_run
+
+_SECOND = re.compile(r"_[0-9a-f]{8}")  # what a log folder's name gets when an earlier run has it
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run with a journal. `live` is None once its launcher is gone."""
+
+    run_id: str
+    journal: Path
+    live: RunInfo | None
+
+
+def find(name: str | None, log_dir: str | None = None) -> Found | None:
+    """The run called `name` (or the folder or journal file at that path); without a name the newest live run, else the
+    newest that left a journal in `log_dir` (default: PET_LOG_DIR, else ./ftrun-logs). None when there is none."""
+    if name is not None and os.sep in name:
+        return _at(Path(name))
+    run = find_run(name)
+    if run is not None:
+        return Found(run.run_id, run.path / paths.JOURNAL, run)
+    return _killed(name) or _ended(name, Path(log_dir or os.environ.get("PET_LOG_DIR") or paths.LOG_DIR))
+
+
+def missing(name: str | None) -> str:
+    """The sentence for a run that was not found."""
+    if name is None:
+        return "no live run, and none that left a journal in ./ftrun-logs; name the run or the folder of its logs"
+    return f"no run named {name}: it does not run, and left no journal in ./ftrun-logs; name the folder of its logs instead"
+
+
+def _at(path: Path) -> Found | None:
+    folder = path.parent if path.is_file() else path
+    journal = path if path.is_file() else folder / paths.JOURNAL
+    if not journal.is_file():
+        return None
+    run = read_run(folder)
+    return Found(folder.absolute().name, journal, run if run is not None and run.alive else None)
+
+
+def _killed(name: str | None) -> Found | None:
+    """A run directory that nobody was left to remove."""
+    if name is None or name.startswith("."):
+        return None
+    path = paths.runs_root() / name
+    return Found(name, path / paths.JOURNAL, None) if (path / paths.JOURNAL).is_file() else None
+
+
+def _ended(name: str | None, logs: Path) -> Found | None:
+    journals = sorted(logs.glob(f"*/{paths.JOURNAL}"), key=lambda p: p.stat().st_mtime, reverse=True)
+    for journal in journals:
+        folder = journal.parent.name
+        if name is None or folder == name or (folder.startswith(name) and _SECOND.fullmatch(folder[len(name) :])):
+            return Found(folder, journal, None)
+    return None

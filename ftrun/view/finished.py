@@ -1,0 +1,49 @@
+"""What is left to say of a run that ended, from its journal."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ftrun.host.report import count
+from ftrun.view import text
+from ftrun.view.find import Found
+from ftrun.view.journal import Account, Tail
+from ftrun.view.snapshot import ENDED, SCHEMA
+
+
+def read(found: Found) -> Account:
+    """The account of a whole journal. Errors: OSError."""
+    account, tail = Account(), Tail(found.journal)
+    try:
+        account.add_all(tail.read())
+    finally:
+        tail.close()
+    return account
+
+
+def ended_picture(found: Found) -> dict[str, Any]:
+    """As `status --json` prints it. Errors: OSError."""
+    account = read(found)
+    summary = account.summary or {}
+    return {
+        "schema": SCHEMA,
+        "run": found.run_id,
+        "state": ENDED,
+        "exit_code": account.exit_code,
+        "seconds": round((account.ended or account.latest) - account.began, 3),
+        "incidents_total": len(account.incidents),
+        "lost_seconds": round(account.lost(account.ended or account.latest), 3),
+        "effective_training_time": account.effective(account.latest),
+        "exact": summary.get("exact"),
+        "journal": str(found.journal),
+    }
+
+
+def ended_text(picture: dict[str, Any]) -> str:
+    how = "was cut off" if picture["exit_code"] is None else f"ended with exit code {picture['exit_code']}"
+    parts = [f"run {picture['run']} {how} after {text.duration(picture['seconds'])}"]
+    if picture["incidents_total"]:
+        lost = f"{picture['lost_seconds']:.2f} s lost"
+        parts.append(f"{count(picture['incidents_total'], 'incident')}, {lost}: ftrun timeline {picture['run']}")
+    return "; ".join(parts) + f"\njournal: {os.path.relpath(picture['journal'])}"

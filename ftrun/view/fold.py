@@ -1,0 +1,110 @@
+"""Which of many ranks a person has to see: those that stand out, and counts of all others. Reads the board by columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ftrun.core.board import Board, F, Flag, Phase
+from ftrun.core.gate import GateWord
+
+STALE = 2.0  # seconds without a beat
+# why a rank stands out, the gravest first
+REASONS = (
+    "gone",
+    "no sign of life",
+    "not in step with most",
+    "the others wait for it",
+    "waits long",
+    "does a step again",
+)
+_WAITS = 1.0  # seconds in a collective that are worth telling
+_ALIVE = int(Flag.ALIVE)  # a plain number: an enum is ten times as slow to test
+
+
+def used_cells(board: Board, before: int) -> int:
+    """Cells that were ever taken; they are taken in order, and never given back."""
+    used = before
+    while used < board.cells and board.cell(used)[F.PID]:
+        used += 1
+    return _beyond_a_gap(board, used)
+
+
+def _beyond_a_gap(board: Board, used: int) -> int:
+    """A spare that waits for its start leaves a hole before those that have begun already."""
+    ahead = board.column(F.PID, min(board.cells, used + 64))[used:]
+    taken = [at for at, pid in enumerate(ahead) if pid]
+    return used + taken[-1] + 1 if taken else used
+
+
+def living(board: Board, used: int) -> list[int]:
+    """Cells of processes that were not reaped."""
+    pids, exited = board.column(F.PID, used), board.column(F.EXITED, used)
+    return [i for i, (pid, gone) in enumerate(zip(pids, exited, strict=True)) if pid and not gone]
+
+
+def healthy(board: Board, holders: dict[int, int], used: int, now: int) -> tuple[int, int]:
+    """Ranks whose process lives and beats, or has ended well, and the oldest beat of those that live (0 = none beats).
+
+    A rank that never beats (a program) counts while it lives.
+    """
+    exited, status = board.column(F.EXITED, used), board.column(F.EXIT_STATUS, used)
+    beats, oldest = board.column(F.BEAT, used), now - int(STALE * 1e9)
+    here = [i for i in holders if i < used]
+    well = sum(1 for i in here if (not status[i] if exited[i] else not 0 < beats[i] < oldest))
+    return well, min((beats[i] for i in here if beats[i] and not exited[i]), default=0)
+
+
+def moved(board: Board, used: int) -> tuple[int, int]:
+    """Bytes moved and to be moved by all transfers that go on."""
+    totals = board.column(F.MOVE_TOTAL, used)
+    done = board.column(F.MOVED, used)
+    return sum(d for d, t in zip(done, totals, strict=True) if t), sum(totals)
+
+
+def choose(
+    board: Board, used: int, holders: dict[int, int], most: int | None, now: int, word: GateWord
+) -> tuple[dict[int, str], dict[str, Any]]:
+    """The cells to describe, by rank, with why they stand out (of REASONS, "" = they do not); and what all other ranks do:
+    {"ranks": n, "doing": [[text, n], ...]}."""
+    cells = sorted(holders, key=lambda i: holders[i])
+    if most is None or len(cells) <= most:
+        return dict.fromkeys(cells, ""), {"ranks": 0, "doing": []}
+    exited, beats = board.column(F.EXITED, used), board.column(F.BEAT, used)
+    steps, phases = board.column(F.STEP, used), board.column(F.PHASE, used)
+    since, attempts = board.column(F.COLLECTIVE_SINCE, used), board.column(F.ATTEMPT, used)
+    flags = board.column(F.FLAGS, used)
+    here = [i for i in cells if i < used]
+    usual = Counter(steps[i] for i in here).most_common(1)[0][0] if here else 0
+    oldest, long_ago = now - int(STALE * 1e9), now - int(_WAITS * 1e9)
+    mostly_wait = sum(1 for i in here if 0 < since[i] < long_ago) * 2 > len(here)
+    ranked = []
+    for i in cells:
+        if i >= used or exited[i] or not flags[i] & _ALIVE:
+            ranked.append((0, 0, i))
+        elif 0 < beats[i] < oldest:
+            ranked.append((1, beats[i], i))
+        elif steps[i] != usual:
+            ranked.append((2, steps[i], i))
+        elif mostly_wait and not since[i]:
+            ranked.append((3, 0, i))
+        elif 0 < since[i] < long_ago and not mostly_wait:
+            ranked.append((4, since[i], i))
+        elif attempts[i]:
+            ranked.append((5, 0, i))
+    taken = {i: REASONS[grave] for grave, _, i in sorted(ranked)[:most]}
+    shown = list(taken)
+    shown += [i for i in cells[: most + len(shown)] if i not in taken][: most - len(shown)]
+    rest = set(cells).difference(shown)
+    doing = Counter((phases[i], steps[i]) for i in rest if i < used)
+    lines = [[_doing(phase, step), count] for (phase, step), count in doing.most_common(4)]
+    other = len(rest) - sum(doing.values())
+    if other:
+        lines.append(["not begun", other])
+    chosen = {i: taken.get(i, "") for i in sorted(shown, key=lambda i: holders[i])}
+    return chosen, {"ranks": len(rest), "doing": lines}
+
+
+def _doing(phase: int, step: int) -> str:
+    name = Phase(phase).name.lower()
+    return f"{name} of step {step - 1}" if step else name

@@ -1,0 +1,197 @@
+"""Reading a journal, also while it is written, and the account that follows from it: phases, incidents, time lost.
+
+The journal is the only source: what is not in it is not shown as a fact. A torn last line is left for the next look.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftrun.control.states import INCIDENT, Phase
+
+_CHUNK = 1 << 20
+REPAIRING = frozenset({*(str(p) for p in INCIDENT), str(Phase.RESTARTING)})
+
+
+class Tail:
+    """The lines of a journal, as far as they are complete. `read` gives those that came since the last call.
+
+    Keeps the file open, so that the last lines of a run can be read after its directory is gone. Errors: OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._torn = b""
+
+    def read(self) -> Iterator[bytes]:
+        while chunk := os.read(self._fd, _CHUNK):
+            *whole, self._torn = (self._torn + chunk).split(b"\n")
+            yield from whole
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Every readable line of a journal. Errors: OSError."""
+    tail = Tail(path)
+    try:
+        for line in tail.read():
+            parsed = parse(line)
+            if parsed is not None:
+                yield parsed
+    finally:
+        tail.close()
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """One line, None when it is damaged."""
+    try:
+        raw = json.loads(line)
+    except ValueError:
+        return None
+    return raw if isinstance(raw, dict) else None
+
+
+@dataclass
+class Current:
+    """An incident that is not over. Times in seconds, monotonic. `stages`: phase of the controller -> when it began."""
+
+    since: float
+    victims: list[dict[str, Any]] = field(default_factory=list)
+    stages: list[tuple[str, float]] = field(default_factory=list)
+    said: str = ""
+
+
+class Account:
+    """What a journal says so far. Feed it with `add` in order; cheap for lines that change nothing."""
+
+    def __init__(self) -> None:
+        self.config: dict[str, Any] = {}
+        self.began = 0.0  # monotonic seconds
+        self.wall = 0.0  # unix seconds at `began`
+        self.latest = 0.0  # time of the newest line, monotonic
+        self.phase = str(Phase.NEW)
+        self.generation = 0
+        self.holders: dict[int, int] = {}
+        self.training: float | None = None  # when the first step could begin, monotonic
+        self.current: Current | None = None
+        self.incidents: list[dict[str, Any]] = []
+        self.replacements = 0
+        self.restarts = 0
+        self.faults: list[dict[str, Any]] = []
+        self.quarantined: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] | None = None
+        self.exit_code: int | None = None
+        self.ended: float | None = None
+        self._protected: set[int] = set()
+        self._quiet = b""  # the end of an answer that changed nothing
+
+    def add(self, line: bytes) -> None:
+        """One line of the journal."""
+        if line.startswith(b'"event": {"kind": "Stage"', line.find(b'"event"')):
+            return
+        answer = line.find(b'"actions": [], ')
+        if answer >= 0 and line[answer:] == self._quiet:
+            return
+        raw = parse(line)
+        if raw is None:
+            return
+        self.latest = float(raw.get("t", self.latest))
+        if "event" in raw:
+            self._event(raw["event"])
+        elif "phase" in raw:
+            self._quiet = line[answer:] if answer >= 0 else self._quiet
+            self._answer(raw)
+        elif "note" in raw:
+            self._note(raw)
+        elif "config" in raw:
+            self.config = raw["config"]
+            self.began, self.wall = self.latest, float(raw.get("wall", 0.0))
+
+    def add_all(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            self.add(line)
+
+    # -- figures that are always asked for ---------------------------------------------------------------------------
+
+    def lost(self, now: float) -> float:
+        """Seconds spent on incidents, including the one that goes on; `now` is monotonic."""
+        going = now - self.current.since if self.current else 0.0
+        return sum(float(i.get("total_ms", 0.0)) for i in self.incidents) / 1000 + max(0.0, going)
+
+    def effective(self, now: float) -> float | None:
+        """Effective training time ratio: the part of the run's time in which it trained, neither starting nor being
+        repaired. None before training began."""
+        end = self.ended if self.ended is not None else now
+        if self.training is None or end <= self.began:
+            return None
+        return max(0.0, min(1.0, (end - self.training - self.lost(end)) / (end - self.began)))
+
+    # -- what a line changes -----------------------------------------------------------------------------------------
+
+    def _event(self, event: dict[str, Any]) -> None:
+        kind = event.get("kind")
+        if kind == "Protected":
+            self._protected.add(int(event["worker"]))
+            if self.generation == 1 and self._protected.issuperset(self.holders.values()):
+                self.training = self.latest
+        elif kind in ("Died", "Raised"):
+            self._victim(event)
+
+    def _victim(self, event: dict[str, Any]) -> None:
+        rank = next((r for r, cell in self.holders.items() if cell == event.get("worker")), None)
+        if rank is None or self.phase in (Phase.ENDING, Phase.ENDED):
+            return
+        if self.current is None:
+            self.current = Current(self.latest)
+        cause = event.get("cause") or event.get("signature") or "?"
+        self.current.victims.append(
+            {"rank": rank, "cause": cause, "step": event.get("step"), "phase": event.get("phase", "")}
+        )
+
+    def _answer(self, raw: dict[str, Any]) -> None:
+        phase, self.generation = str(raw["phase"]), int(raw.get("generation", self.generation))
+        for action in raw.get("actions", ()):
+            self._action(action)
+        if phase == self.phase:
+            return
+        self.phase = phase
+        if phase in REPAIRING:
+            self.current = self.current or Current(self.latest)
+            self.current.stages.append((phase, self.latest))
+        elif phase == Phase.RUNNING and self.current is not None:
+            self.current.stages.append(("FIRST_STEP", self.latest))
+        elif phase in (Phase.ENDING, Phase.ENDED):
+            self.current = None
+        if phase == Phase.RUNNING and self.training is None:
+            self.training = self.latest  # later when the script protects its state
+
+    def _action(self, action: dict[str, Any]) -> None:
+        kind = action.get("kind")
+        if kind == "Publish":
+            self.holders = dict(enumerate(action["workers"]))
+            self.replacements += len(action["replaced"])
+            self.restarts += bool(action.get("fresh") and action.get("attempt"))
+        elif kind == "Say" and action.get("what") in ("stuck", "restarting", "world_stopped", "peer_failed"):
+            self.current = self.current or Current(self.latest)
+            self.current.said = str(action.get("detail", ""))
+        elif kind == "End":
+            self.exit_code, self.ended = int(action["code"]), self.latest
+
+    def _note(self, raw: dict[str, Any]) -> None:
+        note = raw["note"]
+        if note == "incident":
+            self.incidents.append(raw)
+            self.current = None
+        elif note == "summary":
+            self.summary = raw
+        elif note == "fault":
+            self.faults.append(raw.get("fired", {}))
+        elif note == "quarantine":
+            self.quarantined.append(raw)

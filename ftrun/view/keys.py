@@ -1,0 +1,121 @@
+"""Single keys from a terminal, and a terminal that is left as it was found: at the end, on Ctrl-Z, and when anything raises."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+UP, DOWN, ENTER, ESCAPE = "up", "down", "enter", "escape"
+_SEQUENCES = {
+    b"\x1b[A": UP,
+    b"\x1bOA": UP,
+    b"\x1b[B": DOWN,
+    b"\x1bOB": DOWN,
+    b"\r": ENTER,
+    b"\n": ENTER,
+    b"\x1b": ESCAPE,
+}
+_KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|\x1b|[\r\n\x20-\x7e]")
+
+
+class Keyboard:
+    """Reads `fd` (a terminal in cbreak mode). `wait` also ends when the window was resized or the program went on after Ctrl-Z."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_r, False)
+        os.set_blocking(self._wake_w, False)
+        self._gone = False
+
+    @property
+    def gone(self) -> bool:
+        """The terminal was closed."""
+        return self._gone
+
+    def wait(self, seconds: float) -> list[str]:
+        """Keys pressed within `seconds`; returns at the first ones, or at once when the screen must be drawn again."""
+        ready, _, _ = select.select([self._fd, self._wake_r], [], [], max(0.0, seconds))
+        if self._wake_r in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_r, 256)
+        if self._fd not in ready:
+            return []
+        try:
+            data = os.read(self._fd, 64)
+        except OSError:
+            data = b""
+        if not data:
+            self._gone = True
+            return ["q"]
+        found = [_SEQUENCES.get(part) or part.decode("ascii", "ignore") for part in _KEY.findall(data)]
+        return [key for key in found if key.isprintable() and key]
+
+    def wake(self, *_: object) -> None:
+        """Make `wait` return; safe in a signal handler."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_w, b"!")
+
+    def close(self) -> None:
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+
+
+@contextlib.contextmanager
+def terminal(fd: int, leave: Callable[[], None], enter: Callable[[], None]) -> Iterator[Keyboard]:
+    """Single keys from `fd` while inside. `leave` and `enter` give up and take back the screen around Ctrl-Z."""
+    before = termios.tcgetattr(fd)
+    keyboard = Keyboard(fd)
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        leave()
+        termios.tcsetattr(fd, termios.TCSANOW, before)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        # here the program stands still until `fg`
+        signal.signal(signal.SIGTSTP, stop)
+        _wait_foreground(fd)
+        tty.setcbreak(fd, termios.TCSANOW)
+        enter()
+        keyboard.wake()
+
+    handlers: dict[int, Any] = {
+        signal.SIGTSTP: stop,
+        signal.SIGWINCH: keyboard.wake,
+        signal.SIGTERM: _terminated,
+        signal.SIGHUP: _terminated,
+    }
+    saved = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    try:
+        tty.setcbreak(fd, termios.TCSANOW)
+        yield keyboard
+    finally:
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(fd, termios.TCSANOW, before)
+        for signum, handler in saved.items():
+            signal.signal(signum, handler)
+        keyboard.close()
+
+
+def _terminated(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
+
+
+def _wait_foreground(fd: int) -> None:
+    """After `bg` the terminal belongs to somebody else: touch it only once it is ours again."""
+    while True:
+        try:
+            if os.tcgetpgrp(fd) == os.getpgrp():
+                return
+        except OSError:
+            return
+        time.sleep(0.1)

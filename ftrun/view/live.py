@@ -1,0 +1,215 @@
+"""The live view of `ftrun status` on a terminal. Looks at files and the board, and never more often than it may cost.
+
+The time between two looks grows with what one look costs, so that watching stays below 1 % of one core (5 % for more
+ranks than fit on a screen), however large the run or slow the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from typing import Any
+
+from ftrun.host.rundir import RunInfo, process_start
+from ftrun.view import fold, keys, snapshot, text
+from ftrun.view.paint import painted
+from ftrun.view.screen import screen
+from ftrun.view.text import BAD, HEAD, PLAIN, QUIET, WARN, Line
+
+_SHARE_FEW, _SHARE_MANY = 0.008, 0.04  # of one core
+_FEW = 64  # ranks
+_NICE = 5  # training goes first
+_HELP = (
+    "q        leave (the run goes on)",
+    "p        pause and go on",
+    "up down  choose an incident",
+    "Enter    show that incident, Escape goes back",
+    "?        this help",
+    "Ctrl-Z   suspend; fg brings the view back",
+)
+
+
+def watch(run: RunInfo, interval: float) -> str:
+    """Show `run` until q or its end; gives its last state. Errors: OSError, PlatformError when it cannot be read."""
+    from rich.console import Console
+    from rich.live import Live
+
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    console = Console(highlight=False)
+    view = _View(run, interval)
+    live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+
+    def draw() -> None:
+        lines = view.lines(console.width, console.height)
+        live.update(painted(*lines), refresh=True)
+
+    try:
+        with keys.terminal(sys.stdin.fileno(), live.stop, lambda: live.start()) as keyboard, live:
+            while not view.over:
+                before = time.thread_time()
+                view.look()
+                draw()
+                view.cost(time.thread_time() - before)
+                _until_due(view, keyboard, draw)
+    finally:
+        view.close()
+    for line in view.farewell():
+        print(text.for_encoding(text.plain(line), sys.stdout.encoding))
+    return view.state
+
+
+def _until_due(view: _View, keyboard: keys.Keyboard, draw: Any) -> None:
+    """Answer keys until the next look is due."""
+    while not view.over:
+        left = view.due - time.monotonic()
+        if left <= 0:
+            return
+        begin = time.thread_time()
+        pressed = keyboard.wait(left)
+        for key in pressed:
+            view.press(key)
+        if (pressed or view.due - time.monotonic() > 0) and not view.over:
+            draw()
+            view.due += (time.thread_time() - begin) / view.share
+
+
+class _View:
+    """What is shown and how: the newest picture, the chosen incident, pause and help."""
+
+    def __init__(self, run: RunInfo, interval: float) -> None:
+        self._watcher = snapshot.Watcher(run)
+        self._interval = interval
+        self._picture: dict[str, Any] | None = None
+        self._selected: int | None = None
+        self._opened: int | None = None  # number of the incident shown whole
+        self._help = False
+        self._paused = False
+        self._left = False
+        self._ended = False
+        self._height = 24
+        self.due = 0.0
+
+    @property
+    def over(self) -> bool:
+        return self._left or self._ended
+
+    @property
+    def state(self) -> str:
+        return str(self._picture["state"]) if self._picture else snapshot.ENDED
+
+    @property
+    def share(self) -> float:
+        """The part of one core that may be spent."""
+        return _SHARE_MANY if self._picture and self._picture["world_size"] > _FEW else _SHARE_FEW
+
+    def close(self) -> None:
+        self._watcher.close()
+
+    def look(self) -> None:
+        """Read the run again, unless paused."""
+        run = self._watcher.run
+        if self._paused and self._picture is not None:
+            return
+        alive = process_start(run.pid) == run.raw["start"]
+        with contextlib.suppress(FileNotFoundError):
+            self._picture = self._watcher.look(max(4, self._height), alive)
+        self._ended = not alive
+
+    def cost(self, seconds: float) -> None:
+        """One look and its drawing took `seconds` of our processor time."""
+        self.due = time.monotonic() + max(self._interval, seconds / self.share)
+
+    def press(self, key: str) -> None:
+        found = self._picture["incidents"] if self._picture else []
+        if key == "q" and (self._help or self._opened is not None):
+            self._help, self._opened = False, None
+        elif key == "q":
+            self._left = True
+        elif key == "p":
+            self._paused = not self._paused
+        elif key == "?":
+            self._help = not self._help
+        elif key == keys.ESCAPE:
+            self._help, self._opened, self._selected = False, None, None
+        elif key in (keys.UP, keys.DOWN) and found:
+            step = 1 if key == keys.DOWN else -1
+            self._selected = max(0, min(len(found) - 1, (-1 if self._selected is None else self._selected) + step))
+            self._opened = None if self._opened is None else int(found[self._selected]["number"])
+        elif key == keys.ENTER and found:
+            self._selected = self._selected or 0
+            self._opened = None if self._opened is not None else int(found[self._selected]["number"])
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        """What fits on the screen."""
+        self._height = height
+        if self._help:
+            body: list[Line] = [[("Keys", HEAD)], [], *([(line, PLAIN)] for line in _HELP)]
+        elif self._picture is None:
+            body = [[("the run is about to begin", QUIET)]]
+        elif self._opened is not None:
+            body = self._incident(width)
+        else:
+            body = _fitted(self._picture, width, height - 1, self._selected)
+        foot = [("PAUSED  ", BAD)] if self._paused else []
+        foot.append(("q leave  p pause  ↑↓ ↵ incident  ? help", QUIET))
+        return [*body[: height - 1], *([[]] * max(0, height - 1 - len(body))), text.cut(foot, width)]
+
+    def _incident(self, width: int) -> list[Line]:
+        from ftrun.view.timeline.model import story
+        from ftrun.view.timeline.terminal import drawing
+
+        account = self._watcher.account
+        assert self._opened is not None
+        return drawing(story(account, self._opened), width)
+
+    def farewell(self) -> list[Line]:
+        """What stays on the terminal after the view has gone."""
+        if self._picture is None or not self._ended:
+            return []
+        name = self._picture["run"]
+        code = self._watcher.account.exit_code
+        how = "was cut off" if code is None else f"ended with exit code {code}"
+        more = f"; its incidents: ftrun timeline {name}" if self._picture["incidents_total"] else ""
+        return [[(f"run {name} {how}{more}", WARN)]]
+
+
+def _fitted(picture: dict[str, Any], width: int, height: int, selected: int | None) -> list[Line]:
+    """All of it if there is room; else fewer ranks, so that the newest incidents stay on the screen."""
+    whole = screen(picture, width, selected)
+    if len(whole) <= height:
+        return whole
+    keep = min(len(picture["incidents"]), 3 if selected is None else selected + 1)
+    first = 0 if selected is None else max(0, selected - 2)
+    shown = {**picture, "incidents": picture["incidents"][first : max(keep, first + 1)]}
+    spares = [w for w in picture["workers"] if w["rank"] is None]
+    ranks = [w for w in picture["workers"] if w["rank"] is not None]
+    within = None if selected is None else selected - first
+    over = len(screen(shown, width, within)) - height
+    if over > 0 and ranks:
+        odd_first = sorted(ranks, key=_gravity)
+        room = max(1, len(ranks) - over - 1)
+        kept, hidden = sorted(odd_first[:room], key=lambda w: int(w["rank"])), odd_first[room:]
+        folded = {
+            "ranks": picture["folded"]["ranks"] + len(hidden),
+            "doing": _counted(picture["folded"]["doing"], hidden),
+        }
+        shown = {**shown, "workers": [*kept, *spares], "folded": folded}
+    return screen(shown, width, within)[:height]
+
+
+def _gravity(worker: dict[str, Any]) -> tuple[int, int]:
+    """Sorts those first that a person has to see."""
+    why = worker["stands_out"]
+    return (fold.REASONS.index(why) if why else len(fold.REASONS)), worker["rank"]
+
+
+def _counted(doing: list[list[Any]], hidden: list[dict[str, Any]]) -> list[list[Any]]:
+    """What ranks do that are not shown, with `hidden` ones added to those that were counted before."""
+    counts = {what: int(number) for what, number in doing}
+    for worker in hidden:
+        what = worker["phase"] if worker["step"] is None else f"{worker['phase']} of step {worker['step']}"
+        counts[what] = counts.get(what, 0) + 1
+    return [[what, number] for what, number in sorted(counts.items(), key=lambda c: -c[1])]

@@ -1,0 +1,229 @@
+"""What `ftrun status` shows: a picture (see snapshot) as styled lines. Words and layout only."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ftrun.host.report import count, milliseconds, size
+from ftrun.view import text
+from ftrun.view.text import BAD, CHOSEN, GOOD, HEAD, PLAIN, QUIET, STRONG, WARN, Column, Line, Span
+
+WIDTH_LEAST = 40
+_STATE_STYLE = {"healthy": GOOD, "starting": WARN, "recovering": WARN, "degraded": WARN, "ended": QUIET}
+_PHASE_STYLE = {"forward": text.FORWARD, "backward": text.BACKWARD, "update": text.UPDATE, "gate": text.BARRIER}
+_TOLD = ("no sign of life", "not in step with most", "the others wait for it")  # not to be seen in another column
+_SLOW_BEAT = 2.0  # seconds
+_LONG_WAIT = 5.0
+PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
+
+_COLUMNS = (
+    Column("rank", 99, right=True),
+    Column("device", 60, right=True),
+    Column("pid", 55, right=True),
+    Column("phase", 95, least=8),
+    Column("step", 98, right=True, least=6),
+    Column("beat", 80, right=True, least=6),
+    Column("waits for", 90, most=28, least=22),
+    Column("memory", 50, right=True),
+    Column("util", 45, right=True),
+    Column("temp", 40, right=True),
+    Column("note", 85),
+)
+
+
+def screen(picture: dict[str, Any], width: int, selected: int | None = None) -> list[Line]:
+    """All lines of the snapshot. `selected`: index into the incidents, marked for the keyboard."""
+    width = max(width, WIDTH_LEAST)
+    lines = [*header(picture, width), *_current(picture, width), [], *ranks(picture, width)]
+    found = incidents(picture, width, selected)
+    return [*lines, *([[], *found] if found else [])]
+
+
+def header(picture: dict[str, Any], width: int) -> list[Line]:
+    state = picture["state"]
+    first: list[Line] = [
+        [("run ", QUIET), (picture["run"], STRONG)],
+        [(state, _STATE_STYLE[state]), (f" ({picture['machine']})", QUIET)],
+        [("generation ", QUIET), (str(picture["generation"]), PLAIN)],
+        [("up ", QUIET), (text.duration(picture["seconds"]), PLAIN)],
+    ]
+    rate, effective = picture["steps_per_second"], picture["effective_training_time"]
+    whole = picture["healthy"] == picture["world_size"]
+    second: list[Line] = [[("step ", QUIET), (str(picture["step"]), STRONG)]]
+    if rate is not None:
+        second.append([(f"{rate:.3g} steps/s", PLAIN)])
+    if effective is not None:
+        second.append([("effective training time ", QUIET), (f"{effective * 100:.1f} %", PLAIN)])
+    second.append([(f"{picture['healthy']}/{picture['world_size']} ranks healthy", GOOD if whole else BAD)])
+    spares = f"{picture['spares_ready']}/{picture['spares_wanted']} spares ready"
+    second.append([(spares, PLAIN if picture["spares_ready"] >= picture["spares_wanted"] else WARN)])
+    lines = [*_flow(first, width), *_flow(second, width)]
+    if picture["inexact"] or picture["restarts"]:
+        why = (
+            ", ".join(w.replace("_", " ") for w in picture["inexact"])
+            or f"{count(picture['restarts'], 'restart')} of the script"
+        )
+        lines.append(text.cut([("the result will not be known to be bit-identical: ", WARN), (why, WARN)], width))
+    return lines
+
+
+def _flow(parts: list[Line], width: int) -> list[Line]:
+    """Parts beside each other, on as many lines as they need."""
+    lines: list[Line] = [[]]
+    room = width
+    for part in parts:
+        wide = sum(text.width_of(t) for t, _ in part)
+        if lines[-1] and wide + 3 > room:
+            lines.append([])
+            room = width
+        if lines[-1]:
+            lines[-1].append(("   ", PLAIN))
+            room -= 3
+        lines[-1] += part
+        room -= wide
+    return [text.cut(line, width) for line in lines]
+
+
+def _current(picture: dict[str, Any], width: int) -> list[Line]:
+    current = picture["current"]
+    if current is None:
+        return []
+    phase = current["phase"].replace("_", " ").lower()
+    why = "; ".join(cause(v) for v in current["victims"][:3]) or current["said"]
+    lines = [
+        text.cut(
+            [(f"recovering: {phase}", WARN), (f" for {text.duration(current['seconds'])}  ", PLAIN), (why, BAD)], width
+        )
+    ]
+    if current["bytes"]:
+        done, total = current["bytes"]["moved"], current["bytes"]["total"]
+        label = f" {size(done)} of {size(total)} restored"
+        lines.append([*text.bar(done / total if total else 0, max(10, min(40, width - len(label)))), (label, PLAIN)])
+    return lines
+
+
+# -- ranks ---------------------------------------------------------------------------------------------------------------
+
+
+def ranks(picture: dict[str, Any], width: int) -> list[Line]:
+    """The rank table, spares below, and what the ranks do that are not shown one by one."""
+    on = {d.get("rank"): d for d in picture["devices"] if d.get("rank") is not None}
+    rows = [_rank_row(w, on.get(w["rank"])) for w in picture["workers"] if w["rank"] is not None]
+    lines = text.table(_COLUMNS, rows, width) if rows else [[("no rank has begun yet", QUIET)]]
+    folded = picture["folded"]
+    if folded["ranks"]:
+        doing = ", ".join(f"{number} {what}" for what, number in folded["doing"])
+        lines.append(text.cut([(f"and {count(folded['ranks'], 'more rank')}: {doing}", QUIET)], width))
+    spares = [w for w in picture["workers"] if w["rank"] is None]
+    for worker in spares[:3]:
+        lines.append(
+            text.cut([(f"spare {worker['cell']}", STRONG), (f"  pid {worker['pid']}  {_spare(worker)}", QUIET)], width)
+        )
+    if len(spares) > 3:
+        lines.append([(f"and {count(len(spares) - 3, 'spare')} more", QUIET)])
+    return lines
+
+
+def _spare(worker: dict[str, Any]) -> str:
+    if worker["exit"] is not None:
+        return f"ended with {worker['exit']}"
+    if "parked" in worker["flags"]:
+        return f"ready, parked at {worker['parked_at']}" if worker["parked_at"] else "ready"
+    return "warming up"
+
+
+def _rank_row(worker: dict[str, Any], device: dict[str, Any] | None) -> list[Span]:
+    beat, phase = worker["beat_age"], worker["phase"]
+    stale = beat is not None and beat > _SLOW_BEAT
+    waits, waited = "", worker["collective_age"] or 0.0
+    if worker["collective"]:
+        waits = f"{worker['collective']} #{worker['collective_number']} {text.duration(waited)}"
+    elif phase == "gate":
+        waits = "gate"
+    gone = worker["exit"] is not None
+    notes = [*worker["notes"]]
+    if worker["stands_out"] in _TOLD:
+        notes.insert(0, worker["stands_out"])
+    if worker["bytes"]:
+        notes.append(f"{size(worker['bytes']['moved'])} of {size(worker['bytes']['total'])} restored")
+    grave = gone or any(n.startswith("quarantined") for n in notes)
+    return [
+        (str(worker["rank"]), STRONG),
+        (_device(worker), PLAIN),
+        (str(worker["pid"] or ""), QUIET),
+        ("gone" if gone else phase, BAD if gone else _PHASE_STYLE.get(phase, PLAIN)),
+        ("" if worker["step"] is None else str(worker["step"]), PLAIN),
+        ("" if beat is None else text.duration(beat), BAD if stale else QUIET),
+        (waits, WARN if waited > _LONG_WAIT else PLAIN),
+        (_memory(worker, device), PLAIN),
+        (f"{device['utilisation']} %" if device and device.get("utilisation") is not None else "", PLAIN),
+        (f"{device['temperature']} °C" if device and device.get("temperature") is not None else "", PLAIN),
+        ("; ".join(notes), BAD if grave else WARN),
+    ]
+
+
+def _device(worker: dict[str, Any]) -> str:
+    if worker["device"] is None:
+        return ""
+    tail = f" …{str(worker['uuid'])[-6:]}" if worker["uuid"] else ""
+    return f"{worker['device']}{tail}"
+
+
+def _memory(worker: dict[str, Any], device: dict[str, Any] | None) -> str:
+    if device and device.get("memory_total"):
+        return f"{size(device.get('memory_used') or 0)}/{size(device['memory_total'])}"
+    return size(worker["memory"]) if worker["memory"] else ""
+
+
+# -- incidents -----------------------------------------------------------------------------------------------------------
+
+
+def incidents(picture: dict[str, Any], width: int, selected: int | None = None) -> list[Line]:
+    """One or two lines each, newest first."""
+    found = picture["incidents"]
+    if not found:
+        return []
+    total = picture["incidents_total"]
+    lines: list[Line] = [[(f"{count(total, 'incident')}, newest first", HEAD)]]
+    for at, incident in enumerate(found):
+        mark = CHOSEN if at == selected else PLAIN
+        when = time.strftime("%H:%M:%S", time.localtime(incident["time"]))
+        what = "; ".join(cause(v) for v in incident["victims"]) or f"all waited in {incident['stuck'] or 'each other'}"
+        lines.append(
+            text.cut(
+                [(f"{'►' if mark else ' '}#{incident['number']} {when}  ", mark or QUIET), (what, mark or BAD)], width
+            )
+        )
+        lines.append(text.cut([("     ", PLAIN), (outcome(incident), mark or PLAIN)], width))
+    return lines
+
+
+def cause(victim: dict[str, Any]) -> str:
+    """SIGKILL → rank 2 in backward of step 60."""
+    where = f" in {victim['phase']}" if victim.get("phase") else ""
+    step = f" of step {victim['step']}" if victim.get("step") is not None else ""
+    return f"{victim['cause']} → rank {victim['rank']}{where}{step}"
+
+
+def outcome(incident: dict[str, Any]) -> str:
+    """212 ms: detect 0.1, ...; adopted in place; 1 step again."""
+    ms = incident["ms"] or {}
+    if incident["restart"]:
+        return f"{text.duration(incident['total_ms'] / 1000)}: all workers were started anew"
+    parts = ", ".join(f"{name.replace('_', ' ')} {milliseconds(ms[name])}" for name in PARTS if name in ms)
+    sources = [
+        f"rank {rank} {_source(s)}" for rank, s in (incident["sources"] or {}).items() if _replaced(incident, rank)
+    ]
+    return "; ".join(
+        [f"{incident['total_ms']:.0f} ms: {parts}", *sources, f"{count(incident['redone'], 'step')} again"]
+    )
+
+
+def _replaced(incident: dict[str, Any], rank: str) -> bool:
+    return any(str(v["rank"]) == rank for v in incident["victims"])
+
+
+def _source(source: dict[str, Any]) -> str:
+    words = {"adopt": "adopted in place", "peer": "from a peer", "remote": "from another node"}
+    return f"{words.get(source['name'], 'from ' + source['name'])}, {size(source['bytes'])}"

@@ -1,0 +1,141 @@
+"""Styled lines of text and a table of them, laid out for a width. No colour codes here: a style is a name.
+
+The same lines are printed plain into a pipe and painted on a terminal.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# styles, by what they mean; the terminal view maps them to colours
+PLAIN, STRONG, QUIET, GOOD, WARN, BAD, HEAD, CHOSEN = "", "strong", "quiet", "good", "warn", "bad", "head", "chosen"
+FORWARD, BACKWARD, UPDATE, BARRIER, DONE, CONTROL = "forward", "backward", "update", "barrier", "done", "control"
+
+Span = tuple[str, str]  # text, style
+Line = list[Span]
+
+_ASCII = str.maketrans(
+    "█▓▒░■▰▏─━═▱·│┃║┆┌┐└┘├┤┬┴┼╭╮╰╯⚡↯→←↑↓▲▼►◄□…×–—✓✗↵",
+    "#######-----||||+++++++++++++!!><^v^v><.~x--+x>",
+    "°",
+)
+
+
+def plain(line: Line) -> str:
+    """Without styles, and without blanks at its end."""
+    return "".join(text for text, _ in line).rstrip()
+
+
+def for_encoding(text: str, encoding: str | None) -> str:
+    """The text as far as `encoding` can say it."""
+    try:
+        text.encode(encoding or "ascii")
+        return text
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(_ASCII).encode("ascii", "replace").decode()
+
+
+def width_of(text: str) -> int:
+    """Columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def cut(line: Line, width: int) -> Line:
+    """At most `width` columns of a line; what is cut is shown by a dot at its end."""
+    room, kept = width, []
+    for text, style in line:
+        wide = width_of(text)
+        if wide <= room:
+            kept.append((text, style))
+            room -= wide
+            continue
+        short = _first(text, room)
+        kept.append((short[:-1] + "…" if short else "", style))
+        break
+    return kept
+
+
+def _first(text: str, room: int) -> str:
+    taken = 0
+    for at, char in enumerate(text):
+        taken += width_of(char)
+        if taken > room:
+            return text[:at]
+    return text
+
+
+_LAST_LEAST = 12  # columns that the last of a table keeps at least
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: `keep` says how long it stays when there is no room (the lowest go first)."""
+
+    title: str
+    keep: int
+    right: bool = False
+    most: int = 60
+    least: int = 0  # columns it takes also when nothing is in it, so that the table does not jump
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[Span]], width: int) -> list[Line]:
+    """Header and rows. Columns without any content are left out, others when there is no room for them."""
+    used = [i for i, _ in enumerate(columns) if columns[i].least or any(row[i][0] for row in rows)]
+    wide = {
+        i: min(columns[i].most, max(columns[i].least, len(columns[i].title), *(width_of(row[i][0]) for row in rows)))
+        for i in used
+    }
+    while len(used) > 1 and _needed([wide[i] for i in used]) > width:
+        used.remove(min(used, key=lambda i: columns[i].keep))
+    head: Line = [(_padded(columns[i].title, wide[i], columns[i].right, i == used[-1]), HEAD) for i in used]
+    lines = [_joined(head)]
+    for row in rows:
+        cells = [(_padded(row[i][0], wide[i], columns[i].right, i == used[-1]), row[i][1]) for i in used]
+        lines.append(_joined(cells))
+    return [cut(line, width) for line in lines]
+
+
+def _needed(wide: Sequence[int]) -> int:
+    """Columns that a table takes; its last one may be cut."""
+    *rest, last = wide
+    return sum(rest) + min(last, _LAST_LEAST) + 2 * len(rest)
+
+
+def _padded(text: str, width: int, right: bool, last: bool) -> str:
+    if width_of(text) > width:
+        text = _first(text, width - 1) + "…"
+    blank = " " * (width - width_of(text))
+    return blank + text if right else text if last else text + blank
+
+
+def _joined(cells: Line) -> Line:
+    line: Line = []
+    for at, cell in enumerate(cells):
+        if at:
+            line.append(("  ", PLAIN))
+        line.append(cell)
+    return line
+
+
+def bar(part: float, width: int) -> Line:
+    """A progress bar; `part` from 0 to 1."""
+    full = round(max(0.0, min(1.0, part)) * width)
+    return [("█" * full, GOOD), ("░" * (width - full), QUIET)]
+
+
+def duration(seconds: float) -> str:
+    """For people: 950 ms, 12.3 s, 4:05, 1:02:03, 2 d 3 h."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d}"
+    if whole < 172800:
+        return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    return f"{whole // 86400} d {whole // 3600 % 24} h"

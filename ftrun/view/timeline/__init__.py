@@ -1,0 +1,1 @@
+"""One incident drawn as the figures of the design draw it, and the whole run as a trace."""

@@ -1,0 +1,43 @@
+"""The time axis: three sections, each with a scale of its own (before the fault, the repair, the first new step).
+
+A repair takes milliseconds and a step may take minutes; on one scale, one of them could not be seen. Every drawing
+says the real milliseconds at the borders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftrun.view.timeline.model import Story
+
+_SHARES = (0.36, 0.32, 0.32)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """`times[k]` is drawn at `places[k]`; straight between."""
+
+    times: tuple[float, ...]
+    places: tuple[float, ...]
+
+    def at(self, time: float) -> float:
+        """The place of a time; times outside are drawn at the ends."""
+        for k in range(len(self.times) - 1):
+            begin, end = self.times[k], self.times[k + 1]
+            if time <= end or k == len(self.times) - 2:
+                part = (time - begin) / (end - begin) if end > begin else 0.0
+                return self.places[k] + max(0.0, min(1.0, part)) * (self.places[k + 1] - self.places[k])
+        return self.places[-1]
+
+
+def scale(story: Story, width: float) -> Scale:
+    """For a drawing `width` wide. Sections: the step in flight, the repair, the step after it."""
+    before = min(story.begins, -1e-6)
+    repaired = max(story.resumed, 1e-6)
+    done = max(story.done, repaired + 1e-6)
+    times, places, place = [before], [0.0], 0.0
+    for share, time in zip(_SHARES, (0.0, repaired, done), strict=True):
+        place += share * width
+        times.append(time)
+        places.append(place)
+    return Scale(tuple(times), tuple(places))

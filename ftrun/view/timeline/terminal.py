@@ -1,0 +1,216 @@
+"""An incident as text: the facts in words, the lanes as rows of characters, and where the milliseconds went."""
+
+from __future__ import annotations
+
+from ftrun.host.report import count, milliseconds, size
+from ftrun.view import text
+from ftrun.view.text import BAD, GOOD, HEAD, PLAIN, QUIET, STRONG, WARN, Line
+from ftrun.view.timeline import model, words
+from ftrun.view.timeline.model import Bar, Lane, Story
+from ftrun.view.timeline.scale import Scale, scale
+
+_LABEL = 17  # columns of the lanes' names
+_LEAST, _MOST = 60, 132
+_LOOK = {  # kind: character without a label, style, the label
+    model.FORWARD: ("░", text.FORWARD, "Forward"),
+    model.BACKWARD: ("▒", text.BACKWARD, "Backward"),
+    model.SYNC: ("·", text.BARRIER, "sync"),
+    model.OPTIMIZER: ("▓", text.UPDATE, "Optimizer Step"),
+    model.STOP: ("█", BAD, "Stop"),
+    model.CLEAN: ("█", BAD, "Clean"),
+    model.RESET: ("█", BAD, "Reset"),
+    model.RESTORATION: ("█", text.DONE, "Restoration"),
+    model.ROLLBACK: ("═", text.DONE, "Rollback"),
+}
+_BOLT = "↯"
+_SQUARES = 10
+
+
+def drawing(story: Story, width: int) -> list[Line]:
+    """Everything about one incident, in at most `width` columns."""
+    width = max(_LEAST, min(_MOST, width))
+    lines: list[Line] = [[(words.title(story), HEAD)], []]
+    before = ""
+    for label, sentence in words.facts(story):
+        lines += _wrapped(label if label != before else "", sentence, width, label)
+        before = label
+    if story.lanes:
+        lines += [[], *lanes(story, width), *_legend(width)]
+    if story.parts and not story.restart:
+        lines += [[], *where(story, width)]
+    return lines
+
+
+def _wrapped(shown: str, sentence: str, width: int, label: str) -> list[Line]:
+    rows, row = [], ""
+    for word in sentence.split():
+        if row and len(row) + 1 + len(word) > width - 16:
+            rows.append(row)
+            row = ""
+        row = f"{row} {word}".strip()
+    rows.append(row)
+    style = BAD if label in ("what failed", "why") else STRONG if label == "cost" else PLAIN
+    return [[((shown if not at else "").ljust(15) + " ", QUIET), (r, style)] for at, r in enumerate(rows)]
+
+
+# -- lanes ---------------------------------------------------------------------------------------------------------------
+
+
+def lanes(story: Story, width: int) -> list[Line]:
+    """One row a process; above them the controller, below the axis."""
+    room = width - _LABEL
+    to = scale(story, room - 1)
+    lines = [_controller(story, to, room), _barrier_names(story, to, room)]
+    for lane in story.lanes:
+        lines += _lane(story, lane, to, room)
+    if story.folded > 0:
+        lines.append([(f"and {count(story.folded, 'rank')} more like the healthy ones", QUIET)])
+    return [*lines, *_axis(story, to, room)]
+
+
+def _row(room: int) -> list[tuple[str, str]]:
+    return [(" ", PLAIN)] * room
+
+
+def _put(row: list[tuple[str, str]], at: int, words_: str, style: str) -> None:
+    for offset, char in enumerate(words_):
+        if 0 <= at + offset < len(row):
+            row[at + offset] = (char, style)
+
+
+def _line(label: str, style: str, row: list[tuple[str, str]]) -> Line:
+    line: Line = [(label[: _LABEL - 1].ljust(_LABEL), style)]
+    for char, look in row:
+        if line[-1][1] == look and len(line) > 1:
+            line[-1] = (line[-1][0] + char, look)
+        else:
+            line.append((char, look))
+    return line
+
+
+def _controller(story: Story, to: Scale, room: int) -> Line:
+    row = _row(room)
+    heard, went_on = round(to.at(story.detected)), round(to.at(story.resumed))
+    _put(row, heard, "─" * max(1, went_on - heard), text.CONTROL)
+    name = "( Controller )"
+    if went_on - heard >= len(name):
+        _put(row, heard + (went_on - heard - len(name)) // 2, name, text.CONTROL)
+    else:
+        _put(row, max(0, min(room - len(name), heard)), name, text.CONTROL)
+    return _line("Controller", text.CONTROL, row)
+
+
+def _barrier_names(story: Story, to: Scale, room: int) -> Line:
+    row = _row(room)
+    wide, narrow = "Gradient Synchronization Barrier", "Barrier"
+    free = 0
+    for step, at in story.barriers:
+        place = round(to.at(at))
+        name = (
+            f"{wide} ┐" if place - len(wide) - 2 >= free else f"{narrow} ┐" if place - len(narrow) - 2 >= free else "┐"
+        )
+        _put(row, place - len(name) + 1, name, text.BARRIER)
+        free = place + 1
+        assert step >= 0
+    return _line("", PLAIN, row)
+
+
+def _lane(story: Story, lane: Lane, to: Scale, room: int) -> list[Line]:
+    row, squares = _row(room), _row(room)
+    for bar in lane.bars:
+        _bar(row, bar, to)
+    for _, at in story.barriers:
+        if any(b.kind == model.OPTIMIZER for b in lane.bars) or lane.role == model.HEALTHY:
+            _put(row, round(to.at(at)), "┃", text.BARRIER)
+    if lane.fails is not None:
+        at = round(to.at(lane.fails))
+        _put(row, at, f"{_BOLT} Failure", BAD)
+    label = {model.HEALTHY: f"{lane.label} healthy", model.FAILED: f"{lane.label} FAILED"}.get(lane.role, lane.label)
+    style = {model.HEALTHY: GOOD, model.FAILED: BAD}.get(lane.role, text.DONE)
+    if lane.role in (model.SPARE, model.NEW):
+        label = f"{lane.label} → {lane.rank}"
+    _parameters(story, lane, to, squares)
+    return [_line(label, style, row), _line("  parameters", QUIET, squares)]
+
+
+def _bar(row: list[tuple[str, str]], bar: Bar, to: Scale) -> None:
+    fill, style, label = _LOOK[bar.kind]
+    begin, end = round(to.at(bar.begin)), round(to.at(bar.end))
+    length = max(1, end - begin)
+    if bar.kind == model.FORWARD and len(label) + 5 <= length:
+        label = f"{label} {bar.step}"
+    shown = f"{fill}{label}{fill}" if len(label) + 2 <= length else ""
+    _put(row, begin, shown.center(length, fill) if shown else fill * length, style)
+
+
+def _parameters(story: Story, lane: Lane, to: Scale, row: list[tuple[str, str]]) -> None:
+    """The squares of figures 002 and 003 at three moments: as the step began, at the failure, as training went on."""
+    moments = [(story.begins, 0)] if lane.role not in (model.SPARE, model.NEW) else []
+    if lane.role == model.FAILED:
+        moments.append((0.0, -_SQUARES - 1))
+    if lane.role != model.FAILED:
+        moments.append((story.resumed, 0))
+    for moment, shift in moments:
+        share = model.updated(lane, moment, story) if moment != story.begins else 0.0
+        full = round(share * _SQUARES)
+        at = max(0, round(to.at(moment)) + shift)
+        _put(row, at, "■" * full, text.DONE)
+        _put(row, at + full, "□" * (_SQUARES - full), text.BACKWARD)
+
+
+def _axis(story: Story, to: Scale, room: int) -> list[Line]:
+    line, names = _row(room), _row(room)
+    _put(line, 0, "─" * room, QUIET)
+    marks = [(story.begins, "step " + str(story.step if story.step is not None else story.resume)), (0.0, "failure")]
+    marks += [
+        (story.resumed, f"step {story.resume}{' again' if story.redone and not story.committed else ''}"),
+        (story.done, "done"),
+    ]
+    free = room
+    for moment, name in reversed(marks):
+        at = min(room - 1, round(to.at(moment)))
+        _put(line, at, "┴", QUIET)
+        label = f"{name} {moment:+.0f} ms" if moment else name
+        place = max(0, min(at, free - len(label)))
+        _put(names, place, label[: max(0, free - place)], QUIET)
+        free = place - 1
+    return [_line("", PLAIN, line), _line("(own scale each)", QUIET, names)]
+
+
+def _legend(width: int) -> list[Line]:
+    line: Line = [(" " * _LABEL, PLAIN)]
+    for kind in (model.FORWARD, model.BACKWARD, model.OPTIMIZER):
+        fill, style, label = _LOOK[kind]
+        line += [(fill * 2, style), (f" {label}  ", QUIET)]
+    line += [("■", text.DONE), (" parameters updated  ", QUIET), ("□", text.BACKWARD), (" not updated", QUIET)]
+    return [text.cut(line, width)]
+
+
+# -- where the time went -------------------------------------------------------------------------------------------------
+
+_NAMES = {
+    "detect": "noticing the failure",
+    "stop": "healthy ranks leave the step",
+    "clean": "they drop what was half done",
+    "reset": "connections are made again",
+    "restore": "the new worker gets the state",
+    "resume": "all begin the step",
+    "first_step": "the step itself",
+}
+
+
+def where(story: Story, width: int) -> list[Line]:
+    """A row for each part, as long as its share."""
+    lines: list[Line] = [[(f"where the {story.done:.0f} ms went", HEAD)]]
+    room = max(8, width - 60)
+    for name, value in story.parts.items():
+        length = round(value / story.done * room) if story.done else 0
+        style = text.FORWARD if name == "first_step" else WARN
+        bar = "█" * length or "▏"
+        gap = " " * (room - len(bar)) + "  "
+        parts = [(f"  {name.replace('_', ' '):<11}", STRONG), (f"{milliseconds(value):>8} ms  ", PLAIN)]
+        lines.append([*parts, (bar, style), (gap + _NAMES[name], QUIET)])
+    moved = sum(int(s["bytes"]) for s in story.sources.values())
+    if moved:
+        lines.append([(f"  {size(moved)} of state were moved", QUIET)])
+    return [text.cut(line, width) for line in lines]

@@ -1,0 +1,139 @@
+"""An incident in plain words, for somebody who never saw ftrun: who failed, when, why, what was done, what it cost."""
+
+from __future__ import annotations
+
+import time
+
+from ftrun.host.report import count, milliseconds, size
+from ftrun.view.timeline.model import Story
+
+_PHASES = {
+    "start": "while its script started",
+    "idle": "between two steps",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "gate": "at the gradient synchronization barrier",
+    "update": "in the optimizer step",
+    "done": "after the optimizer step",
+}
+_CAUSES = {
+    "SIGKILL": "its process was killed (SIGKILL, as the kernel does when memory runs out, or a person)",
+    "SIGTERM": "its process was asked to end (SIGTERM)",
+    "SIGSEGV": "its process crashed (SIGSEGV, a bad memory access)",
+    "SIGABRT": "its process aborted itself (SIGABRT)",
+    "SIGBUS": "its process crashed (SIGBUS: memory that is not there, or no room in shared memory)",
+    "frozen": "its process was stopped and no longer ran (SIGSTOP, or a frozen container)",
+    "died": "its process ended",
+    "oom": "the system killed its process because memory was short",
+    "gil": "Python stood still in its process (the interpreter lock was not given back)",
+    "hang": "it ran and got nowhere",
+    "collective": "the others waited in a collective that it never entered",
+    "nonfinite": "its gradients or its loss were not finite",
+    "corrupt": "its copy of the state differed from the majority's",
+    "cuda": "its CUDA context failed",
+    "xid": "the driver reported an error of its device (Xid)",
+    "gpu-lost": "its device no longer answered",
+    "ecc": "its device reported an uncorrectable memory error",
+    "drain": "a person asked for it to be moved",
+}
+_SOURCES = {
+    "adopt": "its weights and optimizer state had outlived it in shared memory and were adopted in place",
+    "peer": "its weights and optimizer state were copied from another rank",
+    "remote": "its weights and optimizer state came from another node",
+    "snapshot": "the state came from the host snapshot",
+    "checkpoint": "the state came from the checkpoint",
+    "restart": "the script was started anew",
+}
+
+
+def title(story: Story) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(story.wall))
+    run = f" of run {story.run}" if story.run else ""
+    return f"incident {story.number} of {story.total}{run}, {when}"
+
+
+def facts(story: Story) -> list[tuple[str, str]]:
+    """Label and sentence, in the order in which a person asks."""
+    rows = [("what failed", what(v)) for v in story.victims]
+    if not rows:
+        everybody = (
+            f"nobody: every rank waited for the others in {story.stuck}" if story.stuck else "no rank; a restart"
+        )
+        rows.append(("what failed", everybody))
+    rows += [("why", why(v)) for v in _different(story)]
+    rows += [("why", f"it was injected on purpose: {f['kind']} by the fault plan") for f in story.injected]
+    seen = [v["seen_ms"] for v in story.victims if v.get("seen_ms") is not None]
+    if seen:
+        rows.append(("noticed", f"{milliseconds(min(seen))} ms after it happened"))
+    rows.append(("what was done", done(story)))
+    rows += [("its state", _state(rank, source)) for rank, source in story.sources.items()]
+    rows += [("cost", line) for line in cost(story)]
+    return rows
+
+
+def once(story: Story) -> list[tuple[str, str]]:
+    """`facts`, each label only before the first of its sentences."""
+    rows = facts(story)
+    return [(label if not at or rows[at - 1][0] != label else "", said) for at, (label, said) in enumerate(rows)]
+
+
+def _different(story: Story) -> list[dict[str, object]]:
+    found = {str(v["cause"]): v for v in story.victims}
+    return list(found.values())
+
+
+def what(victim: dict[str, object]) -> str:
+    """rank 2, in the backward pass of step 60."""
+    where = _PHASES.get(str(victim.get("phase", "")), "")
+    step = f" of step {victim['step']}" if victim.get("step") is not None and where else ""
+    return f"rank {victim['rank']}" + (f", {where}{step}" if where else "")
+
+
+def why(victim: dict[str, object]) -> str:
+    """The cause in a sentence, with the word that the journal uses."""
+    cause = str(victim["cause"])
+    if cause in _CAUSES:
+        return _CAUSES[cause]
+    if cause.startswith("exit "):
+        return f"its process left with exit code {cause[5:]}"
+    if cause.startswith("no progress"):
+        return f"it hung ({cause})"
+    if cause.startswith("SIG"):
+        return f"its process was ended by {cause}"
+    return cause if " at " not in cause else f"it raised {cause}"
+
+
+def done(story: Story) -> str:
+    if story.restart:
+        return "all workers were started anew (a repair in place was not possible)"
+    healthy = f"{count(story.survivors, 'healthy rank')} stopped, cleaned up and reset in place, without a restart"
+    new = [lane for lane in story.lanes if lane.role in ("spare", "new worker")]
+    if not new:
+        return healthy
+    took = ", ".join(
+        f"{'warm spare' if lane.role == 'spare' else 'new worker'} {lane.cell} took rank {lane.rank}" for lane in new
+    )
+    return f"{healthy}; {took}"
+
+
+def _state(rank: int, source: dict[str, object]) -> str:
+    words = _SOURCES.get(str(source["name"]), f"source: {source['name']}")
+    moved = int(str(source["bytes"]))
+    return f"rank {rank}: {words} ({size(moved)} moved)"
+
+
+def cost(story: Story) -> list[str]:
+    """Time, work done again, work lost."""
+    if story.restart:
+        return [f"{story.done / 1000:.2f} s until all workers ran again"]
+    first = f"{story.done:.0f} ms from the failure until every rank had done a new step"
+    if story.redone:
+        again = (
+            f"step {story.resume} was done again"
+            if not story.committed
+            else f"step {story.step} was finished by the others"
+        )
+    else:
+        again = "no step was done again"
+    kept = f"all finished steps are kept (0 to {story.last})" if story.last >= 0 else "no finished step was lost"
+    return [first, f"{again}; {kept}; training went on with step {story.resume}"]

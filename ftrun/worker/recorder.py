@@ -1,0 +1,243 @@
+"""What a rank computed, step by step, as digests in a file: the worker's half of `ftrun verify`.
+
+On when FTRUN_DIGESTS names a folder; a run without it pays two empty calls a step. Every incarnation of a rank writes a
+file of its own, so that a line torn by a kill is always the last. `ftrun/view/digests.py` reads them.
+
+    {"names": [...], "point": "start"}                     what the values of later lines of that point are digests of
+    {"point": "start", "loop": 1, "step": 4, "attempt": 0, "values": [...]}
+
+`start`: the state as of the start of a step (a step done again, or begun by a replacement, must find the same), `gate`: the
+gradients of a step that passed its gate, and `exit`: the state when the script ends. Changes nothing of what is computed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import random
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftrun import native
+from ftrun.core.errors import DeviceError, FtrunError
+from ftrun.core.paths import ENV_DIGESTS
+from ftrun.worker import codec
+from ftrun.worker.loader import leaves
+
+if TYPE_CHECKING:
+    from ftrun.worker.engine import Engine
+
+Digests = list[tuple[str, int]]  # name, as KIND:WHAT, and 64 bits
+
+_PROGRESS = struct.Struct("<qq")  # steps begun, steps of the loop; one entry a rank
+
+
+class Nothing:
+    """What a run has that nobody compares."""
+
+    def loop(self, first: int, length: int) -> None:
+        pass
+
+    def start(self, step: int) -> None:
+        pass
+
+    def gate(self, step: int) -> None:
+        pass
+
+
+class Recorder(Nothing):
+    """The digests of one incarnation of a rank."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._file = -1
+        self._names: dict[str, list[str]] = {}
+        self._loop = 0
+        self._first = 0
+        self._length = 0
+        self._outputs: dict[str, int] = {}
+        self._local: dict[str, int] = {}
+        self._step = -1
+        for i, module in enumerate(engine.state.modules):
+            module.register_forward_hook(self._forward_hook(f"output:model {i}"))
+        for name, param, _ in engine.state.params:
+            if param.requires_grad:
+                param.register_hook(self._gradient_hook(f"local:{_plain(name)}"))
+        atexit.register(self._exit)
+
+    # -- points ------------------------------------------------------------------------------------------------------
+
+    def loop(self, first: int, length: int) -> None:
+        """A loop of the script begins (or is skipped by a replacement)."""
+        self._loop += 1
+        self._first, self._length = first, length
+
+    def start(self, step: int) -> None:
+        """Step `step` is handed out: what it starts from. Errors: DeviceError when it cannot be written."""
+        self._step = step
+        self._outputs.clear()
+        self._local.clear()
+        self._write("start", step, [*self._state(), *self._loader()])
+        self._show_progress(step)
+
+    def gate(self, step: int) -> None:
+        """The gate of `step` was passed: what the model gave, each rank's own gradients, and those that it updates with."""
+        grads = [
+            (f"gradient:{_plain(name)}", tensor_digest(param.grad))
+            for name, param, _ in self._engine.state.params
+            if param.grad is not None
+        ]
+        self._write("gate", step, [*self._outputs.items(), *sorted(self._local.items()), *grads])
+
+    def _exit(self) -> None:
+        """The script has ended."""
+        if self._file >= 0 and self._engine.context.is_main_process():
+            self._write("exit", self._step, list(self._state()))
+
+    # -- what is looked at -------------------------------------------------------------------------------------------
+
+    def _state(self) -> Iterator[tuple[str, int]]:
+        state = self._engine.state
+        state.settle_buffers()
+        for name, param, _ in state.params:
+            yield f"weight:{_plain(name)}", tensor_digest(param)
+        for name, module, attribute in state.buffers:
+            buffer = module._buffers.get(attribute)
+            if buffer is not None:
+                yield f"buffer:{_plain(name)}", tensor_digest(buffer)
+        names = {id(param): _plain(name) for name, param, _ in state.params}
+        for i, optimizer in enumerate(state.optimizers):
+            mine = f" of optimizer {i}" if len(state.optimizers) > 1 else ""
+            for group in optimizer.param_groups:
+                for param in group["params"]:
+                    for key, value in sorted(optimizer.state.get(param, {}).items(), key=lambda item: str(item[0])):
+                        if isinstance(value, torch.Tensor):
+                            yield (
+                                f"optimizer:{key}{mine}, {names.get(id(param), 'a later parameter')}",
+                                tensor_digest(value),
+                            )
+        for name, packed in state.python_state().items():
+            yield f"python:{name}", _digest(packed)
+        yield from _streams()
+
+    def _loader(self) -> Iterator[tuple[str, int]]:
+        loader = self._engine.ledger.loader
+        if loader is None:
+            return
+        yield "position:loader", loader.index
+        value = 0
+        for leaf in leaves(loader.batch):
+            if isinstance(leaf, torch.Tensor):
+                value = tensor_digest(leaf, value)
+            elif isinstance(leaf, str | bytes | int | float):
+                value = _digest(f"{value} {leaf!r}".encode())
+        yield "batch:loader", value
+
+    def _computing(self) -> bool:
+        return self._engine.context.in_body and not self._engine.passed
+
+    def _forward_hook(self, name: str) -> Any:
+        def hook(module: Any, args: Any, output: Any) -> None:
+            if self._computing():
+                for leaf in leaves(output):
+                    if isinstance(leaf, torch.Tensor):
+                        self._outputs[name] = tensor_digest(leaf, self._outputs.get(name, 0))
+
+        return hook
+
+    def _gradient_hook(self, name: str) -> Any:
+        def hook(grad: torch.Tensor) -> None:
+            if self._computing():
+                self._local[name] = tensor_digest(grad, self._local.get(name, 0))
+
+        return hook
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def _write(self, point: str, step: int, digests: Digests) -> None:
+        names = [name for name, _ in digests]
+        lines: list[dict[str, Any]] = []
+        if self._names.get(point) != names:
+            self._names[point] = names
+            lines.append({"names": names, "point": point})
+        place = {"point": point, "loop": self._loop, "step": step, "attempt": self._engine.attempt}
+        lines.append({**place, "values": [value for _, value in digests]})
+        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+        try:
+            if self._file < 0:
+                self._file = os.open(self._path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            written = 0
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+        except OSError as error:
+            raise DeviceError(f"cannot record digests in {self._folder}: {error.strerror}; see --log-dir") from None
+
+    def _path(self) -> Path:
+        cell = self._engine.context.cell
+        return self._folder / f"rank-{cell.rank}-{cell.index}.jsonl"
+
+    def _show_progress(self, step: int) -> None:
+        """For a progress bar, which nothing depends on."""
+        try:
+            file = os.open(self._folder / "progress", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        with os.fdopen(file, "wb", buffering=0) as opened:
+            os.pwrite(
+                opened.fileno(),
+                _PROGRESS.pack(step - self._first, self._length),
+                self._engine.context.rank * _PROGRESS.size,
+            )
+
+
+def of(engine: Engine) -> Nothing:
+    """A recorder, if the run is one that is compared."""
+    folder = os.environ.get(ENV_DIGESTS)
+    return Recorder(engine, Path(folder)) if folder else Nothing()
+
+
+def tensor_digest(tensor: torch.Tensor, seed: int = 0) -> int:
+    """64 bits of a tensor's bytes, wherever it is; `seed` chains several."""
+    try:
+        tensor = tensor.detach()
+        if tensor.layout != torch.strided:
+            tensor = tensor.to_dense()
+        tensor = tensor.cpu().contiguous()
+        size = tensor.numel() * tensor.element_size()
+        return native.checksum(tensor.data_ptr(), size, seed) if size else seed
+    except (NotImplementedError, RuntimeError) as error:
+        raise FtrunError(f"ftrun verify cannot read a {type(tensor).__name__} on {tensor.device}: {error}") from error
+
+
+def _streams() -> Iterator[tuple[str, int]]:
+    """Every random stream, as its library shows it: what recovery copies is checked by other means than it used."""
+    yield "random:python", _digest(repr(random.getstate()).encode())
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        yield "random:numpy", _digest(codec.pack(list(numpy.random.get_state()), "numpy"))
+    yield "random:torch", tensor_digest(torch.get_rng_state())
+    if torch.cuda.is_initialized():
+        for i in range(torch.cuda.device_count()):
+            yield f"random:cuda {i}", tensor_digest(torch.cuda.get_rng_state(i))
+
+
+def _digest(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def _plain(name: str) -> str:
+    """`param.0.module.first.weight` as the script would call it."""
+    kind, _, rest = name.partition(".")
+    owner, _, path = rest.partition(".")
+    if kind == "buffer":
+        path = path.replace("..", ".").lstrip(".")
+    path = path.removeprefix("module.")
+    return path if owner == "0" else f"{path} ({owner})"

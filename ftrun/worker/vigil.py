@@ -1,0 +1,247 @@
+"""What a rank watches in itself on the way to its gate: finite gradients, equal replicas, its own share of a step's time.
+
+Everything here runs in the rank itself and costs one read of the gradients a step. What it finds is said before the rank
+arrives, so the gate stays shut and nothing of it reaches the weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftrun import native
+from ftrun.core.board import Busy, F, Inexact, Phase, sum_of, sum_word
+from ftrun.core.errors import NonFiniteError
+from ftrun.core.replicas import corrupt
+from ftrun.worker.recording import tensors_of
+
+if TYPE_CHECKING:
+    from ftrun.worker.context import Context
+    from ftrun.worker.engine import Engine
+
+_REDUCING = {
+    "allreduce": 0, "allreduce_coalesced": 0, "reduce": 0, "_reduce_scatter_base": 1, "reduce_scatter_single": 1,
+    "reduce_scatter": 1, "reduce_scatter_tensor_coalesced": 1,
+}  # fmt: skip
+"""Collective -> which of its arguments holds this rank's own contribution."""
+
+_FORMATS = {getattr(torch, name): name for name in native.FLOAT_FORMATS}
+_WHOLE = 1 << 20  # numbers of a body that are all looked at before they are exchanged
+_PIECE, _PIECES = 4096, 16  # of larger ones
+_AFTER_YOU = 1.0  # seconds
+_STACK = 40  # frames in which a GradScaler is looked for
+_FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are replicas
+
+
+class Vigil:
+    """`nonfinite` is redo, stop or ignore; replicas are compared every `every` steps, 0 = never."""
+
+    def __init__(self, engine: Engine, nonfinite: str, every: int) -> None:
+        self._engine = engine
+        self._cell = engine.context.cell
+        self._nonfinite = nonfinite
+        self._every = every
+        self._inspected = 0  # numbers of this body that were looked at on their way into a collective
+        self._poisoned = False  # some of them were not finite
+        self._flags: list[torch.Tensor] = []  # the same for tensors on devices, not read yet
+        self._since = 0  # when this rank's own work in the step began, ns
+        self._waited = 0  # ns of waiting for others before that
+        self._measured = False
+        self._trusted = False  # all replicas were equal when last compared
+        self._checking = -1  # gate at which replicas are compared
+        self._agreed = -1  # the last one at which they may go on
+
+    # -- the course of a step ----------------------------------------------------------------------------------------
+
+    def body_began(self) -> None:
+        self._inspected, self._poisoned = 0, False
+        self._flags.clear()
+        self._measured = False
+        if not self._since:
+            self._start_clock()
+
+    def sending(self, name: str, args: tuple[Any, ...]) -> None:
+        """A collective is about to start: what this rank puts in is still its own."""
+        place = _REDUCING.get(name)
+        if place is None or self._engine.passed or self._cell[F.PHASE] != Phase.BACKWARD:
+            return
+        self._measure()
+        if self._nonfinite == "ignore" or self._poisoned:
+            return
+        for tensor in tensors_of(args[place]):
+            if tensor.dtype not in _FORMATS:
+                continue
+            if tensor.device.type != "cpu":
+                self._flags.append(torch.isfinite(tensor).all())  # read at the gate, where the device is waited for
+            else:
+                self._poisoned = self._poisoned or not self._looks_finite(tensor)
+
+    def _looks_finite(self, tensor: torch.Tensor) -> bool:
+        """Is this rank's part of a reduction finite? Large ones are sampled: the gate looks at every number anyway."""
+        count = tensor.numel()
+        self._inspected += count
+        if not tensor.is_contiguous():
+            return True
+        if self._inspected <= _WHOLE or self._engine.attempt:
+            return _bad_index(tensor) < 0
+        address, size, format_ = tensor.data_ptr(), tensor.element_size(), _FORMATS[tensor.dtype]
+        starts = [k * max(0, count - _PIECE) // (_PIECES - 1) for k in range(_PIECES)]
+        return all(native.find_nonfinite(address + at * size, min(_PIECE, count), format_) < 0 for at in starts)
+
+    def arriving(self, step: int, optimizer: Any) -> None:
+        """The body is about to arrive; `optimizer` is the one that will update, None when none does.
+
+        Errors: NonFiniteError when what it would apply is not finite.
+        """
+        self._measure()
+        if optimizer is not None and self._nonfinite != "ignore":
+            self._check_gradients(step, optimizer)
+        self._publish_sum(step)
+
+    def passed(self) -> None:
+        """The gate opened: every rank starts its next share of work at this moment."""
+        self._start_clock()
+
+    # -- its own time ------------------------------------------------------------------------------------------------
+
+    def _start_clock(self) -> None:
+        self._since = time.monotonic_ns()
+        self._waited = self._engine.registry.waited
+
+    def _measure(self) -> None:
+        """Own work ends where the first gradients are exchanged: after that all ranks are as slow as the slowest."""
+        if not self._measured and self._since:
+            self._measured = True
+            waited = self._engine.registry.waited - self._waited
+            self._cell[F.WORK] = max(0, time.monotonic_ns() - self._since - waited)
+
+    # -- finite gradients --------------------------------------------------------------------------------------------
+
+    def _check_gradients(self, step: int, optimizer: Any) -> None:
+        engine = self._engine
+        bad = _first_bad([(name, p.grad) for name, p, _ in engine.state.params if p.grad is not None])
+        if bad is None or _scaled(optimizer):
+            return  # a GradScaler leaves such a step out by itself
+        mine = self._poisoned or any(not bool(flag) for flag in self._flags)
+        if not mine and engine.context.world is not None and engine.context.world.size > 1:
+            # the exchange gave it to every rank: the one whose own gradients were bad is to be the one that says so
+            engine.context.wait_until(lambda: False, _AFTER_YOU)
+        name, index = bad
+        whose = "its own, before the exchange" if mine else "after the exchange"
+        error = NonFiniteError(
+            f"the gradient of {name.partition('.')[2].partition('.')[2] or name} is not finite on rank "
+            f"{engine.context.rank} (element {index}, {whose}); the update of step {engine.index_of(step)} is not made"
+        )
+        error.final = self._nonfinite == "stop"
+        raise error
+
+    # -- equal replicas ----------------------------------------------------------------------------------------------
+
+    def _publish_sum(self, step: int) -> None:
+        self._checking = -1
+        if not self._every or (step >= _FIRST_CHECKS and step % self._every):
+            return
+        value = self._sum()
+        if value is None:
+            return
+        self._trusted = self._trusted or self._others_trust()
+        self._cell[F.SUM_AT] = 0
+        self._cell[F.SUM] = value
+        self._cell[F.SUM_AT] = sum_word(step, self._trusted)
+        self._checking = step
+
+    def _sum(self) -> int | None:
+        """Checksum of what every replica must have bit for bit; None when nothing is replicated."""
+        engine = self._engine
+        value, found = 0, False
+        for entry in engine.state.replicated(engine.state.manifest):
+            value = engine.state.arena.checksum(entry, value)
+            found = True
+        return value if found else None
+
+    def holds(self, step: int) -> bool:
+        """Every rank has arrived at `step`. True: the launcher must first replace one whose weights are corrupt."""
+        if self._checking != step or self._agreed == step:
+            return False
+        context = self._engine.context
+        assert context.world is not None
+        cells = [context.board.cell(place.cell) for place in context.world.places]
+        words = [sum_of(c[F.SUM_AT]) for c in cells]
+        sums = [c[F.SUM] for c in cells]
+        if any(at != step for at, _ in words):
+            self._agreed = step
+            return False  # a rank that replicates nothing, or compares at other steps
+        if corrupt(sums, [trusted for _, trusted in words]):
+            return True
+        self._trusted = len(set(sums)) == 1
+        self._agreed = step
+        return False
+
+    def _others_trust(self) -> bool:
+        """One rank opens each gate, and it alone needs to have compared: the others learn it from its word."""
+        context = self._engine.context
+        assert context.world is not None
+        return any(sum_of(context.board.cell(p.cell)[F.SUM_AT])[1] for p in context.world.places)
+
+    def inherit(self) -> None:
+        """A replacement: what a corrupt predecessor may have spoilt."""
+        context = self._engine.context
+        world = context.world
+        assert world is not None
+        lost = (world.lost or {}).get(str(context.rank))
+        if lost is not None and context.board.cell(lost)[F.FENCED] == 3 and self._every != 1:
+            self._engine.note_inexact(Inexact.WAS_CORRUPT)
+
+
+def excuse_compilation(context: Context) -> None:
+    """While torch compiles something the launcher is to be patient: it may take minutes, at any step."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._dynamo.callback import callback_handler
+
+        callback_handler.register_start_callback(lambda _: context.busy(Busy.COMPILING, True))
+        callback_handler.register_end_callback(lambda _: context.busy(Busy.COMPILING, False))
+
+
+def _bad_index(tensor: torch.Tensor) -> int:
+    """Index of the first number that is not finite, -1 = all are."""
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        return native.find_nonfinite(tensor.data_ptr(), tensor.numel(), _FORMATS[tensor.dtype])
+    bad = torch.isfinite(tensor).logical_not_().flatten().nonzero()
+    return int(bad[0]) if len(bad) else -1
+
+
+def _first_bad(grads: list[tuple[str, torch.Tensor]]) -> tuple[str, int] | None:
+    """Name and element of the first number that is not finite."""
+    grads = [(name, g.to_local() if hasattr(g, "to_local") else g) for name, g in grads]  # FSDP's are spread over ranks
+    devices = [g for _, g in grads if g.device.type != "cpu" and not g.is_sparse and g.dtype in _FORMATS]
+    if devices and bool(torch.isfinite(torch.stack([n.float() for n in _largest(devices)])).all()):
+        grads = [(name, g) for name, g in grads if g.device.type == "cpu"]
+    for name, grad in grads:
+        values = grad.coalesce().values() if grad.is_sparse else grad
+        index = _bad_index(values) if values.dtype in _FORMATS else -1
+        if index >= 0:
+            return name, index
+    return None
+
+
+def _largest(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The largest absolute value of each, in a few kernels; not finite when one of its numbers is not."""
+    return tuple(torch._foreach_norm(tensors, float("inf")))
+
+
+def _scaled(optimizer: Any) -> bool:
+    """Does a GradScaler call this update? It has looked at the gradients, or makes the kernel leave the step out."""
+    if getattr(optimizer, "found_inf", None) is not None:
+        return True
+    frame = sys._getframe(1)
+    for _ in range(_STACK):
+        if frame is None:
+            return False
+        if any("GradScaler" in kind.__name__ for kind in type(frame.f_locals.get("self")).__mro__):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

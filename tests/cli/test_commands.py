@@ -1,0 +1,176 @@
+"""Every command, whoever wrote it: help with an example, JSON where it reads, its exit codes; in a terminal and piped.
+
+The commands are taken from the app, so a new one is tested without a word here. Real processes throughout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ftrun.cli import completion
+from ftrun.cli.completion import RUN, Command
+from tests.e2e import harness
+
+COMMANDS = {command.name: command for command in completion.commands()}
+ACTING = {"run", "stop", "drain", "inject-fault", "completions"}  # they change something, or print what is no data
+# what these need beside the run's name to be understood
+NEEDS = {"inject-fault": ["kill", "--yes"], "drain": ["--rank", "0", "--yes"]}
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@dataclass
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**harness.environment(folder), "TERM": "xterm", "COLUMNS": "110", "LINES": "40"}
+
+
+def piped(folder: Path, *args: str) -> Answer:
+    done = subprocess.run(
+        [harness.tool("ftrun"), *args],
+        cwd=folder, env=environment(folder), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def in_terminal(folder: Path, *args: str) -> Answer:
+    """All three streams are a terminal; what is shown comes back as `out`, without colours."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execve(harness.tool("ftrun"), ["ftrun", *args], environment(folder))
+    shown = b""
+    deadline = time.monotonic() + 60
+    try:
+        while time.monotonic() < deadline:
+            if select.select([terminal], [], [], 0.2)[0]:
+                data = os.read(terminal, 65536)
+                if not data:
+                    break
+                shown += data
+    except OSError:
+        pass  # the other end was closed
+    else:
+        os.kill(pid, 9)
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    return Answer(os.waitstatus_to_exitcode(status), ESCAPE.sub("", shown.decode()).replace("\r\n", "\n"), "")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    (tmp_path / "bad.toml").write_text("[[fault]]\nkind = 'nonsense'\nrank = 0\n")
+    (tmp_path / "wide.toml").write_text("[[fault]]\nkind = 'kill'\nrank = 7\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_an_example(folder: Path, name: str) -> None:
+    answer = piped(folder, name, "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith(f"Usage: ftrun {name}") and "\x1b" not in answer.out
+    last = " ".join(answer.out.strip().rpartition("\n\n")[2].split())
+    assert re.search(rf"Examples?: .*ftrun {name}\b", last), f"no example at the end: {last}"
+    assert in_terminal(folder, name, "--help").out.strip() == answer.out.strip()
+
+
+def test_every_reading_command_has_json() -> None:
+    without = {name for name, command in COMMANDS.items() if not any(o.shown == "--json" for o in command.options)}
+    assert without <= ACTING
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_unknown_option_is_a_usage_error(folder: Path, name: str) -> None:
+    answer = piped(folder, name, "--no-such-option")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("ftrun: error: ") and answer.err.count("\n") == 1, answer.err
+    shown = in_terminal(folder, name, "--no-such-option")
+    assert (shown.code, shown.out) == (2, answer.err)
+
+
+@pytest.mark.parametrize("name", [n for n, command in COMMANDS.items() if RUN in command.arguments])
+def test_no_such_run(folder: Path, name: str) -> None:
+    answer = piped(folder, name, "no-such-run", *NEEDS.get(name, []))
+    assert (answer.code, answer.out) == (4, ""), answer.err
+    assert answer.err.startswith("ftrun: error: ") and "no-such-run" in answer.err
+    if not NEEDS.get(name):
+        assert piped(folder, name).code == 4  # nor a newest one
+    shown = in_terminal(folder, name, "no-such-run", *NEEDS.get(name, []))
+    assert shown.code == 4 and "no-such-run" in shown.out and "Traceback" not in shown.out
+
+
+CODES: list[tuple[int, str]] = [
+    (2, ""),
+    (0, "--help"),
+    (0, "--version"),
+    (0, "runs"),
+    (0, "runs --json"),
+    (0, "--dry-run train.py"),
+    (0, "--dry-run --json train.py"),
+    (2, "missing.py"),
+    (2, "run missing.py"),
+    (2, "statsu"),
+    (2, "--spares many train.py"),
+    (78, "--fault-plan bad.toml train.py"),
+    (78, "--fault-plan wide.toml train.py"),
+    (78, "--fault-plan missing.toml train.py"),
+    (78, "--config missing.toml train.py"),
+    (2, "verify train.py"),
+    (2, "verify --faults bad.toml --kill-every-phase train.py"),
+    (2, "verify --kill-every-phase missing.py"),
+    (2, "verify --kill-every-phase --nnodes 2 --node-rank 0 train.py"),
+    (2, "verify --kill-every-phase --no-python true"),
+    (2, "verify --kill-every-phase --fault-plan bad.toml train.py"),
+    (78, "verify --faults bad.toml train.py"),
+    (78, "verify --faults wide.toml --nproc-per-node 4 train.py"),
+    (2, "doctor --rdzv-endpoint host:99999999"),
+    (2, "completions tcsh"),
+    (0, "completions bash"),
+]
+
+
+@pytest.mark.parametrize(("code", "line"), CODES)
+def test_exit_codes(folder: Path, code: int, line: str) -> None:
+    answer = piped(folder, *line.split())
+    assert answer.code == code, answer
+    if code and line:
+        assert answer.out == "" and answer.err.startswith("ftrun: error: ") and answer.err.count("\n") == 1, answer
+    elif "--json" in line:
+        json.loads(answer.out)
+    assert "Traceback" not in answer.err
+    shown = in_terminal(folder, *line.split())
+    assert shown.code == code
+    if code and line:
+        assert shown.out == answer.err  # the same sentence, whoever reads it
+    assert not any((folder / "runs").iterdir())
+
+
+def test_json_where_there_is_nothing_to_read(folder: Path) -> None:
+    """A program that asks for JSON gets JSON or nothing on stdout, never a sentence."""
+    for name, command in COMMANDS.items():
+        if RUN in command.arguments and name not in ACTING:
+            answer = piped(folder, name, "--json")
+            assert answer.code == 4, (name, answer)
+            if answer.out:
+                json.loads(answer.out)
+
+
+def test_the_table_sees_every_command(folder: Path) -> None:
+    listed = piped(folder, "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]
+    names = set(re.findall(r"^  ([a-z][a-z-]+) ", listed, re.M))
+    assert names == set(COMMANDS) and isinstance(COMMANDS["run"], Command)

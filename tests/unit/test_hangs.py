@@ -1,0 +1,184 @@
+"""Who is guilty when nothing moves, as a table of worlds; and the patience that is learned from the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ftrun.control import hangs
+from ftrun.control.hangs import Limits, Rank, Verdict, Watch
+from ftrun.core import replicas
+from ftrun.core.faults import Fault
+
+PAUSE = 0.05
+
+
+def rank(index: int, /, **facts: object) -> Rank:
+    """A rank that computes in the body of step 9."""
+    plain = Rank(index, index, 9, True, False, False, 0, 0, "", "", (1,), 0)
+    return replace(plain, **facts)  # type: ignore[arg-type]
+
+
+def inside(index: int, count: int = 3, **facts: object) -> Rank:
+    return rank(index, **{"waiting": True, "number": count, "name": "allreduce", **facts})
+
+
+def at_gate(index: int, count: int = 3) -> Rank:
+    return rank(index, at_gate=True, number=count)
+
+
+class World:
+    """Looks at ranks every PAUSE seconds; `typical` gives it a past of even steps."""
+
+    def __init__(self, limits: Limits | None = None, typical: float | None = 0.2) -> None:
+        self.watch = Watch(limits or Limits(), PAUSE)
+        self.now = 100.0
+        self.last = -1
+        self.ticks = 0
+        for _ in range(0 if typical is None else 8):
+            self.last += 1
+            for _ in range(round((typical or 0) / PAUSE)):
+                self.look([rank(0, mark=(self.ticks,)), rank(1, mark=(self.ticks,))])
+
+    def look(self, ranks: list[Rank], pause: float = PAUSE) -> Verdict | None:
+        self.now += pause
+        self.ticks += 1
+        alive = [replace(r, python=self.ticks) if r.python == 0 else r for r in ranks]
+        return self.watch.look(self.now, 1, self.last, alive)
+
+    def wait(self, ranks: list[Rank], seconds: float = 1000.0) -> tuple[float, Verdict | None]:
+        """Look until there is a verdict; how long that took."""
+        begin = self.now
+        while self.now - begin < seconds:
+            verdict = self.look(ranks)
+            if verdict is not None:
+                return self.now - begin, verdict
+        return self.now - begin, None
+
+
+def blamed(verdict: Verdict | None) -> list[tuple[int, str]]:
+    assert verdict is not None
+    return [(a.cell, a.fault.value) for a in verdict.accused]
+
+
+WORLDS: list[tuple[str, list[Rank], list[tuple[int, str]]]] = [
+    ("one left a collective out", [inside(0), inside(1), at_gate(2, 2), inside(3)], [(2, "collective")]),
+    ("one is in an older one", [inside(0), inside(1), inside(2, 2), inside(3)], [(2, "collective")]),
+    ("one called one too many", [at_gate(0), at_gate(1), inside(2, 4), at_gate(3)], [(2, "collective")]),
+    ("all in the same", [inside(0), inside(1), inside(2), inside(3)], []),
+    ("two against two", [inside(0), inside(1), at_gate(2, 2), at_gate(3, 2)], []),
+    ("over for some and not for others", [inside(0), inside(1), at_gate(2), inside(3)], []),
+    ("a subgroup", [inside(0, group=7), inside(1, group=7), at_gate(2, 9), at_gate(3, 9)], []),
+    ("different names", [inside(0), inside(1, name="barrier"), inside(2), at_gate(3, 2)], []),
+]
+
+
+@pytest.mark.parametrize(("name", "ranks", "expected"), WORLDS, ids=[w[0] for w in WORLDS])
+def test_a_world_in_which_everybody_waits(name: str, ranks: list[Rank], expected: list[tuple[int, str]]) -> None:
+    seconds, verdict = World().wait(ranks)
+    assert blamed(verdict) == expected
+    assert 1.0 <= seconds <= 1.2, "the floor, with steps of 0.2 s"
+    assert verdict is not None and (verdict.accused or (verdict.what and "nothing moved" in verdict.evidence))
+
+
+def test_three_typical_steps_where_those_are_longer_than_the_floor() -> None:
+    seconds, _ = World(typical=1.0).wait(WORLDS[0][1])
+    assert 3.0 <= seconds <= 3.2
+
+
+@pytest.mark.parametrize(("excuse", "limit"), [("call", 600.0), ("outside", 600.0), ("first", 60.0)])
+def test_everybody_may_wait_longer_where_work_is_of_another_kind(excuse: str, limit: float) -> None:
+    seconds, _ = World().wait([inside(0), inside(1, excuse=excuse), inside(2)])
+    assert limit <= seconds <= limit + 1
+
+
+def test_the_second_look_at_the_same_gate_is_more_patient() -> None:
+    world = World()
+    ranks = WORLDS[3][1]
+    world.wait(ranks)
+    world.watch.quiet()
+    seconds, verdict = world.wait(ranks)
+    assert seconds >= hangs.STUCK_AGAIN and verdict is not None and not verdict.accused
+
+
+@pytest.mark.parametrize(("excuse", "limit"), [("", 20.0), ("first", 600.0), ("outside", 600.0), ("compiling", 600.0)])
+def test_a_busy_rank_gets_its_time(excuse: str, limit: float) -> None:
+    world = World()
+    seconds, verdict = world.wait([inside(0), inside(1), rank(2, excuse=excuse), inside(3)])
+    assert blamed(verdict) == [(2, "hang")]
+    assert limit <= seconds <= limit + 1
+    assert verdict is not None and "ranks 0, 1, 3 wait for it in allreduce #3 of step 9" in verdict.accused[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("limits", "typical", "excuse", "patience"),
+    [
+        (Limits(), 4.0, "", 60.0),
+        (Limits(), 90.0, "", 600.0),
+        (Limits(), None, "", 600.0),
+        (Limits(floor=2.0), 0.2, "", 3.0),
+        (Limits(5.0), 0.2, "", 5.0),
+        (Limits(5.0), None, "outside", 5.0),
+        (Limits(5.0), 0.2, "first", 50.0),
+        (Limits(5.0), 0.2, "call", 600.0),
+    ],
+)
+def test_patience(limits: Limits, typical: float | None, excuse: str, patience: float) -> None:
+    assert World(limits, typical).watch.patience(excuse) == pytest.approx(patience, rel=0.05)
+
+
+def test_ten_times_a_typical_step_is_no_hang() -> None:
+    for typical in (0.1, 1.0, 5.0):
+        _, verdict = World(typical=typical).wait([inside(0), inside(1), rank(2)], 10 * typical)
+        assert verdict is None
+
+
+def test_a_held_gil_is_told_from_a_busy_python() -> None:
+    """Its doorbell thread does not look any more, so its own word about a collective is worth nothing either."""
+    for state in (rank(2, python=5), inside(2, 2, python=5)):
+        seconds, verdict = World().wait([inside(0), inside(1), state])
+        assert blamed(verdict) == [(2, "gil")] and 20.0 <= seconds <= 21.0
+
+
+def test_what_a_paused_launcher_missed_is_not_counted() -> None:
+    world = World()
+    ranks = [inside(0), inside(1), rank(2)]
+    for _ in range(20):
+        assert world.look(ranks, pause=30.0) is None
+
+
+def test_nobody_is_accused_while_all_are_busy_or_before_the_first_step() -> None:
+    assert World().wait([rank(0), rank(1)], 900)[1] is None
+    assert World().wait([inside(0, looping=False), rank(1, looping=False)], 900)[1] is None
+    assert blamed(World().wait([rank(0)])[1]) == [(0, "hang")], "alone nobody else waits"
+
+
+def test_signs_of_life_start_the_clock_again() -> None:
+    world = World()
+    for tick in range(2000):
+        assert world.look([inside(0), inside(1), rank(2, mark=(tick // 100,))]) is None
+
+
+@pytest.mark.parametrize(
+    ("sums", "trusted", "guilty", "undecided"),
+    [
+        ([1, 1, 1], [True] * 3, (), False),
+        ([1, 2, 1], [True] * 3, (1,), False),
+        ([2, 1, 1, 3, 1], [True] * 5, (0, 3), False),
+        ([1, 2], [True] * 2, (), True),
+        ([1, 1, 2, 2], [True] * 4, (), True),
+        ([1, 2, 1], [False] * 3, (), False),
+        ([1, 2, 3], [False] * 3, (), False),
+        ([1, 2, 1], [False, False, True], (1,), False),
+    ],
+)
+def test_which_replica_is_corrupt(
+    sums: list[int], trusted: list[bool], guilty: tuple[int, ...], undecided: bool
+) -> None:
+    assert replicas.corrupt(sums, trusted) == guilty
+    assert replicas.undecided(sums, trusted) is undecided
+
+
+def test_every_accusation_is_a_fault_that_policies_know() -> None:
+    assert {Fault.COLLECTIVE, Fault.GIL, Fault.HANG, Fault.LINK} <= set(Fault)

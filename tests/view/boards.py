@@ -1,0 +1,115 @@
+"""Run directories to look at: recorded from a real run, put back with times of today, also with many more ranks.
+
+`python -m tests.view.boards RUN_DIR` records a live run into recorded.json; its journal is recorded with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ftrun.core import gate, paths
+from ftrun.core.board import Board, Cell, F, Head
+from ftrun.core.world import Place, World, read_world, write_world
+from ftrun.host.rundir import process_start
+
+RECORDED = Path(__file__).with_name("recorded.json")
+WORDS = 128
+# words of a cell that hold a CLOCK_MONOTONIC time in ns; kept as an age
+TIMES = {
+    *(F.BEAT, F.PROGRESS, F.COLLECTIVE_SINCE, F.STOPPED_NS, F.CLEANED_NS, F.READY_NS, F.RESET_NS, F.RESTORED_NS),
+    *(F.RESUMED_NS, F.FIRST_DONE_NS, F.RAISED_NS, F.REDONE_NS, F.FENCED_NS, F.DETECTED_NS, F.MOVE_SINCE),
+    *(F.FIRST_ROW + 8 * row + word for row in range(5) for word in range(3, 8)),
+}
+LOCKS = range(F.LIFE, F.MAIN + 8)
+
+
+def record(run_dir: Path) -> dict[str, Any]:
+    """What `put` needs of a live run."""
+    board, now = Board.open(run_dir / paths.BOARD), time.monotonic_ns()
+    cells = []
+    for index in range(board.cells):
+        words = board.cell(index).words().tolist()
+        if not words[F.PID]:
+            break
+        kept = {w: v for w, v in enumerate(words) if v and w not in LOCKS and w not in TIMES}
+        cells.append({"words": kept, "ages": {w: now - words[w] for w in sorted(TIMES) if words[w]}})
+    world = read_world(run_dir, board[Head.PUBLISHED])
+    raw = json.loads((run_dir / paths.RUN_FILE).read_text())
+    return {
+        "run": {key: raw[key] for key in ("run_id", "argv", "world_size", "spares")},
+        "gate": board.gate(),
+        "places": [p.cell for p in world.places],
+        "generation": world.generation,
+        "cells": cells,
+        "age": time.time() - raw["started"],
+        "journal": [json.loads(line) for line in (run_dir / paths.JOURNAL).read_text().splitlines()],
+    }
+
+
+def put(root: Path, name: str = "lab", ranks: int | None = None, until: str = "") -> Board:
+    """Make the recorded run under `root`, as a run of this process. `ranks`: the recorded ones, again and again.
+
+    `until`: the journal ends before the answer that leaves this phase (of its last incident).
+    """
+    recorded = json.loads(RECORDED.read_text())
+    places, source = recorded["places"], recorded["cells"]
+    ranks = len(places) if ranks is None else ranks
+    held = set(places)
+    spares = [c for at, c in enumerate(source) if at not in held and not c["words"].get(str(F.EXITED))]
+    run_dir = root / name
+    run_dir.mkdir(mode=0o700)
+    pid, now = os.getpid(), time.monotonic_ns()
+    board = Board.create(run_dir / paths.BOARD, ranks + len(spares) + 16)
+    for rank in range(ranks):
+        _fill(board.cell(rank), source[places[rank % len(places)]], now)
+        board.cell(rank)[F.RANK] = rank + 1
+    for at, spare in enumerate(spares):
+        _fill(board.cell(ranks + at), spare, now)
+    generation = recorded["generation"]
+    board[Head.WORLD_SIZE], board[Head.PUBLISHED], board[Head.LAUNCHER_PID] = ranks, generation, pid
+    assert board.swap_gate(board.gate(), recorded["gate"])
+    write_world(run_dir, World(generation, 0, tuple(Place(r, r, r) for r in range(ranks)), "127.0.0.1", 1))
+    facts = {"pid": pid, "start": process_start(pid), "started": time.time() - recorded["age"], "logs": str(root)}
+    (run_dir / paths.RUN_FILE).write_text(json.dumps({**recorded["run"], **facts, "world_size": ranks}))
+    (run_dir / paths.JOURNAL).write_text(journal_text(recorded["journal"], until))
+    return board
+
+
+def _fill(cell: Cell, recorded: dict[str, Any], now: int) -> None:
+    words = cell.words()
+    for word, value in recorded["words"].items():
+        words[int(word)] = value
+    for word, age in recorded["ages"].items():
+        words[int(word)] = now - age
+
+
+def journal_text(lines: list[dict[str, Any]], until: str = "") -> str:
+    """The journal, as if its last line had just been written."""
+    if until:
+        last = max(at for at, line in enumerate(lines) if line.get("phase") == until)
+        lines = lines[: last + 1]
+    shift = time.monotonic() - lines[-1]["t"]
+    return "".join(json.dumps(_shifted(line, shift)) + "\n" for line in lines)
+
+
+def _shifted(line: Any, shift: float) -> Any:
+    if isinstance(line, list):
+        return [_shifted(value, shift) for value in line]
+    if not isinstance(line, dict):
+        return line
+    moved = {key: _shifted(value, shift) for key, value in line.items()}
+    for key, factor in (("t", 1), ("wall", 1), ("began_ns", 10**9), ("detected_ns", 10**9)):
+        if key in moved and isinstance(moved[key], (int, float)):
+            moved[key] = moved[key] + (time.time() - time.monotonic() - moved[key] + line["t"] if key == "wall" else 0)
+            moved[key] += int(shift * factor) if factor > 1 else shift
+    return moved
+
+
+if __name__ == "__main__":
+    RECORDED.write_text(json.dumps(record(Path(sys.argv[1])), separators=(",", ":")) + "\n")
+    print(f"gate {gate.unpack(json.loads(RECORDED.read_text())['gate'])}", file=sys.stderr)

@@ -1,0 +1,155 @@
+"""Reading journals: torn lines, the account, `ftrun events`, and which run is meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ftrun.view.journal import Account, Tail, lines
+from tests.view import boards
+from tests.view.conftest import Looking
+
+
+def recorded() -> list[bytes]:
+    return boards.journal_text(json.loads(boards.RECORDED.read_text())["journal"]).encode().splitlines()
+
+
+def test_torn_last_line_waits_for_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"t": 1}\n{"t": 2, "no')
+    tail = Tail(path)
+    assert list(tail.read()) == [b'{"t": 1}']
+    with path.open("ab") as file:
+        file.write(b'te": "end"}\n')
+    assert list(tail.read()) == [b'{"t": 2, "note": "end"}']
+    assert list(tail.read()) == []
+    tail.close()
+
+
+def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"t": 1}\n\x00\xff{{\n[3]\n{"t": 2}\n{"torn')
+    assert [line["t"] for line in lines(path)] == [1, 2]
+
+
+def test_account_of_the_recorded_run() -> None:
+    account = Account()
+    account.add_all(recorded())
+    assert [i["victims"][0]["rank"] for i in account.incidents] == [2, 1]
+    assert (account.phase, account.generation, account.replacements, account.restarts) == ("RUNNING", 3, 2, 0)
+    now = account.latest
+    lost = sum(i["total_ms"] for i in account.incidents) / 1000
+    assert account.lost(now) == pytest.approx(lost) and account.training is not None
+    wanted = (now - account.training - lost) / (now - account.began)
+    assert account.effective(now) == pytest.approx(wanted) and account.current is None
+
+
+def test_account_at_every_moment() -> None:
+    """However far the journal came: an incident that goes on is known by its rank and stage, and one that is over is not."""
+    stages: dict[int, list[str]] = {}
+    account = Account()
+    for line in recorded():
+        account.add(line)
+        ratio = account.effective(account.latest)
+        assert ratio is None or 0 <= ratio <= 1
+        if account.current is not None:
+            stages[account.current.victims[0]["rank"]] = [phase for phase, _ in account.current.stages]
+    whole = ["STOPPING", "CLEANING", "RESETTING", "RESTORING", "RESUMING", "FIRST_STEP"]
+    assert stages == {2: whole, 1: whole}
+
+
+def test_skipping_lines_changes_nothing() -> None:
+    """The quick way past lines without news gives what reading all of them gives."""
+    quick, whole = Account(), Account()
+    for line in recorded():
+        quick.add(line)
+        whole.add(
+            b" " + line.replace(b'"actions": [], ', b'"actions":[], ').replace(b'"event": {"kind"', b'"event":{"kind"')
+        )
+    for name in ("phase", "generation", "holders", "training", "replacements", "incidents", "began"):
+        assert getattr(quick, name) == getattr(whole, name), name
+
+
+def test_events_for_people(looking: Looking) -> None:
+    looking.finished()
+    done = looking.pipe("events", "lab")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    assert "rank 2 (worker 2) died in backward of step 10: SIGKILL" in said
+    assert "world 2: step 10, rank 2 to worker 4" in said and "STOPPING (generation 2)" in said
+    assert "recovered: SIGKILL → rank 2 in backward of step 10" in said
+    assert all(line[2] == ":" and line[8] == "." for line in said.splitlines())
+
+
+def test_events_as_json_are_the_journal(looking: Looking) -> None:
+    folder = looking.finished()
+    with (folder / "journal.jsonl").open("a") as file:
+        file.write('{"t": 9, "torn')
+    done = looking.pipe("events", "lab", "--json")
+    assert done.stdout.splitlines() == (folder / "journal.jsonl").read_text().splitlines()[:-1]
+
+
+def test_events_exit_codes(looking: Looking) -> None:
+    assert looking.pipe("events").returncode == 4
+    assert looking.pipe("events", "nobody").returncode == 4
+    assert "Examples: `ftrun events`" in looking.pipe("events", "--help").stdout
+
+
+def test_events_follow_until_the_end(looking: Looking) -> None:
+    boards.put(looking.root)
+    journal = looking.root / "lab" / "journal.jsonl"
+    with (looking.base / "out").open("wb") as out:
+        process = subprocess.Popen(
+            looking.command("events", "lab", "--follow"), env=looking.env, stdout=out, stdin=subprocess.DEVNULL
+        )
+    try:
+        wait(lambda: b"recovered" in (looking.base / "out").read_bytes())
+        assert process.poll() is None
+        with journal.open("a") as file:
+            file.write('{"t": 1.0, "note": "hello", "who": "me"}\n{"t": 1.0, "no')
+        wait(lambda: b"hello: who me" in (looking.base / "out").read_bytes())
+        with journal.open("a") as file:
+            file.write('te": "end"}\n')
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert (looking.base / "out").read_bytes().endswith(b"  end\n")
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_reader_that_leaves_ends_it(looking: Looking) -> None:
+    looking.finished()
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = looking.command("events", "lab")
+    done = subprocess.run(command, cwd=looking.base, env=looking.env, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert done.returncode != 0 and not done.stderr
+
+
+def test_which_run_is_meant(looking: Looking) -> None:
+    """A live run before one that ended, the newest of two that ended under one name, a killed one by its run directory."""
+    old, new = looking.finished("twin"), looking.finished("twin_0123abcd")
+    os.utime(old / "journal.jsonl", (1, 1))
+    new_lines = (new / "journal.jsonl").read_text().splitlines()
+    (new / "journal.jsonl").write_text("\n".join(new_lines[:20]) + "\n")
+    assert "no incident" in looking.pipe("timeline", "twin").stdout
+    boards.put(looking.root, "twin")
+    assert "2 incidents in all" in looking.pipe("timeline", "twin").stdout
+    other = looking.finished("elsewhere").rename(looking.base / "elsewhere")
+    assert looking.pipe("timeline", "elsewhere").returncode == 4
+    assert looking.pipe("timeline", "./elsewhere").returncode == 0 and other.exists()
+    assert looking.pipe("timeline", "elsewhere", PET_LOG_DIR=str(looking.base)).returncode == 0

@@ -1,0 +1,278 @@
+"""`ftrun timeline` in all its forms, from a recorded journal: what a person who never saw ftrun can read off it."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftrun.view.journal import Account
+from ftrun.view.timeline import model, svg, words
+from ftrun.view.timeline.model import Story, story
+from ftrun.view.timeline.scale import scale
+from ftrun.view.timeline.terminal import drawing
+from tests.view import boards
+from tests.view.conftest import Looking
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def account() -> Account:
+    """The recorded run: rank 2 killed in backward of step 10, rank 1 in the update of step 20."""
+    found = Account()
+    found.add_all(boards.journal_text(json.loads(boards.RECORDED.read_text())["journal"]).encode().split(b"\n"))
+    return found
+
+
+@pytest.fixture(params=[1, 2])
+def told(request: pytest.FixtureRequest, account: Account) -> Story:
+    return story(account, request.param, "lab")
+
+
+def kinds(told: Story, role: str) -> set[str]:
+    return {bar.kind for lane in told.lanes if lane.role == role for bar in lane.bars}
+
+
+def test_text_says_who_when_why_and_what_it_cost(looking: Looking) -> None:
+    looking.finished()
+    done = looking.pipe("timeline", "lab")
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert re.search(r"incident 2 of 2 of run lab, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text)
+    assert "what failed rank 1, in the optimizer step of step 20" in text
+    assert "why its process was killed (SIGKILL" in text
+    assert re.search(r"noticed [\d.]+ ms after it happened", text)
+    assert "3 healthy ranks stopped, cleaned up and reset in place" in text
+    assert "warm spare 5 took rank 1" in text
+    assert "copied from another rank (1.4 MB moved)" in text
+    assert re.search(r"cost \d+ ms from the failure until every rank had done a new step", text)
+    assert "all finished steps are kept (0 to 20); training went on with step 21" in text
+    rows = {line[:17].strip(): line[17:] for line in done.stdout.splitlines()}
+    assert "Failure" in rows["rank 1 FAILED"] and "Restoration" in rows["spare 5 → 1"]
+    assert "Backward" in rows["rank 0 healthy"] and "█" in rows["rank 0 healthy"]
+    assert "( Controller )" in rows["Controller"] and "Gradient Synchronization Barrier" in done.stdout
+
+
+def test_an_earlier_incident(looking: Looking) -> None:
+    looking.finished()
+    text = " ".join(looking.pipe("timeline", "lab", "--incident", "1").stdout.split())
+    assert "what failed rank 2, in the backward pass of step 10" in text
+    assert "adopted in place (0 B moved)" in text and "step 10 was done again" in text
+
+
+def test_lanes_hold_what_the_figures_show(told: Story) -> None:
+    assert [lane.role for lane in told.lanes] == [model.HEALTHY] * 3 + [model.FAILED, model.SPARE]
+    assert {model.FORWARD, model.BACKWARD, model.RESET} <= kinds(told, model.HEALTHY)
+    assert {model.RESTORATION, model.ROLLBACK, model.FORWARD, model.BACKWARD, model.OPTIMIZER} <= kinds(
+        told, model.SPARE
+    )
+    assert model.FORWARD in kinds(told, model.FAILED)
+    assert sum(told.parts.values()) == pytest.approx(told.done, abs=0.1)
+    assert told.begins < 0 <= told.detected <= told.resumed <= told.done
+    for lane in told.lanes:
+        ordered = [bar for bar in lane.bars if bar.kind in model.TRAINING and not bar.new]
+        assert all(a.end <= b.begin + 0.001 for a, b in pairwise(ordered))
+
+
+def test_parameters_before_and_after_the_barrier(account: Account) -> None:
+    """Figure 003: a failure before the barrier, nothing is updated; figure 002: after it, the others are."""
+    before, after = story(account, 1), story(account, 2)
+    for told, committed in ((before, False), (after, True)):
+        assert told.committed is committed
+        for lane in told.lanes:
+            at = model.updated(lane, told.resumed, told)
+            assert at == (0.5 if lane.fails is not None and committed else float(committed)), lane.label
+    assert before.resume == before.step and after.resume == after.step + 1  # type: ignore[operator]
+    assert len([b for b in after.barriers if b[1] < 0]) == 1 and not [b for b in before.barriers if b[1] < 0]
+
+
+def test_scale_never_goes_back(told: Story) -> None:
+    to = scale(told, 1000)
+    places = [to.at(told.begins + k * (told.done - told.begins) / 200) for k in range(201)]
+    assert places[0] == 0 and places[-1] == pytest.approx(1000) and places == sorted(places)
+
+
+def test_svg_is_well_formed_and_complete(looking: Looking) -> None:
+    looking.finished()
+    done = looking.pipe("timeline", "lab", "--format", "svg", "-o", "out.svg")
+    assert done.returncode == 0 and not done.stdout
+    root = ET.parse(looking.base / "out.svg").getroot()
+    shown = {"".join(node.itertext()) for node in root.iter(f"{SVG}text")}
+    wanted = "Controller, Failure, Stop+Clean+Reset, Restoration+Rollback, Barrier, Parameters updated, Parameters not updated"
+    assert set(wanted.split(", ")) <= shown
+    bars = [node for node in root.iter(f"{SVG}rect") if node.get("class") == "bar"]
+    colours = {node.get("data-kind"): node.get("fill") for node in bars}
+    assert (colours["Forward"], colours["Backward"], colours["Optimizer Step"]) == ("#00BFFF", "#2E8B57", "#FFA500")
+    width = float(root.get("width", "0"))
+    for bar in bars:
+        assert float(bar.get("width", "0")) > 0 and float(bar.get("x", "0")) + float(bar.get("width", "0")) <= width
+    lanes = [node.get("data-role") for node in root.iter(f"{SVG}g") if node.get("class") == "lane"]
+    assert lanes == ["healthy"] * 3 + ["failed", "spare"]
+    assert [node for node in root.iter(f"{SVG}polygon") if node.get("class") == "failure"]
+
+
+class _Page(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tips = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        facts = dict(attrs)
+        self.links += [str(facts[key]) for key in ("src", "href") if key in facts]
+        self.tips += "data-tip" in facts
+
+
+def test_html_needs_nothing_else(looking: Looking) -> None:
+    looking.finished()
+    done = looking.pipe("timeline", "lab", "--format", "html")
+    page = _Page()
+    page.feed(done.stdout)
+    assert done.returncode == 0 and not page.links and page.tips > 20
+    assert "http" not in re.sub(r'xmlns="[^"]*"', "", done.stdout)
+    assert "rank 1, in the optimizer step of step 20" in done.stdout
+
+
+def test_what_an_exception_says_is_escaped(account: Account) -> None:
+    """A signature comes from the user's program: it must not become markup."""
+    raw = json.loads(json.dumps(account.incidents[0]))
+    raw["victims"][0]["cause"] = "ValueError <script>alert(1)</script> at a&b.py:3"
+    other = Account()
+    other.incidents.append(raw)
+    from ftrun.view.timeline.html import document
+
+    page = document(story(other, 1, "<b>"))
+    assert "<script>alert" not in page and "&lt;script&gt;alert" in page and "<b>" not in page
+    ET.fromstring(svg.drawing(story(other, 1, "<b>")))
+
+
+def test_trace_holds_the_whole_run(looking: Looking) -> None:
+    looking.finished()
+    done = looking.pipe("timeline", "lab", "--format", "trace")
+    trace = json.loads(done.stdout)
+    events = trace["traceEvents"]
+    assert {"X", "i", "M"} == {e["ph"] for e in events}
+    for event in events:
+        assert event["ph"] == "M" or event["ts"] >= 0
+        assert event["ph"] != "X" or event["dur"] >= 0
+    names = {e["name"] for e in events}
+    assert {"RUNNING", "STOPPING", "RESETTING", "Forward", "Backward", "Optimizer Step", "incident"} <= names
+    assert "Failure: SIGKILL" in names
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} >= {"Controller", "rank 0", "rank 3"}
+    phases = sorted((e for e in events if e["ph"] == "X" and e["pid"] == 0 and e["tid"] == 0), key=lambda e: e["ts"])
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 0.01 for a, b in pairwise(phases))
+
+
+def test_json(looking: Looking) -> None:
+    looking.finished()
+    raw = json.loads(looking.pipe("timeline", "lab", "--json").stdout)
+    assert (raw["schema"], raw["run"], raw["victims"][0]["rank"], raw["last"]) == (1, "lab", 1, 20)
+
+
+def test_many_ranks_fold(account: Account) -> None:
+    raw = json.loads(json.dumps(account.incidents[0]))
+    raw["ranks"] = {str(rank): dict(raw["ranks"]["0"], stop=10.0 + rank / 1000) for rank in range(512)}
+    other = Account()
+    other.incidents.append(raw)
+    told = story(other, 1)
+    assert len(told.lanes) <= model.LANES_MOST and {model.FAILED, model.SPARE} <= {lane.role for lane in told.lanes}
+    assert told.folded + len(told.lanes) == 513
+    assert any("more like the healthy ones" in "".join(t for t, _ in line) for line in drawing(told, 100))
+    assert "more like the healthy ones" in svg.drawing(told)
+
+
+@pytest.mark.parametrize("width", [60, 80, 132])
+def test_text_fits(told: Story, width: int) -> None:
+    from ftrun.view.text import plain, width_of
+
+    assert all(width_of(plain(line)) <= width for line in drawing(told, width))
+
+
+def test_incident_without_a_guilty_rank() -> None:
+    facts: dict[str, Any] = {
+        "victims": [],
+        "stuck": "allreduc",
+        "restart": False,
+        "resume": 4,
+        "redone": 1,
+        "survivors": 4,
+        "last": 3,
+        "sources": {},
+        "ms": {"detect": 0.0, "stop": 5.0},
+        "total_ms": 9.0,
+        "ranks": {"0": {"stop": 5.0}},
+        "began_ns": 0,
+    }
+    other = Account()
+    other.incidents.append({**facts, "generation": 2})
+    assert ("what failed", "nobody: every rank waited for the others in allreduc") in words.facts(story(other, 1))
+    assert drawing(story(other, 1), 80)
+
+
+def test_restart_of_the_world() -> None:
+    facts: dict[str, Any] = {
+        "victims": [{"rank": 1, "cell": 1, "step": None, "phase": "start", "cause": "exit 3"}],
+        "restart": True,
+        "resume": 0,
+        "redone": 0,
+        "sources": {},
+        "ms": {"detect": 0.1},
+        "total_ms": 2500.0,
+        "ranks": {},
+        "began_ns": 0,
+    }
+    other = Account()
+    other.incidents.append({**facts, "generation": 1})
+    said = dict(words.facts(story(other, 1)))
+    assert said["why"] == "its process left with exit code 3" and said["cost"] == "2.50 s until all workers ran again"
+    assert said["what failed"] == "rank 1, while its script started" and svg.drawing(story(other, 1))
+
+
+def test_exit_codes(looking: Looking) -> None:
+    folder = looking.finished()
+    assert looking.pipe("timeline", "nobody").returncode == 4
+    assert looking.pipe("timeline", "lab", "--incident", "3").returncode == 4
+    assert looking.pipe("timeline", "lab", "--format", "png").returncode == 2
+    assert looking.pipe("timeline", "lab", "--json", "--format", "svg").returncode == 2
+    assert looking.pipe("timeline", "lab", "-o", "no/such/folder.txt").returncode == 1
+    assert looking.pipe("timeline", folder).returncode == 0
+    assert looking.pipe("timeline", folder / "journal.jsonl").returncode == 0
+    assert looking.pipe("timeline").returncode == 0  # the newest that left a journal
+    assert "Examples: `ftrun timeline`" in looking.pipe("timeline", "--help").stdout
+
+
+def test_run_without_an_incident(looking: Looking) -> None:
+    folder = looking.finished("clean")
+    path = folder / "journal.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:20]) + "\n")
+    done = looking.pipe("timeline", "clean")
+    assert done.returncode == 0 and "no incident" in done.stdout
+    assert looking.pipe("timeline", "clean", "--format", "svg").returncode == 4
+
+
+def test_an_output_that_fails_keeps_what_was_there(looking: Looking, tmp_path: Path) -> None:
+    looking.finished()
+    target = tmp_path / "old.svg"
+    target.write_text("old")
+    (tmp_path / "full").mkdir()
+    assert looking.pipe("timeline", "lab", "--format", "svg", "-o", tmp_path / "full").returncode == 1
+    assert looking.pipe("timeline", "lab", "--format", "svg", "-o", target).returncode == 0
+    assert target.read_text().startswith("<?xml")
+
+
+def test_in_a_terminal(looking: Looking) -> None:
+    looking.finished()
+    with looking.terminal("timeline", "lab", columns=110, rows=50) as terminal:
+        assert terminal.end() == 0
+        assert "rank 1 FAILED" in terminal.text and "( Controller )" in terminal.text
+    assert b"\x1b[" in terminal.raw
+    with looking.terminal("timeline", "lab", columns=110, rows=50, NO_COLOR="1") as terminal:
+        assert terminal.end() == 0
+    assert not re.search(rb"\x1b\[[0-9;]*3[0-9]", terminal.raw)
