@@ -11,7 +11,7 @@ namespace cuda {
 namespace {
 
 constexpr size_t kResults = 256;  // checksums of a lane that may be under way at once
-constexpr double kForeign = 60.0;  // seconds that a lane waits for a mark of another kind
+constexpr double kLast = 60.0;  // seconds that a lane waits for its last work when it is given up
 
 class CudaMark : public Mark {
  public:
@@ -51,8 +51,6 @@ void deliver(void *context) {
     one.busy.store(false, std::memory_order_release);
 }
 
-void await_foreign(void *context) { static_cast<const Mark *>(context)->wait(kForeign); }
-
 class CudaLane : public Lane {
  public:
     explicit CudaLane(Ordinal device) : device_(device) {
@@ -64,7 +62,7 @@ class CudaLane : public Lane {
         const Current current(device_);
         if (current.error != 0) return;
         if (stream_ != nullptr) {
-            if (scratch_ != 0) wait_stream(stream_, kForeign);  // a checksum may still use what is freed now
+            if (scratch_ != 0) wait_stream(stream_, kLast);  // a checksum may still use what is freed now
             calls().cuStreamDestroy(stream_);
         }
         if (scratch_ != 0) calls().cuMemFree(scratch_);
@@ -93,9 +91,7 @@ class CudaLane : public Lane {
         if (own != nullptr && keep(own->error()) != 0) return error_;
         if (own != nullptr) return keep(check(calls().cuStreamWaitEvent(stream_, own->event, 0), "cuStreamWaitEvent"));
         const int state = mark.query();
-        if (state != -EINPROGRESS) return keep(state);
-        void *context = const_cast<Mark *>(&mark);
-        return keep(check(calls().cuLaunchHostFunc(stream_, await_foreign, context), "cuLaunchHostFunc"));
+        return state == -EINPROGRESS ? -ENOTSUP : keep(state);
     }
     std::shared_ptr<Mark> mark() override {
         const Current current(device_);
