@@ -12,7 +12,7 @@ from ftrun.core.handle import Handle, Kind
 from ftrun.native import cuda
 from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.context import Context
-from ftrun.worker.device import Chunk
+from ftrun.worker.device import Chunk, DeviceMemory
 from ftrun.worker.segment import Segment
 from ftrun.worker.slots import Slots
 
@@ -73,8 +73,10 @@ class Kept:
 def fetch(context: Context, rank: int, name: str) -> Segment | None:
     """The kept host segment of a rank, mapped; None when the keeper has none."""
     ready = context.mapped.pop((rank, name), None)
+    if ready is not None and not (name == "arena" and DeviceMemory.used_by(ready)):
+        return ready  # only an arena on a GPU may be another one by now
     if ready is not None:
-        return ready
+        ready.close()
     found = _get(context, rank, name)
     if found is None:
         return None

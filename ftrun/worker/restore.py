@@ -16,6 +16,7 @@ from typing import Any
 from ftrun.core import gate
 from ftrun.core.board import F, Flag, Head, Inexact, Source
 from ftrun.core.errors import DeviceError, UsageError, WorkerError
+from ftrun.native import cuda
 from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.engine import Engine
@@ -75,6 +76,12 @@ class Restorer:
 
     def run(self) -> None:
         """Restore, or tell the launcher that there is no source. Errors: NoSource, UsageError."""
+        try:
+            self._run()
+        except cuda.CudaError as error:
+            raise NoSource(f"device {self.state.gpu}: {error.strerror}") from error
+
+    def _run(self) -> None:
         context = self.context
         context.cell[F.STEP] = self.resume + 1
         self.engine.fire("restore", self.resume)
@@ -85,7 +92,7 @@ class Restorer:
         self.engine.ledger.slots = Slots(slots)
         gpu = self.engine.use_gpu()
         fenced = self._await_fence()
-        own = self._usable(Arena(segment), gpu, fenced)
+        own = self._usable(Arena(segment), gpu)
         replica: Replica | None = None
         if fenced and not self._lost and own.seal == self.resume:
             manifest = own.read_manifest()
@@ -115,14 +122,14 @@ class Restorer:
         context.cell[F.SOURCE] = source
         context.cell[F.SOURCE_BYTES] = moved
 
-    def _usable(self, own: Arena, gpu: int | None, fenced: bool) -> Arena:
+    def _usable(self, own: Arena, gpu: int | None) -> Arena:
         """The rank's own arena with its part on the GPU mapped, or a new one when that cannot be had."""
         if gpu is None and not own.has_gpu:
             return own
         why = "it was on another kind of device"
         if gpu is not None and own.has_gpu:
             try:
-                if not fenced:
+                if self._may_still_run():
                     raise DeviceError("its last owner may still write there")
                 fetch_gpu(self.context, self.context.rank, own, gpu, write=True)
                 return own
@@ -136,8 +143,6 @@ class Restorer:
         self._lost = True
         try:
             return Arena.create(self.context.rank, max(self.state.bytes_now(), 1), gpu)
-        except OSError as error:
-            raise NoSource(f"no memory on device {gpu}: {error.strerror}") from error
         except DeviceError as error:
             raise NoSource(str(error)) from error
 
@@ -165,6 +170,12 @@ class Restorer:
                 break
             self.context.board.wait_workers(seen, 0.002)
         return cell[F.FENCED] == 1
+
+    def _may_still_run(self) -> bool:
+        """Did the fence around the dead incarnation miss its deadline? That its bytes are wrong does not matter here."""
+        world = self.context.world
+        lost = (world.lost or {}).get(str(self.context.rank)) if world else None
+        return lost is not None and self.context.board.cell(lost)[F.FENCED] in (0, 2)
 
     def _check_layout(self, manifest: Manifest) -> None:
         mine = {n: (str(p.dtype)[6:], tuple(p.shape)) for n, p, _ in self.state.params}
