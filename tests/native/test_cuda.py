@@ -370,3 +370,14 @@ def test_lanes_and_marks(control: fake.Control, tmp_path: Path) -> None:
     subprocess.run([compiler, *options, *folders, test, *sources, "-o", os.fspath(program)], check=True)
     done = subprocess.run([program], env={**os.environ, **control.env}, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "ok" in done.stdout, done.stderr
+
+
+def test_doctor_tells_whether_weights_outlive_a_worker(control: fake.Control) -> None:
+    code = "from ftrun.host.doctor import sharing\nprint(json.dumps([[f.state, f.text] for f in sharing.check()]))"
+    control.set(devices=2)
+    found = child(control, code)
+    assert len(found) == 2 and all(state == "ok" and "outlive a worker" in text for state, text in found), found
+    control.set(vmm=0)
+    found = child(control, code)
+    assert all(state == "warning" and "no virtual memory management" in text for state, text in found), found
+    assert child(None, code) == [] or shutil.which("nvidia-smi")
