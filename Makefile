@@ -12,7 +12,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test compat lint format native native-asan wheel-test chaos calm bench images completions gpu-test gpu-bench native-only clean
+.PHONY: help setup demo test compat lint format native native-asan native-tsan wheel-test chaos calm bench images completions gpu-test gpu-bench native-only clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,19 +70,28 @@ format: setup  ## let ruff lay out the Python code
 	$(PY) -m ruff format
 
 native-asan: setup  ## the native library's own test under the address and undefined-behaviour sanitizers
-	$(CMAKE) -S native -B build/asan -DCMAKE_BUILD_TYPE=Debug -DFTRUN_SANITIZE=ON >/dev/null
+	$(CMAKE) -S native -B build/asan -DCMAKE_BUILD_TYPE=Debug -DFTRUN_SANITIZE=address,undefined >/dev/null
 	$(CMAKE) --build build/asan --parallel
 	build/asan/native_test
 
+# With addresses in a fixed order: the sanitizer of older compilers does not run where the kernel shuffles them widely.
+native-tsan: setup  ## the same test under the thread sanitizer
+	$(CMAKE) -S native -B build/tsan -DCMAKE_BUILD_TYPE=Debug -DFTRUN_SANITIZE=thread >/dev/null
+	$(CMAKE) --build build/tsan --parallel
+	TSAN_OPTIONS=suppressions=native/test/tsan.supp setarch -R build/tsan/native_test
+
 # Outside the checkout and without its .venv, so that nothing but the wheel can be what is used.
-wheel-test: setup  ## build the wheel, install it into an empty environment, use it from there
+wheel-test: setup  ## build the wheel, install it into an empty environment, use it from there; then one without a compiler
 	rm -rf dist
 	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@set -eu; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; mkdir "$$folder/empty"; \
 	$(PYTHON) -m venv "$$folder/env"; \
 	"$$folder/env/bin/python" -m pip install -qqq --constraint constraints.txt dist/ftrun-*.whl; \
 	(cd "$$folder/empty" && ../env/bin/ftrun --help >/dev/null); \
-	"$$folder/env/bin/python" -I tests/wheel/use.py README.md "$$folder/empty"
+	"$$folder/env/bin/python" -I tests/wheel/use.py README.md "$$folder/empty"; \
+	mkdir "$$folder/plain"; \
+	CXX=/bin/false "$$folder/env/bin/python" -m pip install -qqq --no-deps --force-reinstall .; \
+	"$$folder/env/bin/python" -I tests/wheel/without_compiler.py "$$folder/plain"
 	@ls -l dist/ftrun-*.whl
 
 chaos: setup  ## the slow tests, then whole runs with kills at random moments
@@ -92,10 +101,11 @@ chaos: setup  ## the slow tests, then whole runs with kills at random moments
 calm: setup  ## an hour of a run that is odd and healthy: nothing may be reported (MINUTES=n for another time)
 	$(PY) tests/calm.py --minutes $(or $(MINUTES),60)
 
-bench: setup  ## ftrun against torchrun on this machine; the figures also go to build/bench/recovery.json
+bench: setup  ## ftrun against torchrun on this machine, detection, transfers; the figures also go to build/bench/*.json
 	@mkdir -p build/bench
 	$(PY) tests/bench/recovery.py --json build/bench/recovery.json
 	$(PY) tests/bench/detect.py --json build/bench/detect.json
+	$(PY) tests/bench/transfer.py --json build/bench/transfer.json
 
 images: setup  ## make the README's pictures anew, from a real run
 	$(PY) examples/images.py

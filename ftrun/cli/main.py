@@ -15,7 +15,17 @@ import typer
 from typer.core import TyperGroup
 
 from ftrun.cli.options import EPILOG
-from ftrun.core.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_SIGNAL, EXIT_USAGE, ConfigError, FtrunError, UsageError
+from ftrun.core.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_SIGNAL,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    ConfigError,
+    FtrunError,
+    PlatformError,
+    UsageError,
+)
 
 WIDTH = 110  # columns of the help at most
 
@@ -106,6 +116,8 @@ def execute(argv: list[str]) -> int:
         return _fail(str(error), EXIT_USAGE)
     except ConfigError as error:
         return _fail(str(error), EXIT_CONFIG)
+    except PlatformError as error:
+        return _fail(str(error), EXIT_UNAVAILABLE)
     except FtrunError as error:
         return _fail(str(error), EXIT_FAILED)
     except (typer.Abort, KeyboardInterrupt):

@@ -90,6 +90,11 @@ OPTIONS: tuple[Option, ...] = (
     _own("spares", REPAIR, "Warm spare workers.", "1", "K", **_WHOLE),
     _own("max-replacements", REPAIR, "Replacements per rank and hour; beyond it exit code 75.", "3", "N", **_WHOLE),
     _own(
+        "snapshot-every", REPAIR,
+        "Keep the state in host memory every K steps, for the loss of all its replicas at once (0: never).",
+        "0", "K", **_WHOLE,
+    ),
+    _own(
         "on-exhausted", REPAIR, "Without a healthy device: end with code 75, or wait for one (shrink is not supported yet).",
         "fail", "fail|shrink|wait", check=checks.exhausted,
     ),

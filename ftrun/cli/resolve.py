@@ -106,6 +106,8 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
     if values["virtual-local-rank"]:
         virtual_variables(os.environ.get("CUDA_VISIBLE_DEVICES"), values["nproc-per-node"] - 1)
     nodes = _nodes(values)
+    if values["snapshot-every"] and nodes.most > 1:
+        raise UsageError("--snapshot-every works in a run on one node: with several nothing is recovered in place yet")
     wait = values["on-exhausted"] == "wait"
     if wait and nodes.most > 1:
         raise UsageError(
@@ -127,6 +129,7 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
         spares=spares,
         max_restarts=values["max-restarts"],
         max_replacements=values["max-replacements"],
+        snapshot_every=values["snapshot-every"],
         run_id=values["run-id"] or (run_name(rdzv_id) if rdzv_id else None),
         rdzv_id=rdzv_id,
         log_dir=values["log-dir"],

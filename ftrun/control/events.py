@@ -158,12 +158,16 @@ class Stage(Event):
 
 @dataclass(frozen=True)
 class Unrestorable(Event):
-    """A replaced rank found no valid source for its state (the ladder's rungs 1 to 5 are out)."""
+    """A replaced rank found no valid source for its state as of the resume step (the ladder's rungs 1 to 3 are out).
+
+    `snapshot`: gate number of the newest step of which every rank has a host snapshot, -1 = there is none.
+    """
 
     t: float
     worker: int
     generation: int
     why: str
+    snapshot: int = -1
 
 
 @dataclass(frozen=True)
@@ -339,7 +343,8 @@ class Publish(Action):
     """Write the world file of `generation` and ring. `workers[r]` holds rank r; `lost[k]` died holding `replaced[k]`.
 
     `resume` is a gate number, or -1 in a tail world: after the loop. `devices`: what the workers may see, in the order
-    of LOCAL_RANK; () = what the launcher sees.
+    of LOCAL_RANK; () = what the launcher sees. `rollback`: every
+    rank goes back to the host snapshot of that step, and the gate word with them.
     """
 
     generation: int
@@ -351,6 +356,7 @@ class Publish(Action):
     fresh: bool = False
     attempt: int = 0
     devices: tuple[str, ...] = ()
+    rollback: bool = False
 
 
 @dataclass(frozen=True)

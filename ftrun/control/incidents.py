@@ -111,7 +111,8 @@ def gate_closed(config: Config, state: State, event: events.GateClosed) -> Resul
         return state, ()
     if devices.short(config, state):
         return devices.without(config, state)
-    state, publish, spawns = _refill(config, replace(state, published=True), event.last + 1, tail=False)
+    resume = event.last + 1 if state.rollback < 0 else state.rollback
+    state, publish, spawns = _refill(config, replace(state, published=True), resume, tail=False)
     state, more = progress(config, state)
     return state, (publish, *spawns, Deadline("recover", state.generation, config.recover_timeout), *more)
 
@@ -148,6 +149,7 @@ def progress(config: Config, state: State) -> Result:
         state = replace(state, phase=phase)
         if phase is Phase.RUNNING:
             now = state.generation
+            state = replace(state, rollback=-1)
             state = state.each(lambda w: w if w.rank is None else replace(w, generation=now))
             state, spawns = budgets.replenish(config, state)
             orders += spawns
@@ -192,14 +194,20 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
 
 
 def unrestorable(config: Config, state: State, event: events.Unrestorable) -> Result:
-    """Rungs 1 to 5 are out for a replaced rank: restart of the world, or a clear end.
+    """Rungs 1 to 3 are out for a replaced rank: everybody back to the host snapshot, else restart of the world or the end.
 
     Also when the world was stopped again since: the worker has given up, and tells it once.
     """
     worker = state.worker(event.worker)
     if worker is None or worker.rank not in state.replaced:
         return state, ()
+    if state.rollback >= 0 and event.generation < state.generation:
+        return state, ()  # it gave up in the world before: the snapshot is what it gets now
     said = Say("unrestorable", worker.cell, worker.rank, event.why)
+    left = any(w.loop_done or w.finished for w in state.workers)  # whoever left the loop cannot go back into it
+    if event.snapshot >= 0 and state.rollback < 0 and not left:
+        state, orders = stop(config, replace(state, rollback=event.snapshot))
+        return state, (replace(said, what="rolling_back"), *orders)
     return restarts.restart_or_end(config, state, event.t, said, full=False)
 
 
@@ -339,5 +347,6 @@ def _refill(config: Config, state: State, resume: int, *, tail: bool) -> tuple[S
         tail=tail,
         attempt=state.attempt,
         devices=devices.visible(config, state),
+        rollback=not tail and state.rollback >= 0,
     )
     return state, publish, tuple(spawns)

@@ -117,6 +117,7 @@ def _restart(config: Config, state: State, t: float, said: Say) -> Result:
         published=False,
         opened=False,
         recovering=False,
+        rollback=-1,
         early_failures=failures,
         store_ready=False,
         backoff_over=failures < 2,

@@ -66,6 +66,7 @@ SAYS = {
     "recovered": "detail = generation: every rank did a new step",
     "too_many_replacements": "worker, rank; detail = count and window",
     "cannot_recover": "worker, rank; detail = why not in place (another rank had already finished)",
+    "rolling_back": "worker, rank; detail = why no newer state was left: everyone goes back to the host snapshot",
     "unrestorable": "worker, rank; detail = why no source for the state was left",
     "restarting": "worker, rank; detail = cause; attempt = which one comes: all workers start again",
     "failed": "worker, rank; detail = root cause: no restart is left, the run ends",
@@ -173,6 +174,7 @@ class State:
     published: bool = False  # the world file of an incident's generation was ordered
     opened: bool = False  # ... and its gate opened again
     recovering: bool = False  # "recovered" is still to be said
+    rollback: int = -1  # gate number of the host snapshot that everyone goes back to in this incident, -1 = nobody does
     # budgets
     deaths: tuple[tuple[int, float], ...] = ()  # (rank, t) of replacements
     failures: tuple[tuple[str, int], ...] = ()

@@ -105,6 +105,7 @@ class F(enum.IntEnum):
     # two robust mutexes of 64 bytes each, see ftrun.native
     LIFE = 48  # held by the beat thread: its loss is the death of the process
     MAIN = 56  # held by the main thread: its loss means no more Python runs
+    NO_SOURCE = 72  # generation in which it found no source for its rank's state; see Flag.UNRESTORABLE
     # written by the worker: the phases of its last steps, see ftrun.core.steps
     FIRST_ROW = 80  # ROWS_KEPT rows of ROW_WORDS words
     ROWS = 120  # rows ever begun
@@ -324,6 +325,11 @@ class Board:
     def wait_workers(self, seen: int, timeout: float) -> bool:
         """Sleep (GIL released) until the workers' bell is rung after `seen` or `timeout` seconds; True = rung."""
         return native.bell_wait(self._worker_bell, seen, timeout)
+
+    @property
+    def gate_address(self) -> int:
+        """Address of the gate word in this process, for native calls."""
+        return self._gate_address
 
     @property
     def launcher_bell_address(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE: this machine or installation lacks something that every run needs
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: no healthy device left, or too many replacements
 EXIT_CONFIG = 78  # EX_CONFIG: bad fault plan or configuration
 EXIT_SIGNAL = 128

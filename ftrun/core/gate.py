@@ -13,7 +13,7 @@ from typing import NamedTuple
 _LAST_BITS = 40
 _CLOSED = 1 << _LAST_BITS
 _LAST_MASK = _CLOSED - 1
-_GENERATION_SHIFT = _LAST_BITS + 1
+GENERATION_SHIFT = _LAST_BITS + 1
 
 PASS, WAIT, STOPPED = "pass", "wait", "stopped"
 
@@ -28,22 +28,22 @@ class GateWord(NamedTuple):
 
 def pack(word: GateWord) -> int:
     """The word as an unsigned 64-bit integer (23 bits generation, 1 bit closed, 40 bits last + 1)."""
-    return (word.generation << _GENERATION_SHIFT) | (_CLOSED if word.closed else 0) | (word.last + 1)
+    return (word.generation << GENERATION_SHIFT) | (_CLOSED if word.closed else 0) | (word.last + 1)
 
 
 def unpack(raw: int) -> GateWord:
     """Inverse of `pack`."""
-    return GateWord(raw >> _GENERATION_SHIFT, bool(raw & _CLOSED), (raw & _LAST_MASK) - 1)
+    return GateWord(raw >> GENERATION_SHIFT, bool(raw & _CLOSED), (raw & _LAST_MASK) - 1)
 
 
 def generation_of(raw: int) -> int:
     """The generation in a raw word; for the places that are passed many times a step."""
-    return raw >> _GENERATION_SHIFT
+    return raw >> GENERATION_SHIFT
 
 
 def arrival(generation: int, step: int) -> int:
     """What a rank stores in its own cell when it arrives at gate `step` in `generation` (0 = never arrived)."""
-    return (generation << _GENERATION_SHIFT) | (step + 1)
+    return (generation << GENERATION_SHIFT) | (step + 1)
 
 
 def verdict(raw: int, generation: int, step: int) -> str:

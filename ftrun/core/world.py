@@ -24,6 +24,7 @@ class World:
     `tail` = nobody is stopped: the replaced ranks died after the loop and only run the script's end again.
     `fresh` = nothing is restored: every worker starts its script anew (first start, or a restart of the world).
     `group_rank` is this node's place among several; `places` are those of this node only.
+    `rollback` = everyone goes back to the host snapshot of step `resume`.
     `devices`: CUDA_VISIBLE_DEVICES of the workers, in the order of LOCAL_RANK; () = as the launcher has it.
     `lost` maps each replaced rank (as a string, for JSON) to the cell of the incarnation that died.
     """
@@ -39,6 +40,7 @@ class World:
     fresh: bool = False
     attempt: int = 0
     group_rank: int = 0
+    rollback: bool = False
     devices: tuple[str, ...] = ()
 
     @property

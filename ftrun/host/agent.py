@@ -252,10 +252,13 @@ class Agent:
             fresh=action.fresh,
             attempt=self._attempt(action.attempt),
             group_rank=place.node if place else 0,
+            rollback=action.rollback,
             devices=action.devices,
         )
         if action.fresh and action.attempt:
             self._services.keeper.send({"op": "drop"})
+        if action.rollback:
+            gates.rewind(self._board, action.generation, action.resume)
         self._board[Head.ATTEMPT] = world.attempt
         write_world(self._run_dir, world)
         self._board[Head.PUBLISHED] = action.generation

@@ -76,6 +76,7 @@ class Worker:
         self.ended = False  # reaped
         self.flags = 0
         self.raised = 0
+        self.no_source = 0
         self.stages = [0] * len(_STAGES)
         self.fencing = False
         self.ours = False  # its end was reported after we had killed it
@@ -218,10 +219,12 @@ class Crew:
             if generation != worker.stages[at]:
                 worker.stages[at] = generation
                 self._emit(Stage(now, index, generation, stage))
-        if changed & flags & Flag.UNRESTORABLE:
-            generation = cell[F.GENERATION]
-            why = self._read_error(f"{index}-{generation}-unrestorable").get("why", "no source is left")
-            self._emit(Unrestorable(now, index, generation, str(why)))
+        no_source = cell[F.NO_SOURCE]
+        if no_source != worker.no_source:
+            worker.no_source = no_source
+            told = self._read_error(f"{index}-{no_source}-unrestorable")
+            why, snapshot = told.get("why", "no source is left"), int(told.get("snapshot", -1))
+            self._emit(Unrestorable(now, index, no_source, str(why), snapshot))
         if changed & Flag.LOOP_DONE:
             self._emit(LoopDone(now, index, bool(flags & Flag.LOOP_DONE)))
 

@@ -18,6 +18,11 @@ def reopen(board: Board, generation: int) -> None:
     _move(board, lambda raw: gate.reopened(raw, generation))
 
 
+def rewind(board: Board, generation: int, resume: int) -> None:
+    """Everyone goes back: the steps from `resume` on count as not done. Only in a world that is stopped for `generation`."""
+    _move(board, lambda raw: gate.decided(raw, resume) if gate.unpack(raw)[:2] == (generation, True) else None)
+
+
 def reset(board: Board, generation: int) -> None:
     """A fresh world begins before its first step."""
     _move(board, lambda raw: gate.pack(gate.GateWord(generation, False, -1)))

@@ -51,6 +51,7 @@ class Incident:
     resume: int = 0
     redone: int = 0
     restart: bool = False
+    rollback: bool = False  # everyone went back to the host snapshot of `resume`
     survivors: int = 0
     fault: str = ""  # of an incident without victims: the links
     evidence: str = ""
@@ -74,6 +75,7 @@ class Incident:
             "resume": self.resume,
             "redone": self.redone,
             "restart": self.restart,
+            "rollback": self.rollback,
             "fault": self.fault or next((v.fault for v in self.victims), ""),
             "evidence": self.evidence or next((v.evidence for v in self.victims), ""),
             "survivors": self.survivors,

@@ -118,6 +118,9 @@ class Keeper:
         elif message["op"] == "get" and key in self._held:
             cell, fd, handle = self._held[key]
             answer, give = {"ok": True, "cell": cell, "handle": handle}, (fd,)
+        elif message["op"] == "forget":
+            self._forget(key)
+            answer = {"ok": True}
         elif message["op"] == "drop":
             self._drop()
             answer = {"ok": True}

@@ -65,6 +65,7 @@ class Narrator:
         self._told: set[int] = set()  # ranks whose replacement was told in this incident
         self._replaced: tuple[int, ...] = ()
         self._shift = 0  # step index minus gate number
+        self._reached = 0  # steps that some rank had begun when the gate was closed, as a gate number + 1
         self._claimed: set[str] = set()  # injected faults already matched with a death
         self.holders: dict[int, int] = {}
         self.incidents = 0
@@ -83,6 +84,9 @@ class Narrator:
             self._incident.resume = max(publish.resume + self._shift, 0)
             self._incident.survivors = len(publish.workers) - len(publish.replaced)
             self._incident.spares = sorted({*self._incident.spares, *spares.values()})
+            self._incident.rollback = publish.rollback
+            if publish.rollback:
+                self._incident.redone = max(self._incident.redone, self._reached - publish.resume)
 
     def closed(self, last: int) -> None:
         """The gate was closed; steps beyond `last` that some rank had begun are done again."""
@@ -90,6 +94,8 @@ class Narrator:
             cells = [self._board.cell(c) for c in self.holders.values()]
             self._shift = next((c.shift for c in cells if c.shift), 0)
             begun = any(c.step is not None and c.step > last + c.shift for c in cells)
+            if not self._incident.generation:  # later on the cells of replacements say where they are to begin
+                self._reached = last + 1 + begun
             self._incident.redone = max(self._incident.redone, int(begun))
             self._incident.last = last + self._shift
 

@@ -35,6 +35,7 @@ _WORDS = {
     ),
     "cannot_recover": "rank {rank} cannot be replaced in place: {detail}",
     "unrestorable": "the state of rank {rank} cannot be restored: {detail}",
+    "rolling_back": "rank {rank} has no newer state to go on with ({detail}); every rank goes back to the host snapshot",
     "restarting": "rank {rank} failed ({detail}); all workers start again, attempt {attempt}",
     "failed": "rank {rank} failed: {detail}",
     "world_stopped": "rank {rank} failed ({detail}); stopping this node's workers and telling the other nodes",
@@ -197,10 +198,11 @@ def recovered(facts: Mapping[str, Any]) -> str:
     shown = ("detect", "stop", "clean", "reset", "restore")
     first = ms["resume"] + ms["first_step"]
     parts = ", ".join(f"{name} {milliseconds(ms[name])}" for name in shown)
-    return (
-        f"recovered in {milliseconds(facts['total_ms'])} ms: {parts}, first step {milliseconds(first)}; "
-        "0 committed steps lost"
-    )
+    if facts.get("rollback"):
+        cost = f"{count(facts['redone'], 'step')} done again from the host snapshot of step {facts['resume']}"
+    else:
+        cost = "0 committed steps lost"
+    return f"recovered in {milliseconds(facts['total_ms'])} ms: {parts}, first step {milliseconds(first)}; {cost}"
 
 
 def said(say: Say) -> str | None:

@@ -76,6 +76,7 @@ class Settings:
     spares: int = 1
     max_restarts: int = 0
     max_replacements: int = 3
+    snapshot_every: int = 0  # steps between two host snapshots, 0 = none
     run_id: str | None = None
     log_dir: str = "ftrun-logs"
     fault_plan: str | None = None

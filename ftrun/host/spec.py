@@ -41,6 +41,7 @@ class Specs:
             "launcher_pid": os.getpid(),
             "orphan_grace": _ORPHAN_GRACE,
             "stop_timeout": settings.stop_timeout,
+            "snapshot_every": settings.snapshot_every,
             "nonfinite": settings.nonfinite,
             "check_replicas": settings.check_replicas,
             "one_console": not (output.redirects or output.tee or output.filter),

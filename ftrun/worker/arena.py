@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ftrun import native
-from ftrun.core.errors import UsageError, WorkerError
+from ftrun.core.errors import DeviceError, UsageError, WorkerError
 from ftrun.worker.device import DeviceMemory, gpu_of
 from ftrun.worker.segment import Segment, room_for
 
@@ -173,6 +173,15 @@ class Arena:
         self.segment.store(word, start + size)
         return start
 
+    def shape_committed(self, size: int) -> int:
+        """The committed zone is to be `size` bytes, whatever it was; its offset. Call while OPEN. Errors: UsageError."""
+        if _PAGE + size > self._volatile_at:
+            raise UsageError(
+                f"a committed state of {size} bytes does not fit an arena of {self.segment.length >> 30} GiB"
+            )
+        self.segment.store(_COMMITTED_END, _PAGE + size)
+        return _PAGE
+
     @property
     def gpu_part(self) -> DeviceMemory:
         """The part on a GPU. Errors: WorkerError when none is mapped here."""
@@ -180,21 +189,10 @@ class Arena:
             raise WorkerError("this arena has no memory on a GPU")
         return self.memory
 
-    def copy_from(self, source: Arena, zone: str) -> int | None:
-        """Take a zone over from a replica's arena, as far as it is filled; bytes moved, None when the copy is not equal.
-
-        Errors: DeviceError, CudaError.
-        """
-        offset, size = source.committed if zone == "committed" else source.volatile
-        _, have = self.committed if zone == "committed" else self.volatile
-        if have < size:
-            self.reserve(zone, size - have)
-        mine, theirs = self.segment.address + offset, source.segment.address + offset
-        native.copy(mine, theirs, size)
-        if native.checksum(mine, size) != native.checksum(theirs, size):
-            return None
+    def copy_gpu_from(self, source: Arena, zone: str) -> int:
+        """Take what a zone has on a GPU over from a replica's arena; bytes moved. Errors: DeviceError, CudaError."""
         if source.memory is None:
-            return size
+            return 0
         here, there = self.gpu_part, source.memory
         start, filled = there.extent(zone)
         missing = filled - here.extent(zone)[1]
@@ -203,8 +201,8 @@ class Arena:
             here.reserve(zone, missing, 1)
         here.copy(start, there.base + start, filled)
         if here.checksum(start, filled) != there.checksum(start, filled):
-            return None
-        return size + filled
+            raise DeviceError("a copy from another rank's device memory does not match its checksum")
+        return filled
 
     def copy_entry(self, entry: Entry, source: Arena) -> None:
         """Take one tensor over from a replica's arena."""

@@ -62,6 +62,7 @@ class Context:
         self.stop_timeout = stop_timeout
         self.nonfinite = nonfinite
         self.check_replicas = check_replicas
+        self.snapshot_every = 0  # steps between two host snapshots, 0 = none
         self.local_rank = 0  # of the world it takes part in
         self.on_rank: Callable[[], None] | None = None  # called when that is known
         self.one_console = False  # every rank's stderr is shown to the same person

@@ -13,19 +13,20 @@ from typing import Any
 
 from ftrun import native
 from ftrun.core import gate, schedule, symptoms
-from ftrun.core.board import Busy, F, Flag, Head, Inexact, Phase
+from ftrun.core.board import Busy, F, Flag, Head, Inexact, Phase, Source
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
-from ftrun.worker import probe, recorder, rng
-from ftrun.worker.arena import Arena
+from ftrun.worker import goback, probe, recorder
+from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.calls import Calls
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.failing import final_code, report_exception
 from ftrun.worker.groups import Registry
-from ftrun.worker.kept import Kept
+from ftrun.worker.kept import Kept, use_gpu
 from ftrun.worker.ledger import Ledger
 from ftrun.worker.reducer import Reducers
 from ftrun.worker.slots import START, Slots
+from ftrun.worker.snapshot import Snapshots
 from ftrun.worker.state import Protected
 from ftrun.worker.strikes import trigger_of
 from ftrun.worker.vigil import Vigil
@@ -58,6 +59,8 @@ class Engine:
         self._restart: dict[str, Any] | None = None  # state to apply at the next hand-out
         self._guard = 0
         self.calls = Calls(self)
+        self.snapshots = Snapshots(self, context.snapshot_every)
+        self.went_back = 0  # generation in which the state was last taken from the host snapshot
         self.entered = False  # the body of the step handed out last was entered
         self._fired_forward = False
         self._seen_steps = 0
@@ -73,7 +76,7 @@ class Engine:
     def start_fresh(self) -> None:
         """First incarnation of a rank: lay everything out and seal it for step 0."""
         rank = self.context.rank
-        arena = Arena.create(rank, max(self.state.bytes_now(), 1), self.use_gpu())
+        arena = Arena.create(rank, max(self.state.bytes_now(), 1), use_gpu(self.context, self.state))
         self.ledger.slots = Slots.create(rank)
         self.state.move_in(arena)
         self.reducers.record()
@@ -90,6 +93,22 @@ class Engine:
             self.attempt = 1
         self.vigil.inherit()
         probe.point("restored", resume, self.context.rank)
+
+    def use_snapshot(self, manifest: Manifest, restart: dict[str, Any], moved: int) -> None:
+        """Arena and slots hold the host snapshot, and the state lies over them: what else must go back with it."""
+        context = self.context
+        self.went_back = context.generation
+        self.reducers.load(manifest.facts.get("reducers"))
+        self.state.apply_python_state(restart["py"])
+        self.ledger.new_loop()
+        context.cell[F.SOURCE_BYTES] = moved
+        context.cell[F.SOURCE] = Source.SNAPSHOT
+
+    def go_on_with(self, resume: int, restart: dict[str, Any]) -> None:
+        """A survivor that went back: `restart` is applied when step `resume` is handed out, which is not a new attempt of ours."""
+        self.step = resume - 1
+        self.attempt = 1
+        self._restart = restart
 
     def reload(self, step: int) -> None:
         """A checkpoint was loaded before the loop, which goes on at step index `step`."""
@@ -174,21 +193,13 @@ class Engine:
         """Hand the memory to the keeper (again, when there is a new one). False = not now: call again."""
         if not self.state.laid_out:
             return False
-        return self.keep().send()
+        return self.keep().send() and self.snapshots.handed_over()
 
     def keep(self) -> Kept:
         """What the keeper is to hold of this rank; from here on it hears of each new allocation on a GPU."""
         if self._kept is None:
             self._kept = Kept(self.context, self.state.arena, self.ledger.slots, self.state.manifest)
         return self._kept
-
-    def use_gpu(self) -> int | None:
-        """The GPU that the model is on, None = none. From here on this worker's end is waited for before its memory is used."""
-        gpu = self.state.gpu
-        if gpu is not None:
-            self.context.cell[F.DEVICE] = gpu + 1
-            rng.use_device(gpu)
-        return gpu
 
     def finish_recording(self) -> None:
         """The first step is about to be handed out: keep the results of the collectives before it."""
@@ -198,6 +209,7 @@ class Engine:
         if not self.registry.recorder.replaying:
             self.ledger.recording(*self.registry.recorder.dump())
             self.ledger.end(0, accumulating=False)  # what the script did since protect() counts
+            self.snapshots.take_if_due(0)
         self.registry.recorder.replaying = False
         # from here on this rank can be replaced: before, its record of collectives was not complete
         self.context.milestone(Flag.PROTECTED | Flag.LOOPING)
@@ -384,6 +396,7 @@ class Engine:
         if context.stop_pending():
             context.board.ring_workers()  # a replacement may wait for this seal
         self._answer_first_done(step)
+        self.snapshots.take_if_due(step + 1)
 
     def _answer_resumed(self) -> None:
         if self._redo is not None and self.context.cell[F.RESUMED] < self._redo[0]:
@@ -458,6 +471,8 @@ class Engine:
         context.answer(F.CLEANED)
         if context.stop_pending():
             raise Interrupt
+        if newest.rollback and self.went_back != newest.generation:
+            goback.survivor(self)
         self.fire("reset", self.step)
         self.registry.drain(newest.generation)
         context.answer(F.READY)

@@ -52,6 +52,7 @@ def _run(spec: dict[str, Any]) -> int:
         str(spec.get("nonfinite", "redo")),
         int(spec.get("check_replicas", 0)),
     )
+    context.snapshot_every = int(spec.get("snapshot_every", 0))
     context.one_console = bool(spec.get("one_console", False))
     # without it the library behaves as under torchrun: nothing is recovered in place in a world of several nodes yet
     Context.current = None if spec.get("plain") else context

@@ -15,7 +15,7 @@ from ftrun.worker.context import Context
 from ftrun.worker.engine import Engine
 from ftrun.worker.groups import end_replay, registry
 from ftrun.worker.lookout import look_out
-from ftrun.worker.restore import NoSource, Restorer, report_no_source
+from ftrun.worker.restore import restore
 from ftrun.worker.state import Protected
 from ftrun.worker.step import Step
 from ftrun.worker.vigil import excuse_compilation
@@ -224,10 +224,7 @@ def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful
     engine = Engine(context, groups, state)
     if context.restoring:
         end_replay()
-        try:
-            Restorer(engine, state).run()
-        except NoSource as error:
-            report_no_source(context, error)
+        restore(engine, state)
     else:
         engine.start_fresh()
     for optimizer in optimizers:

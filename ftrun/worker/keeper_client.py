@@ -31,20 +31,31 @@ class KeeperClient:
             raise ConnectionError("the keeper closed the connection")
         return answer
 
-    def put(self, rank: int, name: str, cell: int, fd: int, handle: Handle, parts: int = 0) -> str:
+    def put(self, rank: int, name: str, cell: int, fd: int, handle: Handle | None = None, parts: int = 0) -> str:
         """Have the keeper hold `fd` as the segment `name` of `rank`; a later put replaces it.
 
-        `parts`: how many allocations `name.0`, `name.1`, ... belong to it; the keeper drops further ones.
+        `handle`: what it is, None = host memory of any layout. `parts`: how many allocations `name.0`, `name.1`, ...
+        belong to it; the keeper drops further ones.
         Returns "" or why device memory is held by its descriptor only.
         """
+        handle = handle or Handle(Kind.HOST, os.fstat(fd).st_size)
         message: dict[str, object] = {"op": "put", "rank": rank, "name": name, "cell": cell, "parts": parts}
         message["handle"] = handle.pack().hex()
         answer, _ = self._ask(message, (fd,), _IMPORT if handle.kind is Kind.CUDA else _DEADLINE)
         return str(answer.get("why", ""))
 
-    def get(self, rank: int, name: str) -> tuple[int, Handle] | None:
-        """A new descriptor of the segment (the caller closes it) with its handle, None when the keeper has none."""
+    def get(self, rank: int, name: str) -> int | None:
+        """A new descriptor of the segment (the caller closes it), None when the keeper has none."""
+        found = self.find(rank, name)
+        return None if found is None else found[0]
+
+    def find(self, rank: int, name: str) -> tuple[int, Handle] | None:
+        """As `get`, with the segment's handle."""
         answer, fds = self._ask({"op": "get", "rank": rank, "name": name})
         if not answer.get("ok") or not fds:
             return None
         return fds[0], Handle.unpack(bytes.fromhex(str(answer["handle"])))
+
+    def forget(self, rank: int, name: str) -> None:
+        """Have the keeper let go of a segment; nothing happens when it has none."""
+        self._ask({"op": "forget", "rank": rank, "name": name})

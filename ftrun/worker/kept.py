@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import sys
 
+from ftrun.core.board import F
 from ftrun.core.handle import Handle, Kind
 from ftrun.native import cuda
+from ftrun.worker import rng
 from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.context import Context
 from ftrun.worker.device import Chunk, DeviceMemory
 from ftrun.worker.segment import Segment
 from ftrun.worker.slots import Slots
+from ftrun.worker.state import Protected
 
 
 class Kept:
@@ -70,6 +73,15 @@ class Kept:
         return True
 
 
+def use_gpu(context: Context, state: Protected) -> int | None:
+    """The GPU that the model is on, None = none. From here on this worker's end is waited for before its memory is used."""
+    gpu = state.gpu
+    if gpu is not None:
+        context.cell[F.DEVICE] = gpu + 1
+        rng.use_device(gpu)
+    return gpu
+
+
 def fetch(context: Context, rank: int, name: str) -> Segment | None:
     """The kept host segment of a rank, mapped; None when the keeper has none."""
     ready = context.mapped.pop((rank, name), None)
@@ -102,6 +114,6 @@ def fetch_gpu(context: Context, rank: int, arena: Arena, gpu: int, write: bool) 
 
 def _get(context: Context, rank: int, name: str) -> tuple[int, Handle] | None:
     try:
-        return context.keeper.get(rank, name)
+        return context.keeper.find(rank, name)
     except OSError:
         return None

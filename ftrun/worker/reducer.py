@@ -42,10 +42,12 @@ class Reducers:
         """For the manifest: per DDP module the order and the gate step in which it was complete, or None."""
         return [one.fact for one in self._each]
 
-    def load(self, facts: list[Any]) -> None:
-        for one, fact in zip(self._each, facts, strict=True):
+    def load(self, facts: list[Any] | None) -> None:
+        """Take what a manifest says; None: it was written before any order was complete."""
+        for one, fact in zip(self._each, facts or [None] * len(self._each), strict=True):
             one.fact = fact
             if fact is None:
+                one.order.clear()
                 one.record()
 
     def commit(self, step: int) -> bool:
@@ -102,7 +104,7 @@ class _One:
         self.rebuilds = not ddp.find_unused_parameters
 
     def record(self) -> None:
-        if not self.rebuilds:
+        if not self.rebuilds or self._handles:
             return
         for index, param in enumerate(self.params):
             self._handles.append(param.register_post_accumulate_grad_hook(self._hook(index)))

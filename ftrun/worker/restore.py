@@ -1,36 +1,46 @@
 """A replacement takes over a rank: finds the state that survived, maps or copies it, and knows where to go on.
 
-The ladder's first rungs. Adopt: the dead rank's own arena is sealed for the resume step, so it is mapped as it is. Peer: its
-weights are copied from a replica's arena that is sealed for it, and what is the rank's own (random streams, buffers,
-loader) comes from its own slots.
+The ladder's rungs on one node. Adopt: the dead rank's own arena is sealed for the resume step, so it is mapped as it is. Peer:
+its weights are copied from a replica's arena that is sealed for it, and what is the rank's own (random streams, buffers,
+loader) comes from its own slots; a replica whose copy fails is passed over for the next. Host snapshot: nobody has the state
+of the resume step any more, so every rank goes back to an earlier one (see ftrun.worker.snapshot).
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ftrun import native
 from ftrun.core import gate
 from ftrun.core.board import F, Flag, Head, Inexact, Source
 from ftrun.core.errors import DeviceError, UsageError, WorkerError
+from ftrun.core.world import World, read_world
 from ftrun.native import cuda
+from ftrun.native.transfer import Extent, TransferError
+from ftrun.worker import moving, snapshot
 from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.engine import Engine
-from ftrun.worker.kept import fetch, fetch_gpu
+from ftrun.worker.kept import fetch, fetch_gpu, use_gpu
 from ftrun.worker.slots import END, GATE, RECORDING, START, Slots
 from ftrun.worker.state import Protected
 
 _FENCE = 10.0  # seconds
 _KEPT = 5.0  # seconds that a new keeper gets to be handed the survivors' memory
+_LOWER_RUNG = 60.0  # seconds that the launcher gets to answer a rank that found no source
 _PEER = 60.0  # seconds that survivors get to finish the update they are in
 
 
 class NoSource(WorkerError):
     """No rung of the ladder holds for this rank."""
+
+
+class Superseded(Exception):
+    """Meanwhile every rank is to go back to the host snapshot: start the restore again, in that world."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ class Restorer:
         self._lost = False  # the memory on the GPU could not be mapped: a new one is filled from a replica
 
     def run(self) -> None:
-        """Restore, or tell the launcher that there is no source. Errors: NoSource, UsageError."""
+        """Put the rank's state in place. Errors: NoSource, Superseded, UsageError."""
         try:
             self._run()
         except cuda.CudaError as error:
@@ -83,14 +93,19 @@ class Restorer:
 
     def _run(self) -> None:
         context = self.context
+        world = context.world
+        assert world is not None
         context.cell[F.STEP] = self.resume + 1
         self.engine.fire("restore", self.resume)
+        if world.rollback:
+            self._from_snapshot()
+            return
         segment = fetch(context, context.rank, "arena")
         slots = fetch(context, context.rank, "slots")
         if segment is None or slots is None:
             raise NoSource("the keeper has no memory of this rank")
         self.engine.ledger.slots = Slots(slots)
-        gpu = self.engine.use_gpu()
+        gpu = use_gpu(context, self.state)
         fenced = self._await_fence()
         own = self._usable(Arena(segment), gpu)
         replica: Replica | None = None
@@ -100,16 +115,12 @@ class Restorer:
             source, moved = Source.ADOPT, 0
         else:
             source = Source.PEER
-            replica = self._replica(lambda slots, arena: arena.seal == self.resume)
-            manifest, moved = self._copy(own, replica)
+            replica, manifest, moved = self._from_peer(own)
         self.state.attach(own, manifest)
         self.engine.keep()
         if self._lost and replica is not None:
             self._take_buffers(replica)
-        if "reducers" in manifest.facts:
-            self.engine.reducers.load(manifest.facts["reducers"])
-        else:
-            self.engine.reducers.record()
+        self.engine.reducers.load(manifest.facts.get("reducers"))
         restart = self._choose(replica)
         self.state.apply_python_state(restart["py"])
         self.engine.resume_with(self.resume, restart)
@@ -148,12 +159,41 @@ class Restorer:
 
     def _take_buffers(self, replica: Replica) -> None:
         """This rank's own buffers are lost: start from the replica's as of the start of the step."""
-        if self.state.arena.copy_from(replica.arena, "volatile") is None:
-            raise NoSource(f"the copy of rank {replica.rank}'s buffers does not match its checksum")
+        mine, theirs = self.state.arena, replica.arena
+        offset, size = theirs.volatile
+        mine.reserve("volatile", max(0, size - mine.volatile[1]))
+        native.copy(mine.segment.address + offset, theirs.segment.address + offset, size)
+        mine.copy_gpu_from(theirs, "volatile")
         if replica.slots.tag(START) == self.resume:
             self.state.rewind_buffers()
         if self.state.buffers:
             self.engine.note_inexact(Inexact.BUFFERS_FROM_PEER)
+
+    def _from_snapshot(self) -> None:
+        """As every other rank of this world: the survivors do the same in Engine.go_back."""
+        context = self.context
+        segment, slots = (fetch(context, context.rank, name) for name in ("arena", "slots"))
+        if slots is None:
+            raise NoSource("the keeper has no slots of this rank")
+        self._await_fence()
+        if self._may_still_run():
+            raise NoSource("its predecessor may still run, so its memory cannot be used")
+        self.engine.ledger.slots = Slots(slots)
+        arena = Arena(segment) if segment else Arena.create(context.rank, max(self.state.bytes_now(), 1))
+        try:
+            manifest, restart, moved = snapshot.reload(self.engine, arena)
+            self._check_layout(manifest)
+        except TransferError as error:
+            raise (Superseded if context.stop_pending() else NoSource)(f"the reload failed: {error}") from error
+        except Interrupt:
+            raise Superseded("the world was stopped") from None
+        except (snapshot.BadSnapshot, DeviceError) as error:
+            raise NoSource(str(error)) from error
+        self.state.attach(arena, manifest)
+        self.engine.use_snapshot(manifest, restart, moved)
+        if segment is None or context.board[Head.KEEPER_EPOCH] != context.mapped_epoch:
+            self.engine.send_descriptors()
+        self.engine.resume_with(self.resume, restart)
 
     def _await_fence(self) -> bool:
         """Wait until the dead incarnation runs no more code; False = it may still write: do not adopt."""
@@ -172,7 +212,7 @@ class Restorer:
         return cell[F.FENCED] == 1
 
     def _may_still_run(self) -> bool:
-        """Did the fence around the dead incarnation miss its deadline? That its bytes are wrong does not matter here."""
+        """Did the fence around the dead incarnation miss its deadline? Its bytes being wrong does not matter here."""
         world = self.context.world
         lost = (world.lost or {}).get(str(self.context.rank)) if world else None
         return lost is not None and self.context.board.cell(lost)[F.FENCED] in (0, 2)
@@ -188,13 +228,17 @@ class Restorer:
             different = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
             raise NoSource(f"this script built another model than the one that died: {', '.join(different[:3])} differ")
 
-    def _replica(self, ready: Callable[[Slots, Arena], bool]) -> Replica:
-        """The next rank after this one whose memory is `ready`. Waits for those still in the update. Errors: NoSource."""
+    def _replica(self, ready: Callable[[Slots, Arena], bool], refused: Mapping[int, str] | None = None) -> Replica:
+        """The next rank after this one whose memory is `ready` and that is not `refused`. Waits for those still in the update.
+
+        Errors: NoSource, Superseded.
+        """
         context = self.context
         world = context.world
         assert world is not None
         rotten = {int(r) for r, cell in (world.lost or {}).items() if context.board.cell(cell)[F.FENCED] == 3}
-        order = [r for k in range(1, world.size) if (r := (context.rank + k) % world.size) not in rotten]
+        unfit = rotten | set(refused or ())
+        order = [r for k in range(1, world.size) if (r := (context.rank + k) % world.size) not in unfit]
         found: dict[int, Replica] = {}
         unusable: dict[int, str] = {}
         begin = time.monotonic()
@@ -211,8 +255,14 @@ class Restorer:
                         return self._with_gpu(found[rank])
                     except DeviceError as error:
                         unusable[rank] = str(error)
-            if len(unusable) == len(order):
+            self._check_superseded(world)
+            if refused and not order:
+                raise NoSource("; ".join(refused.values()))
+            if order and len(unusable) == len(order):
                 raise NoSource(f"no replica's memory can be mapped: {next(iter(unusable.values()))}")
+            if all(rank in world.replaced for rank in order):
+                # only a living rank completes anything; what the dead ones left is as it is
+                raise NoSource(f"no rank's memory is whole as of step {self.resume}: all of them died in its making")
             waited = time.monotonic() - begin
             if not found and waited > _KEPT:
                 raise NoSource("no other rank's memory is kept, and this rank's was being written when it died")
@@ -228,26 +278,53 @@ class Restorer:
             self._mapped.append(replica.arena)
         return replica
 
+    def _check_superseded(self, world: World) -> None:
+        published = self.context.board[Head.PUBLISHED]
+        if published > world.generation and read_world(self.context.run_dir, published).rollback:
+            raise Superseded
+
+    def _from_peer(self, own: Arena) -> tuple[Replica, Manifest, int]:
+        """Copy the first replica whose copy is good. Errors: NoSource, with what each was refused for."""
+        refused: dict[int, str] = {}
+        while True:
+            replica = self._replica(lambda slots, arena: arena.seal == self.resume, refused)
+            try:
+                return replica, *self._copy(own, replica)
+            except (NoSource, TransferError, DeviceError) as error:
+                refused[replica.rank] = f"rank {replica.rank}: {error}"
+
     def _copy(self, own: Arena, replica: Replica) -> tuple[Manifest, int]:
-        """Copy the replica's committed zone over `own`. Gives its manifest and the bytes moved."""
+        """Copy the replica's committed zone over `own`. Gives its manifest and the bytes moved.
+
+        Errors: NoSource, TransferError.
+        """
         source = replica.arena
         manifest = source.read_manifest()
         self._check_layout(manifest)
         own.open()
+        offset, size = source.committed
+        _, have = own.committed
+        if have < size:
+            own.reserve("committed", size - have)
         private = [e for e in manifest.entries if e.private and e.zone == "committed"]
+        # nobody else has these; the dead rank's own values may be one update old
         kept = [] if self._lost else [e for e in private if not e.name.startswith("optim.")]
-        own_bytes = [own.read(e) for e in kept]
-        moved = own.copy_from(source, "committed")
-        if moved is None:
-            raise NoSource(f"the copy of rank {replica.rank}'s weights does not match its checksum")
+        on_gpu = [(e, own.read(e)) for e in kept if e.on_gpu]
+        rows = _without(offset, size, [(e.offset, e.block) for e in kept if not e.on_gpu])
+        mine, theirs = own.segment.address, source.segment.address
+        moved = moving.peer_copy(
+            self.context, [(mine + at, length) for at, length in rows], [(theirs + at, length) for at, length in rows]
+        )
+        gpu_bytes = own.copy_gpu_from(source, "committed")
+        for entry, data in on_gpu:
+            own.write(entry, data)
+        if source.seal != self.resume:
+            raise NoSource("its memory changed while it was copied")
         if private:
-            # nobody else has these; the dead rank's own values may be one update old
-            for entry, data in zip(kept, own_bytes, strict=True):
-                own.write(entry, data)
             self.engine.note_inexact(Inexact.PRIVATE_FROM_PEER)
         own.write_manifest(manifest)
         own.sealed(self.resume)
-        return manifest, moved
+        return manifest, moved.bytes + gpu_bytes
 
     def _choose(self, replica: Replica | None) -> dict[str, Any]:
         """The rank's own state as of the start of the resume step, from the slot that has it."""
@@ -296,11 +373,59 @@ class Restorer:
             self.engine.note_inexact(Inexact.UPDATE_USED_RNG)
 
 
+def _without(offset: int, size: int, holes: list[tuple[int, int]]) -> list[Extent]:
+    """The parts of [offset, offset + size) outside the holes."""
+    rows, at = [], offset
+    for begin, length in sorted(holes):
+        if begin > at:
+            rows.append((at, begin - at))
+        at = max(at, begin + length)
+    return [*rows, (at, offset + size - at)] if at < offset + size else rows
+
+
+def restore(engine: Engine, state: Protected) -> None:
+    """Restore this rank, on whatever rung holds; the launcher is asked for the lower ones. Errors: UsageError, WorkerError."""
+    context = engine.context
+    while True:
+        try:
+            Restorer(engine, state).run()
+            return
+        except NoSource as error:
+            going_back = context.world is not None and context.world.rollback
+            _tell_no_source(context, error, -1 if going_back else snapshot.newest_common(context))
+        except Superseded:
+            pass
+        _join_rollback(context)
+
+
+def _join_rollback(context: Context) -> None:
+    """Wait for the world in which everyone goes back. Errors: WorkerError when it does not come, or the run ends."""
+    mine = context.cell.index
+    world = context.await_world(lambda w: w.rollback and w.rank_of(mine) is not None, context.generation, _LOWER_RUNG)
+    context.world = world
+    context.cell[F.GENERATION] = world.generation
+
+
 def report_no_source(context: Context, error: Exception) -> None:
-    """Tell the launcher, which falls to a lower rung and ends this process."""
-    context.report(f"{context.cell.index}-{context.generation}-unrestorable", {"why": str(error)})
+    """Nothing of this rank is left, not even for the host snapshot: the launcher ends this process. Errors: WorkerError."""
+    _tell_no_source(context, error, -1)
+    context.await_world(lambda w: False, context.generation, _LOWER_RUNG)
+
+
+def _tell_no_source(context: Context, error: Exception, step: int) -> None:
+    """`step`: gate number of the newest host snapshot that everyone has, -1 = none."""
+    context.report(f"{context.cell.index}-{context.generation}-unrestorable", {"why": str(error), "snapshot": step})
+    context.cell[F.NO_SOURCE] = context.generation
     context.milestone(Flag.UNRESTORABLE)
-    context.await_world(lambda w: False, context.generation, 60.0)
 
 
-__all__ = ["Interrupt", "NoSource", "Restorer", "UsageError", "load_recording", "report_no_source", "resume_of"]
+__all__ = [
+    "Interrupt",
+    "NoSource",
+    "Restorer",
+    "UsageError",
+    "load_recording",
+    "report_no_source",
+    "restore",
+    "resume_of",
+]

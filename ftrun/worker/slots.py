@@ -61,6 +61,11 @@ class Slots:
     def invalidate(self, slot: int) -> None:
         self.segment.store(slot * _ROOM + _TAG, 0)
 
+    def forget_steps(self) -> None:
+        """Everything of any step is void: the world goes back to an earlier one."""
+        for slot in (START, GATE, END, LATE):
+            self.invalidate(slot)
+
     def data(self, slot: int) -> memoryview:
         """The sealed bytes of a slot, not copied."""
         base = slot * _ROOM

@@ -184,6 +184,18 @@ class Protected:
             for state in optimizer.state.values():
                 self._known[id(state)] = len(state)
 
+    def reattach(self, arena: Arena, manifest: Manifest) -> None:
+        """As `attach`, for a rank that has used its state and goes back to an earlier one."""
+        self._views, self._buffer_views, self._slots = [], [], []
+        self._known, self._held, self._versions = {}, {}, {}
+        self._counts = [0] * len(self.optimizers)
+        self._blocks = {}
+        self.attach(arena, manifest)
+
+    def live_buffers(self) -> tuple[int, int]:
+        """(offset, size) of the buffers in the arena, without the copy of them that is kept aside."""
+        return self.arena.volatile[0], self._shadow
+
     def _point(self, param: torch.nn.Parameter, view: torch.Tensor) -> None:
         param.data = view
         self._views.append((param, view))

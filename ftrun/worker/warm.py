@@ -80,10 +80,10 @@ class Ahead:
         context = self._context
         for name in ("arena", "slots"):
             if (rank, name) not in context.mapped:
-                found = context.keeper.get(rank, name)
-                if found is None:
+                fd = context.keeper.get(rank, name)
+                if fd is None:
                     return
-                context.mapped[(rank, name)] = Segment.attach(found[0])
+                context.mapped[(rank, name)] = Segment.attach(fd)
         arena = Arena(context.mapped[(rank, "arena")])
         extent = (arena.committed[1], arena.volatile[1])
         if self._extent.get(rank) == extent:

@@ -28,7 +28,13 @@ class Lane {
   virtual int copy(void *destination, const void *source, size_t bytes) = 0;
   // Writes the 64-bit checksum of ftrun_checksum (same value on every device) to `result`, which the host may read after a mark.
   virtual int checksum(uint64_t *result, const void *source, size_t bytes, uint64_t seed) = 0;
-  virtual int after(const Mark &mark) = 0;      // later work of this lane waits for `mark`
+  // Both at once; a device that can do it in one pass over the memory overrides this.
+  virtual int copy_checksum(void *destination, const void *source, size_t bytes, uint64_t *result, uint64_t seed) {
+    const int error = copy(destination, source, bytes);
+    return error != 0 ? error : checksum(result, source, bytes, seed);
+  }
+  // Later work of this lane waits for `mark`; -ENOTSUP for a mark of another kind of device (the pipeline then waits on the host).
+  virtual int after(const Mark &mark) = 0;
   virtual std::shared_ptr<Mark> mark() = 0;     // behind everything queued so far
 };
 
@@ -36,7 +42,7 @@ class Lane {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::unique_ptr<Lane> lane() = 0;
+  virtual std::unique_ptr<Lane> lane() = 0;  // nullptr when none can be had
   // Staging memory next to the device that the host can fill at full speed (host: plain pages; CUDA: pinned).
   virtual void *staging(size_t bytes) = 0;
   virtual void release_staging(void *memory, size_t bytes) = 0;

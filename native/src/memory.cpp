@@ -2,6 +2,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -20,16 +24,46 @@ namespace {
 constexpr size_t kPiece = 1024 * 1024;           // unit of work of a copying thread
 constexpr size_t kWorthAThread = 4 * 1024 * 1024;  // below this, making a thread costs more than it saves
 
+constexpr size_t kPastCache = 32 * 1024 * 1024;  // from here on what is written will not be read from a cache
+
 struct Copy {
     char *destination;
     const char *source;
     size_t length;
+    bool stream;
 };
+
+// memcpy that does not read the lines it overwrites; libc does so only for pieces far larger than ours.
+void stream(char *destination, const char *source, size_t length) {
+#if defined(__x86_64__)
+    const size_t lead = std::min(length, (16 - reinterpret_cast<uintptr_t>(destination) % 16) % 16);
+    std::memcpy(destination, source, lead);
+    size_t at = lead;
+    for (; at + 64 <= length; at += 64) {
+        const auto *from = reinterpret_cast<const __m128i *>(source + at);
+        auto *to = reinterpret_cast<__m128i *>(destination + at);
+        const __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
+        const __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
+        _mm_stream_si128(to, a);
+        _mm_stream_si128(to + 1, b);
+        _mm_stream_si128(to + 2, c);
+        _mm_stream_si128(to + 3, d);
+    }
+    std::memcpy(destination + at, source + at, length - at);
+    _mm_sfence();
+#else
+    std::memcpy(destination, source, length);
+#endif
+}
 
 void copy_piece(void *context, size_t piece) {
     const Copy &copy = *static_cast<Copy *>(context);
-    const size_t from = piece * kPiece;
-    std::memcpy(copy.destination + from, copy.source + from, std::min(kPiece, copy.length - from));
+    const size_t from = piece * kPiece, length = std::min(kPiece, copy.length - from);
+    if (copy.stream) {
+        stream(copy.destination + from, copy.source + from, length);
+    } else {
+        std::memcpy(copy.destination + from, copy.source + from, length);
+    }
 }
 
 void touch(char *begin, char *end, size_t page, bool write) {
@@ -80,7 +114,8 @@ void ftrun_copy(void *destination, const void *source, size_t length, int thread
         std::memcpy(destination, source, length);
         return;
     }
-    ftrun::Copy copy{static_cast<char *>(destination), static_cast<const char *>(source), length};
+    ftrun::Copy copy{static_cast<char *>(destination), static_cast<const char *>(source), length,
+                     length >= ftrun::kPastCache};
     ftrun::parallel((length + ftrun::kPiece - 1) / ftrun::kPiece, used, ftrun::copy_piece, &copy);
 }
 

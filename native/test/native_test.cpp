@@ -1,4 +1,4 @@
-// Drives every function once for the sanitizers (make native-asan). What the results mean is tested from Python.
+// Drives every function once for the sanitizers (make native-asan native-tsan). What the results mean is tested from Python.
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -11,15 +11,8 @@
 #include <cstring>
 #include <vector>
 
+#include "expect.hpp"
 #include "ftrun_native.h"
-
-#define EXPECT(condition)                                                    \
-    do {                                                                     \
-        if (!(condition)) {                                                  \
-            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-            std::exit(1);                                                    \
-        }                                                                    \
-    } while (0)
 
 namespace {
 
@@ -109,5 +102,6 @@ int main() {
     test_ranges();
     test_life();
     test_mapping();
+    test_transfers();
     std::puts("native test: ok");
 }

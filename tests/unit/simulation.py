@@ -156,6 +156,9 @@ class Simulation:
             assert order.resume == -1
         else:
             assert order.generation == self.gate
+            if order.rollback:
+                assert 0 <= order.resume <= self.last + 1
+                self.last = order.resume - 1
             assert order.resume == self.last + 1
 
     def do_deadline(self, order: ev.Deadline) -> None:
@@ -285,11 +288,12 @@ class Simulation:
     def expire(self, name: str) -> None:
         self.send(ev.Expired(self.run.t, name, self.deadlines.pop(name)))
 
-    def refuse(self, rank: int) -> None:
-        """The new holder of a replaced rank finds no source."""
+    def refuse(self, rank: int, back: int | None = None) -> None:
+        """The new holder of a replaced rank finds no source, but for a snapshot `back` steps ago."""
         process = self.processes.get(self.places[rank])
         if process is not None and process.alive:
-            self.send(ev.Unrestorable(self.run.t, process.cell, process.world, "no replica"))
+            snapshot = -1 if back is None else max(0, self.last - back)
+            self.send(ev.Unrestorable(self.run.t, process.cell, process.world, "no replica", snapshot))
 
     def users(self, device: str) -> tuple[int, ...]:
         """The living worker of the rank that has the device."""

@@ -394,6 +394,61 @@ def test_what_cannot_be_restored_is_heard_after_another_stop_too() -> None:
     assert says(run.send(ev.Unrestorable(0.0, 3, 2, "no replica"))) == ["unrestorable"]
 
 
+def _all_dead(run: Driver) -> None:
+    for rank in range(run.config.nproc):
+        run.kill(run.holder(rank))
+    run.close(last=7)
+
+
+def test_everyone_goes_back_to_the_snapshot_when_no_replica_is_left() -> None:
+    run = Driver(2).up()
+    _all_dead(run)
+    first, second = run.holder(0), run.holder(1)
+    generation = run.state.generation
+    actions = run.send(ev.Unrestorable(0.0, first, generation, "all died", 6))
+    assert says(actions) == ["rolling_back"]
+    assert run.at(Phase.STOPPING)
+    # the other one gave up as well, in the world before: it hears of the snapshot by itself
+    assert run.send(ev.Unrestorable(0.0, second, generation, "all died", 6)) == ()
+    publish = only(run.close(last=7), ev.Publish)
+    assert publish.rollback and publish.resume == 6
+    assert publish.workers == (first, second) and publish.replaced == (0, 1)
+    for stage in STAGES:
+        run.answer(stage)
+    assert run.at(Phase.RUNNING)
+    run.kill(first)
+    publish = only(run.close(last=6), ev.Publish)
+    assert not publish.rollback and publish.resume == 7
+
+
+def test_a_fault_while_everyone_goes_back_starts_that_again() -> None:
+    run = Driver(2).up()
+    _all_dead(run)
+    run.send(ev.Unrestorable(0.0, run.holder(0), run.state.generation, "all died", 6))
+    run.close(last=7)
+    run.kill(run.holder(1))
+    publish = only(run.close(last=5), ev.Publish)
+    assert publish.rollback and publish.resume == 6
+
+
+def test_a_snapshot_that_cannot_be_used_leaves_a_restart() -> None:
+    run = Driver(2, max_restarts=1).up()
+    _all_dead(run)
+    run.send(ev.Unrestorable(0.0, run.holder(0), run.state.generation, "all died", 6))
+    run.close(last=7)
+    assert says(run.send(ev.Unrestorable(0.0, run.holder(0), run.state.generation, "bad checksum"))) == ["restarting"]
+    assert run.state.rollback == -1
+
+
+def test_nobody_goes_back_into_a_loop_that_a_rank_has_left() -> None:
+    run = Driver(2).up()
+    run.kill(run.holder(1))
+    run.close(last=7)
+    run.send(ev.LoopDone(0.0, run.holder(0)))
+    actions = run.send(ev.Unrestorable(0.0, run.holder(1), run.state.generation, "no replica", 6))
+    assert says(actions) == ["unrestorable"]
+
+
 def test_the_run_is_done_when_every_rank_has_finished() -> None:
     run = Driver().begin()
     run.send(ev.Finished(0.0, 1))

@@ -113,12 +113,12 @@ class World(Simulation, RuleBasedStateMachine):
         self.expire(data.draw(st.sampled_from(sorted(self.deadlines))))
 
     @precondition(lambda self: self.published is not None and self.published.replaced)
-    @rule(data=st.data(), chance=st.integers(0, 4))
-    def a_rank_cannot_be_restored(self, data: st.DataObject, chance: int) -> None:
+    @rule(data=st.data(), chance=st.integers(0, 4), back=st.sampled_from([None, 0, 1, 3]))
+    def a_rank_cannot_be_restored(self, data: st.DataObject, chance: int, back: int | None) -> None:
         assert self.published is not None
         rank = data.draw(st.sampled_from(self.published.replaced))
         if chance == 0:
-            self.refuse(rank)
+            self.refuse(rank, back)
 
     @precondition(lambda self: self.over is None)
     @rule(service=st.sampled_from(SERVICES))
@@ -200,7 +200,7 @@ def _story(seed: int) -> Simulation:
             world.expire(pick.choice(sorted(world.deadlines)))
         elif roll < 0.97 and world.published is not None and world.published.replaced:
             if pick.random() < 0.1:
-                world.refuse(pick.choice(world.published.replaced))
+                world.refuse(pick.choice(world.published.replaced), pick.choice([None, 0, 2]))
         elif roll < 0.98 and world.staying():
             pick.choice(world.staying()).leaving = True
         elif roll < 0.985:

@@ -1,0 +1,246 @@
+"""ctypes binding of the transfer engine. Twin of native/include/ftrun_transfer.h.
+
+Addresses are ints in this process; whoever maps or allocates must outlive the call. Every call gives up the GIL and ends
+by its deadline, when the word it watches moves on, or when somebody it needs dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Sequence
+from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass, field
+
+from ftrun.native import _bind, _releasing
+
+Extent = tuple[int, int]
+"""(address, bytes)"""
+
+CHECK_NONE, CHECK_READ, CHECK_BACK = 0, 1, 2
+PAGE = 4096
+BUFFERS = 2  # shared buffers of a source
+
+
+class _Extent(ctypes.Structure):
+    _fields_ = (("address", c_uint64), ("bytes", c_uint64))
+
+
+class _Terms(ctypes.Structure):
+    _fields_ = (
+        ("chunk", c_uint64),
+        ("threads", c_int32),
+        ("check", c_int32),
+        ("timeout", c_double),
+        ("watch", c_void_p),
+        ("watch_shift", c_uint64),
+        ("watch_value", c_uint64),
+        ("moved", c_void_p),
+    )
+
+
+class _Result(ctypes.Structure):
+    _fields_ = (
+        ("bytes", c_uint64),
+        ("copied", c_uint64),
+        ("checksum", c_uint64),
+        ("chunks", c_uint64),
+        ("nanoseconds", c_uint64),
+        ("failed", c_int64),
+    )
+
+
+class _Facts(ctypes.Structure):
+    _fields_ = (
+        ("participants", c_uint32),
+        ("source", c_int32),
+        ("chunk", c_uint64),
+        ("total", c_uint64),
+        ("generation", c_uint64),
+        ("step", c_uint64),
+        ("layout", c_uint64),
+    )
+
+
+class _Progress(ctypes.Structure):
+    _fields_ = (("state", c_uint64), ("produced", c_uint64), ("consumed", c_uint64))
+
+
+_chunk = _bind(_releasing, "transfer_chunk", c_uint64, c_uint64, c_uint64)
+_copy = _bind(
+    _releasing, "transfer_copy", c_int, c_void_p, c_size_t, c_void_p, c_size_t, POINTER(_Terms), POINTER(_Result)
+)
+_exchange_size = _bind(_releasing, "exchange_size", c_uint64, c_uint32)
+_exchange_share = _bind(_releasing, "exchange_share", c_uint64, POINTER(_Facts), c_uint32, POINTER(c_uint64))
+_exchange_init = _bind(_releasing, "exchange_init", c_int, c_void_p, POINTER(_Facts))
+_exchange_run = _bind(
+    _releasing,
+    "exchange_run",
+    c_int,
+    c_void_p,
+    c_uint32,
+    POINTER(_Facts),
+    c_void_p,
+    c_size_t,
+    c_void_p,
+    c_size_t,
+    c_void_p,
+    POINTER(_Terms),
+    POINTER(_Result),
+)
+_exchange_look = _bind(_releasing, "exchange_look", c_int, c_void_p, c_uint32, POINTER(_Progress))
+
+_WORDS = {
+    errno.ETIMEDOUT: "it did not end in time",
+    errno.ECANCELED: "the world was stopped",
+    errno.EPIPE: "a source died or failed",
+    errno.EBADMSG: "the checksum of what arrived is not that of what was sent",
+    errno.EPROTO: "the two sides have another layout",
+    errno.ESTALE: "the two sides are of another generation or step",
+}
+
+
+class TransferError(OSError):
+    """A transfer did not complete; `errno` says why, `failed` which participant's fault it is (-1 = not known).
+
+    What lies at the destination is then undefined.
+    """
+
+    def __init__(self, code: int, failed: int) -> None:
+        super().__init__(code, _WORDS.get(code, os.strerror(code)))
+        self.failed = failed
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a transfer is done. `watch` = (address of a word, shift, value): given up once word >> shift is another value.
+
+    `chunk` bytes (0 = chosen), `threads` of one copy (0 = chosen), `timeout` in seconds, `moved`: address of a word to which
+    arriving bytes are added, 0 = none.
+    """
+
+    chunk: int = 0
+    threads: int = 0
+    check: int = CHECK_READ
+    timeout: float = 60.0
+    watch: tuple[int, int, int] | None = None
+    moved: int = 0
+
+    def _native(self) -> _Terms:
+        word, shift, value = self.watch or (None, 0, 0)
+        return _Terms(self.chunk, self.threads, self.check, self.timeout, word, shift, value, self.moved or None)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a transfer did: bytes that arrived, bytes written in all (staging included), checksum, chunks, seconds."""
+
+    bytes: int
+    copied: int
+    checksum: int
+    chunks: int
+    seconds: float
+
+
+def chunk_size(size: int, room: int = 0) -> int:
+    """Bytes of a chunk for a source that sends `size` bytes with `room` bytes for its buffers (0 = no limit)."""
+    return int(_chunk(size, room))
+
+
+def copy(to: Sequence[Extent], source: Sequence[Extent], terms: Terms | None = None) -> Moved:
+    """Peer copy between two lists of extents of the same total size. Errors: TransferError."""
+    result = _Result()
+    native = (terms or Terms())._native()
+    code = _copy(_array(to), len(to), _array(source), len(source), ctypes.byref(native), ctypes.byref(result))
+    return _moved(code, result)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What all participants of an exchange must agree on. `source` -1: each sends its share; else the only source."""
+
+    participants: int
+    chunk: int
+    total: int
+    source: int = -1
+    generation: int = 0
+    step: int = 0
+    layout: int = 0
+    _native: _Facts = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        layout = self.layout & (1 << 64) - 1
+        native = _Facts(self.participants, self.source, self.chunk, self.total, self.generation, self.step, layout)
+        object.__setattr__(self, "_native", native)
+
+    @property
+    def control_bytes(self) -> int:
+        return int(_exchange_size(self.participants))
+
+    @property
+    def ring_bytes(self) -> int:
+        """The control block and every source's shared buffers behind it."""
+        return self.control_bytes + BUFFERS * self.participants * self._stride
+
+    @property
+    def _stride(self) -> int:
+        return -(-self.chunk // PAGE) * PAGE
+
+    def share(self, who: int) -> tuple[int, int]:
+        """(offset, bytes) of the whole that participant `who` sends."""
+        offset = c_uint64()
+        size = _exchange_share(ctypes.byref(self._native), who, ctypes.byref(offset))
+        return offset.value, int(size)
+
+    def prepare(self, ring: int) -> None:
+        """Make the zeroed memory at `ring` (ring_bytes) ready; before the others see it."""
+        code = _exchange_init(ring, ctypes.byref(self._native))
+        if code < 0:
+            raise TransferError(-code, -1)
+
+    def run(
+        self, ring: int, me: int, source: Sequence[Extent], to: Sequence[Extent], terms: Terms | None = None
+    ) -> Moved:
+        """Take part as `me`: send `source` (this participant's share), receive the whole into `to` (or nothing).
+
+        Errors: TransferError.
+        """
+        result = _Result()
+        native = (terms or Terms())._native()
+        first = ring + self.control_bytes
+        addresses = [first + i * self._stride for i in range(BUFFERS * self.participants)]
+        buffers = (c_uint64 * len(addresses))(*addresses)
+        facts = ctypes.byref(self._native)
+        code = _exchange_run(
+            ring, me, facts, _array(source), len(source), _array(to), len(to), buffers, native, ctypes.byref(result)
+        )
+        return _moved(code, result)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`state`: 0 not here yet, 1 takes part, 2 left, 3 died. Chunks broadcast, and chunks reloaded."""
+
+    state: int
+    produced: int
+    consumed: int
+
+
+def look(ring: int, who: int) -> Progress:
+    """How far a participant of an exchange is, a moment ago. Errors: OSError EINVAL when there is no such exchange."""
+    progress = _Progress()
+    code = _exchange_look(ring, who, ctypes.byref(progress))
+    if code < 0:
+        raise OSError(-code, os.strerror(-code))
+    return Progress(progress.state, progress.produced, progress.consumed)
+
+
+def _array(extents: Sequence[Extent]) -> ctypes.Array[_Extent]:
+    return (_Extent * len(extents))(*(_Extent(address, size) for address, size in extents))
+
+
+def _moved(code: int, result: _Result) -> Moved:
+    if code < 0:
+        raise TransferError(-code, result.failed)
+    return Moved(result.bytes, result.copied, result.checksum, result.chunks, result.nanoseconds / 1e9)

@@ -1,0 +1,42 @@
+"""A survivor goes back to the host snapshot with everybody else: the same reload as a replaced rank's, over a used state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftrun.core.errors import WorkerError
+from ftrun.native.transfer import TransferError
+from ftrun.worker import snapshot
+from ftrun.worker.context import Interrupt
+
+if TYPE_CHECKING:
+    from ftrun.worker.engine import Engine
+
+_STOP = 60.0  # seconds in which the launcher stops a world whose reload failed
+
+
+def survivor(engine: Engine) -> None:
+    """Bring this rank back to the step at which its world resumes.
+
+    Raises Interrupt when the world is stopped meanwhile. Errors: WorkerError when it cannot be done here, which ends this
+    process: a replacement then does it.
+    """
+    context = engine.context
+    world = context.world
+    assert world is not None
+    if world.resume < engine.base:
+        raise WorkerError(f"the host snapshot of step {world.resume} is older than the loop that this rank is in")
+    try:
+        manifest, restart, moved = snapshot.reload(engine, engine.state.arena)
+    except TransferError as error:
+        # whose fault it was ends or reports it, and the world is stopped for that
+        context.wait_until(lambda: False, _STOP)
+        raise WorkerError(f"the reload from the host snapshot failed: {error}") from error
+    except snapshot.BadSnapshot as error:
+        raise WorkerError(f"cannot go back to the host snapshot: {error}") from error
+    engine.state.reattach(engine.state.arena, manifest)
+    engine.use_snapshot(manifest, restart, moved)
+    engine.go_on_with(world.resume, restart)
+
+
+__all__ = ["Interrupt", "survivor"]

@@ -1,0 +1,367 @@
+"""Transfers on the host: peer copy, adopting, reload from the host snapshot, and what overlapping its stages is worth.
+
+    python tests/bench/transfer.py [--quick] [--json FILE]
+
+Definitions. memcpy: libc's memcpy over warm shared memory, the range cut in one piece a thread, the better of one and of
+one a core. Peer copy: transfer.copy between two warm segments, as restore uses it. Adopt: from asking the keeper for the
+segment to a tensor over its first parameter. Host reload: four processes, each sends a quarter of the snapshot and
+receives the whole; time from a common start to the last one's end; bytes are all that were written, staging included.
+One after another: the same copies by the same four processes, with a barrier behind each stage of each chunk.
+Things that are compared take turns; every figure is a median, with the smallest and largest beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from ftrun import native
+from ftrun.native import transfer
+from ftrun.native.transfer import CHECK_BACK, CHECK_NONE, CHECK_READ, Facts, Terms
+
+MB = 1_000_000
+RECEIVERS = 4
+CORES = len(os.sched_getaffinity(0))
+LIBC = ctypes.CDLL(None)
+LIBC.memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+FORK = multiprocessing.get_context("fork")
+CHECKS = {"unchecked": CHECK_NONE, "hashed on the way": CHECK_READ, "hashed and read back": CHECK_BACK}
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
+
+
+def shown(values: dict[str, float], unit: str) -> str:
+    digits = 2 if unit in ("ms", "times") else 1
+    median, low, high = (f"{values[key]:.{digits}f}" for key in ("median", "min", "max"))
+    return f"{median} {unit} ({low} to {high}, n={int(values['n'])})"
+
+
+def shared(size: int) -> int:
+    """Address of warm memory that several processes map."""
+    fd = os.memfd_create("ftrun-bench")
+    os.ftruncate(fd, size)
+    address = native.map_fd(fd, size)
+    os.close(fd)
+    native.populate(address, size, True)
+    return address
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def memcpy(to: int, source: int, size: int, threads: int) -> None:
+    piece = -(-size // threads // 4096) * 4096
+
+    def copy(number: int) -> None:
+        at = min(number * piece, size)
+        LIBC.memcpy(to + at, source + at, min(piece, size - at))
+
+    helpers = [threading.Thread(target=copy, args=(n,)) for n in range(1, threads)]
+    for helper in helpers:
+        helper.start()
+    copy(0)
+    for helper in helpers:
+        helper.join()
+
+
+def peer_copy(size: int, rounds: int) -> dict[str, Any]:
+    """GB/s of memcpy and of the engine's peer copy, taking turns."""
+    source, to = shared(size), shared(size)
+    found: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {name: [] for name in CHECKS}
+    for number in range(rounds + 1):
+        rates = {}
+        for threads in sorted({1, CORES}):
+            rates[f"memcpy, {threads} thread{'s' * (threads > 1)}"] = size / seconds(
+                lambda threads=threads: memcpy(to, source, size, threads)  # type: ignore[misc]
+            )
+        best = max(rates.values())
+        for name, check in CHECKS.items():
+            done = transfer.copy([(to, size)], [(source, size)], Terms(check=check))
+            rates[f"peer copy, {name}"] = size / done.seconds
+        if number == 0:
+            continue  # page tables and clocks
+        for name in CHECKS:
+            ratios[name].append(rates[f"peer copy, {name}"] / best)
+        for name, rate in rates.items():
+            found.setdefault(name, []).append(rate / 1e9)
+    native.unmap(source, size)
+    native.unmap(to, size)
+    return {
+        "bytes": size,
+        "gb_per_s": {name: spread(values) for name, values in found.items()},
+        "of_memcpy": {name: spread(values) for name, values in ratios.items()},
+    }
+
+
+class Gang:
+    """Processes that do one thing at the same time, each with warm memory to receive into."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self.size, self.count = size, count
+        self.snapshot = shared(size)
+        self.targets = [shared(size) for _ in range(count)]
+        self.facts = Facts(count, transfer.chunk_size(size // count), size)
+        self.ring = shared(self.facts.ring_bytes)
+        self.results = shared(4096)
+
+    def close(self) -> None:
+        for address, size in (
+            (self.snapshot, self.size),
+            (self.ring, self.facts.ring_bytes),
+            (self.results, 4096),
+            *((t, self.size) for t in self.targets),
+        ):
+            native.unmap(address, size)
+
+    def time(self, work: Callable[[int, Any], int]) -> tuple[float, int]:
+        """Seconds from a common start to the end of the last; bytes written by all. `work(me, barrier)` gives bytes."""
+        barrier = FORK.Barrier(self.count)
+        start = FORK.Barrier(self.count + 1)
+
+        def one(me: int) -> None:
+            start.wait()
+            written = work(me, barrier)
+            native.store64(self.results + 16 * me, written)
+            native.store64(self.results + 16 * me + 8, time.monotonic_ns())
+
+        children = [FORK.Process(target=one, args=(me,)) for me in range(self.count)]
+        for child in children:
+            child.start()
+        start.wait()
+        begin = time.monotonic_ns()
+        for child in children:
+            child.join()
+            if child.exitcode:
+                raise SystemExit(f"a participant ended with {child.exitcode}")
+        end = max(native.load64(self.results + 16 * me + 8) for me in range(self.count))
+        written = sum(native.load64(self.results + 16 * me) for me in range(self.count))
+        return (end - begin) / 1e9, written
+
+    def overlapped(self, check: int) -> tuple[float, int]:
+        facts = self.facts
+        ctypes.memset(self.ring, 0, facts.control_bytes)
+        facts.prepare(self.ring)
+
+        def work(me: int, _: Any) -> int:
+            offset, share = facts.share(me)
+            terms = Terms(threads=1, check=check)
+            return facts.run(
+                self.ring, me, [(self.snapshot + offset, share)], [(self.targets[me], self.size)], terms
+            ).copied
+
+        return self.time(work)
+
+    def in_turn(self) -> tuple[float, int]:
+        """The unchecked stages, one after another: load, broadcast, reload, behind a barrier each."""
+        facts, chunk = self.facts, self.facts.chunk
+        buffers = self.ring + facts.control_bytes
+        loaded = [shared(chunk) for _ in range(self.count)]
+
+        def work(me: int, barrier: Any) -> int:
+            shares = [facts.share(who) for who in range(self.count)]
+            written = 0
+            for at in range(0, max(size for _, size in shares), chunk):
+                offset, share = shares[me]
+                mine = max(0, min(chunk, share - at))
+                native.copy(loaded[me], self.snapshot + offset + at, mine, 1)
+                barrier.wait()
+                native.copy(buffers + transfer.BUFFERS * me * chunk, loaded[me], mine, 1)
+                barrier.wait()
+                written += 2 * mine
+                for who, (begin, size) in enumerate(shares):
+                    there = max(0, min(chunk, size - at))
+                    native.copy(self.targets[me] + begin + at, buffers + transfer.BUFFERS * who * chunk, there, 1)
+                    written += there
+                barrier.wait()
+            return written
+
+        try:
+            return self.time(work)
+        finally:
+            for address in loaded:
+                native.unmap(address, chunk)
+
+    def limit(self, written: int) -> tuple[float, int]:
+        """As many bytes by plain memcpy in as many processes: what the memory gives."""
+        each = written // self.count
+
+        def work(me: int, _: Any) -> int:
+            done = 0
+            while done < each:
+                piece = min(self.size, each - done)
+                LIBC.memcpy(self.targets[me], self.snapshot, piece)
+                done += piece
+            return done
+
+        return self.time(work)
+
+
+def host_reload(size: int, rounds: int) -> dict[str, Any]:
+    gang = Gang(size, RECEIVERS)
+    rates: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
+    gains: list[float] = []
+    for number in range(rounds + 1):
+        now: dict[str, float] = {}
+        took, written = gang.overlapped(CHECK_NONE)
+        now["unchecked"] = written / took
+        alone, _ = gang.limit(written)
+        now["memcpy"] = written / alone
+        hashed, _ = gang.overlapped(CHECK_READ)
+        now["hashed on the way"] = written / hashed
+        turns, same = gang.in_turn()
+        if same != written:
+            raise SystemExit(f"the stages in turn wrote {same} bytes, overlapped {written}")
+        now["one after another"] = written / turns
+        if number == 0:
+            continue
+        for name, rate in now.items():
+            rates.setdefault(name, []).append(rate / 1e9)
+        for name in ("unchecked", "hashed on the way"):
+            ratios.setdefault(name, []).append(now[name] / now["memcpy"])
+        gains.append(turns / took)
+    chunk = gang.facts.chunk
+    gang.close()
+    return {
+        "bytes": size,
+        "receivers": RECEIVERS,
+        "chunk": chunk,
+        "written": written,
+        "gb_per_s": {name: spread(values) for name, values in rates.items()},
+        "of_limit": {name: spread(values) for name, values in ratios.items()},
+        "overlap_gain": spread(gains),
+    }
+
+
+def adopt(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
+    """ms to have a dead rank's arena: ask the keeper, map, read its manifest, make a tensor. A real keeper process."""
+    import torch
+
+    from ftrun.core import paths
+    from ftrun.core.board import Board
+    from ftrun.host.services import _KEEPER, Helper
+    from ftrun.worker.arena import Arena, Manifest, place
+    from ftrun.worker.keeper_client import KeeperClient
+    from ftrun.worker.segment import Segment
+
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="ftrun-bench-") as folder:
+        Board.create(Path(folder, paths.BOARD), 4)
+        helper = Helper("keeper", _KEEPER, lambda message: None)
+        out = os.open(os.devnull, os.O_WRONLY)
+        helper.start((folder,), os.environ, out)
+        client = KeeperClient(Path(folder, paths.KEEPER_SOCKET))
+        try:
+            deadline = time.monotonic() + 30
+            while not Path(folder, paths.KEEPER_SOCKET).exists():
+                if time.monotonic() > deadline:
+                    raise SystemExit("the keeper did not start")
+                time.sleep(0.01)
+            for size in sizes:
+                arena = Arena.create(0, size)
+                manifest = Manifest()
+                blocks: dict[int, torch.Tensor] = {}
+                for entry, view in place(arena, "committed", [("param.0", torch.empty(size // 4), False)], blocks):
+                    manifest.entries.append(entry)
+                    view.fill_(1.5)
+                arena.write_manifest(manifest)
+                arena.sealed(3)
+                client.put(0, "arena", 0, arena.segment.fd)
+                times = []
+                for _ in range(rounds):
+                    begin = time.perf_counter()
+                    fd = client.get(0, "arena")
+                    assert fd is not None
+                    mine = Arena(Segment.attach(fd))
+                    entry = mine.read_manifest().entries[0]
+                    tensor = mine.tensor(entry, {})
+                    sealed = mine.seal == 3 and float(tensor[-1]) == 1.5
+                    times.append((time.perf_counter() - begin) * 1e3)
+                    if not sealed:
+                        raise SystemExit("adopted something else")
+                    del tensor
+                    mine.segment.close()
+                found[str(size)] = spread(times)
+                del view
+                blocks.clear()
+                client.forget(0, "arena")
+                arena.segment.close()
+        finally:
+            helper.kill()
+            os.waitpid(helper.pid, 0)
+            os.close(out)
+    return found
+
+
+def report(result: dict[str, Any]) -> list[str]:
+    copy, reload = result["peer_copy"], result["host_reload"]
+    lines = [f"peer copy of {copy['bytes'] // MB} MB"]
+    lines += [f"  {name:34s} {shown(values, 'GB/s')}" for name, values in copy["gb_per_s"].items()]
+    lines += [f"  {name:24s} of memcpy {shown(values, 'times')}" for name, values in copy["of_memcpy"].items()]
+    lines.append("adopt (0 B moved)")
+    lines += [f"  {int(size) // MB:5d} MB  {shown(values, 'ms')}" for size, values in result["adopt_ms"].items()]
+    lines.append(
+        f"host reload of {reload['bytes'] // MB} MB by {reload['receivers']} receivers, chunks of "
+        f"{reload['chunk'] / 2**20:.0f} MiB, {reload['written'] // MB} MB written in all"
+    )
+    lines += [f"  {name:24s} {shown(values, 'GB/s')}" for name, values in reload["gb_per_s"].items()]
+    lines += [f"  {name:24s} of the limit {shown(values, 'times')}" for name, values in reload["of_limit"].items()]
+    gain = reload["overlap_gain"]
+    lines.append(f"  overlapped against one after another: {shown(gain, 'times')} faster")
+    single, both = (copy["gb_per_s"][n]["median"] for n in list(copy["gb_per_s"])[:2]) if CORES > 1 else (1.0, 1.0)
+    if gain["median"] < 1.3:
+        lines.append(
+            f"  every stage is a copy by the processor: {CORES} cores serve {RECEIVERS} processes in either order, so there is "
+            f"no idle engine to overlap with; one core alone copies at {single:.1f} GB/s, all together at {both:.1f}, which bounds "
+            f"any gain at {both / single:.2f}"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    args = parser.parse_args()
+    size = (256 if args.quick else 1024) * MB // 4096 * 4096
+    sizes = [256 * MB, 1024 * MB] if args.quick else [256 * MB, 1024 * MB, 4096 * MB]
+    rounds = 5 if args.quick else 9
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    ).stdout.strip()
+    head = {"date": time.strftime("%Y-%m-%d"), "cores": CORES, "commit": commit, "load": os.getloadavg()[0]}
+    # the processes of a reload are forked: before torch, and its threads, are here
+    result = {
+        **head,
+        "peer_copy": peer_copy(size, rounds),
+        "host_reload": host_reload(size // 2, rounds),
+        "adopt_ms": adopt(sizes, rounds),
+    }
+    print(f"date {head['date']}, {CORES} cores, load {head['load']:.1f}, no GPU, commit {commit}")
+    print("\n".join(report(result)))
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The host snapshot: when every replica of the state is lost at once, all ranks go back to it and still end on the same weights."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ftrun.worker.keeper_client import KeeperClient
+from tests.e2e import harness
+from tests.e2e.conftest import Reference
+from tests.e2e.harness import kill
+
+EVERY_3 = ["--max-replacements", "50", "--snapshot-every", "3"]
+
+
+def all_killed(at: str, step: int) -> list[str]:
+    return [kill(rank, at, step) for rank in range(harness.RANKS)]
+
+
+def test_every_rank_dies_in_its_update(stock: Reference, folder: Path) -> None:
+    """No arena is whole then: the step was taken by nobody to its end."""
+    outcome = harness.ftrun(folder, [], all_killed("update", 7), options=EVERY_3)
+    harness.same(stock(), outcome)
+    assert harness.replaced_ranks(outcome) == {0, 1, 2, 3}
+    assert "every rank goes back to the host snapshot" in outcome.output
+    assert "2 steps done again from the host snapshot of step 6" in outcome.output
+    incident = outcome.notes("incident")[-1]
+    assert incident["rollback"] and incident["redone"] == 2 and incident["resume"] == 6
+    assert {s["name"] for s in incident["sources"].values()} == {"snapshot"}
+    assert all(s["bytes"] > 0 for s in incident["sources"].values())
+    assert "bit-identical to an uninterrupted run: yes" in outcome.output
+
+
+@pytest.mark.slow
+def test_with_loader_processes_and_gradients_that_live_on(stock: Reference, folder: Path) -> None:
+    arguments = ["--two-optims", "--scaler", "--local-buffers", "--accum", "across", "--data", "loader"]
+    outcome = harness.ftrun(folder, arguments, all_killed("update", 8), options=EVERY_3)
+    harness.same(stock(*arguments), outcome)
+    assert "from the host snapshot of step 6" in outcome.output
+
+
+def test_a_rank_dies_again_while_everyone_goes_back(stock: Reference, folder: Path) -> None:
+    """Ranks that had loaded the snapshot already load it once more, over the state that they use."""
+    faults = [*all_killed("update", 7), kill(2, "reset"), kill(0, "restore")]
+    outcome = harness.ftrun(folder, [], faults, options=EVERY_3)
+    harness.same(stock(), outcome)
+    assert len(outcome.notes("fault")) == 6, outcome.tail()
+    assert [a["resume"] for a in outcome.actions("Publish") if a["rollback"]][-1] == 6
+
+
+@pytest.mark.slow
+def test_a_kept_state_is_still_preferred(stock: Reference, folder: Path) -> None:
+    outcome = harness.ftrun(folder, [], [kill(1, "backward", 4), kill(2, "update", 6)], options=EVERY_3)
+    harness.same(stock(), outcome)
+    assert not any(a["rollback"] for a in outcome.actions("Publish"))
+    assert "0 committed steps lost" in outcome.output
+
+
+def test_a_snapshot_that_was_damaged_is_refused(stock: Reference, folder: Path) -> None:
+    """One flipped bit in one rank's share: nobody trains on with it."""
+    options = ["--max-replacements", "50", "--snapshot-every", "1000", "--max-restarts", "1"]
+    command = harness.ftrun_command(folder, ["--stretch", "0.02"], all_killed("update", 7), options=options)
+    running = harness.start(folder, command)
+    keeper = KeeperClient(running.run_dir() / "keeper.sock")
+    deadline = time.monotonic() + 60
+    while (fd := _kept(keeper, 2)) is None:
+        assert time.monotonic() < deadline and running.process.poll() is None, running.output
+        time.sleep(0.01)
+    share = 1 << 20
+    byte = os.pread(fd, 1, share + 100)
+    os.pwrite(fd, bytes([byte[0] ^ 8]), share + 100)
+    os.close(fd)
+    outcome = harness.finish(running)
+    assert "share in the snapshot of step 0 does not match its checksum" in outcome.output
+    assert "all workers start again" in outcome.output
+    harness.same(stock("--stretch", "0.02"), outcome, ignore=["history"])
+
+
+def _kept(keeper: KeeperClient, rank: int) -> int | None:
+    try:
+        return keeper.get(rank, "snapshot")
+    except OSError:
+        return None  # the keeper is not up yet
+
+
+@pytest.mark.slow
+def test_without_snapshots_it_ends_soon_and_says_why(folder: Path) -> None:
+    outcome = harness.ftrun(folder, [], all_killed("update", 7))
+    assert outcome.code == 1
+    assert "no rank's memory is whole as of step 8" in outcome.output
+    assert outcome.seconds < 40
