@@ -18,6 +18,7 @@ import torch
 
 from ftrun import native
 from ftrun.core.errors import DeviceError, UsageError, WorkerError
+from ftrun.native.transfer import Extent
 from ftrun.worker.device import DeviceMemory, gpu_of
 from ftrun.worker.segment import Segment, room_for
 
@@ -189,8 +190,12 @@ class Arena:
             raise WorkerError("this arena has no memory on a GPU")
         return self.memory
 
-    def copy_gpu_from(self, source: Arena, zone: str) -> int:
-        """Take what a zone has on a GPU over from a replica's arena; bytes moved. Errors: DeviceError, CudaError."""
+    def copy_gpu_from(self, source: Arena, zone: str, copy: Callable[[list[Extent], list[Extent], int], object]) -> int:
+        """Take what a zone has on a GPU over from a replica's arena; bytes moved.
+
+        `copy` does it and checks it, between extents that a device reaches; where it reaches none the driver copies.
+        Errors: DeviceError, CudaError, those of `copy`.
+        """
         if source.memory is None:
             return 0
         here, there = self.gpu_part, source.memory
@@ -199,6 +204,10 @@ class Arena:
         if missing > 0:
             here.expect(zone, missing)
             here.reserve(zone, missing, 1)
+        here.settle()
+        if there.reachable:
+            copy([(here.base + start, filled)], [(there.base + start, filled)], here.ordinal)
+            return filled
         here.copy(start, there.base + start, filled)
         if here.checksum(start, filled) != there.checksum(start, filled):
             raise DeviceError("a copy from another rank's device memory does not match its checksum")

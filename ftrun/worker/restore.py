@@ -90,6 +90,8 @@ class Restorer:
             self._run()
         except cuda.CudaError as error:
             raise NoSource(f"device {self.state.gpu}: {error.strerror}") from error
+        except TransferError as error:
+            raise NoSource(f"the copy of a replica's buffers failed: {error}") from error
 
     def _run(self) -> None:
         context = self.context
@@ -157,13 +159,16 @@ class Restorer:
         except DeviceError as error:
             raise NoSource(str(error)) from error
 
+    def _copy_on_gpu(self, to: list[Extent], source: list[Extent], gpu: int) -> None:
+        moving.peer_copy(self.context, to, source, gpu)
+
     def _take_buffers(self, replica: Replica) -> None:
         """This rank's own buffers are lost: start from the replica's as of the start of the step."""
         mine, theirs = self.state.arena, replica.arena
         offset, size = theirs.volatile
         mine.reserve("volatile", max(0, size - mine.volatile[1]))
         native.copy(mine.segment.address + offset, theirs.segment.address + offset, size)
-        mine.copy_gpu_from(theirs, "volatile")
+        mine.copy_gpu_from(theirs, "volatile", self._copy_on_gpu)
         if replica.slots.tag(START) == self.resume:
             self.state.rewind_buffers()
         if self.state.buffers:
@@ -315,7 +320,7 @@ class Restorer:
         moved = moving.peer_copy(
             self.context, [(mine + at, length) for at, length in rows], [(theirs + at, length) for at, length in rows]
         )
-        gpu_bytes = own.copy_gpu_from(source, "committed")
+        gpu_bytes = own.copy_gpu_from(source, "committed", self._copy_on_gpu)
         for entry, data in on_gpu:
             own.write(entry, data)
         if source.seal != self.resume:

@@ -13,6 +13,7 @@
 #define FTRUN_CUDA_H
 
 #include "ftrun_native.h"
+#include "ftrun_transfer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -89,6 +90,11 @@ FTRUN_API int ftrun_cuda_nonfinite(int device, uint64_t stream, uint64_t address
 
 /* Loads the kernels for `device`: -EIO or -EOPNOTSUPP when its driver does not take them. */
 FTRUN_API int ftrun_cuda_kernels(int device);
+
+/* ftrun_transfer_copy between extents that kernels of `device` can reach, on streams of its own. */
+FTRUN_API int ftrun_cuda_transfer_copy(int device, const ftrun_extent *to, size_t to_count, const ftrun_extent *from,
+                                       size_t from_count, const ftrun_transfer_terms *terms,
+                                       ftrun_transfer_result *result);
 
 #ifdef __cplusplus
 }

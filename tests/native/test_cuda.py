@@ -381,3 +381,30 @@ def test_doctor_tells_whether_weights_outlive_a_worker(control: fake.Control) ->
     found = child(control, code)
     assert all(state == "warning" and "no virtual memory management" in text for state, text in found), found
     assert child(None, code) == [] or shutil.which("nvidia-smi")
+
+
+def test_the_transfer_engine_copies_on_a_gpu(control: fake.Control) -> None:
+    """Chunks are checked, the count on the board grows, a deadline holds, and a lost device is an error."""
+    control.set(rate=100_000_000)
+    child(
+        control,
+        """
+        from ftrun.native import transfer
+        from ftrun.native.transfer import CHECK_BACK, Terms, TransferError
+        base, fd = memory(8 * UNIT)
+        other, _ = memory(8 * UNIT)
+        data = random.randbytes(8 * UNIT)
+        ctypes.memmove(base, data, 8 * UNIT)
+        count = ctypes.c_uint64()
+        terms = Terms(check=CHECK_BACK, timeout=20, moved=ctypes.addressof(count))
+        moved = transfer.copy([(other, 5 * UNIT), (other + 5 * UNIT, 3 * UNIT)], [(base, 8 * UNIT)], terms, gpu=0)
+        assert moved.bytes == count.value == 8 * UNIT and ctypes.string_at(other, 8 * UNIT) == data
+        for wanted, code in (("timeout", errno.ETIMEDOUT), ("lost", errno.EIO)):
+            if wanted == "lost":
+                open(os.environ["FAKE_CUDA_CONTROL"], "a").write("lost 0\\n")
+            try: transfer.copy([(other, 8 * UNIT)], [(base, 8 * UNIT)], Terms(check=CHECK_BACK, timeout=0.02), gpu=0)
+            except TransferError as error: print(repr(error))
+            else: raise AssertionError(wanted)
+        print(1)
+        """,
+    )
