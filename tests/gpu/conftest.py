@@ -31,11 +31,11 @@ class Outcome:
         return [line for line in self.journal if line.get("note") == "restored"]
 
 
-def command(folder: Path, *arguments: str, faults: tuple[str, ...] = (), spares: int = 1) -> list[str]:
+def command(folder: Path, *arguments: str, faults: tuple[str, ...] = (), replacements: int = 50) -> list[str]:
     """`ftrun` on the script, with a plan if there are faults."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "out").mkdir(exist_ok=True)
-    options = ["--nproc-per-node", str(RANKS), "--spares", str(spares), "--max-replacements", "50"]
+    options = ["--nproc-per-node", str(RANKS), "--spares", "1", "--max-replacements", str(replacements)]
     if faults:
         (folder / "plan.toml").write_text("seed = 1\n" + "".join(faults))
         options += ["--fault-plan", str(folder / "plan.toml")]

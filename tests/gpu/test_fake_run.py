@@ -109,7 +109,8 @@ def test_a_device_that_cannot_share_memory_is_refused(folder: Path, control: Con
 
 
 def test_a_lost_device_ends_the_run_with_its_name(folder: Path, control: Control) -> None:
-    running = harness.start(folder, command(folder, "--steps", "200", "--pause", "0.02"), control.env)
+    line = command(folder, "--steps", "200", "--pause", "0.02", replacements=2)
+    running = harness.start(folder, line, control.env)
     wait_for(lambda: _step(folder, 2) > 3, "some steps")
     control.set(lost=2)
     outcome = finish(running)
