@@ -86,6 +86,7 @@ def test_a_keeper_that_may_not_import_says_so_and_a_replacement_falls_to_a_resta
     assert "CUDA_ERROR_NOT_PERMITTED" in outcome.output
 
 
+@pytest.mark.slow
 def test_no_room_for_the_parameters(folder: Path, control: Control) -> None:
     control.set(memory=1 << 20)
     outcome = run(folder, control)
@@ -94,9 +95,9 @@ def test_no_room_for_the_parameters(folder: Path, control: Control) -> None:
 
 
 def test_no_room_for_the_optimizer_state(folder: Path, control: Control) -> None:
-    """Parameters and buffers take one allocation each, of 2 MiB at least; the state that the first update makes, a third."""
-    control.set(memory=5 << 20)
-    outcome = run(folder, control)
+    """Parameters and buffers take an allocation of 2 MiB each; the state that the first update makes needs a third."""
+    control.set(memory=17 << 19)
+    outcome = run(folder, control, "--wide", "8192")
     assert outcome.code == 1
     assert "no room on device" in outcome.output
 
@@ -108,6 +109,7 @@ def test_a_device_that_cannot_share_memory_is_refused(folder: Path, control: Con
     assert "cannot share its memory between processes" in outcome.output
 
 
+@pytest.mark.slow
 def test_a_lost_device_ends_the_run_with_its_name(folder: Path, control: Control) -> None:
     line = command(folder, "--steps", "200", "--pause", "0.02", replacements=2)
     running = harness.start(folder, line, control.env)

@@ -22,6 +22,7 @@ from tests.gpu.gpu_model import Gpu, QueuedSGD
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=8)
+parser.add_argument("--wide", type=int, default=256, help="hidden features")
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in each body")
 parser.add_argument("--wild", default="", help="RANK:STEP at which the first holder of the rank runs a wild kernel")
 args = parser.parse_args()
@@ -31,10 +32,14 @@ rank = dist.get_rank()
 gpu = Gpu(int(os.environ["LOCAL_RANK"]))
 torch.manual_seed(7)
 model = torch.nn.Sequential(
-    torch.nn.Linear(32, 256), torch.nn.BatchNorm1d(256), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(256, 8)
+    torch.nn.Linear(32, args.wide),
+    torch.nn.BatchNorm1d(args.wide),
+    torch.nn.ReLU(),
+    torch.nn.Dropout(0.2),
+    torch.nn.Linear(args.wide, 8),
 )
 gpu.take(model)
-model.register_buffer("average", gpu.like(torch.zeros(8, 256)))
+model.register_buffer("average", gpu.like(torch.zeros(8, args.wide)))
 ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)
 gpu.order(ddp)
 optimizer = QueuedSGD(ddp.parameters(), gpu)
@@ -54,7 +59,7 @@ for step in job.steps(args.steps):
             gpu.fail()
         optimizer.step()
         optimizer.zero_grad()
-        model.average.lerp_(torch.ones(8, 256) * loss.item() / dist.get_world_size(), 0.0)
+        model.average.lerp_(torch.ones(8, args.wide) * loss.item() / dist.get_world_size(), 0.0)
         losses.append([step.index, loss.item()])
 gpu.synchronize()
 
