@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,10 @@ def test_four_lines(folder: Path, how: str) -> None:
         "python": [sys.executable, str(EXAMPLE)],
     }[how]
     running = harness.start(folder, command)
+    if running.wait(60) and how == "torchrun" and "every weight is 1" in running.output:
+        # torch sometimes aborts while its processes end, after the work is done
+        warnings.warn(f"torchrun failed, once more:\n{running.output}", stacklevel=1)
+        running = harness.start(folder / "again", command)
     assert running.wait(60) == 0, running.output
     assert "every weight is 1" in running.output
     if how == "ftrun":
