@@ -198,7 +198,7 @@ class Engine:
     def keep(self) -> Kept:
         """What the keeper is to hold of this rank; from here on it hears of each new allocation on a GPU."""
         if self._kept is None:
-            self._kept = Kept(self.context, self.state.arena, self.ledger.slots, self.state.manifest)
+            self._kept = Kept(self.context, self.state, self.ledger)
         return self._kept
 
     def finish_recording(self) -> None:

@@ -12,48 +12,47 @@ from ftrun.core.board import F
 from ftrun.core.handle import Handle, Kind
 from ftrun.native import cuda
 from ftrun.worker import rng
-from ftrun.worker.arena import Arena, Manifest
+from ftrun.worker.arena import Arena
 from ftrun.worker.context import Context
 from ftrun.worker.device import Chunk, DeviceMemory
+from ftrun.worker.ledger import Ledger
 from ftrun.worker.segment import Segment
-from ftrun.worker.slots import Slots
 from ftrun.worker.state import Protected
 
 
 class Kept:
     """What this rank has at the keeper. Calls give False when there is no keeper now: try again when there is."""
 
-    def __init__(self, context: Context, arena: Arena, slots: Slots, manifest: Manifest) -> None:
+    def __init__(self, context: Context, state: Protected, ledger: Ledger) -> None:
         self._context = context
-        self._arena = arena
-        self._slots = slots
-        self._manifest = manifest
+        self._state = state
+        self._ledger = ledger
         self._warned = False
-        if arena.memory is not None:
-            arena.memory.on_chunk = self._grown
+        if state.arena.memory is not None:
+            state.arena.memory.on_chunk = self._grown
 
     def send(self) -> bool:
         """Hand over everything, the parts before the whole."""
-        memory = self._arena.memory
+        memory = self._state.arena.memory
         chunks = list(memory.chunks) if memory is not None else []
         for index, chunk in enumerate(chunks):
             if not self._send_chunk(index, chunk):
                 return False
-        return self._put("arena", self._arena.segment.fd, self._host(self._arena.segment), len(chunks)) and self._put(
-            "slots", self._slots.segment.fd, self._host(self._slots.segment)
-        )
+        return self._put(
+            "arena", self._state.arena.segment.fd, self._host(self._state.arena.segment), len(chunks)
+        ) and self._put("slots", self._ledger.slots.segment.fd, self._host(self._ledger.slots.segment))
 
     def _grown(self, index: int, chunk: Chunk) -> None:
         self._send_chunk(index, chunk)
 
     def _host(self, segment: Segment) -> Handle:
         return Handle(
-            Kind.HOST, segment.length, layout=self._manifest.layout_word(), generation=self._context.generation
+            Kind.HOST, segment.length, layout=self._state.manifest.layout_word(), generation=self._context.generation
         )
 
     def _send_chunk(self, index: int, chunk: Chunk) -> bool:
-        uuid = cuda.device(self._arena.gpu_part.ordinal).uuid
-        layout, generation = self._manifest.layout_word(), self._context.generation
+        uuid = cuda.device(self._state.arena.gpu_part.ordinal).uuid
+        layout, generation = self._state.manifest.layout_word(), self._context.generation
         return self._put(f"arena.{index}", chunk.fd, Handle(Kind.CUDA, chunk.size, uuid, layout, generation))
 
     def _put(self, name: str, fd: int, handle: Handle, parts: int = 0) -> bool:
