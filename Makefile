@@ -6,13 +6,14 @@ STAMPS := $(VENV)/.stamps
 COMPAT := .venv-compat
 BUILD := build/native
 LIBRARY := ftrun/native/libftrun_native.so
-NATIVE := native/CMakeLists.txt $(wildcard native/src/*.cpp native/src/*.hpp native/include/*.h)
+NATIVE := native/CMakeLists.txt $(wildcard native/src/*.cpp native/src/*.hpp native/include/*.h native/kernels/*.ptx)
 CMAKE = $(or $(shell command -v cmake),$(VENV)/bin/cmake)
 PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test compat lint format native native-asan native-tsan wheel-test chaos calm bench images completions clean matrix
+.PHONY: help setup demo test compat lint format native native-asan native-tsan wheel-test chaos matrix calm bench images
+.PHONY: completions gpu-test gpu-bench native-only clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,14 +32,18 @@ $(STAMPS)/setup: pyproject.toml constraints.txt | $(STAMPS)/venv
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+define BUILD_LIBRARY
+	$(CMAKE) -S native -B $(BUILD) -DCMAKE_BUILD_TYPE=Release >/dev/null
+	$(CMAKE) --build $(BUILD) --parallel
+	cp $(BUILD)/libftrun_native.so $(LIBRARY).tmp && mv $(LIBRARY).tmp $(LIBRARY)
+endef
+
 # The library is replaced by a rename: a running ftrun keeps the one that it has mapped.
 $(LIBRARY): $(NATIVE) | $(STAMPS)/venv
 	@command -v $${CXX:-c++} >/dev/null || { echo "no C++ compiler: install g++ or clang++, or set CXX" >&2; exit 1; }
 	@command -v cmake >/dev/null || test -x $(VENV)/bin/cmake || \
 	    $(PY) -m pip install --quiet --disable-pip-version-check cmake
-	$(CMAKE) -S native -B $(BUILD) -DCMAKE_BUILD_TYPE=Release >/dev/null
-	$(CMAKE) --build $(BUILD) --parallel
-	cp $(BUILD)/libftrun_native.so $@.tmp && mv $@.tmp $@
+	$(BUILD_LIBRARY)
 
 native: $(LIBRARY)  ## build the native library in place
 
@@ -115,6 +120,20 @@ completions: setup  ## make the files in completions/ anew from the commands
 	$(VENV)/bin/ftrun completions bash > completions/ftrun.bash
 	$(VENV)/bin/ftrun completions zsh > completions/_ftrun
 	$(VENV)/bin/ftrun completions fish > completions/ftrun.fish
+
+# An interpreter that has torch with CUDA is enough: GPU_PYTHON=python3 uses it as it is, and nothing is installed.
+GPU_PYTHON ?= $(PY)
+GPU_NEEDS = $(if $(filter $(PY),$(GPU_PYTHON)),setup,native-only)
+
+native-only:
+	$(BUILD_LIBRARY)
+
+gpu-test: $(GPU_NEEDS)  ## what only a GPU can answer; skipped with the reason where there is none (GPU_PYTHON=python3)
+	PYTHONPATH=. $(GPU_PYTHON) -m pytest -m gpu -rA -s tests/gpu/test_real.py
+
+gpu-bench: $(GPU_NEEDS)  ## figures on one GPU, also to build/bench/gpu.json (GPU_PYTHON=python3)
+	@mkdir -p build/bench
+	PYTHONPATH=. $(GPU_PYTHON) tests/bench/gpu.py --json build/bench/gpu.json
 
 clean:  ## remove everything built, but neither .venv nor .venv-compat
 	rm -rf build dist $(LIBRARY) $(LIBRARY).tmp .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

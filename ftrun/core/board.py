@@ -166,6 +166,7 @@ class Inexact(enum.IntFlag):
     UPDATE_CHANGED_BUFFERS = 2
     PRIVATE_FROM_PEER = 4
     DDP_LAYOUT = 16
+    BUFFERS_FROM_PEER = 64
     WAS_CORRUPT = 32
 
 

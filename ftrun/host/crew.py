@@ -42,6 +42,7 @@ _PEEK = 0.002  # seconds given to learn the exit code before a death is reported
 _CODE_PATIENCE = 1.0  # seconds to wait for the exit code when nobody is in a hurry
 _FENCE_INLINE = 0.005
 _FENCE_DEADLINE = 5.0
+_LOOK, _LOOK_GPU = 0.001, 0.005  # seconds between two looks at a process that is being fenced
 _STAGES = (
     (F.STOPPED, "stopped"),
     (F.CLEANED, "cleaned"),
@@ -282,8 +283,11 @@ class Crew:
             self._note("exit", worker=worker.index, rank=worker.rank, pid=pid, code=code)
         self._scan_cell(worker, time.monotonic())  # what it did last comes before its end
         self._report(worker, code)
-        self._fenced(worker, 1)
         self._release(worker)
+        if self._over(worker):
+            self._fenced(worker, 1)
+        elif not worker.fencing:
+            self._fence_later(worker, time.monotonic() + _FENCE_DEADLINE)
         return True
 
     def never_born(self, index: int, why: str) -> None:
@@ -376,11 +380,11 @@ class Crew:
             return
         worker.fencing = True
         if worker.ended or not worker.pid:
-            if worker.ended:
+            if worker.ended and self._over(worker):
                 self._fenced(worker, 1)
             return
         fence.kill_group(worker.pid)
-        if fence.wait_quiet(worker.pid, _FENCE_INLINE):
+        if not worker.cell[F.DEVICE] and fence.wait_quiet(worker.pid, _FENCE_INLINE):
             self._fenced(worker, 1)
         else:
             self._fence_later(worker, time.monotonic() + _FENCE_DEADLINE)
@@ -397,14 +401,20 @@ class Crew:
         def look() -> None:
             if worker.cell[F.FENCED]:
                 return
-            if worker.ended or fence.quiet(worker.pid):
+            if self._over(worker):
                 self._fenced(worker, 1)
             elif time.monotonic() > deadline:
                 self._fenced(worker, 2)
             else:
                 self._fence_later(worker, deadline)
 
-        self._loop.after(0.001, look)
+        self._loop.after(_LOOK_GPU if worker.cell[F.DEVICE] else _LOOK, look)
+
+    def _over(self, worker: Worker) -> bool:
+        """Can nothing that this worker began change its memory any more?"""
+        if worker.cell[F.DEVICE]:
+            return fence.ended(worker.pid)
+        return worker.ended or fence.quiet(worker.pid)
 
     def _fenced(self, worker: Worker, how: int) -> None:
         if not worker.cell[F.FENCED]:

@@ -14,7 +14,7 @@ from pathlib import Path
 _PF_EXITING = 0x4
 _PAUSE = 0.0002
 # indices into /proc/PID/stat after the command's closing parenthesis (field number - 3)
-_STATE, _FLAGS, _EXIT_CODE = 0, 6, 49
+_STATE, _GROUP, _FLAGS, _EXIT_CODE = 0, 2, 6, 49
 
 
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
@@ -54,6 +54,29 @@ def quiet(pid: int) -> bool:
         if fields is not None and not int(fields[_FLAGS]) & _PF_EXITING and fields[_STATE] not in "ZX":
             return False
     return True
+
+
+def ended(pid: int) -> bool:
+    """True when no task of the process or of its group is left but zombies: what it had open is closed.
+
+    A GPU runs what a process queued until its last descriptor is closed, by a forked child maybe; being quiet is not enough.
+    """
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        fields = _stat(f"/proc/{entry}/stat")
+        if fields is None or (int(entry) != pid and int(fields[_GROUP]) != pid):
+            continue
+        if fields[_STATE] not in "ZX" or len(_tasks(entry)) > 1:
+            return False
+    return True
+
+
+def _tasks(pid: str) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
 
 
 def wait_quiet(pid: int, seconds: float) -> bool:

@@ -1,6 +1,7 @@
 """The keeper: holds descriptors of the workers' memory, so that it outlives them; ends everybody if the launcher dies.
 
-Standard library only, one thread, a process of its own. Never maps or reads what it keeps.
+Standard library only, a process of its own. Never maps or reads what it keeps; device memory it imports, which is done in
+threads beside the one that serves (see held.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 from ftrun import native
 from ftrun.core import paths, wire
 from ftrun.core.board import Board, F, Head
+from ftrun.core.handle import Handle, Kind
+from ftrun.host.held import Imported
 
 _INSIST = 2.0  # seconds for which the guardian looks for workers that had not written their pid yet
 
@@ -39,7 +42,8 @@ class Keeper:
         self._run_dir = run_dir
         self._launcher = launcher
         self._board = Board.open(run_dir / paths.BOARD)
-        self._held: dict[tuple[int, str], tuple[int, int]] = {}  # (rank, name) -> (cell, fd)
+        self._held: dict[tuple[int, str], tuple[int, int, str]] = {}  # (rank, name) -> (cell, fd, handle)
+        self._imported: dict[tuple[int, str], Imported] = {}
         self._guarded: list[int] = []
         self._select = selectors.DefaultSelector()
 
@@ -89,13 +93,17 @@ class Keeper:
         self._select.register(sock, selectors.EVENT_READ)
 
     def _answer(self, sock: socket.socket) -> None:
+        fds: list[int] = []
         try:
             frame = wire.receive(sock)
             if frame is not None:
-                self._reply(sock, *frame)
+                message, fds = frame
+                self._reply(sock, message, fds)
                 return
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"keeper: {error!r}", file=sys.stderr)
+        for fd in fds:
+            os.close(fd)
         self._select.unregister(sock)
         sock.close()
 
@@ -104,26 +112,53 @@ class Keeper:
         give: tuple[int, ...] = ()
         key = (int(message.get("rank", -1)), str(message.get("name", "")))
         if message["op"] == "put" and len(fds) == 1:
-            self._forget(key)
-            self._held[key] = (int(message["cell"]), fds.pop())
+            if self._put(sock, key, message, fds):
+                return  # a thread answers
             answer = {"ok": True}
         elif message["op"] == "get" and key in self._held:
-            cell, fd = self._held[key]
-            answer, give = {"ok": True, "cell": cell}, (fd,)
+            cell, fd, handle = self._held[key]
+            answer, give = {"ok": True, "cell": cell, "handle": handle}, (fd,)
         elif message["op"] == "forget":
             self._forget(key)
             answer = {"ok": True}
         elif message["op"] == "drop":
             self._drop()
             answer = {"ok": True}
-        for fd in fds:
-            os.close(fd)
+        while fds:
+            os.close(fds.pop())
         wire.send(sock, answer, give)
+
+    def _put(self, sock: socket.socket, key: tuple[int, str], message: dict[str, Any], fds: list[int]) -> bool:
+        """Hold a descriptor. True: device memory, which is imported first; the answer comes then."""
+        handle = Handle.unpack(bytes.fromhex(message["handle"]))
+        cell, parts = int(message["cell"]), int(message["parts"])
+        self._forget(key)
+        self._held[key] = (cell, fds.pop(), message["handle"])
+        rank, name = key
+        for other in [k for k in self._held if k[0] == rank and k[1].startswith(f"{name}.")]:
+            if int(other[1].rpartition(".")[2]) >= parts:
+                self._forget(other)
+        if handle.kind is not Kind.CUDA:
+            return False
+        # the client closes its end when it has the answer; until then a thread may write to ours
+        fd, answer_to = os.dup(self._held[key][1]), sock.dup()
+
+        def done(why: str) -> None:
+            os.close(fd)
+            with contextlib.suppress(OSError), answer_to:
+                wire.send(answer_to, {"ok": True, "why": why})
+
+        self._imported[key] = Imported()
+        self._imported[key].begin(handle.device, fd, done)
+        return True
 
     def _forget(self, key: tuple[int, str]) -> None:
         old = self._held.pop(key, None)
         if old is not None:
             os.close(old[1])
+        imported = self._imported.pop(key, None)
+        if imported is not None:
+            imported.let_go()
 
     def _drop(self) -> None:
         for key in list(self._held):

@@ -24,6 +24,7 @@ _INEXACT = {
         "a rank's weights were corrupt, and steps since the last check of the replicas used them; see --check-replicas"
     ),
     Inexact.DDP_LAYOUT: "DDP's bucket layout could not be kept",
+    Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its device memory and taken from a peer",
 }
 
 _WORDS = {

@@ -68,9 +68,9 @@ class _Progress(ctypes.Structure):
 
 
 _chunk = _bind(_releasing, "transfer_chunk", c_uint64, c_uint64, c_uint64)
-_copy = _bind(
-    _releasing, "transfer_copy", c_int, c_void_p, c_size_t, c_void_p, c_size_t, POINTER(_Terms), POINTER(_Result)
-)
+_COPIED = (c_void_p, c_size_t, c_void_p, c_size_t, POINTER(_Terms), POINTER(_Result))
+_copy = _bind(_releasing, "transfer_copy", c_int, *_COPIED)
+_copy_gpu = _bind(_releasing, "cuda_transfer_copy", c_int, c_int, *_COPIED)
 _exchange_size = _bind(_releasing, "exchange_size", c_uint64, c_uint32)
 _exchange_share = _bind(_releasing, "exchange_share", c_uint64, POINTER(_Facts), c_uint32, POINTER(c_uint64))
 _exchange_init = _bind(_releasing, "exchange_init", c_int, c_void_p, POINTER(_Facts))
@@ -148,12 +148,15 @@ def chunk_size(size: int, room: int = 0) -> int:
     return int(_chunk(size, room))
 
 
-def copy(to: Sequence[Extent], source: Sequence[Extent], terms: Terms | None = None) -> Moved:
-    """Peer copy between two lists of extents of the same total size. Errors: TransferError."""
+def copy(to: Sequence[Extent], source: Sequence[Extent], terms: Terms | None = None, gpu: int | None = None) -> Moved:
+    """Peer copy between two lists of extents of the same total size. Errors: TransferError.
+
+    `gpu`: by streams of that device, between memory that its kernels can reach.
+    """
     result = _Result()
     native = (terms or Terms())._native()
-    code = _copy(_array(to), len(to), _array(source), len(source), ctypes.byref(native), ctypes.byref(result))
-    return _moved(code, result)
+    lists = _array(to), len(to), _array(source), len(source), ctypes.byref(native), ctypes.byref(result)
+    return _moved(_copy(*lists) if gpu is None else _copy_gpu(gpu, *lists), result)
 
 
 @dataclass(frozen=True)

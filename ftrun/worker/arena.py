@@ -1,5 +1,7 @@
 """Where a rank's weights live: a segment with a committed zone (parameters, optimizer state) and a volatile one (buffers).
 
+Tensors on a GPU lie in device memory beside it, which has the same two zones; the segment then says what is where.
+
 The seal says for which step the committed zone is whole; it is OPEN from before the first write of an update (or a
 restore) until after the last. The manifest (JSON in the segment) says what lies where, so that a replacement can map it.
 """
@@ -8,13 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ftrun.core.errors import UsageError
+from ftrun import native
+from ftrun.core.errors import DeviceError, UsageError, WorkerError
+from ftrun.native.transfer import Extent
+from ftrun.worker.device import DeviceMemory, gpu_of
 from ftrun.worker.segment import Segment, room_for
 
 _MAGIC = 0x414E4552414E5254
@@ -37,6 +42,7 @@ class Entry:
     offset: int
     block: int
     private: bool = False  # not the same on every replica (left out of DDP's synchronization)
+    on_gpu: bool = False
 
     def to_json(self) -> list[Any]:
         return [
@@ -49,6 +55,7 @@ class Entry:
             self.offset,
             self.block,
             self.private,
+            self.on_gpu,
         ]
 
     @staticmethod
@@ -76,37 +83,67 @@ class Manifest:
         rows = [(e.name, e.dtype, e.shape) for e in self.entries if e.name.startswith(zone_prefixes)]
         return hashlib.sha256(repr(sorted(rows)).encode()).hexdigest()
 
+    def layout_word(self) -> int:
+        """The first 64 bits of `layout_hash`."""
+        return int(self.layout_hash()[:16], 16)
+
 
 class Arena:
     """The arena segment of one rank, mapped here (by its owner, by its replacement, by a rank that copies from it)."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
+        self.memory: DeviceMemory | None = None
         self._volatile_at = segment.length // 2
         self._manifest_at = segment.length // 4 * 3
 
     @classmethod
-    def create(cls, rank: int, bytes_now: int) -> Arena:
-        """A new arena with room for `bytes_now` bytes of parameters and buffers and their optimizer's state."""
+    def create(cls, rank: int, bytes_now: int, gpu: int | None = None) -> Arena:
+        """A new arena with room for `bytes_now` bytes of parameters and buffers and their optimizer's state.
+
+        `gpu`: with a part on that device. Errors: PlatformError, DeviceError.
+        """
         length = max(1 << 36, 1 << (64 * bytes_now - 1).bit_length())
         arena = cls(Segment.create(f"arena-{rank}", length))
         arena.segment.store(0, _MAGIC)
         arena.segment.store(_SEAL, 0)
         arena.segment.store(_COMMITTED_END, _PAGE)
         arena.segment.store(_VOLATILE_END, arena._volatile_at)
+        if gpu is not None:
+            arena.memory = DeviceMemory.create(arena.segment, gpu, length)
         return arena
+
+    @property
+    def has_gpu(self) -> bool:
+        """Is a part of it on a GPU (mapped here or not)?"""
+        return DeviceMemory.used_by(self.segment)
+
+    def attach_gpu(self, gpu: int, fetch: Callable[[int], int | None], write: bool) -> None:
+        """Map the part on a GPU, if there is one, for use by `gpu`; see `DeviceMemory.attach`. Errors: DeviceError."""
+        if self.has_gpu and self.memory is None:
+            self.memory = DeviceMemory.attach(self.segment, gpu, fetch, write)
 
     # -- seal --------------------------------------------------------------------------------------------------------
 
     @property
     def seal(self) -> int:
-        """Gate number as of whose start the committed zone is whole; OPEN (-1) while it is being written."""
-        return self.segment.load(_SEAL) - 1
+        """Gate number as of whose start the committed zone is whole; OPEN (-1) while it is being written.
+
+        The device may be behind the host by an update: whole is what both have sealed.
+        """
+        seal = self.segment.load(_SEAL)
+        if self.has_gpu and self.segment.load(DeviceMemory.SEAL_WORD) != seal:
+            return OPEN
+        return seal - 1
 
     def open(self) -> None:
         self.segment.store(_SEAL, 0)
+        if self.memory is not None:
+            self.memory.stamp_seal(0)
 
     def sealed(self, step: int) -> None:
+        if self.memory is not None:
+            self.memory.stamp_seal(step + 1)
         self.segment.store(_SEAL, step + 1)
 
     # -- extent ------------------------------------------------------------------------------------------------------
@@ -121,8 +158,15 @@ class Arena:
         """(offset, size) of the volatile zone in use."""
         return self._volatile_at, self.segment.load(_VOLATILE_END) - self._volatile_at
 
-    def reserve(self, zone: str, size: int) -> int:
+    def expect(self, zone: str, size: int) -> None:
+        """`size` bytes on the GPU will be reserved in this zone next."""
+        if self.memory is not None:
+            self.memory.expect(zone, size)
+
+    def reserve(self, zone: str, size: int, on_gpu: bool = False) -> int:
         """Offset of `size` fresh bytes in a zone. Errors: DeviceError when memory is too small, UsageError when full."""
+        if on_gpu:
+            return self.gpu_part.reserve(zone, size, _ALIGN)
         word, limit = (_COMMITTED_END, self._volatile_at) if zone == "committed" else (_VOLATILE_END, self._manifest_at)
         start = -(-self.segment.load(word) // _ALIGN) * _ALIGN
         if start + size > limit:
@@ -138,6 +182,62 @@ class Arena:
             )
         self.segment.store(_COMMITTED_END, _PAGE + size)
         return _PAGE
+
+    @property
+    def gpu_part(self) -> DeviceMemory:
+        """The part on a GPU. Errors: WorkerError when none is mapped here."""
+        if self.memory is None:
+            raise WorkerError("this arena has no memory on a GPU")
+        return self.memory
+
+    def copy_gpu_from(self, source: Arena, zone: str, copy: Callable[[list[Extent], list[Extent], int], object]) -> int:
+        """Take what a zone has on a GPU over from a replica's arena; bytes moved.
+
+        `copy` does it and checks it, between extents that a device reaches; where it reaches none the driver copies.
+        Errors: DeviceError, CudaError, those of `copy`.
+        """
+        if source.memory is None:
+            return 0
+        here, there = self.gpu_part, source.memory
+        start, filled = there.extent(zone)
+        missing = filled - here.extent(zone)[1]
+        if missing > 0:
+            here.expect(zone, missing)
+            here.reserve(zone, missing, 1)
+        here.settle()
+        if there.reachable:
+            copy([(here.base + start, filled)], [(there.base + start, filled)], here.ordinal)
+            return filled
+        here.copy(start, there.base + start, filled)
+        if here.checksum(start, filled) != there.checksum(start, filled):
+            raise DeviceError("a copy from another rank's device memory does not match its checksum")
+        return filled
+
+    def copy_entry(self, entry: Entry, source: Arena) -> None:
+        """Take one tensor over from a replica's arena."""
+        if entry.on_gpu:
+            self.gpu_part.copy(entry.offset, source.gpu_part.base + entry.offset, entry.block)
+        else:
+            native.copy(self.segment.address + entry.offset, source.segment.address + entry.offset, entry.block)
+
+    def checksum(self, entry: Entry, seed: int = 0) -> int:
+        """`native.checksum` of a tensor's bytes, computed where they are."""
+        if entry.on_gpu:
+            return self.gpu_part.checksum(entry.offset, entry.block, seed)
+        return native.checksum(self.segment.address + entry.offset, entry.block, seed)
+
+    def read(self, entry: Entry) -> bytes:
+        """A tensor's bytes."""
+        if entry.on_gpu:
+            return self.gpu_part.read(entry.offset, entry.block)
+        return bytes(self.segment.view(entry.offset, entry.block))
+
+    def write(self, entry: Entry, data: bytes) -> None:
+        """Overwrite a tensor's bytes."""
+        if entry.on_gpu:
+            self.gpu_part.write(entry.offset, data)
+        else:
+            self.segment.view(entry.offset, entry.block)[:] = data
 
     # -- manifest ----------------------------------------------------------------------------------------------------
 
@@ -156,13 +256,15 @@ class Arena:
     def tensor(self, entry: Entry, blocks: dict[int, torch.Tensor]) -> torch.Tensor:
         """A tensor over the entry's bytes. `blocks` shares storages between entries of the same offset."""
         dtype = getattr(torch, entry.dtype)
-        block = blocks.get(entry.offset)
+        place: Segment | DeviceMemory = self.gpu_part if entry.on_gpu else self.segment
+        key = ~entry.offset if entry.on_gpu else entry.offset
+        block = blocks.get(key)
         if block is None:
             size = max(entry.block, 1)
-            block = blocks[entry.offset] = self.segment.block(entry.offset, size)
+            block = blocks[key] = place.block(entry.offset, size)
         if entry.block == 0:
-            return torch.empty(entry.shape, dtype=dtype)
-        view = torch.empty(0, dtype=dtype)
+            return torch.empty(entry.shape, dtype=dtype, device=block.device)
+        view = torch.empty(0, dtype=dtype, device=block.device)
         view.set_(block.untyped_storage(), entry.storage_offset, entry.shape, entry.stride)
         return view
 
@@ -176,11 +278,14 @@ def place(
     """
     items = list(tensors)
     storages: dict[int, int] = {}
-    total = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for _, t, _ in items}.values())
+    gpus = {t.untyped_storage().data_ptr(): arena.memory is not None and gpu_of(t) is not None for _, t, _ in items}
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for _, t, _ in items}
     placed = []
     what = "parameters and optimizer state" if zone == "committed" else "buffers"
-    with room_for(total, f"moving {what} into memory that outlives the worker"):
+    in_host = sum(size for key, size in sizes.items() if not gpus[key])
+    with room_for(in_host, f"moving {what} into memory that outlives the worker"):
         for name, tensor, private in items:
+            on_gpu = gpus[tensor.untyped_storage().data_ptr()]
             storage = tensor.untyped_storage()
             key = storage.data_ptr()
             dense = tensor.numel() * tensor.element_size()
@@ -190,7 +295,7 @@ def place(
                 size, offset_in, stride = storage.nbytes(), tensor.storage_offset(), tensor.stride()
             fresh = key not in storages or not key
             if fresh:
-                storages[key] = arena.reserve(zone, size)
+                storages[key] = arena.reserve(zone, size, on_gpu)
             entry = Entry(
                 name,
                 zone,
@@ -201,6 +306,7 @@ def place(
                 storages[key],
                 size,
                 private,
+                on_gpu,
             )
             view = arena.tensor(entry, blocks)
             with torch.no_grad():

@@ -22,6 +22,7 @@ from ftrun.worker.calls import Calls
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.failing import final_code, report_exception
 from ftrun.worker.groups import Registry
+from ftrun.worker.kept import Kept, use_gpu
 from ftrun.worker.ledger import Ledger
 from ftrun.worker.reducer import Reducers
 from ftrun.worker.slots import START, Slots
@@ -50,6 +51,7 @@ class Engine:
         self.resume = -1  # where a replacement starts; -1 = not a replacement
         self.inexact = Inexact(0)
         self.current: Any = None  # the Step whose body runs
+        self._kept: Kept | None = None
         self.ledger = Ledger(state)
         self.passed = False
         self.carry = False  # gradients live on over optimizer steps
@@ -74,7 +76,7 @@ class Engine:
     def start_fresh(self) -> None:
         """First incarnation of a rank: lay everything out and seal it for step 0."""
         rank = self.context.rank
-        arena = Arena.create(rank, max(self.state.bytes_now(), 1))
+        arena = Arena.create(rank, max(self.state.bytes_now(), 1), use_gpu(self.context, self.state))
         self.ledger.slots = Slots.create(rank)
         self.state.move_in(arena)
         self.reducers.record()
@@ -172,6 +174,8 @@ class Engine:
         self.context.cell[F.STEP] = self.index_of(end) + 1
         self._answer_resumed()
         # a step that updates nothing: what comes after it is what was before, and a replacement finds it sealed
+        if not self.state.finish_device(context.stop_pending):
+            return False
         self.ledger.gate(end, accumulating=True)
         if not self.arrive(end):
             return False
@@ -189,14 +193,13 @@ class Engine:
         """Hand the memory to the keeper (again, when there is a new one). False = not now: call again."""
         if not self.state.laid_out:
             return False
-        cell = self.context.cell.index
-        try:
-            self.context.keeper.put(self.context.rank, "arena", cell, self.state.arena.segment.fd)
-            self.context.keeper.put(self.context.rank, "slots", cell, self.ledger.slots.segment.fd)
-            self.snapshots.send()
-        except OSError:
-            return False  # until the next keeper has them this rank cannot be adopted
-        return True
+        return self.keep().send() and self.snapshots.handed_over()
+
+    def keep(self) -> Kept:
+        """What the keeper is to hold of this rank; from here on it hears of each new allocation on a GPU."""
+        if self._kept is None:
+            self._kept = Kept(self.context, self.state, self.ledger)
+        return self._kept
 
     def finish_recording(self) -> None:
         """The first step is about to be handed out: keep the results of the collectives before it."""
@@ -353,6 +356,7 @@ class Engine:
                 "ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); update through a protected optimizer"
             )
         self.registry.settle()
+        self.state.finish_device(context.stop_pending)
         if context.stop_pending():
             raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
         self.registry.check()

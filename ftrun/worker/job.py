@@ -195,10 +195,10 @@ def protect(*, model: Any, optimizer: Any, **stateful: Any) -> Job:
     if context is None or not context.is_main_process():
         _job = Job(None, modules, optimizers, stateful)
         return _job
-    if params[0].device.type != "cpu":
+    if params[0].device.type not in ("cpu", "cuda"):
         raise UsageError(
-            f"protect(): models on {params[0].device.type} are not supported by this version of ftrun yet; "
-            "train on cpu, or run the script without protect() (all workers restart on a failure)"
+            f"protect(): models on {params[0].device.type} are not supported by ftrun; "
+            "train on cuda or cpu, or run the script without protect() (all workers restart on a failure)"
         )
     _job = Job(_guard(context, modules, optimizers, stateful), modules, optimizers, stateful)
     return _job

@@ -7,8 +7,10 @@ import socket
 from pathlib import Path
 
 from ftrun.core import wire
+from ftrun.core.handle import Handle, Kind
 
 _DEADLINE = 5.0  # seconds
+_IMPORT = 60.0  # seconds: the first call to the driver may start it, on a machine with many GPUs
 
 
 class KeeperClient:
@@ -17,9 +19,11 @@ class KeeperClient:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def _ask(self, message: dict[str, object], fds: tuple[int, ...] = ()) -> tuple[dict[str, object], list[int]]:
+    def _ask(
+        self, message: dict[str, object], fds: tuple[int, ...] = (), deadline: float = _DEADLINE
+    ) -> tuple[dict[str, object], list[int]]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            sock.settimeout(_DEADLINE)
+            sock.settimeout(deadline)
             sock.connect(os.fspath(self._path))
             wire.send(sock, message, fds)
             answer = wire.receive(sock)
@@ -27,16 +31,30 @@ class KeeperClient:
             raise ConnectionError("the keeper closed the connection")
         return answer
 
-    def put(self, rank: int, name: str, cell: int, fd: int) -> None:
-        """Have the keeper hold `fd` as the segment `name` of `rank`; a later put replaces it."""
-        self._ask({"op": "put", "rank": rank, "name": name, "cell": cell}, (fd,))
+    def put(self, rank: int, name: str, cell: int, fd: int, handle: Handle | None = None, parts: int = 0) -> str:
+        """Have the keeper hold `fd` as the segment `name` of `rank`; a later put replaces it.
+
+        `handle`: what it is, None = host memory of any layout. `parts`: how many allocations `name.0`, `name.1`, ...
+        belong to it; the keeper drops further ones.
+        Returns "" or why device memory is held by its descriptor only.
+        """
+        handle = handle or Handle(Kind.HOST, os.fstat(fd).st_size)
+        message: dict[str, object] = {"op": "put", "rank": rank, "name": name, "cell": cell, "parts": parts}
+        message["handle"] = handle.pack().hex()
+        answer, _ = self._ask(message, (fd,), _IMPORT if handle.kind is Kind.CUDA else _DEADLINE)
+        return str(answer.get("why", ""))
 
     def get(self, rank: int, name: str) -> int | None:
         """A new descriptor of the segment (the caller closes it), None when the keeper has none."""
+        found = self.find(rank, name)
+        return None if found is None else found[0]
+
+    def find(self, rank: int, name: str) -> tuple[int, Handle] | None:
+        """As `get`, with the segment's handle."""
         answer, fds = self._ask({"op": "get", "rank": rank, "name": name})
         if not answer.get("ok") or not fds:
             return None
-        return fds[0]
+        return fds[0], Handle.unpack(bytes.fromhex(str(answer["handle"])))
 
     def forget(self, rank: int, name: str) -> None:
         """Have the keeper let go of a segment; nothing happens when it has none."""

@@ -46,7 +46,7 @@ class Ledger:
         self._check_between(step, captured)
         self.alive = self._state.grads_alive()
         self.slots.invalidate(START)
-        self._state.save_buffers()
+        self._state.save_buffers(step)
         carried = self._carried and self.slots.tag(END) != step
         self._write(START, step, self._state.grads() if carried else None, captured)
 

@@ -39,10 +39,10 @@ def progress(context: Context, total: int) -> Iterator[int]:
         cell[F.MOVE_TOTAL] = 0
 
 
-def peer_copy(context: Context, to: list[Extent], source: list[Extent]) -> Moved:
-    """Copy between mapped segments and read back what was written. Errors: transfer.TransferError."""
+def peer_copy(context: Context, to: list[Extent], source: list[Extent], gpu: int | None = None) -> Moved:
+    """Copy between mapped segments, of a GPU if it is named, and read back what was written. Errors: transfer.TransferError."""
     with progress(context, sum(size for _, size in source)) as moved:
-        return transfer.copy(to, source, Terms(check=CHECK_BACK, timeout=_PEER, moved=moved))
+        return transfer.copy(to, source, Terms(check=CHECK_BACK, timeout=_PEER, moved=moved), gpu)
 
 
 def host_reload(context: Context, facts: Facts, share: list[Extent], to: list[Extent]) -> Moved:

@@ -8,21 +8,24 @@ of the resume step any more, so every rank goes back to an earlier one (see ftru
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ftrun import native
 from ftrun.core import gate
 from ftrun.core.board import F, Flag, Head, Inexact, Source
 from ftrun.core.errors import DeviceError, UsageError, WorkerError
 from ftrun.core.world import World, read_world
+from ftrun.native import cuda
 from ftrun.native.transfer import Extent, TransferError
 from ftrun.worker import moving, snapshot
 from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.engine import Engine
-from ftrun.worker.segment import Segment
+from ftrun.worker.kept import fetch, fetch_gpu, use_gpu
 from ftrun.worker.slots import END, GATE, RECORDING, START, Slots
 from ftrun.worker.state import Protected
 
@@ -57,21 +60,9 @@ def resume_of(context: Context) -> int:
     return gate.unpack(context.board.gate()).last + 1 if world.tail else world.resume
 
 
-def attach_segment(context: Context, rank: int, name: str) -> Segment | None:
-    """The kept segment of a rank, mapped; None when the keeper has none."""
-    ready = context.mapped.pop((rank, name), None)
-    if ready is not None:
-        return ready
-    try:
-        fd = context.keeper.get(rank, name)
-    except OSError:
-        return None
-    return Segment.attach(fd) if fd is not None else None
-
-
 def load_recording(context: Context) -> tuple[dict[str, Any], memoryview]:
     """What the replaced rank's collectives gave before its first step. Errors: NoSource."""
-    segment = attach_segment(context, context.rank, "slots")
+    segment = fetch(context, context.rank, "slots")
     if segment is None:
         raise NoSource("the keeper has no slots of this rank (its keeper died, or the rank died before protect)")
     context.mapped[(context.rank, "slots")] = segment
@@ -90,9 +81,19 @@ class Restorer:
         self.context = engine.context
         self.state = state
         self.resume = resume_of(self.context)
+        self._mapped: list[Arena] = []  # replicas' memory on a GPU, mapped for as long as it is copied from
+        self._lost = False  # the memory on the GPU could not be mapped: a new one is filled from a replica
 
     def run(self) -> None:
         """Put the rank's state in place. Errors: NoSource, Superseded, UsageError."""
+        try:
+            self._run()
+        except cuda.CudaError as error:
+            raise NoSource(f"device {self.state.gpu}: {error.strerror}") from error
+        except TransferError as error:
+            raise NoSource(f"the copy of a replica's buffers failed: {error}") from error
+
+    def _run(self) -> None:
         context = self.context
         world = context.world
         assert world is not None
@@ -101,15 +102,16 @@ class Restorer:
         if world.rollback:
             self._from_snapshot()
             return
-        segment = attach_segment(context, context.rank, "arena")
-        slots = attach_segment(context, context.rank, "slots")
+        segment = fetch(context, context.rank, "arena")
+        slots = fetch(context, context.rank, "slots")
         if segment is None or slots is None:
             raise NoSource("the keeper has no memory of this rank")
         self.engine.ledger.slots = Slots(slots)
-        own = Arena(segment)
+        gpu = use_gpu(context, self.state)
         fenced = self._await_fence()
+        own = self._usable(Arena(segment), gpu)
         replica: Replica | None = None
-        if fenced and own.seal == self.resume:
+        if fenced and not self._lost and own.seal == self.resume:
             manifest = own.read_manifest()
             self._check_layout(manifest)
             source, moved = Source.ADOPT, 0
@@ -117,19 +119,65 @@ class Restorer:
             source = Source.PEER
             replica, manifest, moved = self._from_peer(own)
         self.state.attach(own, manifest)
+        self.engine.keep()
+        if self._lost and replica is not None:
+            self._take_buffers(replica)
         self.engine.reducers.load(manifest.facts.get("reducers"))
         restart = self._choose(replica)
         self.state.apply_python_state(restart["py"])
         self.engine.resume_with(self.resume, restart)
-        if context.board[Head.KEEPER_EPOCH] != context.mapped_epoch:
+        if self._lost or context.board[Head.KEEPER_EPOCH] != context.mapped_epoch:
             self.engine.send_descriptors()  # the keeper that gave us these segments is gone
+        for arena in self._mapped:
+            if arena.memory is not None:
+                own.gpu_part.settle()  # copies from there are done
+                arena.memory.close()
         context.cell[F.SOURCE] = source
         context.cell[F.SOURCE_BYTES] = moved
+
+    def _usable(self, own: Arena, gpu: int | None) -> Arena:
+        """The rank's own arena with its part on the GPU mapped, or a new one when that cannot be had."""
+        if gpu is None and not own.has_gpu:
+            return own
+        why = "it was on another kind of device"
+        if gpu is not None and own.has_gpu:
+            try:
+                if self._may_still_run():
+                    raise DeviceError("its last owner may still write there")
+                fetch_gpu(self.context, self.context.rank, own, gpu, write=True)
+                return own
+            except DeviceError as error:
+                why = str(error)
+        print(
+            f"ftrun: rank {self.context.rank}: the dead worker's memory is not used: {why}; taking a replica's instead",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._lost = True
+        try:
+            return Arena.create(self.context.rank, max(self.state.bytes_now(), 1), gpu)
+        except DeviceError as error:
+            raise NoSource(str(error)) from error
+
+    def _copy_on_gpu(self, to: list[Extent], source: list[Extent], gpu: int) -> None:
+        moving.peer_copy(self.context, to, source, gpu)
+
+    def _take_buffers(self, replica: Replica) -> None:
+        """This rank's own buffers are lost: start from the replica's as of the start of the step."""
+        mine, theirs = self.state.arena, replica.arena
+        offset, size = theirs.volatile
+        mine.reserve("volatile", max(0, size - mine.volatile[1]))
+        native.copy(mine.segment.address + offset, theirs.segment.address + offset, size)
+        mine.copy_gpu_from(theirs, "volatile", self._copy_on_gpu)
+        if replica.slots.tag(START) == self.resume:
+            self.state.rewind_buffers()
+        if self.state.buffers:
+            self.engine.note_inexact(Inexact.BUFFERS_FROM_PEER)
 
     def _from_snapshot(self) -> None:
         """As every other rank of this world: the survivors do the same in Engine.go_back."""
         context = self.context
-        segment, slots = (attach_segment(context, context.rank, name) for name in ("arena", "slots"))
+        segment, slots = (fetch(context, context.rank, name) for name in ("arena", "slots"))
         if slots is None:
             raise NoSource("the keeper has no slots of this rank")
         self._await_fence()
@@ -197,20 +245,26 @@ class Restorer:
         unfit = rotten | set(refused or ())
         order = [r for k in range(1, world.size) if (r := (context.rank + k) % world.size) not in unfit]
         found: dict[int, Replica] = {}
+        unusable: dict[int, str] = {}
         begin = time.monotonic()
         while True:
             seen = context.board.worker_bell()
             for rank in order:
                 if rank not in found:
-                    arena, slots = (attach_segment(context, rank, name) for name in ("arena", "slots"))
+                    arena, slots = (fetch(context, rank, name) for name in ("arena", "slots"))
                     if arena is None or slots is None:
                         continue
                     found[rank] = Replica(rank, Slots(slots), Arena(arena))
-                if ready(found[rank].slots, found[rank].arena):
-                    return found[rank]
+                if rank not in unusable and ready(found[rank].slots, found[rank].arena):
+                    try:
+                        return self._with_gpu(found[rank])
+                    except DeviceError as error:
+                        unusable[rank] = str(error)
             world = self._newest(world)
             if refused and not order:
                 raise NoSource("; ".join(refused.values()))
+            if order and len(unusable) == len(order):
+                raise NoSource(f"no replica's memory can be mapped: {next(iter(unusable.values()))}")
             if all(rank in world.replaced for rank in order):
                 # only a living rank completes anything; what the dead ones left is as it is
                 raise NoSource(f"no rank's memory is whole as of step {self.resume}: all of them died in its making")
@@ -220,6 +274,14 @@ class Restorer:
             if waited > _PEER:
                 raise NoSource(f"no replica completed the update before step {self.resume} within {_PEER:.0f} s")
             context.board.wait_workers(seen, 0.002)
+
+    def _with_gpu(self, replica: Replica) -> Replica:
+        """Map its part on a GPU, now that it is complete. Errors: DeviceError."""
+        gpu = self.state.gpu
+        if gpu is not None and replica.arena.has_gpu and replica.arena.memory is None:
+            fetch_gpu(self.context, replica.rank, replica.arena, gpu, write=False)
+            self._mapped.append(replica.arena)
+        return replica
 
     def _newest(self, world: World) -> World:
         """`world`, or the one that took its place: more ranks may be dead in it. Errors: Superseded."""
@@ -238,7 +300,7 @@ class Restorer:
             replica = self._replica(lambda slots, arena: arena.seal == self.resume, refused)
             try:
                 return replica, *self._copy(own, replica)
-            except (NoSource, TransferError) as error:
+            except (NoSource, TransferError, DeviceError) as error:
                 refused[replica.rank] = f"rank {replica.rank}: {error}"
 
     def _copy(self, own: Arena, replica: Replica) -> tuple[Manifest, int]:
@@ -256,25 +318,33 @@ class Restorer:
             own.reserve("committed", size - have)
         private = [e for e in manifest.entries if e.private and e.zone == "committed"]
         # nobody else has these; the dead rank's own values may be one update old
-        own_values = [e for e in private if not e.name.startswith("optim.")]
-        rows = _without(offset, size, [(e.offset, e.block) for e in own_values])
+        kept = [] if self._lost else [e for e in private if not e.name.startswith("optim.")]
+        on_gpu = [(e, own.read(e)) for e in kept if e.on_gpu]
+        rows = _without(offset, size, [(e.offset, e.block) for e in kept if not e.on_gpu])
         mine, theirs = own.segment.address, source.segment.address
         moved = moving.peer_copy(
             self.context, [(mine + at, length) for at, length in rows], [(theirs + at, length) for at, length in rows]
         )
+        gpu_bytes = own.copy_gpu_from(source, "committed", self._copy_on_gpu)
+        for entry, data in on_gpu:
+            own.write(entry, data)
         if source.seal != self.resume:
             raise NoSource("its memory changed while it was copied")
         if private:
             self.engine.note_inexact(Inexact.PRIVATE_FROM_PEER)
         own.write_manifest(manifest)
         own.sealed(self.resume)
-        return manifest, moved.bytes
+        return manifest, moved.bytes + gpu_bytes
 
     def _choose(self, replica: Replica | None) -> dict[str, Any]:
         """The rank's own state as of the start of the resume step, from the slot that has it."""
         slots, resume = self.engine.ledger.slots, self.resume
         if slots.tag(START) == resume:
-            self.state.rewind_buffers()
+            if not self._lost:
+                whole = self.state.shadow_is_whole(resume)
+                self.state.rewind_buffers(gpu=whole)
+                if not whole and replica is not None:
+                    self._take_updated_buffers(replica)
             return self.engine.ledger.start_state(resume)
         if slots.tag(END) == resume:
             saved: dict[str, Any] = slots.read(END)
@@ -292,14 +362,20 @@ class Restorer:
         if after["drew"]:
             self.engine.note_inexact(Inexact.UPDATE_USED_RNG)
         self._note_between(after)
-        if after["buffers"] is None:
-            self.engine.note_inexact(Inexact.UPDATE_CHANGED_BUFFERS)
-        elif after["buffers"]:
-            self.state.copy_buffers(after["buffers"], replica.arena)
+        if not self._lost:
+            self._take_updated_buffers(replica)
         saved["alive"] = after["alive"]
         if after["updated"]:
             saved["grads"] = after["grads"]  # as the update left them: the same on every replica
         return saved
+
+    def _take_updated_buffers(self, replica: Replica) -> None:
+        """What the update before the resume step wrote of the buffers is the same on every replica."""
+        after = replica.slots.read(END)
+        if after["buffers"] is None:
+            self.engine.note_inexact(Inexact.UPDATE_CHANGED_BUFFERS)
+        elif after["buffers"]:
+            self.state.copy_buffers(after["buffers"], replica.arena)
 
     def _note_between(self, saved: dict[str, Any]) -> None:
         """The code between two bodies is not run again: what it draws is missing from this rank's streams."""

@@ -51,6 +51,20 @@ class _Memory:
 
 
 _memory: _Memory | None = None
+_devices: list[int] = []  # GPUs whose streams are kept, the one that holds the model first
+
+
+def use_device(ordinal: int) -> None:
+    """The model is on this GPU: keep its random stream, whatever number the device has in the process that takes over."""
+    _devices[:] = [ordinal]
+
+
+def _cuda_devices() -> list[int]:
+    """The model's device, and others on which this process has made a context to draw on."""
+    current = int(torch.cuda.current_device())
+    if current not in _devices:
+        _devices.append(current)
+    return _devices
 
 
 def capture() -> dict[str, Any]:
@@ -75,8 +89,7 @@ def capture() -> dict[str, Any]:
             name, keys, position, has, value = numpy.random.get_state()
             state["numpy"] = [name, keys.tobytes(), int(position), int(has), float(value)]
     if torch.cuda.is_initialized():
-        devices = range(torch.cuda.device_count())
-        state["cuda"] = [torch.cuda.get_rng_state(i).numpy().tobytes() for i in devices]
+        state["cuda"] = [torch.cuda.get_rng_state(i).numpy().tobytes() for i in _cuda_devices()]
     return state
 
 
@@ -100,8 +113,9 @@ def apply(state: dict[str, Any]) -> None:
     elif numpy is not None and "numpy" in state:
         name, keys, position, has, value = state["numpy"]
         numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), position, has, value))
-    for i, device_state in enumerate(state.get("cuda", [])):
-        torch.cuda.set_rng_state(_tensor(device_state), i)
+    if state.get("cuda"):
+        for ordinal, device_state in zip(_cuda_devices(), state["cuda"], strict=False):
+            torch.cuda.set_rng_state(_tensor(device_state), ordinal)
 
 
 def _tensor(data: bytes) -> torch.Tensor:

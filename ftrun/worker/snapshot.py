@@ -150,6 +150,10 @@ class Snapshots:
 
         Without room that is said, once, and never tried again.
         """
+        if self._every > 0 and self._engine.state.arena.has_gpu:
+            self._every = 0
+            if self._engine.context.rank == 0:
+                print("ftrun: host snapshots of models on a GPU are not taken by this version", file=sys.stderr)
         if self._every <= 0 or (step - self._engine.base) % self._every:
             return
         try:
@@ -189,6 +193,14 @@ class Snapshots:
     def adopt(self, store: Store) -> None:
         """Go on in a predecessor's segment."""
         self._store = store
+
+    def handed_over(self) -> bool:
+        """As `send`; False when there is no keeper now."""
+        try:
+            self.send()
+        except OSError:
+            return False
+        return True
 
     def send(self) -> None:
         """Hand the segment to the keeper. Errors: OSError when there is none."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ftrun import native
 from ftrun.core.errors import UsageError
 from ftrun.worker import codec
 from ftrun.worker.arena import Arena, Entry, Manifest, place
+from ftrun.worker.device import bytes_on_gpu, gpu_of
 
 _WHOLE_ZONE = 4 << 20  # bytes of buffers up to which they are copied aside in one piece
 _SAMPLES = 64
@@ -76,6 +77,7 @@ class Protected:
         self._groups = [_Groups(f"optimizer {i}") for i in range(len(optimizers))]
         self._loose = False  # some optimizer state is no tensor
         self._shadow = 0
+        self._gpu_shadow = 0
         self._versions: dict[str, tuple[int, int]] = {}
 
     # -- finding -----------------------------------------------------------------------------------------------------
@@ -118,17 +120,29 @@ class Protected:
         tensors = [p for _, p, _ in self.params] + [m._buffers[n] for _, m, n in self.buffers]
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
+    @property
+    def gpu(self) -> int | None:
+        """Ordinal of the GPU that the model is on, None = the host's memory."""
+        return gpu_of(self.params[0][1])
+
+    def finish_device(self, stop: Callable[[], bool]) -> bool:
+        """Wait until the GPU has done what it was told, if there is one; False when `stop` says so first."""
+        memory = self._arena.memory if self._arena is not None else None
+        return memory is None or memory.finished(stop)
+
     # -- layout ------------------------------------------------------------------------------------------------------
 
     def move_in(self, arena: Arena) -> None:
         """First layout: copy parameters, buffers and optimizer state there is into a fresh arena and use it from now on."""
         self._arena = arena
+        arena.expect("committed", bytes_on_gpu([p for _, p, _ in self.params]))
         for (entry, view), (_, param, _) in zip(
             place(arena, "committed", self.params, self._blocks), self.params, strict=True
         ):
             self.manifest.entries.append(entry)
             self._point(param, view)
         buffers = [(n, m._buffers[b], False) for n, m, b in self.buffers]
+        arena.expect("volatile", 2 * bytes_on_gpu([t for _, t, _ in buffers]))
         for (entry, view), (_, module, name) in zip(
             place(arena, "volatile", buffers, self._blocks), self.buffers, strict=True
         ):
@@ -137,6 +151,10 @@ class Protected:
         offset, size = arena.volatile
         self._shadow = arena.reserve("volatile", size) - offset if size else 0
         self.manifest.facts["shadow"] = self._shadow
+        if arena.memory is not None:
+            offset, size = arena.memory.extent("volatile")
+            self._gpu_shadow = arena.reserve("volatile", size, on_gpu=True) - offset if size else 0
+        self.manifest.facts["gpu_shadow"] = self._gpu_shadow
         self.absorb()
         arena.write_manifest(self.manifest)
 
@@ -150,6 +168,7 @@ class Protected:
             entry = entries[name]
             self._point_buffer(module, attribute, entry, arena.tensor(entry, self._blocks))
         self._shadow = int(manifest.facts["shadow"])
+        self._gpu_shadow = int(manifest.facts["gpu_shadow"])
         for i, optimizer in enumerate(self.optimizers):
             params = list(_params_of(optimizer))
             optimizer.state.clear()
@@ -200,6 +219,8 @@ class Protected:
                     view.copy_(current)
                 state[key] = view
         grown = False
+        if self.arena.memory is not None:
+            self.arena.expect("committed", bytes_on_gpu(self._loose_tensors()))
         for i, optimizer in enumerate(self.optimizers):
             count = sum(map(len, optimizer.state.values()))
             if count == self._counts[i]:
@@ -214,6 +235,12 @@ class Protected:
         if grown:
             self.arena.write_manifest(self.manifest)
         return grown
+
+    def _loose_tensors(self) -> list[torch.Tensor]:
+        """Optimizer state that does not lie in the arena yet."""
+        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
+        fresh = [(s, k, v) for s in states for k, v in s.items() if k not in self._held.get(id(s), ())]
+        return [v for _, _, v in fresh if isinstance(v, torch.Tensor)]
 
     def _absorb_one(self, optimizer: int, index: int, state: dict[Any, Any]) -> bool:
         held = self._held.setdefault(id(state), set())
@@ -260,9 +287,11 @@ class Protected:
                 view.copy_(current)
             current.data = view
 
-    def save_buffers(self) -> None:
-        """Copy the buffers aside (large ones only when they changed)."""
+    def save_buffers(self, step: int) -> None:
+        """Copy the buffers aside as of the start of `step` (large ones only when they changed)."""
         self.settle_buffers()
+        if self._gpu_shadow:
+            self.arena.gpu_part.save_shadow(step, self._gpu_shadow)
         offset, size = self.arena.volatile
         if not self._shadow:
             return
@@ -272,6 +301,8 @@ class Protected:
             native.copy(base + offset + half, base + offset, min(half, size - half))
             return
         for module, name, entry, _ in self._buffer_views:
+            if entry.on_gpu:
+                continue
             address = base + entry.offset
             if entry.block > _WHOLE_ZONE // 4:
                 buffer = module._buffers[name]
@@ -285,34 +316,44 @@ class Protected:
             native.copy(address + half, address, entry.block)
 
     def buffers_mark(self) -> int:
-        """A hash of all buffers (sampled when they are large), to see that an update region writes them."""
+        """A hash of all buffers (sampled when they are large), to see that an update region writes them.
+
+        Of those on a GPU torch's count of writes in place is taken: a look at their bytes would wait for the update.
+        """
         offset, size = self.arena.volatile
         half = min(self._shadow, size)
         address = self.arena.segment.address + offset
+        versions = hash(tuple(_version(m, n) for m, n, e, _ in self._buffer_views if e.on_gpu))
         if half <= _WHOLE_ZONE:
-            return native.checksum(address, half)
-        return native.sample_checksum(address, half, _SAMPLES, 0)
+            return native.checksum(address, half) ^ versions
+        return native.sample_checksum(address, half, _SAMPLES, 0) ^ versions
 
     def buffer_marks(self) -> dict[str, int]:
         """The same for each buffer."""
         base = self.arena.segment.address
-        return {e.name: native.checksum(base + e.offset, e.block) for _, _, e, _ in self._buffer_views}
+        return {
+            e.name: _version(m, n) if e.on_gpu else native.checksum(base + e.offset, e.block)
+            for m, n, e, _ in self._buffer_views
+        }
 
     def copy_buffers(self, names: list[str], source: Arena) -> None:
         """Take some buffers from a replica's arena."""
         for _, _, entry, _ in self._buffer_views:
             if entry.name in names:
-                native.copy(
-                    self.arena.segment.address + entry.offset, source.segment.address + entry.offset, entry.block
-                )
+                self.arena.copy_entry(entry, source)
 
-    def rewind_buffers(self) -> None:
-        """Copy the buffers back from where `save_buffers` put them."""
-        if not self._shadow:
-            return
+    def shadow_is_whole(self, step: int) -> bool:
+        """Did the device get as far as copying the buffers aside for `step`? Else its forward did not begin either."""
+        return not self._gpu_shadow or self.arena.gpu_part.shadow_step == step
+
+    def rewind_buffers(self, gpu: bool = True) -> None:
+        """Copy the buffers back from where `save_buffers` put them; `gpu`: those on a GPU too."""
+        if self._gpu_shadow and gpu:
+            self.arena.gpu_part.rewind_shadow(self._gpu_shadow)
         offset, size = self.arena.volatile
         base = self.arena.segment.address
-        native.copy(base + offset, base + offset + self._shadow, min(self._shadow, size - self._shadow))
+        if self._shadow:
+            native.copy(base + offset, base + offset + self._shadow, min(self._shadow, size - self._shadow))
         for module, name, _, view in self._buffer_views:
             buffer = module._buffers.get(name)
             if buffer is not None and buffer.data_ptr() != view.data_ptr():
@@ -326,6 +367,9 @@ class Protected:
         for param, view in self._views:
             if param.data_ptr() != view.data_ptr():
                 return -1
+        if self.arena.memory is not None:
+            return self.arena.memory.sample([view for _, view in self._views])
+        for _, view in self._views:
             value = native.sample_checksum(view.data_ptr(), view.untyped_storage().nbytes(), 4, value)
         return value
 
@@ -417,6 +461,11 @@ class Protected:
                     param.grad = value
             elif param.grad is None:
                 param.grad = torch.zeros_like(param)
+
+
+def _version(module: torch.nn.Module, name: str) -> int:
+    buffer = module._buffers[name]
+    return int(buffer._version) if buffer is not None else -1
 
 
 def _ignored(module: torch.nn.Module) -> set[str]:

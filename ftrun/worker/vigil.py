@@ -178,12 +178,9 @@ class Vigil:
     def _sum(self) -> int | None:
         """Checksum of what every replica must have bit for bit; None when nothing is replicated."""
         engine = self._engine
-        if engine.state.params[0][1].device.type != "cpu":
-            return None  # the processor cannot read it
-        manifest, address = engine.state.manifest, engine.state.arena.segment.address
         value, found = 0, False
-        for entry in engine.state.replicated(manifest):
-            value = native.checksum(address + entry.offset, entry.block, value)
+        for entry in engine.state.replicated(engine.state.manifest):
+            value = engine.state.arena.checksum(entry, value)
             found = True
         return value if found else None
 

@@ -15,12 +15,20 @@ if TYPE_CHECKING:
     from ftrun.worker.groups import SwapGroup
 
 
+def _future(tensors: list[torch.Tensor]) -> torch.futures.Future[Any]:
+    """One that makes whoever waits for it wait for the GPU work behind it, too, if the tensors are there."""
+    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
+    if devices:
+        return torch.futures.Future(devices=devices)
+    return torch.futures.Future()
+
+
 class Finished(Work):
     """A Work that is done: for collectives that are replayed or skipped."""
 
     def __init__(self, result: list[torch.Tensor]) -> None:
         super().__init__()
-        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._future = _future(result)
         self._future.set_result(result)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -57,13 +65,15 @@ class Pending(Work):
         self._lock = threading.Lock()
         self._complete = False
         self.succeeded = False
-        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._future = _future(result)
         group.started(self)
         work.get_future().add_done_callback(self._inner_done)
 
     def _inner_done(self, future: Any) -> None:
         try:
             future.value()
+            if any(t.device.type == "cuda" for t in self.result_tensors):
+                self._inner.synchronize()  # Gloo's future alone does not stand for its copies back to the GPU
         except Exception as error:
             self._error = error
             self.group.failed(self)

@@ -14,6 +14,7 @@
 
 #include "copy.hpp"
 #include "ftrun_native.h"
+#include "hash.hpp"
 #include "thread.hpp"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -23,26 +24,8 @@
 namespace ftrun {
 namespace {
 
-constexpr uint64_t kMultiply = 0x9FB21C651E98DF25u;
-constexpr uint64_t kSpread = 0xD6E8FEB86659FD93u;
-constexpr size_t kLanes = 8;
-constexpr size_t kBlock = kLanes * sizeof(uint64_t);
-constexpr size_t kPiece = 4 * 1024 * 1024;
 constexpr size_t kSample = 4096;
 constexpr size_t kPastCache = 4 * 1024 * 1024;
-
-inline uint64_t rotate(uint64_t value, int by) { return (value << by) | (value >> (64 - by)); }
-
-// The rotation brings high bits back down: without it two flipped sign bits in one lane would cancel out.
-inline uint64_t step(uint64_t lane, uint64_t word) { return rotate((lane ^ word) * kMultiply, 29); }
-
-inline uint64_t finish(uint64_t value) {
-    value ^= value >> 32;
-    value *= kSpread;
-    value ^= value >> 29;
-    value *= kMultiply;
-    return value ^ (value >> 32);
-}
 
 inline void absorb(uint64_t (&lanes)[kLanes], const uint64_t (&words)[kLanes]) {
     for (size_t i = 0; i < kLanes; ++i) lanes[i] = step(lanes[i], words[i]);
@@ -77,7 +60,7 @@ using Stream = Plain;
 template <typename Store>
 uint64_t hash_piece(const unsigned char *data, size_t length, uint64_t seed, unsigned char *target) {
     uint64_t lanes[kLanes], words[kLanes];
-    for (size_t i = 0; i < kLanes; ++i) lanes[i] = finish(seed + (i + 1) * kSpread);
+    for (size_t i = 0; i < kLanes; ++i) lanes[i] = first_of_lane(seed, i);
     size_t at = 0;
     for (; at + kBlock <= length; at += kBlock) {
         std::memcpy(words, data + at, kBlock);

@@ -19,6 +19,7 @@ import pytest
 from ftrun.core import gate, paths, wire
 from ftrun.core.board import Board, Busy, F, Flag, Phase, Source, collective_word, name_word
 from ftrun.core.errors import UsageError
+from ftrun.core.handle import Handle, Kind
 from ftrun.host import beats, fence, memory, report, room, rundir
 from ftrun.host.beats import BeatWatch
 from ftrun.host.hang import describe
@@ -58,11 +59,16 @@ class KeeperScene:
             assert answer is not None
             return answer
 
-    def put(self, rank: int, name: str, cell: int, content: bytes) -> None:
+    def put(
+        self, rank: int, name: str, cell: int, content: bytes, parts: int = 0, kind: Kind = Kind.HOST
+    ) -> dict[str, object]:
         fd = os.memfd_create("test")
         os.write(fd, content)
-        assert self.ask({"op": "put", "rank": rank, "name": name, "cell": cell}, (fd,)) == ({"ok": True}, [])
+        message: dict[str, object] = {"op": "put", "rank": rank, "name": name, "cell": cell, "parts": parts}
+        answer, fds = self.ask({**message, "handle": Handle(kind, len(content)).pack().hex()}, (fd,))
         os.close(fd)
+        assert answer["ok"] and not fds
+        return answer
 
     def get(self, rank: int, name: str) -> tuple[object, bytes] | None:
         answer, fds = self.ask({"op": "get", "rank": rank, "name": name})
@@ -99,6 +105,32 @@ def test_keeper_forgets_all_when_told(keeper: KeeperScene) -> None:
     wire.send(keeper.launcher, {"op": "drop"})
     wait_for(lambda: keeper.get(0, "arena") is None, "the arena to be forgotten")
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_keeper_drops_the_parts_that_a_segment_no_longer_has(keeper: KeeperScene) -> None:
+    for part in range(3):
+        keeper.put(0, f"arena.{part}", 0, b"part")
+    keeper.put(1, "arena.2", 0, b"another rank's")
+    keeper.put(0, "arena", 0, b"whole", parts=1)
+    assert [keeper.get(0, f"arena.{part}") is not None for part in range(3)] == [True, False, False]
+    assert keeper.get(0, "arena") and keeper.get(1, "arena.2")
+
+
+def test_keeper_says_why_device_memory_is_held_by_its_descriptor_only(keeper: KeeperScene) -> None:
+    answer = keeper.put(0, "arena.0", 0, b"no memory of a device", kind=Kind.CUDA)
+    assert answer["why"]
+    assert keeper.get(0, "arena.0") == (0, b"no memory of a device")
+
+
+def test_keeper_keeps_no_descriptor_that_came_with_nonsense(keeper: KeeperScene) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    fd = os.memfd_create("test")
+    for handle in ("00", "ff" * 64, None):
+        with pytest.raises((AssertionError, ConnectionError)):
+            keeper.ask({"op": "put", "rank": 0, "name": "arena", "cell": 1, "parts": 0, "handle": handle}, (fd,))
+    os.close(fd)
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "the descriptors to be closed")
+    assert keeper.get(0, "arena") is None
 
 
 def test_keeper_survives_nonsense(keeper: KeeperScene) -> None:
@@ -358,3 +390,17 @@ def test_a_store_of_an_earlier_order_is_ended_and_not_used(tmp_path: Path) -> No
             assert not services.is_current({"op": "store-forked", "pid": late.pid, "order": orders[0]})
             assert late.wait(10) == -signal.SIGKILL
         assert services.is_current({"op": "store", "pid": os.getpid(), "order": orders[1]})
+
+
+def test_a_worker_with_a_gpu_is_over_when_its_last_child_is() -> None:
+    """A forked child keeps the device's descriptors open, so the device may still run what its parent queued."""
+    code = "import os, signal\nif os.fork(): print(flush=True)\nsignal.pause()"
+    leader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert leader.stdout is not None and leader.stdout.readline()
+    assert not fence.ended(leader.pid)
+    leader.kill()
+    leader.wait()
+    assert fence.quiet(leader.pid) and not fence.ended(leader.pid)
+    os.killpg(leader.pid, signal.SIGKILL)
+    wait_for(lambda: fence.ended(leader.pid), "the child's end")
+    leader.stdout.close()

@@ -30,11 +30,12 @@ Check = Callable[[], Iterator[Finding]]
 
 def examine(endpoint: str | None) -> Iterator[Finding]:
     """Every finding, as it is made. `endpoint`: the folder or HOST[:PORT] where nodes are to meet, if any."""
-    from ftrun.host.doctor import container, devices, memory, network, software
+    from ftrun.host.doctor import container, devices, memory, network, sharing, software
 
     checks: tuple[tuple[str, Check], ...] = (
         ("software", software.check),
         ("devices", devices.check),
+        ("devices", sharing.check),
         ("memory", memory.check),
         ("container", container.check),
         ("rendezvous", lambda: network.rendezvous(endpoint)),

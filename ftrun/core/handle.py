@@ -1,0 +1,49 @@
+"""What travels beside the descriptor of a kept segment: 64 bytes that say what it is, the same in every process.
+
+A process that is handed a descriptor can refuse it before it maps it: wrong kind, wrong device, other layout.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+_FORMAT = struct.Struct("<4sHH16sQQQ16x")
+_MAGIC = b"ftsg"
+_VERSION = 1
+BYTES = _FORMAT.size
+
+
+class Kind(enum.IntEnum):
+    """Where the memory is."""
+
+    HOST = 1  # a memfd: map it
+    CUDA = 2  # an allocation on a GPU, exported as a descriptor: import it, then map it
+
+
+@dataclass(frozen=True)
+class Handle:
+    """`device`: UUID of the GPU (16 bytes, zeros for HOST). `size` in bytes. `layout`: 64 bits, equal where ranks can stand
+    in for each other, 0 = not laid out. `generation`: of the world in which it was made or last grown.
+    """
+
+    kind: Kind
+    size: int
+    device: bytes = bytes(16)
+    layout: int = 0
+    generation: int = 0
+
+    def pack(self) -> bytes:
+        """The 64 bytes."""
+        return _FORMAT.pack(_MAGIC, _VERSION, self.kind, self.device, self.size, self.layout, self.generation)
+
+    @staticmethod
+    def unpack(data: bytes) -> Handle:
+        """Inverse of `pack`. Errors: ValueError for anything else."""
+        if len(data) != BYTES:
+            raise ValueError(f"a segment's handle has {BYTES} bytes, not {len(data)}")
+        magic, version, kind, device, size, layout, generation = _FORMAT.unpack(data)
+        if magic != _MAGIC or version != _VERSION:
+            raise ValueError("not the handle of a segment, or that of another ftrun")
+        return Handle(Kind(kind), size, device, layout, generation)

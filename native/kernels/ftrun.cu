@@ -1,0 +1,107 @@
+// Kernels of ftrun. Compiled to ftrun.ptx by make_ptx.py (keep both in step: a test compares them).
+// No kernel shares memory or waits for another thread, so that the tests' fake driver can run this same source on the host.
+#include "../src/hash.hpp"
+
+namespace {
+
+__device__ inline uint64_t word_at(const unsigned char *at) {
+    if ((reinterpret_cast<uintptr_t>(at) & 7) == 0) return *reinterpret_cast<const uint64_t *>(at);
+    uint64_t value = 0;
+    for (int i = 7; i >= 0; --i) value = value << 8 | at[i];
+    return value;
+}
+
+__device__ inline uint64_t thread_index() { return static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ inline uint64_t thread_count() { return static_cast<uint64_t>(gridDim.x) * blockDim.x; }
+
+__device__ inline uint64_t piece_length(uint64_t length, uint64_t piece) {
+    const uint64_t left = length - piece * ftrun::kPiece;
+    return left < ftrun::kPiece ? left : ftrun::kPiece;
+}
+
+}  // namespace
+
+extern "C" {
+
+// One thread a lane of a piece: 8 neighbours read 64 neighbouring bytes. `lanes` has room for 8 * pieces words.
+__global__ void ftrun_checksum_lanes(const unsigned char *data, uint64_t length, uint64_t seed, uint64_t first,
+                                     uint64_t pieces, uint64_t *lanes) {
+    const uint64_t index = thread_index();
+    if (index >= pieces * ftrun::kLanes) return;
+    const uint64_t piece = first + index / ftrun::kLanes;
+    const uint64_t lane = index % ftrun::kLanes;
+    const uint64_t size = length == 0 ? 0 : piece_length(length, piece);
+    const unsigned char *at = data + piece * ftrun::kPiece + lane * 8;
+    uint64_t state = ftrun::first_of_lane(seed + piece, lane);
+    const uint64_t blocks = size / ftrun::kBlock;
+#pragma unroll 8
+    for (uint64_t block = 0; block < blocks; ++block) state = ftrun::step(state, word_at(at + block * ftrun::kBlock));
+    if (blocks * ftrun::kBlock < size) {
+        uint64_t word = 0;
+        for (int i = 7; i >= 0; --i) {
+            const uint64_t offset = blocks * ftrun::kBlock + lane * 8 + static_cast<uint64_t>(i);
+            if (offset < size) word |= static_cast<uint64_t>(data[piece * ftrun::kPiece + offset]) << (8 * i);
+        }
+        state = ftrun::step(state, word);
+    }
+    lanes[index] = state;
+}
+
+// One thread a piece: its 8 lanes become its hash, written over the first of them.
+__global__ void ftrun_checksum_pieces(uint64_t length, uint64_t seed, uint64_t first, uint64_t pieces, uint64_t *lanes) {
+    const uint64_t index = thread_index();
+    if (index >= pieces) return;
+    uint64_t *mine = lanes + index * ftrun::kLanes;
+    const uint64_t piece = first + index;
+    uint64_t result = ftrun::finish((seed + piece) ^ (length == 0 ? 0 : piece_length(length, piece)));
+    for (uint64_t lane = 0; lane < ftrun::kLanes; ++lane) result = ftrun::step(result, ftrun::finish(mine[lane]));
+    mine[0] = ftrun::finish(result);
+}
+
+// One thread in all: chains the pieces in order. `total` carries the chain from one call to the next.
+__global__ void ftrun_checksum_join(uint64_t length, uint64_t seed, uint64_t first, uint64_t pieces,
+                                    const uint64_t *lanes, uint64_t *total, uint64_t last) {
+    if (thread_index() != 0) return;
+    uint64_t chain = first == 0 ? ftrun::finish(seed + ftrun::kMultiply) : *total;
+#pragma unroll 8
+    for (uint64_t piece = 0; piece < pieces; ++piece) chain = ftrun::step(chain, lanes[piece * ftrun::kLanes]);
+    *total = last ? ftrun::finish(chain ^ length) : chain;
+}
+
+// Block b copies table[b] = {source, destination, bytes}: many small tensors (or samples of them) in one launch.
+__global__ void ftrun_pack(const uint64_t *table, uint64_t count) {
+    for (uint64_t row = blockIdx.x; row < count; row += gridDim.x) {
+        const unsigned char *from = reinterpret_cast<const unsigned char *>(table[3 * row]);
+        unsigned char *to = reinterpret_cast<unsigned char *>(table[3 * row + 1]);
+        const uint64_t size = table[3 * row + 2];
+        uint64_t done = 0;
+        if (((reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) & 7) == 0) {
+            done = size / 8 * 8;
+            const uint64_t *source = reinterpret_cast<const uint64_t *>(from);
+            uint64_t *destination = reinterpret_cast<uint64_t *>(to);
+            for (uint64_t i = threadIdx.x; i < size / 8; i += blockDim.x) destination[i] = source[i];
+        }
+        for (uint64_t i = done + threadIdx.x; i < size; i += blockDim.x) to[i] = from[i];
+    }
+}
+
+// Adds the number of infinities and NaNs among `count` values to *found. `exponent` selects the bits that are all ones
+// in such a value; `width` is the size of a value in bytes (2, 4 or 8).
+__global__ void ftrun_nonfinite(const unsigned char *data, uint64_t count, uint64_t exponent, uint64_t width,
+                                unsigned long long *found) {
+    unsigned long long mine = 0;
+    for (uint64_t i = thread_index(); i < count; i += thread_count()) {
+        uint64_t value;
+        if (width == 2) {
+            value = reinterpret_cast<const uint16_t *>(data)[i];
+        } else if (width == 4) {
+            value = reinterpret_cast<const uint32_t *>(data)[i];
+        } else {
+            value = reinterpret_cast<const uint64_t *>(data)[i];
+        }
+        mine += (value & exponent) == exponent;
+    }
+    if (mine != 0) atomicAdd(found, mine);
+}
+
+}  // extern "C"

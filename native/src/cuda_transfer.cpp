@@ -1,0 +1,21 @@
+// The transfer engine over a GPU.
+#include <cerrno>
+#include <new>
+
+#include "cuda_device.hpp"
+#include "cuda_driver.hpp"
+#include "ftrun_cuda.h"
+#include "transfer.hpp"
+
+extern "C" int ftrun_cuda_transfer_copy(int device, const ftrun_extent *to, size_t to_count, const ftrun_extent *from,
+                                        size_t from_count, const ftrun_transfer_terms *terms,
+                                        ftrun_transfer_result *result) {
+    *result = ftrun_transfer_result{0, 0, 0, 0, 0, -1};
+    try {
+        const auto gpu = ftrun::make_cuda_device(device);
+        if (gpu == nullptr) return -ENODEV;
+        return ftrun::transfer_copy(*gpu, {to, to_count}, {from, from_count}, *terms, *result);
+    } catch (const std::bad_alloc &) {
+        return -ENOMEM;
+    }
+}

@@ -1,0 +1,113 @@
+// The kernels, and waiting.
+#include "cuda_work.hpp"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <mutex>
+
+#include "hash.hpp"
+#include "thread.hpp"
+
+// The PTX text, ended by a zero as cuModuleLoadData wants it.
+__asm__(
+    ".section .rodata\n"
+    ".balign 16\n"
+    ".hidden ftrun_ptx\n"
+    ".global ftrun_ptx\n"
+    "ftrun_ptx:\n"
+    ".incbin \"" FTRUN_PTX "\"\n"
+    ".byte 0\n"
+    ".previous\n");
+extern "C" const char ftrun_ptx[];
+
+namespace ftrun::cuda {
+namespace {
+
+constexpr uint64_t kBatch = kChecksumScratch / (kLanes * sizeof(uint64_t));  // pieces a launch
+constexpr unsigned kThreads = 128;
+constexpr uint64_t kSpinNs = 50 * 1000;
+
+std::mutex mutex;
+std::map<Ordinal, Kernels> loaded;
+
+unsigned blocks_for(uint64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
+
+int launch(Function kernel, unsigned blocks, unsigned threads, Stream stream, void **parameters, const char *what) {
+    return check(calls().cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, nullptr), what);
+}
+
+}  // namespace
+
+int kernels(Ordinal device, const Kernels **found) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto known = loaded.find(device);
+    if (known != loaded.end()) {
+        *found = &known->second;
+        return 0;
+    }
+    Module module = nullptr;
+    int error = check(calls().cuModuleLoadData(&module, ftrun_ptx), "cuModuleLoadData of ftrun's kernels");
+    Kernels all;
+    const struct {
+        const char *name;
+        Function *slot;
+    } wanted[] = {{"ftrun_checksum_lanes", &all.lanes},
+                  {"ftrun_checksum_pieces", &all.pieces},
+                  {"ftrun_checksum_join", &all.join},
+                  {"ftrun_pack", &all.pack},
+                  {"ftrun_nonfinite", &all.nonfinite}};
+    for (const auto &one : wanted) {
+        if (error == 0) error = check(calls().cuModuleGetFunction(one.slot, module, one.name), one.name);
+    }
+    if (error != 0) return error;
+    *found = &(loaded[device] = all);
+    return 0;
+}
+
+int queue_checksum(Ordinal device, Stream stream, Pointer address, uint64_t length, uint64_t seed, Pointer scratch,
+                   Pointer total) {
+    const Kernels *kernel = nullptr;
+    int error = kernels(device, &kernel);
+    const uint64_t count = std::max<uint64_t>(1, (length + kPiece - 1) / kPiece);
+    for (uint64_t first = 0; first < count && error == 0; first += kBatch) {
+        uint64_t pieces = std::min(kBatch, count - first);
+        uint64_t last = first + pieces == count;
+        void *lanes[] = {&address, &length, &seed, &first, &pieces, &scratch};
+        void *hashes[] = {&length, &seed, &first, &pieces, &scratch};
+        void *join[] = {&length, &seed, &first, &pieces, &scratch, &total, &last};
+        error = launch(kernel->lanes, blocks_for(pieces * kLanes), kThreads, stream, lanes, "ftrun_checksum_lanes");
+        if (error == 0)
+            error = launch(kernel->pieces, blocks_for(pieces), kThreads, stream, hashes, "ftrun_checksum_pieces");
+        if (error == 0) error = launch(kernel->join, 1, 1, stream, join, "ftrun_checksum_join");
+    }
+    return error;
+}
+
+int wait_event(Event event, double seconds) {
+    const uint64_t begin = now_ns();
+    const uint64_t limit = to_ns(seconds);
+    for (;;) {
+        const Result result = calls().cuEventQuery(event);
+        if (result != kNotReady) return check(result, "the device");
+        const uint64_t waited = now_ns() - begin;
+        if (waited >= limit) return refuse(ETIMEDOUT, "the device did not finish in time");
+        if (waited < kSpinNs) continue;
+        const timespec pause{0, static_cast<long>(std::min<uint64_t>(waited / 16, 200 * 1000))};
+        nanosleep(&pause, nullptr);
+    }
+}
+
+int wait_stream(Stream stream, double seconds) {
+    Event event = nullptr;
+    int error = check(calls().cuEventCreate(&event, kDisableTiming), "cuEventCreate");
+    if (error != 0) return error;
+    error = check(calls().cuEventRecord(event, stream), "cuEventRecord");
+    if (error == 0) error = wait_event(event, seconds);
+    calls().cuEventDestroy(event);
+    return error;
+}
+
+}  // namespace ftrun::cuda

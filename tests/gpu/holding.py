@@ -1,0 +1,75 @@
+"""Processes that make device memory and die: used by the GPU tests and by the bench. Run as `python holding.py WHAT FD SIZE`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[2]))
+
+
+def start(what: str, size: int) -> tuple[subprocess.Popen[bytes], int]:
+    """A process that made `size` bytes, filled them with 7s and is now busy as `what` says; the memory's descriptor."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen(
+        [sys.executable, str(HERE), what, str(theirs.fileno()), str(size)], pass_fds=[theirs.fileno()]
+    )
+    theirs.close()
+    ours.settimeout(120)
+    _, fds, _, _ = socket.recv_fds(ours, 16, 1)
+    ours.close()
+    if not fds:
+        raise RuntimeError(f"the process that was to make device memory ended with {process.wait(60)}")
+    return process, fds[0]
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL, and wait until it is gone."""
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+
+
+def main(argv: Sequence[str]) -> None:
+    import torch
+
+    from ftrun.native import cuda
+    from ftrun.worker import dlpack
+
+    what, fd, size = argv[0], int(argv[1]), int(argv[2])
+    unit = cuda.device(0).granularity
+    torch.cuda.init()
+    base = cuda.reserve(0, size)
+    assert size % unit == 0
+    shared = cuda.create(0, base, size)
+    view = dlpack.tensor(base, size, 0)
+    view.fill_(7)
+    torch.cuda.synchronize()
+    sock = socket.socket(fileno=fd)
+    if what == "kernel":
+        # many seconds of kernels that read the memory: the process is killed in the middle of one
+        a = torch.randn(8192, 8192, device="cuda")
+        for _ in range(500):
+            a = a @ a / 100 + view[:8192].float()
+        socket.send_fds(sock, [b"busy"], [shared])
+    elif what == "illegal":
+        index = torch.tensor([1 << 40], device="cuda")
+        torch.zeros(4, device="cuda").index_select(0, index)  # a device-side assertion or an illegal address
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            print(f"the worker's context is broken: {str(error).splitlines()[0]}", file=sys.stderr)
+            socket.send_fds(sock, [b"broken"], [shared])
+    signal.pause()
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    finally:
+        os._exit(1)

@@ -1,0 +1,62 @@
+"""The fake CUDA driver of tests/native/fake_cuda: built once, put before the real one, steered by a control file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = Path(__file__).resolve().parent / "fake_cuda"
+
+
+def library() -> Path:
+    """Folder with the fake libcuda.so.1; built when its sources changed."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("the fake CUDA driver needs a C++ compiler")
+    parts = [*sorted(SOURCES.iterdir()), *sorted((ROOT / "native/kernels").glob("*.cu"))]
+    parts += [ROOT / "native/src/cuda_abi.hpp", ROOT / "native/src/hash.hpp"]
+    digest = hashlib.sha256(b"".join(p.read_bytes() for p in parts)).hexdigest()[:16]
+    folder = ROOT / "build" / f"fake-cuda-{digest}"
+    if not (folder / "libcuda.so.1").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f"unfinished-{os.getpid()}"
+        options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
+        # two runs at a time may build it: each under a name of its own, the last rename wins
+        files = [os.fspath(p) for p in SOURCES.glob("*.cpp")]
+        subprocess.run([compiler, *options, "-Wno-unknown-pragmas", *files, "-o", os.fspath(unfinished)], check=True)
+        unfinished.rename(folder / "libcuda.so.1")
+    return folder
+
+
+class Control:
+    """The control file: `control.set(rate=1e8)`; see fake.hpp for the names."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._values: dict[str, object] = {}
+        self.set()
+
+    def set(self, **values: object) -> None:
+        """Change some values; None takes one away. Processes see it at their next call."""
+        self._values = {k: v for k, v in {**self._values, **values}.items() if v is not None}
+        unfinished = self.path.with_suffix(".new")
+        unfinished.write_text("".join(f"{name} {value}\n" for name, value in self._values.items()))
+        unfinished.rename(self.path)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables of a process that is to find the fake driver."""
+        return variables(self.path)
+
+
+def variables(control: Path, old: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """As `Control.env`, for a control file that is already there."""
+    path = os.pathsep.join(filter(None, (os.fspath(library()), old.get("LD_LIBRARY_PATH", ""))))
+    return {"LD_LIBRARY_PATH": path, "FAKE_CUDA_CONTROL": os.fspath(control)}
