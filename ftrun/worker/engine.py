@@ -12,11 +12,11 @@ import time
 from typing import Any
 
 from ftrun import native
-from ftrun.core import gate, schedule, symptoms
+from ftrun.core import gate, symptoms
 from ftrun.core.board import Busy, F, Flag, Head, Inexact, Phase, Source
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
-from ftrun.worker import goback, probe, recorder
+from ftrun.worker import probe, recorder
 from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.calls import Calls
 from ftrun.worker.context import Context, Interrupt
@@ -25,6 +25,7 @@ from ftrun.worker.groups import Registry
 from ftrun.worker.kept import Kept, use_gpu
 from ftrun.worker.ledger import Ledger
 from ftrun.worker.reducer import Reducers
+from ftrun.worker.rejoin import WORLD, Rejoining
 from ftrun.worker.slots import START, Slots
 from ftrun.worker.snapshot import Snapshots
 from ftrun.worker.state import Protected
@@ -32,7 +33,6 @@ from ftrun.worker.strikes import trigger_of
 from ftrun.worker.vigil import Vigil
 
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
-_WORLD = 120.0  # seconds that a stopped rank waits for the next world
 _GUARDED = 3  # first steps in which hidden updates are looked for; then every 100th
 
 
@@ -59,13 +59,14 @@ class Engine:
         self._restart: dict[str, Any] | None = None  # state to apply at the next hand-out
         self._guard = 0
         self.calls = Calls(self)
+        self.rejoin = Rejoining(self).rejoin
         self.snapshots = Snapshots(self, context.snapshot_every)
         self.went_back = 0  # generation in which the state was last taken from the host snapshot
         self.entered = False  # the body of the step handed out last was entered
         self._fired_forward = False
         self._seen_steps = 0
         self._arrivals: Any = None
-        self._redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
+        self.redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
         self.vigil = registry.vigil = Vigil(self, context.nonfinite, context.check_replicas)
         self._trigger = trigger_of(self)
         context.on_keeper = self.send_descriptors
@@ -399,14 +400,14 @@ class Engine:
         self.snapshots.take_if_due(step + 1)
 
     def _answer_resumed(self) -> None:
-        if self._redo is not None and self.context.cell[F.RESUMED] < self._redo[0]:
-            self.context.answer(F.RESUMED, self._redo[0])
+        if self.redo is not None and self.context.cell[F.RESUMED] < self.redo[0]:
+            self.context.answer(F.RESUMED, self.redo[0])
 
     def _answer_first_done(self, step: int) -> None:
-        if self._redo is not None and step >= self._redo[1]:
+        if self.redo is not None and step >= self.redo[1]:
             self.context.cell[F.REDONE_NS] = time.monotonic_ns()
-            self.context.answer(F.FIRST_DONE, self._redo[0])
-            self._redo = None
+            self.context.answer(F.FIRST_DONE, self.redo[0])
+            self.redo = None
 
     def leave(self) -> None:
         """The body was aborted."""
@@ -429,86 +430,10 @@ class Engine:
         context.cell[F.RAISED] = context.generation
         context.board.ring_launcher()
         try:
-            context.wait_until(lambda: bool(context.board[Head.ENDING]), _WORLD)
+            context.wait_until(lambda: bool(context.board[Head.ENDING]), WORLD)
         except Interrupt:
             return True
         return False
-
-    # -- leaving a stopped world and joining the next ------------------------------------------------------------------
-
-    def rejoin(self, rewind: bool) -> int:
-        """Stop, clean, reset, as often as the world is stopped again; returns the gate number to go on with.
-
-        `rewind`: the body of `self.step` was interrupted, so the step is put back to its start when it is handed out again.
-        """
-        schedule.shorten_slice()
-        try:
-            while True:
-                try:
-                    return self._rejoin(rewind)
-                except Interrupt:
-                    continue
-        finally:
-            schedule.reset_slice()
-
-    def _rejoin(self, rewind: bool) -> int:
-        context = self.context
-        word = gate.unpack(context.board.gate())
-        if context.cell[F.STOPPED] < word.generation:
-            context.answer(F.STOPPED, word.generation)
-        self.fire("stop", self.step)
-        mine = context.cell.index
-        newest = context.await_world(lambda w: w.generation >= word.generation, word.generation - 1, _WORLD)
-        if newest.rank_of(mine) is None:
-            os.kill(os.getpid(), signal.SIGKILL)  # another incarnation has our rank: this one must not go on
-        context.world = newest
-        context.cell[F.GENERATION] = newest.generation
-        if self._redo is None and not context.restoring:
-            context.cell[F.SOURCE] = Source.NONE  # of an incident that is over
-        if rewind:
-            self.reducers.forget()
-            self.state.set_grads([False] * len(self.state.params), None)
-            if newest.resume == self.step:
-                self.state.rewind_buffers()
-        context.answer(F.CLEANED)
-        if context.stop_pending():
-            raise Interrupt
-        if newest.rollback and self.went_back != newest.generation:
-            goback.survivor(self)
-        self.fire("reset", self.step)
-        self.registry.drain(newest.generation)
-        context.answer(F.READY)
-        if context.restoring:
-            # the others wait for this rank: connect at once, prime while the connection is made
-            self._await_ready()
-            self.registry.rebuild(newest, lambda: self._reset_reducers(newest.resume))
-        else:
-            self._reset_reducers(newest.resume)
-            self._await_ready()
-            self.registry.rebuild(newest)
-        context.answer(F.RESET)
-        if self.reducers.agree(newest.resume):
-            self._reset_reducers(newest.resume)
-        self.join_world()
-        self.fire("restore", self.step)
-        context.restoring = False
-        context.answer(F.RESTORED)
-        self._redo = (newest.generation, newest.resume)
-        return newest.resume
-
-    def _reset_reducers(self, resume: int) -> None:
-        if not self.reducers.reset(resume):
-            self.note_inexact(Inexact.DDP_LAYOUT)
-
-    def _await_ready(self) -> None:
-        """Start connecting when every rank of the world is about to: connecting wakes on nobody's death."""
-        context = self.context
-        world = context.world
-        assert world is not None
-        cells = [context.board.cell(p.cell) for p in world.places]
-        context.board.ring_workers()
-        while not context.wait_until(lambda: all(c[F.READY] >= world.generation for c in cells), 3600.0):
-            pass
 
     def note_inexact(self, why: Inexact) -> None:
         self.inexact |= why

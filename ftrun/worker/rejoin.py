@@ -1,0 +1,115 @@
+"""Leaving a stopped world and joining the next: stop, clean, reset, as one rank does them.
+
+Runs in the script's main thread, outside a body. Each stage is answered on the board; a stop in the middle begins again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from ftrun.core import gate, schedule
+from ftrun.core.board import F, Inexact, Source
+from ftrun.core.world import World
+from ftrun.worker import goback
+from ftrun.worker.context import Interrupt
+
+if TYPE_CHECKING:
+    from ftrun.worker.engine import Engine
+
+WORLD = 120.0  # seconds that a stopped rank waits for the next world
+
+
+class Rejoining:
+    """Of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._context = engine.context
+
+    def rejoin(self, rewind: bool) -> int:
+        """Do it as often as the world is stopped again; returns the gate number to go on with.
+
+        `rewind`: the body of the engine's step was interrupted, so the step is put back to its start when it is handed
+        out again.
+        """
+        schedule.shorten_slice()
+        try:
+            while True:
+                try:
+                    return self._once(rewind)
+                except Interrupt:
+                    continue
+        finally:
+            schedule.reset_slice()
+
+    def _once(self, rewind: bool) -> int:
+        engine, context = self._engine, self._context
+        world = self._stop()
+        self._clean(world, rewind)
+        if world.rollback and engine.went_back != world.generation:
+            goback.survivor(engine)
+        self._reset(world)
+        engine.join_world()
+        engine.fire("restore", engine.step)
+        context.restoring = False
+        context.answer(F.RESTORED)
+        engine.redo = (world.generation, world.resume)
+        return world.resume
+
+    def _stop(self) -> World:
+        """Answer that this rank stopped, and wait for the world that comes."""
+        engine, context = self._engine, self._context
+        stopped = gate.unpack(context.board.gate()).generation
+        if context.cell[F.STOPPED] < stopped:
+            context.answer(F.STOPPED, stopped)
+        engine.fire("stop", engine.step)
+        newest = context.await_world(lambda w: w.generation >= stopped, stopped - 1, WORLD)
+        if newest.rank_of(context.cell.index) is None:
+            os.kill(os.getpid(), signal.SIGKILL)  # another incarnation has our rank: this one must not go on
+        context.world = newest
+        context.cell[F.GENERATION] = newest.generation
+        if engine.redo is None and not context.restoring:
+            context.cell[F.SOURCE] = Source.NONE  # of an incident that is over
+        return newest
+
+    def _clean(self, world: World, rewind: bool) -> None:
+        engine, context = self._engine, self._context
+        if rewind:
+            engine.reducers.forget()
+            engine.state.set_grads([False] * len(engine.state.params), None)
+            if world.resume == engine.step:
+                engine.state.rewind_buffers()
+        context.answer(F.CLEANED)
+        if context.stop_pending():
+            raise Interrupt
+
+    def _reset(self, world: World) -> None:
+        engine, context = self._engine, self._context
+        engine.fire("reset", engine.step)
+        engine.registry.drain(world.generation)
+        context.answer(F.READY)
+        if context.restoring:
+            # the others wait for this rank: connect at once, prime while the connection is made
+            self._await_ready(world)
+            engine.registry.rebuild(world, lambda: self._reset_reducers(world.resume))
+        else:
+            self._reset_reducers(world.resume)
+            self._await_ready(world)
+            engine.registry.rebuild(world)
+        context.answer(F.RESET)
+        if engine.reducers.agree(world.resume):
+            self._reset_reducers(world.resume)
+
+    def _reset_reducers(self, resume: int) -> None:
+        if not self._engine.reducers.reset(resume):
+            self._engine.note_inexact(Inexact.DDP_LAYOUT)
+
+    def _await_ready(self, world: World) -> None:
+        """Start connecting when every rank of the world is about to: connecting wakes on nobody's death."""
+        context = self._context
+        cells = [context.board.cell(p.cell) for p in world.places]
+        context.board.ring_workers()
+        while not context.wait_until(lambda: all(c[F.READY] >= world.generation for c in cells), 3600.0):
+            pass
