@@ -100,7 +100,9 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
     if both:
         raise UsageError(f"{both[0]} cannot end the run and be only forwarded: take it out of --signals-to-handle")
     if values["random-faults"] and values["nnodes"][1] > 1:
-        raise UsageError("--random-faults works on one node only: in a world of several nothing is repaired in place yet")
+        raise UsageError(
+            "--random-faults works on one node only: in a world of several nothing is repaired in place yet"
+        )
     if values["virtual-local-rank"]:
         virtual_variables(os.environ.get("CUDA_VISIBLE_DEVICES"), values["nproc-per-node"] - 1)
     nodes = _nodes(values)

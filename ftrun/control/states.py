@@ -79,7 +79,7 @@ SAYS = {
     "spare_unneeded": "worker: the script ends without asking for a rank, so no spare can wait for one",
     "stuck": "detail = what every rank waits in: all connections are made again",
     "stuck_again": "detail = what every rank waits in once more, the run ends",
-    "stopped_by_policy": "worker, rank; detail = what happened: the policy wants a person to look, the run ends",
+    "stopped_by_policy": "worker, rank; detail = to whom what happened: the policy wants a person to look, the run ends",
     "device_reported": "detail = fault and device: nothing is done",
     "device_suspect": "detail = fault and device: it is probed",
     "device_quarantined": "detail = fault and device: it is given to nobody any more",

@@ -208,7 +208,7 @@ class Restorer:
                     found[rank] = Replica(rank, Slots(slots), Arena(arena))
                 if ready(found[rank].slots, found[rank].arena):
                     return found[rank]
-            self._check_superseded(world)
+            world = self._newest(world)
             if refused and not order:
                 raise NoSource("; ".join(refused.values()))
             if all(rank in world.replaced for rank in order):
@@ -221,10 +221,15 @@ class Restorer:
                 raise NoSource(f"no replica completed the update before step {self.resume} within {_PEER:.0f} s")
             context.board.wait_workers(seen, 0.002)
 
-    def _check_superseded(self, world: World) -> None:
+    def _newest(self, world: World) -> World:
+        """`world`, or the one that took its place: more ranks may be dead in it. Errors: Superseded."""
         published = self.context.board[Head.PUBLISHED]
-        if published > world.generation and read_world(self.context.run_dir, published).rollback:
+        if published <= world.generation:
+            return world
+        newest = read_world(self.context.run_dir, published)
+        if newest.rollback:
             raise Superseded
+        return newest
 
     def _from_peer(self, own: Arena) -> tuple[Replica, Manifest, int]:
         """Copy the first replica whose copy is good. Errors: NoSource, with what each was refused for."""

@@ -60,6 +60,7 @@ EVENTS: list[ev.Event] = [
     ev.Devices(1.0, ("GPU-a", "GPU-b", "GPU-c"), ("GPU-c",)),
     ev.DeviceFault(1.0, "xid", ("GPU-a",), (0,), (), 13, 0, 5),
     ev.Probed(1.0, "GPU-a", True, (0,)),
+    ev.DeviceOut(1.0, "GPU-c", "Xid 48"),
     ev.DeviceBack(1.0, "GPU-c"),
 ]
 
