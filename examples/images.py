@@ -28,7 +28,7 @@ FTRUN = str(Path(sys.executable).with_name("ftrun"))
 RUN = "brave-otter"
 COLUMNS, LINES = 100, 24
 DEADLINE = 120.0
-# the freeze in `stop` keeps the second recovery going until the frozen rank is found, which is long enough to look at
+# the rank that hangs in `stop` keeps the second recovery going for --stop-timeout, which is long enough to look at
 PLAN = """\
 [[fault]]
 kind = "kill"
@@ -43,7 +43,7 @@ step = 150
 at = "backward"
 
 [[fault]]
-kind = "freeze"
+kind = "hang"
 rank = 1
 step = 150
 at = "stop"
@@ -61,7 +61,18 @@ class Picture:
         self._env.pop("NO_COLOR", None)
         (folder / "plan.toml").write_text(PLAN)
         shutil.copy(HERE / "train_gpt.py", folder)  # the picture shows where it is
-        options = ["--nproc-per-node", "4", "--spares", "1", "--fault-plan", "plan.toml", "--run-id", RUN]
+        options = [
+            "--nproc-per-node",
+            "4",
+            "--spares",
+            "1",
+            "--fault-plan",
+            "plan.toml",
+            "--run-id",
+            RUN,
+            "--stop-timeout",
+            "5",
+        ]
         self.run = subprocess.Popen(
             [FTRUN, *options, "train_gpt.py", "--steps", "260", "--print-every", "50"],
             cwd=folder, env=self._env,
