@@ -12,7 +12,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test compat lint format native native-asan native-tsan wheel-test chaos calm bench images completions gpu-test gpu-bench native-only clean
+.PHONY: help setup demo test compat lint format native native-asan native-tsan wheel-test chaos calm bench images completions gpu-test gpu-bench native-only clean matrix
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,6 +98,10 @@ chaos: setup  ## the slow tests, then whole runs with kills at random moments
 	$(PYTEST) -m slow
 	$(PY) tests/e2e/chaos.py
 
+matrix: setup  ## every kind of fault in every phase (about ten minutes); writes tests/e2e/matrix.json and the README's table
+	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_matrix.py::test_matrix; status=$$?; \
+	$(PY) -m tests.e2e.matrix && exit $$status
+
 calm: setup  ## an hour of a run that is odd and healthy: nothing may be reported (MINUTES=n for another time)
 	$(PY) tests/calm.py --minutes $(or $(MINUTES),60)
 
@@ -106,6 +110,7 @@ bench: setup  ## ftrun against torchrun on this machine, detection, transfers; t
 	$(PY) tests/bench/recovery.py --json build/bench/recovery.json
 	$(PY) tests/bench/detect.py --json build/bench/detect.json
 	$(PY) tests/bench/transfer.py --json build/bench/transfer.json
+	$(PY) tests/bench/status.py --json build/bench/status.json
 
 images: setup  ## make the README's pictures anew, from a real run
 	$(PY) examples/images.py

@@ -11,12 +11,12 @@ _ftrun_options() {
         events) echo '--help --follow --json' ;;
         inject-fault) echo '--help --rank --at --step --after --for --wait --yes --random --seed --json' ;;
         metrics) echo '--help --file --port --interval --json' ;;
-        run) echo '--help --spares --max-replacements --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
         runs) echo '--help --json' ;;
         status) echo '--help --once --interval --json' ;;
         stop) echo '--help --wait' ;;
         timeline) echo '--help --incident --format --output --json' ;;
-        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --log-format --log-prefix --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --log-format --log-prefix --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
     esac
 }
 
@@ -39,6 +39,7 @@ _ftrun_value() {
         'metrics --interval') echo 'other' ;;
         'run --spares') echo 'other' ;;
         'run --max-replacements' | 'run --max_replacements') echo 'other' ;;
+        'run --snapshot-every' | 'run --snapshot_every') echo 'other' ;;
         'run --on-exhausted' | 'run --on_exhausted') echo 'words fail shrink wait' ;;
         'run --xid-policy' | 'run --xid_policy') echo 'file' ;;
         'run --quarantine-file' | 'run --quarantine_file') echo 'file' ;;
@@ -96,6 +97,7 @@ _ftrun_value() {
         'verify --faults') echo 'file' ;;
         'verify --spares') echo 'other' ;;
         'verify --max-replacements' | 'verify --max_replacements') echo 'other' ;;
+        'verify --snapshot-every' | 'verify --snapshot_every') echo 'other' ;;
         'verify --on-exhausted' | 'verify --on_exhausted') echo 'words fail shrink wait' ;;
         'verify --xid-policy' | 'verify --xid_policy') echo 'file' ;;
         'verify --quarantine-file' | 'verify --quarantine_file') echo 'file' ;;

@@ -6,18 +6,27 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ftrun.core import gate
+from ftrun.core.board import Board
 from tests.e2e import harness
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
 # targets that the README tells people to call -> who runs them
-MAKE = {"demo": "test_demo", "test": "this is it", "help": "test_make_targets_exist", "bench": "a person: minutes"}
+MAKE = {
+    "demo": "test_demo",
+    "test": "this is it",
+    "help": "test_make_targets_exist",
+    "bench": "a person: minutes",
+    "matrix": "a person: minutes",
+}
 
 
 def block(language: str, number: int = 0) -> str:
@@ -49,7 +58,7 @@ def run(folder: Path, command: str) -> str:
 def test_every_command_is_known() -> None:
     for command in commands():
         program, first, *_ = shlex.split(command)
-        assert (program == "make" and first in MAKE) or command in FTRUN, f"no test runs: {command}"
+        assert (program == "make" and first in MAKE) or command in FTRUN + LIVE, f"no test runs: {command}"
     assert {"make demo", "make test"} <= set(commands())
 
 
@@ -59,7 +68,9 @@ def test_make_targets_exist() -> None:
     assert set(re.findall(r"`make ([\w-]+)`", README)) | set(MAKE) <= targets
 
 
-FTRUN = [command for command in commands() if command.startswith("ftrun ")]
+ON_A_LIVE_RUN = ("ftrun inject-fault ", "ftrun drain ")
+LIVE = [command for command in commands() if command.startswith(ON_A_LIVE_RUN)]
+FTRUN = [command for command in commands() if command.startswith("ftrun ") and command not in LIVE]
 
 
 # what the output of a command must hold -> how the command begins
@@ -70,6 +81,23 @@ SAID = {"ftrun verify": "equal: 2 ranks, 1000 steps", "ftrun doctor": " 0 broken
 def test_command(folder: Path, command: str) -> None:
     wanted = next((said for start, said in SAID.items() if command.startswith(start)), "every weight is 1")
     assert wanted in run(folder, command)
+
+
+def test_commands_on_a_live_run(folder: Path) -> None:
+    arguments = ["--steps", "2000", "--stretch", "0.02"]
+    running = harness.start(folder, harness.ftrun_command(folder, arguments, options=["--max-replacements", "99"]))
+    board = Board.open(running.run_dir() / "board")
+    deadline = time.monotonic() + 60
+    while gate.unpack(board.gate()).last < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for command in [*LIVE, "ftrun stop"]:
+        program, *words = shlex.split(command)
+        done = subprocess.run(
+            [harness.tool(program), *words],
+            env=harness.environment(folder), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=80,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stderr}\n{running.output}"
+    assert len(LIVE) == 4 and running.wait(60) == 143
 
 
 def test_demo(folder: Path) -> None:

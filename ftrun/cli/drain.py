@@ -26,6 +26,7 @@ _LOOK = 0.005
 @app.command(
     "drain",
     help="Move a rank to a spare, between two steps: for a device that is to be serviced, or that one does not trust.",
+    epilog="Example: ftrun drain --rank 3 --yes",
 )
 def drain(
     run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name."),
@@ -48,6 +49,9 @@ def drain(
         return _move(found, rank, cell, wait, as_json)
     except (live.NotLive, UsageError) as error:
         return live.fail(error)
+    except OSError as error:
+        print(f"ftrun: error: nothing was moved: {error}", file=sys.stderr)
+        return 1
 
 
 def _pid(cell: Cell) -> int:

@@ -66,9 +66,11 @@ class Wish:
 
 @app.command(
     "inject-fault",
-    help="Strike a live run (default: the newest) with a fault: ftrun inject-fault kill --rank 2 --at backward. "
-    "KIND is one of kill, term, segv, abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, "
-    "xid:N, gpu-lost, ecc, launcher-kill, node-kill. Exit code 0: it fired; 1: it did not.",
+    help="Strike a live run (default: the newest) with a fault, now or where it is asked for. KIND is one of kill, term, segv, "
+    "abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, xid:N, gpu-lost, ecc, launcher-kill, "
+    "node-kill. Exit code 0: it fired; 1: it did not.",
+    epilog="Examples: ftrun inject-fault kill --rank 2 --at backward; ftrun inject-fault freeze --for 2; "
+    "ftrun inject-fault --random 0.02 --seed 7",
 )
 def inject_fault(
     words: list[str] = _RUN_AND_KIND,
@@ -111,6 +113,9 @@ def inject_fault(
         return _at_once(found, wish, target) if wish.at_once else _ask(found, wish, target)
     except (live.NotLive, UsageError) as error:
         return live.fail(error)
+    except OSError as error:
+        print(f"ftrun: error: nothing was injected: {error}", file=sys.stderr)
+        return 1
 
 
 def _read(

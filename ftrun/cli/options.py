@@ -109,7 +109,7 @@ OPTIONS: tuple[Option, ...] = (
         "hang-timeout", REPAIR, "Seconds without any progress; auto: learned from the length of a step.",
         "auto", "S|auto", check=checks.seconds_or_auto, takes=(int, float, str),
     ),
-    _own("hang-floor", REPAIR, "The least that auto may come to.", "20", "S", **_TIME),
+    _own("hang-floor", REPAIR, "The least that auto may come to.", "60", "S", **_TIME),
     _own(
         "hang-ceiling", REPAIR, "The most, and the patience with first steps, compilation, job.call and code between steps.",
         "600", "S", **_TIME,

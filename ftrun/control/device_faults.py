@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftrun.control import budgets, devices, incidents, policy, restarts
-from ftrun.control.events import CloseGate, DeviceBack, DeviceFault, Devices, Probe, Probed, Say
+from ftrun.control.events import CloseGate, DeviceBack, DeviceFault, DeviceOut, Devices, Probe, Probed, Say
 from ftrun.control.responses import Response
 from ftrun.control.states import Config, Phase, Result, State, Worker
 from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE
@@ -19,15 +19,18 @@ _COUNTED = (Response.REPLACE, Response.LINKS, Response.ROLL_BACK, Response.SUSPE
 
 
 def known(config: Config, state: State, event: Devices) -> Result:
-    """The devices are counted; later ones only fill an empty list."""
+    """The devices are counted, once. When that comes after the first world, its ranks have what they found."""
     if state.devices:
         return state, ()
-    return replace(state, devices=event.devices, quarantine=event.quarantined), ()
+    found = event.devices[: config.nproc] if state.phase is not Phase.NEW else ()
+    device = found if len(found) == config.nproc else ()
+    return replace(state, devices=event.devices, device=device, quarantine=event.quarantined), ()
 
 
 def fault(config: Config, state: State, event: DeviceFault) -> Result:
     """A device failed: ask the policy, charge the budgets, act."""
-    if all(device in state.quarantine for device in event.devices):
+    used = any(w.cell in event.workers for w in state.ranked())
+    if not used and all(device in state.quarantine for device in event.devices):
         return state, ()
     verdict = policy.of_device(config.policy, event.fault, event.code, event.recovery)
     response, what = verdict.response, f"{verdict.why} on {devices.name(state, event.devices)}"
@@ -79,6 +82,14 @@ def probed(config: Config, state: State, event: Probed) -> Result:
     return incidents.lose(config, state, incidents.condemned(victims, event.t, what, Fault.XID.value, what))
 
 
+def out(config: Config, state: State, event: DeviceOut) -> Result:
+    """A device was put in quarantine elsewhere."""
+    if event.device not in state.devices or event.device in state.quarantine:
+        return state, ()
+    what = f"{devices.name(state, (event.device,))} was put in quarantine by another run ({event.reason})"
+    return devices.condemn(state, (event.device,), what)
+
+
 def back(config: Config, state: State, event: DeviceBack) -> Result:
     """A device may be used again."""
     if event.device not in state.quarantine:
@@ -120,7 +131,7 @@ def _quarantine(config: Config, state: State, event: DeviceFault, bad: Sequence[
 
     def hit(worker: Worker) -> bool:
         device = devices.of_rank(state, worker.rank)
-        soon = device in bad and worker.rank in state.replaced
+        soon = device in bad and (worker.rank in state.replaced or state.phase is Phase.STARTING)
         return not worker.finished and (worker.cell in event.workers or device in event.siblings or soon)
 
     victims = [w for w in state.ranked() if hit(w)]

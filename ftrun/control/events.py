@@ -270,6 +270,15 @@ class Probed(Event):
 
 
 @dataclass(frozen=True)
+class DeviceOut(Event):
+    """Another run, or a person, put a device in quarantine: who has it keeps it, nobody else gets it."""
+
+    t: float
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class DeviceBack(Event):
     """A person took a device out of quarantine."""
 

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from ftrun.control.blame import ranks as named
 from ftrun.core.faults import Fault
 
-STUCK_STEPS = 3.0  # typical steps after which a world of waiting ranks is stuck
-STUCK_LEAST = 1.0  # seconds
+STUCK_STEPS = 2.8  # typical steps after which a world of waiting ranks is stuck: told within three
+STUCK_LEAST = 0.9  # seconds: told within one
 STUCK_FIRST = 60.0  # seconds, before the length of a step is known
 STUCK_AGAIN = 5.0  # times longer, when the connections were made anew at this very step
 HANG_STEPS = 15.0  # typical steps that a rank may be busy while others wait for it
 FIRST_STEPS = 10.0  # explicit timeouts that a first body may take
 KNOWN_AFTER = 3  # gates until the length of a step is known
-GIL_AFTER = 1.0  # seconds without any Python that tell a held GIL from a busy one
+GIL_AFTER = (
+    0.75  # seconds without any Python (its doorbell looks four times a second) that tell a held GIL from a busy one
+)
 _STEPS = 65
 
 
@@ -72,7 +74,7 @@ class Limits:
     """Times in seconds. `timeout` None: learned from the run, between `floor` and `ceiling`."""
 
     timeout: float | None = None
-    floor: float = 20.0
+    floor: float = 60.0
     ceiling: float = 600.0
 
 

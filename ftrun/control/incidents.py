@@ -71,8 +71,8 @@ def _as_the_policy_says(config: Config, state: State, deaths: Sequence[Died]) ->
         assert worker.rank is not None
         response, what = policy.of_dead(config.policy, death.fault), death.signature or death.cause
         if response is Response.STOP:
-            said = Say("stopped_by_policy", worker.cell, worker.rank, what)
-            state, more = budgets.finish(state, EXIT_FAILED, f"rank {worker.rank}: {what}", said)
+            said = Say("stopped_by_policy", worker.cell, worker.rank, f"rank {worker.rank}: {what}")
+            state, more = budgets.finish(state, EXIT_FAILED, said.detail, said)
             return state, (*orders, *more), True
         if response is Response.ROLL_BACK:
             said = Say("failed", worker.cell, worker.rank, what)
@@ -166,10 +166,11 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
         return state, ()
     said = Say("raised", worker.cell, worker.rank, event.signature)
     generation = worker.generation if event.generation is None else event.generation
-    response = policy.of_worker(config.policy, Fault.EXCEPTION)
+    fault = event.fault or Fault.EXCEPTION.value
+    response = policy.of_worker(config.policy, fault)
     if response is Response.STOP:
         reason = f"rank {worker.rank}: {event.signature}"
-        return budgets.finish(state, EXIT_FAILED, reason, replace(said, what="stopped_by_policy"))
+        return budgets.finish(state, EXIT_FAILED, reason, replace(said, what="stopped_by_policy", detail=reason))
     if response is Response.ROLL_BACK:
         return restarts.restart_or_end(config, state, event.t, replace(said, what="failed"))
     if not state.armed:
@@ -187,10 +188,25 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
     if any(w.finished for w in state.workers):
         cannot = Say("cannot_recover", worker.cell, worker.rank, "another rank has already finished")
         return restarts.restart_or_end(config, state, event.t, cannot)
-    if response is Response.REPLACE:
-        return lose(config, state, [Died(event.t, worker.cell, event.signature, fault=Fault.EXCEPTION.value)])
+    if response in (Response.REPLACE, Response.QUARANTINE):
+        return lose(config, state, condemned([worker], event.t, event.signature, fault, event.evidence))
     state, orders = stop(config, state)
     return state, (said, *orders)
+
+
+def noticed(config: Config, state: State, event: events.Noticed) -> Result:
+    """A report. Nothing follows from it unless the user's policy says so."""
+    worker = None if event.worker is None else state.worker(event.worker)
+    rank = None if worker is None else worker.rank
+    response = policy.of_worker(config.policy, event.fault)
+    if response is Response.STOP:
+        said = Say("stopped_by_policy", event.worker, rank, event.evidence)
+        return budgets.finish(state, EXIT_FAILED, event.evidence, said)
+    taken = response in (Response.REPLACE, Response.QUARANTINE, Response.ROLL_BACK)
+    if taken and worker is not None and rank is not None and state.phase is Phase.RUNNING and state.armed:
+        fault, why = event.fault, event.evidence
+        return lose(config, state, [Died(event.t, worker.cell, f"a {fault}", fault=fault, evidence=why)])
+    return state, (Say("noticed", event.worker, rank, event.evidence),)
 
 
 def unrestorable(config: Config, state: State, event: events.Unrestorable) -> Result:

@@ -195,13 +195,6 @@ def end_at_once(config: Config, state: State, event: ev.Signalled) -> Result:
     return replace(state, phase=Phase.ENDED), (*fences, ev.End(state.exit_code, f"signal {event.signum}"))
 
 
-def noticed(config: Config, state: State, event: ev.Noticed) -> Result:
-    """A report: it is told, and nothing follows from it."""
-    worker = None if event.worker is None else state.worker(event.worker)
-    rank = None if worker is None else worker.rank
-    return state, (Say("noticed", event.worker, rank, event.evidence),)
-
-
 def _started(config: Config, state: State) -> Result:
     if not all(w.started for w in state.ranked()):
         return state, ()
@@ -254,6 +247,7 @@ _EVENTS: tuple[type[Event], ...] = (
     ev.Devices,
     ev.DeviceFault,
     ev.Probed,
+    ev.DeviceOut,
     ev.DeviceBack,
 )
 
@@ -279,7 +273,7 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     ((Phase.STARTING, Phase.RESTARTING), ev.Unrestorable, late),
     ((Phase.RUNNING,), ev.Stuck, incidents.stuck),
     ((Phase.STARTING, *INCIDENT, Phase.RESTARTING), ev.Stuck, late),
-    ((Phase.NEW, *LIVE), ev.Noticed, noticed),
+    ((Phase.NEW, *LIVE), ev.Noticed, incidents.noticed),
     # deadlines
     ((Phase.STARTING,), ev.Expired, restarts.start_expired),
     ((Phase.RUNNING,), ev.Expired, late),
@@ -293,6 +287,7 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     ((Phase.NEW, *LIVE), ev.Devices, device_faults.known),
     ((Phase.NEW, *LIVE), ev.DeviceFault, device_faults.fault),
     ((Phase.NEW, *LIVE), ev.Probed, device_faults.probed),
+    ((Phase.NEW, *LIVE), ev.DeviceOut, device_faults.out),
     ((Phase.NEW, *LIVE), ev.DeviceBack, device_faults.back),
     # the other nodes
     ((*_STABLE, Phase.RESTARTING), ev.PeerFailed, restarts.peer_failed),

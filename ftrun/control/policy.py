@@ -42,8 +42,8 @@ TABLE: dict[Fault, Row] = {
     Fault.HANG: Row(R.REPLACE, _ON_DEVICE),
     Fault.COLLECTIVE: Row(R.REPLACE, _ON_DEVICE),
     Fault.LINK: Row(R.LINKS, (R.LINKS, R.STOP)),
-    Fault.NONFINITE: Row(R.REDO, (R.REDO, *_ON_DEVICE, R.REPORT)),
-    Fault.CORRUPT: Row(R.REPLACE, (*_ON_DEVICE, R.REPORT)),
+    Fault.NONFINITE: Row(R.REDO, (R.REDO, *_ON_DEVICE)),
+    Fault.CORRUPT: Row(R.REPLACE, _ON_DEVICE),
     Fault.STRAGGLER: Row(R.REPORT, (*_ON_DEVICE, R.REPORT)),
     Fault.CUDA: Row(R.REPLACE, _ON_DEVICE),
     Fault.XID: Row(R.SUSPECT, ()),  # by number: [policy.xid], --xid-policy
@@ -108,7 +108,7 @@ def of_device(overrides: Overrides, fault: str, code: int = 0, recovery: int = N
     named = Fault(fault)
     row = xid.row(code)
     if named is Fault.XID:
-        what, chosen = f"Xid {code} ({row.meaning})", overrides.xid(code)
+        what, chosen = row.words, overrides.xid(code)
         otherwise = row.action
     else:
         what, chosen = _WORDS.get(named, named.value), overrides.fault(named)

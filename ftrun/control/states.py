@@ -49,10 +49,11 @@ class Stage(enum.IntEnum):
     NONE = 0
     STOPPED = 1
     CLEANED = 2
-    RESET = 3
-    RESTORED = 4
-    RESUMED = 5
-    FIRST_DONE = 6
+    READY = 3  # wants to meet the others: they wait for whoever is not
+    RESET = 4
+    RESTORED = 5
+    RESUMED = 6
+    FIRST_DONE = 7
 
 
 STAGES = {stage.name.lower(): stage for stage in Stage if stage}
@@ -78,7 +79,7 @@ SAYS = {
     "spare_unneeded": "worker: the script ends without asking for a rank, so no spare can wait for one",
     "stuck": "detail = what every rank waits in: all connections are made again",
     "stuck_again": "detail = what every rank waits in once more, the run ends",
-    "stopped_by_policy": "worker, rank; detail = what happened: the policy wants a person to look, the run ends",
+    "stopped_by_policy": "worker, rank; detail = to whom what happened: the policy wants a person to look, the run ends",
     "device_reported": "detail = fault and device: nothing is done",
     "device_suspect": "detail = fault and device: it is probed",
     "device_quarantined": "detail = fault and device: it is given to nobody any more",

@@ -79,6 +79,7 @@ _MEANINGS = {
     154: "recovery action changed",
     **dict.fromkeys(range(144, 151), "NVLink error"),
 }
+_IGNORED, _FAILED = "the Kubernetes device plugin ignores it", "DCGM fails on it"
 _PLUGIN_IGNORES = frozenset({13, 31, 43, 45, 68, 109})
 _DCGM_FAILS = frozenset({48, 74, 79, 95, 119, 120, 140})
 
@@ -93,12 +94,20 @@ class Xid:
     meaning: str
     sources: tuple[str, ...]
 
+    @property
+    def words(self) -> str:
+        """`Xid 74 (NVLink error; DCGM fails on it)`: with the source that would do otherwise, if one would."""
+        condemned = self.action in (Response.QUARANTINE, Response.FAIL_NODE)
+        other = _IGNORED if condemned else _FAILED
+        against = f"; {other}" if other in self.sources else ""
+        return f"Xid {self.number} ({self.meaning}{against})"
+
 
 def _sources(number: int, known: bool) -> tuple[str, ...]:
     return (
         *(("catalogue",) if known else ()),
-        *(("device plugin ignores it",) if number in _PLUGIN_IGNORES else ()),
-        *(("DCGM fails on it",) if number in _DCGM_FAILS else ()),
+        *((_IGNORED,) if number in _PLUGIN_IGNORES else ()),
+        *((_FAILED,) if number in _DCGM_FAILS else ()),
     )
 
 

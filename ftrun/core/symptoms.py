@@ -21,6 +21,11 @@ _SHARED_MEMORY = re.compile(
     r"/dev/shm|shared memory|</?torch_|insufficient shared memory|bus error.*shm", re.IGNORECASE | re.DOTALL
 )
 _NO_SPACE = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+# what Gloo and NCCL say of a connection that ended in the middle of a collective
+_CUT_OFF = re.compile(
+    r"connection closed by peer|connection reset by peer|broken pipe|remote process exited|ncclRemoteError",
+    re.IGNORECASE,
+)
 _MESSAGE = 240
 
 
@@ -34,6 +39,8 @@ def of_exception(error: BaseException) -> Fault:
         return Fault.MEMORY_FULL if _SHARED_MEMORY.search(text) else Fault.DISK_FULL
     if isinstance(error, RuntimeError) and _STICKY_CUDA.search(text):
         return Fault.CUDA
+    if isinstance(error, (RuntimeError, ConnectionError)) and _CUT_OFF.search(text):
+        return Fault.LINK  # had a peer died, its death would have come first and stopped this rank
     return Fault.EXCEPTION
 
 

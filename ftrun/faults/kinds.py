@@ -96,7 +96,8 @@ def check_phase(kind: Kind, at: str) -> None:
     if at not in PHASES:
         raise ValueError(f"unknown phase {at!r}{_near(at, PHASES)} (known: {', '.join(PHASES)})")
     if at not in kind.phases:
-        raise ValueError(f"{kind.name} is possible in {' and '.join(kind.phases)}, not in {at}: {kind.what}")
+        *most, last = kind.phases
+        raise ValueError(f"{kind.name} is possible in {', '.join(most)} and {last}, not in {at} ({kind.what})")
 
 
 def check_duration(kind: Kind, seconds: float) -> None:

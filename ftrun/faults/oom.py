@@ -70,12 +70,16 @@ def _quietly(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def eat(group: Path) -> None:
-    """Enter the group and take memory until the kernel kills this process. Errors: NotPossible, RuntimeError."""
+def enter(group: Path) -> None:
+    """Move this process into the group. Errors: NotPossible."""
     try:
         (group / "cgroup.procs").write_text(str(os.getpid()))
     except OSError as error:
         raise NotPossible(f"this process cannot enter {group} ({error.strerror})") from None
+
+
+def eat() -> None:
+    """Take memory until the kernel kills this process, which entered its group. Errors: RuntimeError."""
     taken = []
     for _ in range(4 * LIMIT // _CHUNK):
         taken.append(b"\1" * _CHUNK)

@@ -67,24 +67,22 @@ def post(run_dir: Path, request: Request, *, taken: bool = False) -> Request:
     """Write the request under the next free number; gives it with that number. Rings nobody. Errors: OSError."""
     folder = run_dir / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
+    request = replace(request, number=_reserve(folder), asked=time.time())
     temporary = folder / f".new.{os.getpid()}"
+    temporary.write_text(json.dumps(asdict(request)))
+    os.rename(temporary, folder / f"{request.number}.{'taken' if taken else 'json'}")
+    return request
+
+
+def _reserve(folder: Path) -> int:
+    """A number that no other request has or had: whoever makes its file first has it."""
     number = 1 + max(map(_number, folder.iterdir()), default=0)
-    try:
-        while True:
-            request = replace(request, number=number, asked=time.time())
-            temporary.write_text(json.dumps(asdict(request)))
-            try:
-                # the number is taken by the name that every request has first
-                os.link(temporary, folder / f"{number}.json")
-            except FileExistsError:
-                number += 1
-                continue
-            if taken:
-                take(run_dir, number)
-            return request
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    while True:
+        try:
+            os.close(os.open(folder / f"{number}.number", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            return number
+        except FileExistsError:
+            number += 1
 
 
 def take(run_dir: Path, number: int) -> bool:
@@ -101,7 +99,7 @@ def pending(run_dir: Path) -> list[Request]:
     """Requests that nobody has taken, oldest first."""
     found = []
     for path in sorted((run_dir / FOLDER).glob("*.json"), key=_number):
-        with contextlib.suppress(OSError):  # taken just now
+        with contextlib.suppress(OSError, ValueError, TypeError):  # taken just now, or not one of ours
             found.append(Request(**json.loads(path.read_text())))
     return found
 

@@ -188,12 +188,18 @@ class Trigger:
                 group = oom.make()
             except oom.NotPossible as error:
                 raise CannotStrike(str(error)) from None
-            return str(group), lambda: oom.eat(group)
+            return str(group), lambda: self._run_out(group)
 
         def act() -> None:
             self._strike(kind, argument, seconds, f"rank {fault.rank} in {phase} of step {step}", phase)
 
         return "", act
+
+    def _run_out(self, group: Path) -> None:
+        oom.enter(group)
+        if self._board is not None:
+            self._board.ring_launcher()  # it looks which group this process is in now
+        oom.eat()
 
     def _prepare_device(self, fault: Fault) -> tuple[str, Callable[[], None]]:
         control = os.environ.get(device.ENV_FAKE_NVML)
@@ -324,7 +330,10 @@ def fired(run_dir: Path) -> list[Firing]:
     folder = run_dir / FOLDER
     if not folder.is_dir():
         return []
-    firings = [Firing(**json.loads(p.read_text())) for p in folder.glob("*.json")]
+    firings = []
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # the run ends
+            firings.append(Firing(**json.loads(path.read_text())))
     return sorted(firings, key=lambda f: f.t)
 
 

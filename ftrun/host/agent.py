@@ -25,7 +25,7 @@ from ftrun.core.world import Place, World, write_world
 from ftrun.host import fence, gates, report
 from ftrun.host.crew import Crew
 from ftrun.host.detectors import Detectors
-from ftrun.host.devices import DeviceWatch, Holder
+from ftrun.host.devices import DeviceWatch
 from ftrun.host.ending import Ending
 from ftrun.host.failure import Failures
 from ftrun.host.faultdesk import FaultDesk
@@ -97,11 +97,9 @@ class Agent:
         self._failures = Failures(self._crew.workers, logs.folder, settings.output, settings.max_restarts, say)
         self._ending = Ending(self._crew, board, loop, settings.shutdown_timeout, say, journal.note)
         self._forwarder = Forwarder(self._crew, loop, settings.nproc, say, journal.note)
-        self._devices = DeviceWatch(
-            *(run_dir, loop, services, settings.quarantine_file, self._queue.append, say, journal.note),
-            self._holders,
-            lambda: gate.unpack(board.gate()).last + 1,
-        )
+        self._devices = DeviceWatch(run_dir, board, loop, services, self._crew, settings.quarantine_file)
+        self._devices.tell(self._queue.append, say, journal.note)
+        self._devices.ask(lambda: self._state, self._world_rank)
         self._detectors = Detectors(settings, run_dir, logs.folder, board, self._crew, self._queue.append)
         self._faults = FaultDesk(settings, run_dir, board, self._crew, journal.note, say, self._devices.heard)
         self._deadlines: dict[str, object] = {}
@@ -175,7 +173,6 @@ class Agent:
                 self._peers.saw(event, actions)
             for action in actions:
                 self._do(action)
-            self._board[Head.WAITING] = int(self._state.waiting)
             self._devices.waited_for(self._state.waiting)
             self._journal.event(event, actions, str(self._state.phase), self._state.generation)
             world = self._of_the_world(actions)
@@ -380,16 +377,6 @@ class Agent:
     def _world_rank(self, local: int | None) -> Any:
         """The machine counts this node's ranks from 0; everybody else counts those of the world."""
         return local if local is None or self._peers is None else self._peers.global_rank(local)
-
-    def _holders(self) -> list[Holder]:
-        """The living workers that hold a rank, and the device that each rank was given."""
-        given = self._state.device or ("",) * self._config.nproc
-        found = [
-            (local, self._crew.workers.get(cell)) for local, cell in enumerate(self._state.holder) if cell is not None
-        ]
-        return [
-            Holder(w.index, self._world_rank(local), w.pid, given[local]) for local, w in found if w and not w.ended
-        ]
 
     def _attempt(self, own: int) -> int:
         """The machine counts this node's worlds, everybody else the restarts that the run has spent."""

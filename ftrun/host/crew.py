@@ -46,6 +46,7 @@ _LOOK, _LOOK_GPU = 0.001, 0.005  # seconds between two looks at a process that i
 _STAGES = (
     (F.STOPPED, "stopped"),
     (F.CLEANED, "cleaned"),
+    (F.READY, "ready"),
     (F.RESET, "reset"),
     (F.RESTORED, "restored"),
     (F.RESUMED, "resumed"),
@@ -123,6 +124,10 @@ class Crew:
     def living(self) -> list[Worker]:
         """Those that were spawned and not reaped."""
         return [w for w in self.workers.values() if not w.ended]
+
+    def moved(self, pid: int) -> None:
+        """A worker was put into another cgroup: short memory is counted there from now on."""
+        self._kills.watch(pid)
 
     def expire_kills(self) -> None:
         """Out-of-memory kills that no death of a worker explains by now had other victims. Call now and then."""

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftrun.control.events import DeviceBack, DeviceFault, Devices, Event, Probe, Probed
+from ftrun.control.events import DeviceBack, DeviceFault, DeviceOut, Devices, Event, Probe, Probed
 from ftrun.control.events import Quarantine as QuarantineOrder
-from ftrun.core import paths
+from ftrun.control.states import State
+from ftrun.core import gate, paths
+from ftrun.core.board import Board, Head
 from ftrun.core.faults import Fault
 from ftrun.host import visible
+from ftrun.host.crew import Crew
 from ftrun.host.loop import Loop
 from ftrun.host.quarantine import Quarantine
 from ftrun.host.services import Services
@@ -29,6 +32,7 @@ _SILENCE = 10.0  # seconds without a word from the watcher before that is told
 _PROBE = 8.0  # seconds for a probe
 _ECHO = 0.5  # seconds in which the same event of the same device is no news
 _LOOK = 1.0
+_TOO_YOUNG = 1.0  # seconds; who is younger has not brought a driver to fail, its predecessor may have
 _DEATHS = 5  # of the watcher, until it is given up
 _RECOVERY_CHANGED = 154
 _NO_INSTANCE = 0xFFFFFFFF
@@ -45,12 +49,16 @@ def present(environ: Mapping[str, str], dev: Path = Path("/dev")) -> bool:
 
 @dataclass(frozen=True)
 class Holder:
-    """A living worker that holds a rank. `rank` is the world's; `device`: what the rank was given, "" = nothing."""
+    """A living worker that holds a rank. `rank` is the world's; `device`: what the rank was given, "" = nothing.
+
+    `pid` 0 = not forked yet; `age` in seconds.
+    """
 
     cell: int
     rank: int
     pid: int
     device: str
+    age: float = 60.0
 
 
 def users(device: str, holders: Sequence[Holder], pids: Mapping[str, Sequence[int]], ever: bool) -> list[Holder]:
@@ -59,12 +67,12 @@ def users(device: str, holders: Sequence[Holder], pids: Mapping[str, Sequence[in
     if on_it:
         return on_it
     elsewhere = {h.cell for h in holders for d, found in pids.items() if d != device and _is_on(h, found)}
-    given = [h for h in holders if h.device == device and h.cell not in elsewhere]
+    given = [h for h in holders if h.device == device and h.cell not in elsewhere and h.age > _TOO_YOUNG]
     return given if ever else [h for h in given if uses_gpus(h.pid)]
 
 
 def _is_on(holder: Holder, pids: Sequence[int]) -> bool:
-    return any(pid == holder.pid or _group(pid) == holder.pid for pid in pids)
+    return holder.pid > 0 and any(pid == holder.pid or _group(pid) == holder.pid for pid in pids)
 
 
 def _group(pid: int) -> int:
@@ -84,34 +92,28 @@ def uses_gpus(pid: int, proc: Path = Path("/proc")) -> bool:
 
 
 class DeviceWatch:
-    """Starts the watcher and hears it. `holders` and `step` ask the agent who works on what now."""
+    """Starts the watcher, hears it and tells the machine."""
 
     def __init__(
         self,
         run_dir: Path,
+        board: Board,
         loop: Loop,
         services: Services,
+        crew: Crew,
         shared_quarantine: str | None,
-        emit: Callable[[Event], None],
-        say: Callable[..., None],
-        note: Callable[..., None],
-        holders: Callable[[], list[Holder]],
-        step: Callable[[], int],
     ) -> None:
         """Errors: ConfigError, OSError."""
         self.wanted = present(os.environ)
         self._run_dir = run_dir
         self._loop = loop
         self._services = services
-        self._emit = emit
-        self._say = say
-        self._note = note
-        self._holders = holders
-        self._step = step
+        self._board = board
+        self._crew = crew
         self._devices: list[visible.Visible] = []
         self._quarantine = Quarantine(run_dir, shared_quarantine) if self.wanted else None
         self._when_known: list[Callable[[], None]] = []
-        self._known = not self.wanted
+        self._known = self._quarantine is None or not self._quarantine.reasons
         self._heard = time.monotonic()
         self._silent = False
         self._deaths = 0
@@ -120,6 +122,30 @@ class DeviceWatch:
         self._told: dict[tuple[str, str, int], float] = {}
         self._probing: dict[str, object] = {}
         self._waited_for = False
+        self._unwritten = False
+
+    def tell(self, emit: Callable[[Event], None], say: Callable[..., None], note: Callable[..., None]) -> None:
+        """Where events go, sentences for stderr, and facts for the journal; call before `start`."""
+        self._emit, self._say, self._note = emit, say, note
+
+    def ask(self, state: Callable[[], State], world_rank: Callable[[int], int]) -> None:
+        """How to learn who holds which rank; `world_rank` makes one of the world of a rank of this node.
+
+        Call before `start`.
+        """
+        self._state = state
+        self._world_rank = world_rank
+
+    def _holders(self) -> list[Holder]:
+        """The living workers that hold a rank, and the device that each rank was given."""
+        state, now = self._state(), time.monotonic()
+        given = state.device or ("",) * len(state.holder)
+        found = [(local, self._crew.workers.get(cell)) for local, cell in enumerate(state.holder) if cell is not None]
+        return [
+            Holder(worker.index, self._world_rank(local), worker.pid, given[local], now - worker.spawned)
+            for local, worker in found
+            if worker is not None and not worker.ended
+        ]
 
     def start(self) -> None:
         """Nothing on a machine without GPUs."""
@@ -131,7 +157,7 @@ class DeviceWatch:
         self._loop.after(_LOOK, self._look)
 
     def once_known(self, call: Callable[[], None]) -> None:
-        """Call at once, or when the devices are known (or not in time): no world begins before."""
+        """Call at once, or when the devices are known (or not in time): with a quarantine no world begins before."""
         if self._known:
             call()
         else:
@@ -148,7 +174,12 @@ class DeviceWatch:
     def _inventory(self, message: dict[str, Any]) -> None:
         assert self._quarantine is not None
         self._devices = visible.choose(os.environ.get("CUDA_VISIBLE_DEVICES"), message["gpus"])
-        self._note("devices", devices=[vars(d) for d in self._devices], error=message["error"])
+        unusable = message["unusable"]
+        self._note("devices", devices=[vars(d) for d in self._devices], unusable=unusable, error=message["error"])
+        for index, why in unusable.items():
+            self._say(f"GPU {index} cannot be used: {why}", "warning")
+        if message["error"] and any(name.startswith("nvidia") for name in os.listdir("/dev")):
+            self._say(f"NVML cannot be used ({message['error']}); faults of devices are not seen", "warning")
         if self._devices:
             uuids = tuple(d.uuid for d in self._devices)
             bad = tuple(uuid for uuid in uuids if uuid in self._quarantine.reasons)
@@ -187,7 +218,16 @@ class DeviceWatch:
         xid = code if fault is Fault.XID else 0
         now = time.monotonic()
         self._emit(
-            DeviceFault(now, fault.value, tuple(about), tuple(cells), tuple(siblings), xid, recovery, self._step())
+            DeviceFault(
+                now,
+                fault.value,
+                tuple(about),
+                tuple(cells),
+                tuple(siblings),
+                xid,
+                recovery,
+                gate.unpack(self._board.gate()).last + 1,
+            )
         )
 
     def _users(self, device: str) -> list[Holder]:
@@ -229,7 +269,9 @@ class DeviceWatch:
             unfinished.write_text(json.dumps(rows))
             os.replace(unfinished, path)
         except OSError as error:
-            self._note("devices-not-written", error=str(error))
+            if not self._unwritten:
+                self._note("devices-not-written", error=str(error))
+            self._unwritten = True
 
     def _wedge(self, message: dict[str, Any]) -> None:
         where = self._place(message["gpu"])
@@ -280,7 +322,8 @@ class DeviceWatch:
         self._emit(Probed(time.monotonic(), device, ok, cells, detail))
 
     def waited_for(self, waiting: bool) -> None:
-        """Say once what a person can do about it."""
+        """The run waits for a device, or does not: tell the workers, and once a person what can be done about it."""
+        self._board[Head.WAITING] = int(waiting)
         if waiting and not self._waited_for and self._quarantine is not None:
             self._say(f"to give a device back to the run, delete its entry in {self._quarantine.path}")
         self._waited_for = waiting
@@ -289,7 +332,10 @@ class DeviceWatch:
 
     def _look(self) -> None:
         assert self._quarantine is not None
-        for device in self._quarantine.released():
+        released, added = self._quarantine.look()
+        for device, reason in added.items():
+            self._emit(DeviceOut(time.monotonic(), device, reason))
+        for device in released:
             self._note("device-released", device=device)
             self._emit(DeviceBack(time.monotonic(), device))
             self._renew()

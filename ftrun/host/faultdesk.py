@@ -92,7 +92,9 @@ class FaultDesk:
     def _tidy(self) -> None:
         """Remove memory cgroups whose process is gone; before, it may not have entered its own yet."""
         for pid, group in list(self._groups.items()):
-            if process_start(pid) is None and oom.discard(group):
+            if process_start(pid) is not None:
+                self._crew.moved(pid)
+            elif oom.discard(group):
                 del self._groups[pid]
 
     def _drain(self, firing: trigger.Firing) -> None:

@@ -99,6 +99,8 @@ class Incident:
         }
         if cell[F.READY] == self.generation:
             times["ready"] = round((cell[F.READY_NS] - self.began) / 1e6, 3)
+        if cell[F.MOVE_SINCE] > self.detected:
+            times["moving"] = round((cell[F.MOVE_SINCE] - self.began) / 1e6, 3)
         return times
 
 

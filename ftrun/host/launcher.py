@@ -123,6 +123,8 @@ class _Run:
         env = dict(os.environ)
         env[paths.ENV_RUN_DIR] = str(run_dir)
         env["PYTHONUNBUFFERED"] = "1"
+        for key in (paths.ENV_FAULT_PLAN, paths.ENV_RANDOM_FAULTS):
+            env.pop(key, None)  # those of a run that this one is started in
         self._limited = settings.nproc > 1 and "OMP_NUM_THREADS" not in env
         if self._limited:
             env["OMP_NUM_THREADS"] = "1"

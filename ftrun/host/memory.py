@@ -72,11 +72,6 @@ class Kills:
             for match in _KILLED.finditer(record.decode(errors="replace")):
                 self._named.add(int(match[1]))
 
-    def close(self) -> None:
-        if self._kernel is not None:
-            os.close(self._kernel)
-            self._kernel = None
-
 
 def _open_kernel() -> int | None:
     """The kernel's messages from now on; None when they may not be read."""

@@ -16,7 +16,8 @@ from typing import Any
 
 from ftrun.core import wire
 
-PATIENCE = 5.0  # seconds for one driver call before it is told
+PATIENCE = 3.0  # seconds for one driver call before it is told
+_INIT_PATIENCE = 8.0  # seconds: a driver that is not kept loaded begins with its GPUs
 _LOOK = 0.25
 _INIT = "nvmlInit"
 
@@ -43,17 +44,27 @@ def count_devices() -> None:
 
 
 def inventory(tell: Any) -> tuple[dict[str, Any], list[Any]]:
-    """The message about what is there, and the GPUs; blocks as long as the driver does. `error` says why there are none."""
+    """The message about what is there, and the GPUs; blocks as long as the driver does.
+
+    `error` says why there are none, `unusable` names those that the driver counts and cannot give.
+    """
     import pynvml
 
     from ftrun.host.nvml_gpu import Gpu
 
+    gpus, unusable = [], {}
     try:
         pynvml.nvmlInit()
-        gpus = [Gpu(index, tell) for index in range(pynvml.nvmlDeviceGetCount())]
+        count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
-        return {"op": "inventory", "gpus": [], "error": str(error)}, []
-    return {"op": "inventory", "gpus": [gpu.facts() for gpu in gpus], "error": ""}, gpus
+        return {"op": "inventory", "gpus": [], "unusable": {}, "error": str(error)}, []
+    for index in range(count):
+        try:
+            gpus.append(Gpu(index, tell))
+        except pynvml.NVMLError as error:
+            unusable[str(index)] = str(error)
+    facts = [gpu.facts() for gpu in gpus]
+    return {"op": "inventory", "gpus": facts, "unusable": unusable, "error": ""}, gpus
 
 
 class Watcher:
@@ -102,7 +113,11 @@ class Watcher:
         calls = {gpu.uuid: gpu.call for gpu in self._gpus}
         if self._began is not None:
             calls[""] = (_INIT, self._began)
-        stuck = {gpu: call for gpu, call in calls.items() if call is not None and now - call[1] > PATIENCE}
+
+        def late(gpu: str, since: float) -> bool:
+            return now - since > (PATIENCE if gpu else _INIT_PATIENCE)
+
+        stuck = {gpu: call for gpu, call in calls.items() if call is not None and late(gpu, call[1])}
         for gpu, (name, since) in stuck.items():
             if self._wedged.get(gpu) != name:
                 self._wedged[gpu] = name

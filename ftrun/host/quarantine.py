@@ -84,24 +84,26 @@ class Quarantine:
         self._seen = self._stamp()
         return wrong
 
-    def released(self) -> list[str]:
-        """Devices whose entry a person deleted since the last look; their other entry goes too."""
+    def look(self) -> tuple[list[str], dict[str, str]]:
+        """What changed in the file since the last look: devices taken out by a person, and those put in by another run."""
         stamp = self._stamp()
         if stamp == self._seen:
-            return []
+            return [], {}
         self._seen = stamp
         try:
-            left = read(self.path)
+            now = read(self.path)
         except ConfigError:
-            return []  # half written: the next look sees it whole
-        gone = [device for device in self.reasons if device not in left]
+            return [], {}  # half written: the next look sees it whole
+        gone = [device for device in self.reasons if device not in now]
+        fresh = {device: reason for device, reason in now.items() if device not in self.reasons}
         for device in gone:
             del self.reasons[device]
+        self.reasons.update(fresh)
         if gone:
             with contextlib.suppress(OSError):
                 self._write(self._own, self.reasons)
             self._seen = self._stamp()
-        return gone
+        return gone, fresh
 
     def _stamp(self) -> object:
         try:
@@ -115,7 +117,7 @@ class Quarantine:
         before = _entries(path, path.read_text(encoding="utf-8")) if keep and path.exists() else {}
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         more = {"since": now, "host": os.uname().nodename, "run": self._run_dir.name}
-        entries = {**before, **{device: {"reason": reason, **more} for device, reason in reasons.items()}}
+        entries = {**{device: {"reason": reason, **more} for device, reason in reasons.items()}, **before}
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             unfinished.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")

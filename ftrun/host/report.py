@@ -45,7 +45,7 @@ _WORDS = {
     "spares_given_up": "{detail} spares in a row ended before they were ready; going on without spares",
     "stuck": "every rank waits for the others in {detail}; making all connections again",
     "stuck_again": "every rank waits for the others in {detail}, also after all connections were made again; the run ends",
-    "stopped_by_policy": "rank {rank} failed ({detail}); the policy says that a person must look, the run ends",
+    "stopped_by_policy": "{who}{detail}; the policy says that a person must look, the run ends",
     "device_reported": "{detail}; nothing is done about it",
     "device_suspect": "{detail}; the device is suspect and is probed",
     "device_quarantined": "{detail}; the device is in quarantine, no worker gets it",

@@ -109,7 +109,17 @@ def remove_stale(root: Path) -> None:
             continue
         run = read_run(path)
         if run is not None and not run.alive:
+            _keep_journal(run)
             _discard(path)
+
+
+def _keep_journal(run: RunInfo) -> None:
+    """Launcher and keeper were both killed: do what they would have done at the end."""
+    logs = Path(str(run.raw.get("logs", "")))
+    kept = logs / paths.JOURNAL
+    if logs.is_absolute() and logs.is_dir() and not kept.exists():
+        with contextlib.suppress(OSError):
+            shutil.copyfile(run.path / paths.JOURNAL, kept)
 
 
 def claim(run_id: str | None, facts: dict[str, Any]) -> Path:

@@ -85,7 +85,7 @@ class Settings:
     heartbeat_interval: float = 0.2
     heartbeat_timeout: float = 10.0
     hang_timeout: float | None = None
-    hang_floor: float = 20.0
+    hang_floor: float = 60.0
     hang_ceiling: float = 600.0
     nonfinite: str = "redo"
     check_replicas: int = 100

@@ -53,7 +53,7 @@ def choose(variable: str | None, gpus: Sequence[dict[str, Any]]) -> list[Visible
 
 def _named(part: str, have: list[list[Visible]]) -> list[Visible]:
     if part.isdigit():
-        return have[int(part)] if int(part) < len(have) else []
+        return next((devices for devices in have if devices[0].index == int(part)), [])
     if part.startswith("MIG-GPU-"):  # the old form: MIG-GPU-<uuid>/<gi>/<ci>
         gpu, _, instance = part.removeprefix("MIG-").partition("/")
         return [d for devices in have for d in devices if d.gpu == gpu and f"{d.gi}/{d.ci}" == instance]

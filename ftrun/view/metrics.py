@@ -142,12 +142,11 @@ def _kind(incident: Mapping[str, Any]) -> tuple[str, str]:
     """Cause and outcome as label values: few different ones, whatever an exception says."""
     victims = incident.get("victims") or [{}]
     first = victims[0]
-    cause = str(first.get("fault") or first.get("cause") or ("link" if incident.get("stuck") else "unknown"))
-    if " at " in cause:
-        cause = "exception"
-    elif cause.startswith("no progress"):
-        cause = "hang"
-    return cause.partition(" ")[0], "restarted" if incident.get("restart") else "recovered"
+    cause = str(first.get("cause") or "")
+    if not cause.startswith("SIG"):
+        other = "exception" if " at " in cause else cause.partition(" ")[0] or "unknown"
+        cause = str(first.get("fault") or incident.get("fault") or ("link" if incident.get("stuck") else other))
+    return cause, "restarted" if incident.get("restart") else "recovered"
 
 
 def _histogram(account: Account) -> _Family:

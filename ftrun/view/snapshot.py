@@ -14,7 +14,7 @@ from typing import Any
 
 from ftrun.control.states import Phase as Machine
 from ftrun.core import gate, paths, steps
-from ftrun.core.board import Board, Cell, F, Flag, Head, Inexact, Phase, collective_name
+from ftrun.core.board import Board, Cell, F, Flag, Head, Inexact, Phase, collective_name, collective_of
 from ftrun.core.world import World, read_world
 from ftrun.host.rundir import RunInfo
 from ftrun.view import devices, fold
@@ -185,7 +185,7 @@ class Watcher:
             "beat_age": _age(now, cell[F.BEAT]),
             "progress_age": _age(now, cell[F.PROGRESS]),
             "collective": collective_name(cell[F.COLLECTIVE_NAME]) if since else None,
-            "collective_number": cell[F.COLLECTIVE] if since else None,
+            "collective_number": collective_of(cell[F.COLLECTIVE])[1] if since else None,
             "collective_age": _age(now, since),
             "memory": _resident(cell[F.PID]) if not cell[F.EXITED] else None,
             "bytes": {"moved": cell[F.MOVED], "total": total} if total else None,

@@ -173,6 +173,7 @@ class Context:
 
     def busy(self, why: Busy, on: bool) -> None:
         """Ask the launcher for patience, or take that back."""
+        self.progress()  # patience ends with a sign of life, or the time it was for would count at once
         word = self.cell[F.BUSY]
         self.cell[F.BUSY] = word | why if on else word & ~why
 

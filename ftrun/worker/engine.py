@@ -98,6 +98,7 @@ class Engine:
         """Arena and slots hold the host snapshot, and the state lies over them: what else must go back with it."""
         context = self.context
         self.went_back = context.generation
+        self.attempt = 1
         self.reducers.load(manifest.facts.get("reducers"))
         self.state.apply_python_state(restart["py"])
         self.ledger.new_loop()
@@ -105,9 +106,8 @@ class Engine:
         context.cell[F.SOURCE] = Source.SNAPSHOT
 
     def go_on_with(self, resume: int, restart: dict[str, Any]) -> None:
-        """A survivor that went back: `restart` is applied when step `resume` is handed out, which is not a new attempt of ours."""
+        """A survivor that went back: `restart` is applied when step `resume` is handed out."""
         self.step = resume - 1
-        self.attempt = 1
         self._restart = restart
 
     def reload(self, step: int) -> None:
@@ -463,6 +463,8 @@ class Engine:
             os.kill(os.getpid(), signal.SIGKILL)  # another incarnation has our rank: this one must not go on
         context.world = newest
         context.cell[F.GENERATION] = newest.generation
+        if self._redo is None and not context.restoring:
+            context.cell[F.SOURCE] = Source.NONE  # of an incident that is over
         if rewind:
             self.reducers.forget()
             self.state.set_grads([False] * len(self.state.params), None)

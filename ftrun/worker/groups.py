@@ -177,7 +177,7 @@ class SwapGroup(ProcessGroup):
 
     def _give_up(self, work: Pending) -> None:
         """No stop explained the failure: the error is raised by whatever this rank calls next, the gate at the latest."""
-        if not self.context.stop_pending():
+        if not self.context.stop_pending() and work.generation == self.context.generation:
             self.registry.broken = work.error
         work.complete()
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 
+from ftrun import native
 from ftrun.core import gate
 from ftrun.core.board import F
 from ftrun.core.errors import WorkerError
@@ -60,6 +61,10 @@ def host_reload(context: Context, facts: Facts, share: list[Extent], to: list[Ex
         else:
             ring, facts = _find_ring(context, facts)
         stack.callback(ring.close)
+        # in one go: page faults one by one would cost as much as the copies
+        native.populate(ring.address, facts.ring_bytes, True)
+        for address, size in to:
+            native.populate(address, size, True)
         moved = stack.enter_context(progress(context, facts.total))
         terms = Terms(threads=1, check=CHECK_READ, timeout=_EXCHANGE, watch=watch, moved=moved)
         me = next(i for i, p in enumerate(world.places) if p.cell == context.cell.index)

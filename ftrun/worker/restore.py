@@ -260,7 +260,7 @@ class Restorer:
                         return self._with_gpu(found[rank])
                     except DeviceError as error:
                         unusable[rank] = str(error)
-            self._check_superseded(world)
+            world = self._newest(world)
             if refused and not order:
                 raise NoSource("; ".join(refused.values()))
             if order and len(unusable) == len(order):
@@ -283,10 +283,15 @@ class Restorer:
             self._mapped.append(replica.arena)
         return replica
 
-    def _check_superseded(self, world: World) -> None:
+    def _newest(self, world: World) -> World:
+        """`world`, or the one that took its place: more ranks may be dead in it. Errors: Superseded."""
         published = self.context.board[Head.PUBLISHED]
-        if published > world.generation and read_world(self.context.run_dir, published).rollback:
+        if published <= world.generation:
+            return world
+        newest = read_world(self.context.run_dir, published)
+        if newest.rollback:
             raise Superseded
+        return newest
 
     def _from_peer(self, own: Arena) -> tuple[Replica, Manifest, int]:
         """Copy the first replica whose copy is good. Errors: NoSource, with what each was refused for."""

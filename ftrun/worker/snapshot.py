@@ -1,7 +1,7 @@
 """The host snapshot: what a rank needs to go back to an earlier step, in memory that the keeper holds.
 
 Every rank keeps its 1/n share of the committed zone (replicas are equal, so the shares of all make the whole) and what is
-its own: buffers, private parameters, manifest, and its END slot. Two halves, written in turn, each sealed with its step:
+its own: buffers, parameters that are not replicated, manifest, and its END slot. Two halves, written in turn, each sealed with its step:
 a rank that dies while it writes one leaves the other, and since all ranks meet at every gate they have one in common.
 """
 
@@ -26,6 +26,7 @@ from ftrun.worker.slots import END
 
 if TYPE_CHECKING:
     from ftrun.worker.engine import Engine
+    from ftrun.worker.state import Protected
 
 NAME = "snapshot"  # of the segment at the keeper
 _PAGE = 4096
@@ -172,7 +173,7 @@ class Snapshots:
         pieces: dict[str, Sequence[Extent] | bytes] = {
             "share": [(base + begin + offset, share)],
             "buffers": [(base + buffers, live)],
-            "private": [(base + e.offset, e.block) for e in private_entries(engine.state.manifest)],
+            "private": [(base + at, length) for at, length in own_places(engine.state, engine.state.manifest)],
             "manifest": engine.state.manifest.to_bytes(),
             "slot": bytes(engine.ledger.slots.data(END)),
         }
@@ -214,9 +215,11 @@ def layout_of(manifest: Manifest) -> int:
     return int.from_bytes(hashlib.sha256(repr(rows).encode()).digest()[:8], "little")
 
 
-def private_entries(manifest: Manifest) -> list[Any]:
-    """Entries of the committed zone that no replica has."""
-    return [e for e in manifest.entries if e.private and e.zone == "committed"]
+def own_places(state: Protected, manifest: Manifest) -> list[tuple[int, int]]:
+    """(offset, size) of what no other rank is known to have the same: private parameters, and all of a model without DDP."""
+    replicated = {e.offset for e in state.replicated(manifest)}
+    own = {e.offset: e.block for e in manifest.entries if e.zone == "committed" and e.offset not in replicated}
+    return sorted(own.items())
 
 
 def newest_common(context: Context) -> int:
@@ -279,7 +282,7 @@ def reload(engine: Engine, arena: Arena) -> tuple[Manifest, dict[str, Any], int]
     moved = moving.host_reload(
         context, facts, [store.extent(record.pieces["share"])], [(arena.segment.address + begin, record.committed)]
     )
-    _put_back(store, record, "private", arena, [(e.offset, e.block) for e in private_entries(manifest)])
+    _put_back(store, record, "private", arena, own_places(engine.state, manifest))
     live = record.pieces["buffers"].size
     if arena.volatile[1] < 2 * live:
         arena.reserve("volatile", 2 * live)  # an arena made for this restore

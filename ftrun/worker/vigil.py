@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -123,6 +124,8 @@ class Vigil:
 
     def _check_gradients(self, step: int, optimizer: Any) -> None:
         engine = self._engine
+        if self._all_plain_and_finite():
+            return
         bad = _first_bad([(name, p.grad) for name, p, _ in engine.state.params if p.grad is not None])
         if bad is None or _scaled(optimizer):
             return  # a GradScaler leaves such a step out by itself
@@ -139,11 +142,29 @@ class Vigil:
         error.final = self._nonfinite == "stop"
         raise error
 
+    def _all_plain_and_finite(self) -> bool:
+        """The usual case, in one native call: dense gradients on the CPU, all of one format."""
+        params = self._engine.state.params
+        first = params[0][1]
+        if first.device.type != "cpu" or first.dtype not in _FORMATS:
+            return False
+        kind, addresses, counts = first.dtype, array("Q"), array("Q")
+        for _, param, _ in params:
+            grad = param.grad
+            if grad is None:
+                continue
+            if type(grad) is not torch.Tensor or grad.dtype is not kind or grad.is_sparse or not grad.is_contiguous():
+                return False
+            addresses.append(grad.data_ptr())
+            counts.append(grad.numel())
+        return native.find_nonfinite_each(addresses, counts, _FORMATS[kind]) < 0
+
     # -- equal replicas ----------------------------------------------------------------------------------------------
 
     def _publish_sum(self, step: int) -> None:
         self._checking = -1
-        if not self._every or (step >= _FIRST_CHECKS and step % self._every):
+        world = self._engine.context.world
+        if not self._every or world is None or world.size < 2 or (step >= _FIRST_CHECKS and step % self._every):
             return
         value = self._sum()
         if value is None:

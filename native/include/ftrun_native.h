@@ -119,6 +119,9 @@ enum { FTRUN_FLOAT16 = 1, FTRUN_BFLOAT16 = 2, FTRUN_FLOAT32 = 3, FTRUN_FLOAT64 =
 /* Index of the first infinity or NaN among `count` aligned numbers of `format`, -1 = there is none; -EINVAL. */
 FTRUN_API int64_t ftrun_find_nonfinite(const void *data, size_t count, int format);
 
+/* Number of the first of `pieces` arrays that holds one, -1 = none does; -EINVAL. */
+FTRUN_API int64_t ftrun_find_nonfinite_each(const uint64_t *addresses, const uint64_t *counts, size_t pieces, int format);
+
 /* ---- this process (process.cpp) ---- */
 
 /* Makes malloc keep freed blocks up to `bytes` instead of giving them back to the system. No effect without glibc. */

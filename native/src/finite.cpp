@@ -49,3 +49,13 @@ extern "C" int64_t ftrun_find_nonfinite(const void *data, size_t count, int form
         default: return -EINVAL;
     }
 }
+
+extern "C" int64_t ftrun_find_nonfinite_each(const uint64_t *addresses, const uint64_t *counts, size_t pieces, int format) {
+    for (size_t i = 0; i < pieces; ++i) {
+        const void *data = reinterpret_cast<const void *>(static_cast<uintptr_t>(addresses[i]));
+        const int64_t found = ftrun_find_nonfinite(data, static_cast<size_t>(counts[i]), format);
+        if (found >= 0) return static_cast<int64_t>(i);
+        if (found < -1) return found;
+    }
+    return -1;
+}

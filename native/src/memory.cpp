@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kPiece = 1024 * 1024;           // unit of work of a copying thread
 constexpr size_t kWorthAThread = 4 * 1024 * 1024;  // below this, making a thread costs more than it saves
 
-constexpr size_t kPastCache = 32 * 1024 * 1024;  // from here on what is written will not be read from a cache
+constexpr size_t kPastCache = 8 * 1024 * 1024;  // from here on what is written will not be read from a cache
 
 struct Copy {
     char *destination;
@@ -110,12 +110,17 @@ int ftrun_populate(void *address, size_t length, bool write) {
 void ftrun_copy(void *destination, const void *source, size_t length, int threads) {
     if (length == 0) return;
     const int used = ftrun::pick_threads(length, ftrun::kWorthAThread, threads);
+    const bool past_cache = length >= ftrun::kPastCache;
+    if (used <= 1 && past_cache) {
+        ftrun::stream(static_cast<char *>(destination), static_cast<const char *>(source), length);
+        return;
+    }
     if (used <= 1) {
         std::memcpy(destination, source, length);
         return;
     }
     ftrun::Copy copy{static_cast<char *>(destination), static_cast<const char *>(source), length,
-                     length >= ftrun::kPastCache};
+                     past_cache};
     ftrun::parallel((length + ftrun::kPiece - 1) / ftrun::kPiece, used, ftrun::copy_piece, &copy);
 }
 

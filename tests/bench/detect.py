@@ -33,9 +33,10 @@ from tests.e2e import harness
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "detect.py"
 RANKS = 4
 BEAT = 0.2  # seconds, ftrun's default --heartbeat-interval
-FLOOR = 2.0  # --hang-floor of these runs; the default is 20 s
+FLOOR = 2.0  # --hang-floor of these runs; the default is 60 s
 STEP = 0.05  # seconds
 THEIR_TIMEOUT = 20.0  # seconds of a collective under the others; torch's default is 1800
+THEIR_BEATS = 5  # seconds without a heartbeat that NVRx is told to take for a hang
 OTHERS_SAY = re.compile(r"failed \(exitcode|closing signal|hung|heartbeat|terminat", re.IGNORECASE)
 
 
@@ -95,8 +96,8 @@ def theirs(folder: Path, system: str, kind: str, seconds: float) -> float | None
     if system == "torchrun":
         launcher = [harness.tool("torchrun"), "--standalone"]
     else:
-        port = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--ft-param-initial_rank_heartbeat_timeout=60"]
-        launcher = [harness.tool("ft_launcher"), *port, "--ft-param-rank_heartbeat_timeout=5"]
+        port = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--ft-initial-rank-heartbeat-timeout=60"]
+        launcher = [harness.tool("ft_launcher"), *port, f"--ft-rank-heartbeat-timeout={THEIR_BEATS}"]
     arguments = ["--out", str(folder / "out"), "--kind", kind, "--times", "1", "--step", str(STEP), "--backend", "gloo"]
     arguments += ["--timeout", str(THEIR_TIMEOUT), *(["--nvrx"] if system != "torchrun" else [])]
     process = subprocess.Popen(
@@ -151,7 +152,8 @@ def main() -> int:
     args = parser.parse_args()
     times = 3 if args.quick else 12
     results: dict[str, Any] = {"cores": os.cpu_count(), "ranks": RANKS, "quick": args.quick, "ftrun": {}}
-    root = Path(tempfile.mkdtemp(prefix="ftrun-bench-"))
+    # run directories are in shared memory unless somebody moves them, as the harness does
+    root = Path(tempfile.mkdtemp(prefix="ftrun-bench-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     missed = []
     try:
         print(f"ftrun, {RANKS} ranks, steps of about {STEP * 1e3:.0f} ms: fault to its name in the journal", flush=True)
@@ -167,7 +169,10 @@ def main() -> int:
             print(f"  {kind.name:11s} {line}  {kind.words}", flush=True)
         systems = ["torchrun", *(["ft_launcher"] if Path(harness.tool("ft_launcher")).exists() else [])]
         for system in systems if args.only is None else ():
-            print(f"{system}: fault to its first word of it; collective timeout {THEIR_TIMEOUT:g} s instead of 1800")
+            beats = "" if system == "torchrun" else f", heartbeat timeout {THEIR_BEATS:g} s"
+            print(
+                f"{system}: fault to its first word of it; collective timeout {THEIR_TIMEOUT:g} s instead of 1800{beats}"
+            )
             for kind_name in ("signal", "frozen"):
                 rounds = 1 if args.quick or kind_name == "frozen" else 3
                 folders = [root / f"{system}-{kind_name}-{n}" for n in range(rounds)]

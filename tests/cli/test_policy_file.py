@@ -14,7 +14,7 @@ spares = 0
 
 [policy]
 signal = "stop"
-nonfinite = "report"
+straggler = "replace"
 device-faults = 5
 window = 60
 
@@ -27,7 +27,7 @@ window = 60
 def test_rows_of_the_configuration_file(folder: Path, plan: Plan) -> None:
     (folder / "run.toml").write_text(GOOD)
     settings = plan("--config", "run.toml")["settings"]
-    assert settings["policy"]["faults"] == [["signal", "stop"], ["nonfinite", "report"]]
+    assert settings["policy"]["faults"] == [["signal", "stop"], ["straggler", "replace"]]
     assert settings["policy"]["xids"] == [[79, "quarantine"], *([n, "report"] for n in (144, 145, 146))]
     assert (settings["device_faults"], settings["window"]) == (5, 60.0)
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from ftrun.core.faults import Fault
 from ftrun.faults.kinds import KINDS, PHASES, REPAIR_PHASES, STEP_PHASES
 from ftrun.host.rundir import remove_stale
@@ -43,8 +45,7 @@ SIGNS = {REPLACED: "=", REDONE: "=", UNHARMED: "=", ENDED: "end"}
 class Row:
     """What is promised for a kind, in all its phases unless `otherwise` has the phase.
 
-    `found`: what it must be called, None = nothing is to be found. `options`: of ftrun. `together`: may its phases share a
-    run? `seconds`: how long it lasts. `missing`: why there is no such cell yet, "" when there is.
+    `found`: what it must be called, None = nothing is to be found. `options`: of ftrun. `together`: may its phases share a run?
     """
 
     kind: str
@@ -54,8 +55,6 @@ class Row:
     options: tuple[str, ...] = ()
     otherwise: dict[str, tuple[Fault | None, str]] = field(default_factory=dict)
     together: bool = True
-    seconds: float | None = None
-    missing: str = ""
     blames_others: bool = False  # its peers fail with it, so they may be named too
     arguments: tuple[str, ...] = ARGUMENTS  # of the script
     first: int = 4  # step of the first cell
@@ -88,7 +87,10 @@ ROWS = (
     Row("slow", Fault.STRAGGLER, UNHARMED, spelled="slow:8", together=False, arguments=LONGER),
     Row("nan", Fault.NONFINITE, REDONE),
     Row("bitflip", Fault.CORRUPT, options=("--check-replicas", "1")),
-    Row("comm", Fault.LINK, REDONE, blames_others=True),
+    # a repair drops all connections itself before it makes new ones
+    Row(
+        "comm", Fault.LINK, REDONE, blames_others=True, otherwise=dict.fromkeys(("stop", "reset"), (None, UNHARMED))
+    ),
     Row("xid", Fault.XID, spelled="xid:48", arguments=SLOWER, first=8, gpus=10),
     Row("gpu-lost", Fault.GPU_LOST, arguments=SLOWER, first=8, gpus=10),
     Row("ecc", Fault.ECC, arguments=SLOWER, first=8, gpus=10),
@@ -116,8 +118,6 @@ class Cell:
     def plan(self) -> str:
         row = BY_KIND[self.kind]
         entry = "".join(harness.fault(row.spelled or row.kind, self.rank, self.phase, step) for step in self.steps)
-        if row.seconds:
-            entry = entry.replace("times = 1\n", f"times = 1\nfor = {row.seconds}\n")
         return entry if self.helper is None else entry + harness.kill(self.helper, "backward", self.step)
 
 
@@ -145,8 +145,6 @@ def batches() -> list[Batch]:
     """Every cell that can be run, in as few runs as is sound: phases of a step in one, those of a repair in another."""
     found = []
     for row in ROWS:
-        if row.missing:
-            continue
         every = list(cells(row.kind))
         if not row.together:
             found += [Batch(row.kind, (cell,)) for cell in every]
@@ -161,8 +159,6 @@ def batches() -> list[Batch]:
 def run(folder: Path, batch: Batch) -> Outcome:
     """One real run with the batch's faults."""
     options = ["--max-replacements", "50", "--nonfinite", "redo", *BY_KIND[batch.kind].options]
-    known = _known_options()
-    options = [o for i, o in enumerate(options) if (o if o.startswith("--") else options[i - 1]) in known]
     plan = [cell.plan() for cell in batch.cells]
     row = BY_KIND[batch.kind]
     command = harness.ftrun_command(folder, row.arguments, plan, spares=1, options=options)
@@ -186,12 +182,6 @@ def _await(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def _known_options() -> set[str]:
-    from ftrun.cli.options import OPTIONS
-
-    return {f"--{option.name}" for option in OPTIONS}
-
-
 # ---- what happened -----------------------------------------------------------------------------------------------------
 
 
@@ -211,10 +201,11 @@ def findings(outcome: Outcome) -> list[Found]:
     holder: dict[int, int] = {}  # cell -> rank
     expired: set[int] = set()  # cells that were condemned by a deadline: their death follows
     found = []
+    event: dict[str, Any] = {}
     for line in outcome.journal:
-        event = line.get("event", {})
+        event = line.get("event", event)  # the line after it says what was ordered
         kind = event.get("kind")
-        if kind in ("Died", "Raised", "Noticed", "Stuck", "DeviceFault"):
+        if "event" in line and kind in ("Died", "Raised", "Noticed", "Stuck", "DeviceFault"):
             rank = holder.get(event.get("worker", -1))
             if kind == "DeviceFault":
                 found += [
@@ -279,11 +270,11 @@ def judge(batch: Batch, outcome: Outcome, clean: Outcome | None) -> list[Result]
         if not fired:
             result.wrong = "did not fire"
             continue
-        later = [f["t"] for f in firings if f["t"] > fired[0]["t"] and f["rank"] == cell.rank]
+        later = [f["t"] for f in firings if f["step"] > cell.step]  # of the next cells
         mine = [f for f in seen if fired[0]["t"] <= f.t < min(later, default=float("inf"))]
-        named = [f for f in mine if f.rank == cell.rank]
+        named = [f for f in mine if f.rank == cell.rank or (row.blames_others and f.what != "Died")]
         result.found = (named or [f for f in mine if f.rank is None] or [Found("", None, 0.0, "", "")])[0].fault
-        result.then = _became(outcome, named)
+        result.then = _became(outcome, mine, named)
         result.wrong = _wrong(outcome, result, wanted, then, trouble)
     strangers = _innocent(batch, firings, seen)
     if strangers and not row.blames_others:
@@ -291,12 +282,12 @@ def judge(batch: Batch, outcome: Outcome, clean: Outcome | None) -> list[Result]
     return results
 
 
-def _became(outcome: Outcome, named: list[Found]) -> str:
+def _became(outcome: Outcome, mine: list[Found], named: list[Found]) -> str:
     if outcome.code:
         return ENDED
     if any(f.what in ("Died", "DeviceFault") for f in named):
         return REPLACED
-    return REDONE if any(f.what == "Raised" for f in named) or outcome.events("Stuck") else UNHARMED
+    return REDONE if any(f.what == "Raised" for f in named) or any(f.what == "Stuck" for f in mine) else UNHARMED
 
 
 def _wrong(outcome: Outcome, result: Result, wanted: Fault | None, then: str, trouble: str) -> str:
@@ -348,11 +339,12 @@ def load() -> list[dict[str, Any]]:
 
 def save(results: list[Result]) -> None:
     """Put these results beside those of cells that were not run now, in the table's order."""
-    kept = {(r["kind"], r["phase"]): r for r in (load() if RESULTS.exists() else [])}
-    kept |= {(r.kind, r.phase): vars(r) for r in results}
-    order = [(row.kind, phase) for row in ROWS for phase in row.phases]
-    lines = [json.dumps(kept[key]) for key in order if key in kept]
-    RESULTS.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    with FileLock(RESULTS.with_suffix(".lock")):
+        kept = {(r["kind"], r["phase"]): r for r in (load() if RESULTS.exists() else [])}
+        kept |= {(r.kind, r.phase): vars(r) for r in results}
+        order = [(row.kind, phase) for row in ROWS for phase in row.phases]
+        lines = [json.dumps(kept[key]) for key in order if key in kept]
+        RESULTS.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def with_table(text: str) -> str:

@@ -49,6 +49,12 @@ for step in job.steps(int(os.environ.get("STEPS", "40"))):
         job.call(time.sleep, 1.8)
     with step:
         time.sleep(0.02)
+        if strikes(step, "exit"):
+            os._exit(3)
+        if strikes(step, "kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if strikes(step, "raise"):
+            raise LookupError("nowhere")
         if strikes(step, "freeze"):
             os.kill(os.getpid(), signal.SIGSTOP)
         if strikes(step, "hang"):
@@ -130,7 +136,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def test_every_kind_in_one_run(folder: Path, clean: set[str]) -> None:
-    faults = "freeze:1:6 poison:2:9 cuda:3:12 bitflip:0:15 skip:1:18 hang:2:22 gil:3:26 late-poison:0:30"
+    faults = "freeze:1:6 poison:2:9 cuda:3:12 bitflip:0:15 skip:1:18 hang:2:22 gil:3:26 late-poison:0:30 exit:1:32 kill:2:34 raise:3:36"
     outcome = run(folder, faults)
     expected = [
         ("frozen", 1),
@@ -141,6 +147,9 @@ def test_every_kind_in_one_run(folder: Path, clean: set[str]) -> None:
         ("hang", 2),
         ("gil", 3),
         ("nonfinite", 0),
+        ("exit", 1),
+        ("signal", 2),
+        ("exception", 3),
     ]
     assert seen(outcome) == expected, outcome.tail()
     assert weights(outcome) == clean
@@ -153,7 +162,7 @@ def test_every_kind_in_one_run(folder: Path, clean: set[str]) -> None:
         r"the gradient of module\.\S+ is not finite on rank 2 \(element \d+, its own, before the exchange\)",
         r"rank 3 died in forward of step 12 \(RuntimeError: CUDA error",
         r"rank 0 became corrupt .* differs from that of 3 of 4 ranks at the gate of step 15",
-        r"rank 1 hung .*ranks 0, 2, 3 have waited in allreduce #2 of step 18 for 1\.\d s",
+        r"rank 1 hung .*ranks 0, 2, 3 have waited in allreduce #2 of step 18 for [01]\.\d s",
         r"rank 2 hung in forward of step 22 \(no progress for [123]\.\d s: Python runs and gets nowhere; .* last seen at train\.py:\d+",
         r"rank 3 hung in forward of step 26 .*something holds the GIL",
         r"the gradient of module\.0\.weight is not finite on rank 0 \(element 101, after the exchange\)",
@@ -170,7 +179,8 @@ def test_the_same_poison_twice_ends_the_run(folder: Path) -> None:
     assert "also after a retry; the run ends (--nonfinite ignore would make such updates)" in outcome.output
 
 
-@pytest.mark.parametrize(("what", "code"), [("stop", 1), pytest.param("ignore", 0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "code"), [("stop", 1), ("ignore", 0)])
 def test_nonfinite_can_stop_at_once_or_be_ignored(folder: Path, what: str, code: int) -> None:
     outcome = run(folder, options=("--nonfinite", what), POISON="2:5", STEPS="8")
     assert outcome.code == code, outcome.tail()
@@ -178,6 +188,7 @@ def test_nonfinite_can_stop_at_once_or_be_ignored(folder: Path, what: str, code:
     assert len(outcome.actions("Publish")) == 1, "nothing was done again"
 
 
+@pytest.mark.slow
 def test_rarer_checks_of_the_replicas_promise_less(folder: Path) -> None:
     outcome = run(folder, "bitflip:2:5", ("--check-replicas", "4"), STEPS="12")
     assert seen(outcome) == [("corrupt", 2)]

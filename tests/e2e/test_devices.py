@@ -149,6 +149,7 @@ def test_what_condemns_a_device(stock: Reference, folder: Path, name: str) -> No
     assert [a["device"] for a in outcome.actions("Quarantine")] == [trial.nvml.uuids[1]]
 
 
+@pytest.mark.slow
 def test_without_a_spare_device(folder: Path) -> None:
     trial = Trial(folder, 4)
     trial.ready()
@@ -184,6 +185,7 @@ def test_a_machine_that_fails(folder: Path) -> None:
     assert "requeued elsewhere" in outcome.output
 
 
+@pytest.mark.slow
 def test_mig_instances_and_a_foreign_gpu(stock: Reference, folder: Path) -> None:
     """Instances are matched by their numbers; a reset takes every instance of the GPU; other GPUs are no matter of ours."""
     trial = Trial(folder, 3, mig=(4, 2, 0))
@@ -200,8 +202,9 @@ def test_mig_instances_and_a_foreign_gpu(stock: Reference, folder: Path) -> None
     assert [n["ours"] for n in foreign] == [False]
 
 
+@pytest.mark.slow  # the watcher by itself: tests/host/test_nvml_watcher.py
 def test_a_driver_that_never_returns_is_told_and_holds_up_nobody(stock: Reference, folder: Path) -> None:
-    trial = Trial(folder, 5, stretch=0.08)
+    trial = Trial(folder, 5, stretch=0.06)
     trial.ready()
     trial.nvml.set(1, wedge="nvmlDeviceGetTemperature")
     trial.until("the driver does not return from nvmlDeviceGetTemperature of GPU-bbbbbbbb")

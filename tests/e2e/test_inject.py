@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from ftrun.faults.dice import Dice
+from ftrun.host.rundir import amend
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.test_services import SLOW, Live, until
+from tests.faults.fake_nvml import FakeNvml
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -125,6 +128,11 @@ def test_what_is_refused(live: Callable[..., Struck]) -> None:
         assert (done.returncode, done.stdout) == (code, ""), (words, done.stderr)
         assert said in done.stderr, words
     assert run.call("drain", "--rank", "4").returncode == 2
+    if os.getuid() == 0:
+        os.chown(run.run_dir, 12345, -1)
+        done = run.call("inject-fault", "kill", "--yes")
+        os.chown(run.run_dir, 0, -1)
+        assert (done.returncode, f"run {name} belongs to user 12345, not to you" in done.stderr) == (2, True)
     assert run.call("inject-fault", name, "kill", "--after", "0.1").returncode == 0
     outcome = run.finish()
     assert outcome.code == 0 and fired(outcome) == [("kill", 3, outcome.notes("fault")[0]["fired"]["phase"])]
@@ -172,7 +180,7 @@ def at_a_terminal(run: Struck, words: list[str], answer: str) -> tuple[int, bool
     return process.returncode, b"[y/N]" in said
 
 
-@pytest.mark.parametrize("kind", ["launcher-kill", "node-kill"])
+@pytest.mark.parametrize("kind", ["node-kill", pytest.param("launcher-kill", marks=pytest.mark.slow)])
 def test_the_whole_run_dies(live: Callable[..., Struck], folder: Path, kind: str) -> None:
     run = live(steps=400)
     run.reach(1)
@@ -189,3 +197,67 @@ def test_the_whole_run_dies(live: Callable[..., Struck], folder: Path, kind: str
         assert harness.ftrun(folder / "next", [], env={"FTRUN_RUNS_ROOT": str(folder / "runs")}).code == 0
         assert not run_dir.exists()
     assert [line["fired"]["kind"] for line in lines if line.get("note") == "fault"] == [kind]
+
+
+@pytest.mark.slow
+def test_random_faults_are_the_same_for_the_same_seed(stock: Reference, folder: Path) -> None:
+    """By an option and asked for on the live run; equal results, and each firing in the journal."""
+    struck = []
+    for name in ("first", "second"):
+        options = ["--max-replacements", "50", "--random-faults", "0.2", "--fault-seed", "6"]
+        outcome = harness.ftrun(folder / name, [], options=options)
+        harness.same(stock(), outcome)
+        notes = [note["fired"] for note in outcome.notes("fault")]
+        struck.append([(f["source"], f["kind"], f["rank"], f["step"], f["phase"]) for f in notes])
+        assert outcome.notes("random-faults")[0]["seed"] == 6
+        assert "injected fault: " in outcome.output
+    assert struck[0] == struck[1] == drawn(0.2, 6, range(12))
+
+
+def drawn(rate: float, seed: int, steps: range) -> list[tuple[str, str, int, int, str]]:
+    """What the seed says, computed apart from any run."""
+    found = [Dice(rate, seed, 4).draw(step) for step in steps]
+    return [(f.source, f.kind, f.rank, f.step or 0, f.at) for f in found if f]
+
+
+def test_random_faults_on_a_live_run(live: Callable[..., Struck]) -> None:
+    run = live(steps=400)
+    run.reach(1)
+    done = run.call("inject-fault", "kill", "--random", "0.5", "--seed", "3", "--json")
+    facts = json.loads(done.stdout)
+    assert (done.returncode, facts["kind"]) == (0, "kill")
+    run.said("recovered in")
+    assert run.call("inject-fault", "--random", "0").returncode == 0
+    run.said("no more random faults")
+    assert run.call("stop").returncode == 0
+    assert run.running.process.wait(30) == 143
+    outcome = harness.finish(run.running)
+    notes = [note["fired"] for note in outcome.notes("fault")]
+    dice = Dice(0.5, 3, 4, "kill", first=facts["first"])
+    expected = [f for f in map(dice.draw, range(notes[-1]["step"] + 1)) if f]
+    assert [(f["rank"], f["step"], f["phase"]) for f in notes] == [(f.rank, f.step, f.at) for f in expected]
+
+
+@pytest.mark.parametrize("real", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_faults_of_a_device(stock: Reference, folder: Path, real: bool) -> None:
+    """Told to the fake library; or, as on a real one, to the launcher and marked as simulated."""
+    command = harness.ftrun_command(folder, [*SLOW, "--steps", "24"], options=["--max-replacements", "20"])
+    at = command.index(str(harness.REFERENCE))
+    env = FakeNvml(folder, 6).env
+    run = Struck(folder, [*command[:at], str(harness.SCRIPTS / "on_device.py"), *command[at:]], env)
+    run.reach(1)
+    run.ended_or(lambda: '"rank": 2' in _text(run.run_dir / "devices.json"), "rank 2 in devices.json")
+    if real:
+        amend(run.run_dir, {"fake_nvml": None})
+    assert run.inject("xid:48", "--rank", "2")["rank"] == 2
+    run.said("recovered in")
+    outcome = run.finish()
+    harness.same(stock(*SLOW, "--steps", "24"), outcome)
+    assert harness.replaced_ranks(outcome) == {2}
+    (event,) = outcome.notes("device-event")
+    assert (event["kind"], event["code"], event.get("simulated", False)) == ("xid", 48, real)
+    assert fired(outcome)[0][:2] == ("xid", 2)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -44,9 +44,9 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 40.0) -> Any
 class Live:
     """A run that goes on: its processes by name, and its board."""
 
-    def __init__(self, folder: Path, command: list[str]) -> None:
+    def __init__(self, folder: Path, command: list[str], env: dict[str, str] | None = None) -> None:
         self.folder = folder
-        self.running = harness.start(folder, command)
+        self.running = harness.start(folder, command, env)
         self.launcher = self.running.process.pid
         run_dir = self.run_dir = self.running.run_dir()
         self.board: Board = until(lambda: _board(run_dir), "the board")

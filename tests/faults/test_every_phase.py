@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ftrun.faults import everyphase
-from ftrun.faults.plan import PHASES, load_plan
+from ftrun.faults.kinds import PHASES
+from ftrun.faults.plan import load_plan
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

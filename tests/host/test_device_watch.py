@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ftrun, Run, wait_for
+from tests.conftest import ROOT, Ftrun, Run, wait_for
 from tests.faults.fake_nvml import FakeNvml
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "e2e" / "scripts"
@@ -111,6 +113,12 @@ def test_gpus_are_counted_by_nvml_where_there_are_no_device_files(ftrun: Ftrun, 
     assert counted == (3 if not Path("/dev/nvidia0").exists() else counted)
 
 
+def test_the_launcher_does_not_import_pynvml() -> None:
+    program = "import sys, ftrun.host.launcher; print('pynvml' in sys.modules, 'filelock' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
 def test_without_gpus_there_is_no_watcher(ftrun: Ftrun) -> None:
     ftrun.script('print("up", flush=True)')
     run = ftrun.start("--spares=0", "train.py", CUDA_VISIBLE_DEVICES="")
@@ -120,8 +128,10 @@ def test_without_gpus_there_is_no_watcher(ftrun: Ftrun) -> None:
 
 @pytest.mark.slow
 def test_a_driver_that_does_not_start_does_not_hold_up_the_run(ftrun: Ftrun, nvml: FakeNvml) -> None:
+    """With something in quarantine the start waits for the devices' names, but not for ever."""
+    (ftrun.base / "bad.json").write_text('{"GPU-x": {"reason": "old"}}')
     env = {**nvml.env, "FTRUN_FAKE_NVML_WEDGED_INIT": "1"}
-    run = ftrun.start("--nproc-per-node=2", "--spares=0", "train.py", **env)
+    run = ftrun.start("--nproc-per-node=2", "--spares=0", "--quarantine-file=bad.json", "train.py", **env)
     run.wait_output(" sees ", 2)
     assert "does not return from nvmlInit" in run.stderr
     assert "starting without watching them" in run.stderr

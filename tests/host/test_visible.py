@@ -113,23 +113,23 @@ def test_quarantine_is_kept_for_later_runs_and_released_by_hand(tmp_path: Path) 
     assert second.reasons == {"GPU-a": "Xid 48"}
     assert second.add("GPU-b", "lost") == ""
     assert quarantine.read(shared) == {"GPU-a": "Xid 48", "GPU-b": "lost"}
-    assert first.released() == []
+    assert first.look() == ([], {"GPU-b": "lost"})
     raw = json.loads(shared.read_text())
     assert raw["GPU-b"]["run"] == "two"
     del raw["GPU-a"]
     shared.write_text(json.dumps(raw))
-    assert (first.released(), second.released()) == (["GPU-a"], ["GPU-a"])
-    assert (first.released(), second.released()) == ([], [])
-    assert quarantine.read(one / quarantine.NAME) == {}
+    assert (first.look(), second.look()) == ((["GPU-a"], {}), (["GPU-a"], {}))
+    assert (first.look(), second.look()) == (([], {}), ([], {}))
+    assert quarantine.read(one / quarantine.NAME) == {"GPU-b": "lost"}
 
 
 def test_without_a_shared_file_the_runs_own_is_edited(tmp_path: Path) -> None:
     mine = Quarantine(tmp_path, None)
     mine.add("GPU-a", "Xid 48")
     mine.path.write_text("{half")
-    assert mine.released() == []
+    assert mine.look() == ([], {})
     mine.path.write_text("{}")
-    assert mine.released() == ["GPU-a"]
+    assert mine.look() == (["GPU-a"], {})
 
 
 def test_what_cannot_be_written_is_told_and_lives_on_in_memory(tmp_path: Path) -> None:

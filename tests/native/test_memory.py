@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -278,3 +279,26 @@ def test_unmap_frees_the_range(memfd: int, children: Children) -> None:
     address = native.map_fd(memfd, mmap.PAGESIZE)
     native.unmap(address, mmap.PAGESIZE)
     assert children.wait(children.fork(lambda: native.load64(address))) == -signal.SIGSEGV
+
+
+# ---- slots -----------------------------------------------------------------------------------------------------------
+
+
+def test_ranges_are_gathered_one_behind_the_other() -> None:
+    parts = [ctypes.create_string_buffer(text, len(text)) for text in (b"one", b"", b"three")]
+    ranges = native.RangeList([(ctypes.addressof(p), len(p)) for p in parts])
+    buffer = ctypes.create_string_buffer(ranges.size)
+    native.gather(buffer, ranges)
+    assert buffer.raw == b"onethree"
+
+
+def test_a_slot_is_sealed_with_length_sum_and_tag() -> None:
+    slot = ctypes.create_string_buffer(native.SLOT_HEADER + 64)
+    address = ctypes.addressof(slot) + -ctypes.addressof(slot) % 8
+    native.slot_write(address, b"content", 7, 5, 9)
+    assert [native.load64(address + 8 * i) for i in range(3)] == [
+        9,
+        7,
+        native.checksum(address + native.SLOT_HEADER, 5),
+    ]
+    assert ctypes.string_at(address + native.SLOT_HEADER, 7) == b"content"

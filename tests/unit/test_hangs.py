@@ -78,13 +78,13 @@ WORLDS: list[tuple[str, list[Rank], list[tuple[int, str]]]] = [
 def test_a_world_in_which_everybody_waits(name: str, ranks: list[Rank], expected: list[tuple[int, str]]) -> None:
     seconds, verdict = World().wait(ranks)
     assert blamed(verdict) == expected
-    assert 1.0 <= seconds <= 1.2, "the floor, with steps of 0.2 s"
+    assert 0.9 <= seconds <= 1.0, "the floor, with steps of 0.2 s"
     assert verdict is not None and (verdict.accused or (verdict.what and "nothing moved" in verdict.evidence))
 
 
 def test_three_typical_steps_where_those_are_longer_than_the_floor() -> None:
     seconds, _ = World(typical=1.0).wait(WORLDS[0][1])
-    assert 3.0 <= seconds <= 3.2
+    assert 2.8 <= seconds <= 3.0
 
 
 @pytest.mark.parametrize(("excuse", "limit"), [("call", 600.0), ("outside", 600.0), ("first", 60.0)])
@@ -99,10 +99,10 @@ def test_the_second_look_at_the_same_gate_is_more_patient() -> None:
     world.wait(ranks)
     world.watch.quiet()
     seconds, verdict = world.wait(ranks)
-    assert seconds >= hangs.STUCK_AGAIN and verdict is not None and not verdict.accused
+    assert seconds >= 0.9 * hangs.STUCK_AGAIN and verdict is not None and not verdict.accused
 
 
-@pytest.mark.parametrize(("excuse", "limit"), [("", 20.0), ("first", 600.0), ("outside", 600.0), ("compiling", 600.0)])
+@pytest.mark.parametrize(("excuse", "limit"), [("", 60.0), ("first", 600.0), ("outside", 600.0), ("compiling", 600.0)])
 def test_a_busy_rank_gets_its_time(excuse: str, limit: float) -> None:
     world = World()
     seconds, verdict = world.wait([inside(0), inside(1), rank(2, excuse=excuse), inside(3)])
@@ -138,7 +138,7 @@ def test_a_held_gil_is_told_from_a_busy_python() -> None:
     """Its doorbell thread does not look any more, so its own word about a collective is worth nothing either."""
     for state in (rank(2, python=5), inside(2, 2, python=5)):
         seconds, verdict = World().wait([inside(0), inside(1), state])
-        assert blamed(verdict) == [(2, "gil")] and 20.0 <= seconds <= 21.0
+        assert blamed(verdict) == [(2, "gil")] and 60.0 <= seconds <= 61.0
 
 
 def test_what_a_paused_launcher_missed_is_not_counted() -> None:

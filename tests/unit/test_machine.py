@@ -29,8 +29,8 @@ IN_PHASE: dict[Phase, Callable[[], Driver]] = {
     Phase.STOPPING: lambda: in_incident(0),
     Phase.CLEANING: lambda: in_incident(1),
     Phase.RESETTING: lambda: in_incident(2),
-    Phase.RESTORING: lambda: in_incident(3),
-    Phase.RESUMING: lambda: in_incident(4),
+    Phase.RESTORING: lambda: in_incident(4),
+    Phase.RESUMING: lambda: in_incident(5),
     Phase.RESTARTING: in_restart,
     Phase.ENDING: lambda: _ending(1),
     Phase.ENDED: lambda: _ending(2),
@@ -60,6 +60,7 @@ EVENTS: list[ev.Event] = [
     ev.Devices(1.0, ("GPU-a", "GPU-b", "GPU-c"), ("GPU-c",)),
     ev.DeviceFault(1.0, "xid", ("GPU-a",), (0,), (), 13, 0, 5),
     ev.Probed(1.0, "GPU-a", True, (0,)),
+    ev.DeviceOut(1.0, "GPU-c", "Xid 48"),
     ev.DeviceBack(1.0, "GPU-c"),
 ]
 
@@ -178,6 +179,7 @@ def test_a_whole_incident() -> None:
     assert seen == [
         (Phase.STOPPING, Phase.CLEANING, []),
         (Phase.CLEANING, Phase.RESETTING, []),
+        (Phase.RESETTING, Phase.RESETTING, []),
         (Phase.RESETTING, Phase.RESTORING, []),
         (Phase.RESTORING, Phase.RESUMING, ["OpenGate"]),
         (Phase.RESUMING, Phase.RUNNING, ["Spawn"]),
@@ -308,10 +310,22 @@ def test_the_least_advanced_ranks_hold_up_a_recovery() -> None:
     assert fenced == {1, 2, 4}  # all of them wait for each other
 
 
+def test_who_does_not_come_to_meet_the_others_is_the_one_that_holds_them_up() -> None:
+    run = Driver(4, 1).up()
+    run.kill(1)
+    run.close()
+    run.answer("stopped", (0, 2, 3))
+    run.answer("cleaned", (0, 2, 3))
+    run.answer("ready", (0, 1, 3))
+    actions = run.expire("recover")
+    assert [a.worker for a in actions if isinstance(a, ev.Fence)] == [2]
+    assert says(actions) == ["died"]
+
+
 def test_recover_also_expires_while_stopping_and_resuming() -> None:
     run = in_incident(0)
     assert only(run.expire("recover"), ev.Fence).worker == 0
-    run = in_incident(4)
+    run = in_incident(5)
     run.answer("resumed", (1,))
     assert only(run.expire("recover"), ev.Fence).worker == 0
     assert run.expire("recover", 1) == ()

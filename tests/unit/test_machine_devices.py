@@ -25,6 +25,18 @@ def test_each_rank_has_its_device_and_sees_what_the_launcher_sees() -> None:
     assert only(tuple(run.orders), ev.Publish).devices == ()
 
 
+def test_devices_that_are_counted_late() -> None:
+    """The launcher does not wait for the driver unless something is in quarantine."""
+    run = Driver(2, 1).up()
+    run.send(ev.Devices(1.0, (A, B, C)))
+    assert run.state.device == (A, B)
+    run.fault(1, 48)
+    assert only(run.close(), ev.Publish).devices == (A, C)
+    few = Driver(2, 1).up()
+    few.send(ev.Devices(1.0, (A,)))
+    assert few.state.device == ()
+
+
 def test_an_application_xid_replaces_the_worker_on_the_same_device() -> None:
     run = three()
     assert says(run.fault(1, 13)) == ["died"]
@@ -153,6 +165,18 @@ def test_the_machine_fails() -> None:
     assert unused.at(Phase.RUNNING)
 
 
+def test_a_device_that_another_run_gave_up_is_given_to_nobody() -> None:
+    run = three()
+    out = ev.DeviceOut(0.0, C, "Xid 48")
+    assert says(run.send(out)) == ["device_quarantined"] and run.send(out) == ()
+    run.fault(1, 48)
+    assert says(run.close()) == ["devices_exhausted"]
+    mine = three()
+    assert says(mine.send(ev.DeviceOut(0.0, B, "Xid 48"))) == ["device_quarantined"]  # who has it keeps it
+    assert mine.at(Phase.RUNNING)
+    assert says(mine.fault(1, 48)) == ["died"]  # until it fails here too
+
+
 @pytest.mark.parametrize("code", [43, 45, 63, 154])
 def test_what_is_only_reported(code: int) -> None:
     run = three()
@@ -221,6 +245,18 @@ def test_a_users_row_for_an_exception() -> None:
     assert says(run("stop").send(event)) == ["stopped_by_policy"]
     assert says(run("replace").send(event)) == ["died"]
     assert says(run("roll-back").send(event)) == ["restarting"]
+
+
+def test_users_rows_for_what_is_only_reported_or_tried_again() -> None:
+    slow = ev.Noticed(0.0, 1, "straggler", "three times as slow")
+    assert says(three().send(slow)) == ["noticed"]
+    mine = Overrides((("straggler", "quarantine"), ("disk-full", "stop"), ("nonfinite", "quarantine")))
+    assert says(Driver(devices=(A, B, C), policy=mine).up().send(slow)) == ["died", "device_quarantined"]
+    full = Driver(policy=mine).up().send(ev.Noticed(0.0, None, "disk-full", "no room"))
+    assert says(full) == ["stopped_by_policy"] and only(full, ev.End).code == 1
+    bad = ev.Raised(0.0, 1, 5, "not finite", 1, "nonfinite", "the gradient of layer 3")
+    assert says(three().send(bad)) == ["raised"]
+    assert says(Driver(devices=(A, B, C), policy=mine).up().send(bad)) == ["died", "device_quarantined"]
 
 
 def test_a_users_row_for_an_xid() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from ftrun.control import events as ev
 from ftrun.control.machine import Phase
+from ftrun.control.policy import Overrides
 from tests.unit.driver import STAGES, Driver, in_incident, in_restart, kinds, only, says
 
 # ---- exceptions and budgets ------------------------------------------------------------------------------------------
@@ -138,15 +139,15 @@ def test_services_are_started_again_but_not_for_ever() -> None:
     assert only(actions, ev.End).code == 1
 
 
-@pytest.mark.parametrize("stages", range(6))
+@pytest.mark.parametrize("stages", range(7))
 def test_a_store_that_dies_before_all_have_met_is_met_in_again(stages: int) -> None:
     run = in_incident(stages)
     generation = run.state.generation
     run.send(ev.ServiceDied(0.0, "store"))
-    if stages < 3:
+    if stages < 4:
         run.send(ev.Stage(0.0, run.holder(0), generation, "reset"))  # one of two
     actions = run.send(ev.ServiceReady(0.0, "store"))
-    if stages < 3:
+    if stages < 4:
         assert kinds(actions) == ["CloseGate", "Deadline"]
         assert run.state.generation == generation + 1
         run.recover()
@@ -485,3 +486,30 @@ def test_a_report_changes_nothing_and_names_the_rank() -> None:
     assert actions == (ev.Say("noticed", run.holder(1), 1, "slow"),)
     assert run.send(ev.Noticed(0.0, None, "disk-full", "no room")) == (ev.Say("noticed", None, None, "no room"),)
     assert run.state == before
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("report", ["noticed"]),
+        ("replace", ["died"]),
+        ("stop", ["stopped_by_policy"]),
+        ("roll-back", ["died", "restarting"]),
+    ],
+)
+def test_the_policy_may_do_more_about_a_report(response: str, expected: list[str]) -> None:
+    run = Driver(policy=Overrides((("straggler", response),)), max_restarts=1).up()
+    assert says(run.send(ev.Noticed(0.0, run.holder(1), "straggler", "slow"))) == expected
+    run = Driver(policy=Overrides((("disk-full", "stop"),))).up()
+    assert says(run.send(ev.Noticed(0.0, None, "disk-full", "no room"))) == ["stopped_by_policy"]
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"), [("redo", ["raised"]), ("replace", ["died"]), ("stop", ["stopped_by_policy"])]
+)
+def test_poisoned_gradients_have_a_row_of_their_own(response: str, expected: list[str]) -> None:
+    run = Driver(policy=Overrides((("nonfinite", response),))).up()
+    raised = ev.Raised(0.0, run.holder(1), 5, "NonFiniteError at train.py:3", 1, "nonfinite", "not finite")
+    assert says(run.send(raised)) == expected
+    run = Driver(policy=Overrides((("nonfinite", response),))).up()
+    assert says(run.send(ev.Raised(0.0, run.holder(1), 5, "ValueError at train.py:3", 1))) == ["raised"]

@@ -61,7 +61,13 @@ def test_only_what_is_the_devices_doing_is_charged_to_it() -> None:
 
 
 def test_sources_disagree_and_say_so() -> None:
-    assert xid.row(109).sources == ("catalogue", "device plugin ignores it")
+    assert xid.row(109).sources == ("catalogue", "the Kubernetes device plugin ignores it")
+    assert xid.row(109).words == "Xid 109 (context switch timed out; the Kubernetes device plugin ignores it)"
+    assert xid.row(74).words == "Xid 74 (NVLink error; DCGM fails on it)"
+    assert [xid.row(n).words for n in (13, 48)] == [
+        "Xid 13 (graphics engine exception)",
+        "Xid 48 (double-bit ECC error)",
+    ]
     assert xid.row(79).sources == ("catalogue", "DCGM fails on it")
 
 

@@ -14,7 +14,7 @@ from tests.unit.driver import Driver, in_incident
 
 
 def _journal() -> list[str]:
-    run = in_incident(6)
+    run = in_incident(7)
     run.journal.insert(5, json.dumps({"t": 0.0, "note": "log", "bytes": 3}))
     run.send(ev.Signalled(0.0, 15))
     return run.journal

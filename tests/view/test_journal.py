@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ftrun.core.board import Board
+from ftrun.host.incident import Incident, Victim
 from ftrun.view.journal import Account, Tail, lines
 from tests.view import boards
 from tests.view.conftest import Looking
@@ -153,3 +156,32 @@ def test_which_run_is_meant(looking: Looking) -> None:
     assert looking.pipe("timeline", "elsewhere").returncode == 4
     assert looking.pipe("timeline", "./elsewhere").returncode == 0 and other.exists()
     assert looking.pipe("timeline", "elsewhere", PET_LOG_DIR=str(looking.base)).returncode == 0
+
+
+def test_a_run_whose_processes_were_all_killed(looking: Looking) -> None:
+    """Its journal is read from where it is, and kept with the logs when the next run clears up."""
+    from ftrun.host import rundir
+
+    boards.put(looking.root, "killed")
+    logs = looking.base / "ftrun-logs" / "killed"
+    logs.mkdir(parents=True)
+    rundir.amend(looking.root / "killed", {"pid": 2**22 + 1, "logs": str(logs)})
+    assert "2 incidents in all" in looking.pipe("timeline", "killed").stdout
+    done = looking.pipe("status", "killed")
+    assert done.returncode == 3 and "was cut off" in done.stdout
+    rundir.remove_stale(looking.root)
+    assert not (looking.root / "killed").exists()
+    assert "2 incidents in all" in looking.pipe("timeline", "killed").stdout
+
+
+def test_every_field_is_documented(looking: Looking) -> None:
+    """Whoever reads the journal or the picture finds each field in SCHEMA.md."""
+    import ftrun.view
+
+    known = set(re.findall(r"[a-z][a-z_0-9]*", (Path(ftrun.view.__file__).with_name("SCHEMA.md")).read_text()))
+    boards.put(looking.root)
+    picture = json.loads(looking.pipe("status", "--json").stdout)
+    victim = vars(Victim(0, 0, 0, "", ""))
+    incident = Incident(0, 0).facts(Board.open(looking.root / "lab" / "board"), {})
+    for fields in (picture, picture["workers"][0], picture["incidents"][0], victim, incident):
+        assert set(fields) <= known, set(fields) - known

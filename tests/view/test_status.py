@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from ftrun.core.board import Board, F, Flag
+from ftrun.host import rundir
 from tests.view import boards
 from tests.view.conftest import Looking
 from tests.view.terminal import Terminal
@@ -97,10 +99,10 @@ def test_512_ranks_in_a_small_terminal(looking: Looking) -> None:
     fresh(board, 512)
     board.cell(200)[F.EXITED], board.cell(200)[F.EXIT_STATUS] = 1, 137
     with looking.terminal("status", columns=80, rows=24) as terminal:
-        terminal.see("more ranks:")
+        terminal.see(lambda: terminal.lines[23].startswith("q leave"))
+        assert re.search(r"and \d+ more ranks:", terminal.text)
         assert any("gone" in line and line.split()[0] == "200" for line in terminal.lines), terminal.text
         assert "incidents, newest first" in terminal.text
-        assert terminal.lines[23].startswith("q leave")
         terminal.press("q")
         assert terminal.end() == 1
 
@@ -263,3 +265,22 @@ def test_spare_that_never_parked_is_warming_up(looking: Looking) -> None:
     board = boards.put(looking.root)
     board.cell(4).drop_flag(Flag.PARKED)
     assert "warming up" in looking.pipe("status").stdout
+
+
+def test_the_view_ends_with_the_run(looking: Looking) -> None:
+    """Its launcher dies and the run directory goes while somebody watches: a sentence, exit code 3, a clean terminal."""
+    fresh(boards.put(looking.root), 5)
+    launcher = subprocess.Popen(["sleep", "100"])
+    try:
+        start = rundir.process_start(launcher.pid)
+        rundir.amend(looking.root / "lab", {"pid": launcher.pid, "start": start})
+        with looking.terminal("status", "--interval", "0.2") as terminal:
+            terminal.see("4/4 ranks healthy")
+            rundir.remove(looking.root / "lab")
+            launcher.kill()
+            launcher.wait()
+            assert terminal.end() == 3
+            assert b"run lab was cut off" in terminal.raw and b"Traceback" not in terminal.raw
+    finally:
+        launcher.kill()
+        launcher.wait()

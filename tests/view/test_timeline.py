@@ -276,3 +276,21 @@ def test_in_a_terminal(looking: Looking) -> None:
     with looking.terminal("timeline", "lab", columns=110, rows=50, NO_COLOR="1") as terminal:
         assert terminal.end() == 0
     assert not re.search(rb"\x1b\[[0-9;]*3[0-9]", terminal.raw)
+
+
+def test_bytes_that_moved_are_a_bar_of_their_own(account: Account) -> None:
+    """A replacement that copied, and every rank when all went back to the host snapshot."""
+    raw = json.loads(json.dumps(account.incidents[1]))
+    raw["rollback"] = True
+    for times in raw["ranks"].values():
+        times["moving"] = times["restore"] - 0.5
+    other = Account()
+    other.incidents.append(raw)
+    told = story(other, 1)
+    for lane in told.lanes:
+        moved = [bar for bar in lane.bars if bar.kind == model.RELOAD]
+        assert len(moved) == (lane.role != model.FAILED) and all(
+            bar.end - bar.begin == pytest.approx(0.5) for bar in moved
+        )
+    assert 'data-kind="Reload weights"' in svg.drawing(told)
+    assert any("went back to the host snapshot of step 21" in said for _, said in words.facts(told))

@@ -77,6 +77,35 @@ def test_limit_too_small_for_the_weights(ftrun: Ftrun, limited: Path, monkeypatc
     assert killed.get("oom_kill", "0") == "0", "the kernel killed a process"
 
 
+KEPT = 280  # MiB: fits twice, but not with a snapshot of it beside
+SNAPSHOTS = f"""
+import torch, torch.distributed as dist, ftrun
+model = torch.nn.Module()
+model.weight = torch.nn.Parameter(torch.empty({KEPT} << 18))
+dist.init_process_group("ftrun")
+job = ftrun.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+for step in job.steps(3):
+    with step:
+        pass
+print("trained", flush=True)
+"""
+
+
+def test_no_room_for_a_snapshot_is_said_and_lived_with(
+    ftrun: Ftrun, limited: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ftrun.command
+    enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(limited / "cgroup.procs")]
+    monkeypatch.setattr(ftrun, "command", lambda *args: enter + plain(*args))
+    script = ftrun.script(SNAPSHOTS)
+    run = ftrun.start("--nproc-per-node", 2, "--spares", 0, "--snapshot-every", 1, script)
+    assert run.wait() == 0, run.stderr
+    assert run.stdout.count("trained") == 2
+    assert re.search(r"rank [01]: no more host snapshots: a host snapshot needs \d+ MiB", run.stdout + run.stderr)
+    killed = dict(line.split() for line in (limited / "memory.oom_control").read_text().splitlines())
+    assert killed.get("oom_kill", "0") == "0", "the kernel killed a process"
+
+
 def test_file_cache_counts_as_free_and_every_level_limits(tmp_path: Path) -> None:
     """v1 and v2 files: the tightest level decides, and the cache of files is given back when memory is asked for."""
     for level, limit, used in (("", "max", 90), ("a", "100", 80), ("a/b", "1000", 70)):

@@ -15,10 +15,9 @@ from ftrun.view.journal import Account
 FORWARD, BACKWARD, SYNC, OPTIMIZER = "Forward", "Backward", "Gradient Synchronization", "Optimizer Step"
 STOP, CLEAN, RESET = "Stop", "Clean", "Reset"
 RESTORATION, ROLLBACK = "Restoration", "Rollback"
+RELOAD = "Reload weights"  # while bytes moved, from a replica or from the host to every rank (figure 004)
 TRAINING = (FORWARD, BACKWARD, SYNC, OPTIMIZER)
 HEALTHY, FAILED, SPARE, NEW = "healthy", "failed", "spare", "new worker"
-# stages of one transfer, as figure 004 names them
-H2D, RELOAD, SOURCE, DESTINATION, COPY = "H2D", "reload weights", "broadcast (src)", "broadcast (dst)", "copy"
 LANES_MOST = 8  # beyond, healthy lanes that look like the others are folded
 _SAME = 0.002  # seconds between a planned fault's firing and the beginning of the incident that it caused
 PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
@@ -79,7 +78,8 @@ class Story:
     folded: int
     barriers: tuple[tuple[int, float], ...]
     injected: tuple[dict[str, Any], ...] = ()
-    transfers: tuple[dict[str, Any], ...] = ()
+    rollback: bool = False
+    evidence: str = ""
 
     @property
     def committed(self) -> bool:
@@ -128,7 +128,8 @@ def story(account: Account, number: int, run: str = "") -> Story:
         folded=len(raw.get("ranks", {})) + len(victims) - len(shown),
         barriers=tuple(_barriers(lanes)),
         injected=tuple(f for f in account.faults if abs(float(f.get("t", 0.0)) - began) < _SAME),
-        transfers=tuple(raw.get("transfers", ())),
+        rollback=bool(raw.get("rollback")),
+        evidence=str(raw.get("evidence", "")),
     )
 
 
@@ -209,11 +210,15 @@ def _bars(row: list[Any], limit: float, again: bool, new: bool) -> list[Bar]:
 
 def _repair(times: dict[str, float], detected: float, role: str) -> list[Bar]:
     """What a rank did between the failure and the step that all go on with."""
-    named = ((RESTORATION, "restore"),) if role != HEALTHY else ((STOP, "stop"), (CLEAN, "clean"), (RESET, "reset"))
+    named = [(RESTORATION, "restore")] if role != HEALTHY else [(STOP, "stop"), (CLEAN, "clean"), (RESET, "reset")]
+    if "moving" in times:
+        named = [(kind, "moving" if kind == RESTORATION else key) for kind, key in named]
+        named.append((RELOAD, "restore"))
     bars, at = [], detected
     for kind, key in named:
         if key in times:
-            bars.append(Bar(kind, min(at, times[key]), times[key], -1))
+            begin = times["moving"] if kind == RELOAD else at
+            bars.append(Bar(kind, min(begin, times[key]), times[key], -1))
             at = times[key]
     if role != HEALTHY and "resume" in times:
         bars.append(Bar(ROLLBACK, at, times["resume"], -1))

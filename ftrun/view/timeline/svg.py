@@ -19,6 +19,7 @@ COLOURS = {
     model.CLEAN: "#FF5A4D",
     model.RESET: "#FF9A8F",
     model.RESTORATION: "#8E6BD1",
+    model.RELOAD: "#F2A541",
     model.ROLLBACK: "#C4B3EA",
 }
 NOT_UPDATED, UPDATED, FAILURE = "#2E8B57", "#90EE90", "#FF0000"

@@ -20,6 +20,7 @@ _LOOK = {  # kind: character without a label, style, the label
     model.CLEAN: ("█", BAD, "Clean"),
     model.RESET: ("█", BAD, "Reset"),
     model.RESTORATION: ("█", text.DONE, "Restoration"),
+    model.RELOAD: ("▓", WARN, "Reload"),
     model.ROLLBACK: ("═", text.DONE, "Rollback"),
 }
 _BOLT = "↯"

@@ -62,6 +62,9 @@ def facts(story: Story) -> list[tuple[str, str]]:
         rows.append(("what failed", everybody))
     rows += [("why", why(v)) for v in _different(story)]
     rows += [("why", f"it was injected on purpose: {f['kind']} by the fault plan") for f in story.injected]
+    rows += [("evidence", str(v["evidence"])) for v in _different(story) if v.get("evidence")]
+    if not story.victims and story.evidence:
+        rows.append(("evidence", story.evidence))
     seen = [v["seen_ms"] for v in story.victims if v.get("seen_ms") is not None]
     if seen:
         rows.append(("noticed", f"{milliseconds(min(seen))} ms after it happened"))
@@ -91,9 +94,9 @@ def what(victim: dict[str, object]) -> str:
 
 def why(victim: dict[str, object]) -> str:
     """The cause in a sentence, with the word that the journal uses."""
-    cause = str(victim["cause"])
-    if cause in _CAUSES:
-        return _CAUSES[cause]
+    cause, fault = str(victim["cause"]), str(victim.get("fault", ""))
+    if cause in _CAUSES or fault in _CAUSES:
+        return _CAUSES.get(cause) or _CAUSES[fault]
     if cause.startswith("exit "):
         return f"its process left with exit code {cause[5:]}"
     if cause.startswith("no progress"):
@@ -126,6 +129,11 @@ def cost(story: Story) -> list[str]:
     """Time, work done again, work lost."""
     if story.restart:
         return [f"{story.done / 1000:.2f} s until all workers ran again"]
+    if story.rollback:
+        back = (
+            f"all ranks went back to the host snapshot of step {story.resume}; {count(story.redone, 'step')} done again"
+        )
+        return [f"{story.done:.0f} ms from the failure until every rank had done a new step", back]
     first = f"{story.done:.0f} ms from the failure until every rank had done a new step"
     if story.redone:
         again = (

@@ -1,0 +1,94 @@
+"""One rank's host snapshot: two halves, what is refused, and what counts as a rank's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ftrun.worker import snapshot
+from ftrun.worker.arena import Arena
+from ftrun.worker.segment import Segment
+from ftrun.worker.snapshot import BadSnapshot, Store
+from ftrun.worker.state import Protected
+
+SIZE = 5000
+FACTS = {"world_size": 4, "committed": 4 * SIZE, "layout": 7}
+
+
+@pytest.fixture
+def memory() -> Iterator[Segment]:
+    segment = Segment.create("test", 1 << 16)
+    segment.view(0, SIZE)[:] = os.urandom(SIZE)
+    yield segment
+    segment.close()
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    made = Store(Segment.create("snapshot-test", 1 << 24))
+    yield made
+    made.segment.close()
+
+
+def write(store: Store, memory: Segment, step: int) -> None:
+    memory.view(0, 8)[:] = step.to_bytes(8, "little")
+    rows = [(memory.address, 100), (memory.address + 100, SIZE - 100)]
+    store.write(step, FACTS, {"share": rows, "buffers": [], "slot": b"slot of %d" % step})
+
+
+def test_the_older_half_is_written_over(store: Store, memory: Segment) -> None:
+    for step in (0, 3, 6):
+        write(store, memory, step)
+    assert sorted(store.steps()) == [3, 6]
+    for step in (3, 6):
+        record = store.record(step)
+        store.check(record)
+        assert store.bytes(record.pieces["slot"]) == b"slot of %d" % step
+        share = store.bytes(record.pieces["share"])
+        assert len(share) == SIZE and int.from_bytes(share[:8], "little") == step
+        assert record.agrees == (4, 4 * SIZE, 7)
+    with pytest.raises(BadSnapshot, match="no snapshot of step 0"):
+        store.record(0)
+
+
+def test_a_half_that_was_not_finished_does_not_count(store: Store, memory: Segment) -> None:
+    write(store, memory, 0)
+    write(store, memory, 3)
+    half = store.steps()[0]
+    store.segment.store(half * (store.segment.length // 2), 0)  # as at the first word of the next one
+    assert list(store.steps()) == [3]
+    write(store, memory, 6)
+    assert sorted(store.steps()) == [3, 6]
+
+
+@pytest.mark.parametrize("piece", ["share", "slot"])
+def test_damage_is_found(store: Store, memory: Segment, piece: str) -> None:
+    write(store, memory, 3)
+    record = store.record(3)
+    store.segment.view(record.pieces[piece].offset, 1)[0] ^= 1
+    with pytest.raises(BadSnapshot, match=f"{piece} in the snapshot of step 3"):
+        store.check(record)
+
+
+def test_damaged_facts_are_found(store: Store, memory: Segment) -> None:
+    write(store, memory, 3)
+    store.segment.view(store.steps()[3] * (store.segment.length // 2) + 4096 + 3, 1)[0] ^= 1
+    with pytest.raises(BadSnapshot, match="what describes the snapshot"):
+        store.record(3)
+
+
+def test_all_of_a_model_without_ddp_is_the_rank_s_own() -> None:
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = Protected([model], [optimizer], {})
+    arena = Arena.create(0, state.bytes_now())
+    state.move_in(arena)
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    state.absorb()
+    places = snapshot.own_places(state, state.manifest)
+    assert sum(size for _, size in places) == 2 * 4 * (8 * 4 + 4)  # weights and their momentum
+    assert len({at for at, _ in places}) == len(places) == 4
