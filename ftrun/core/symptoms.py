@@ -23,7 +23,8 @@ _SHARED_MEMORY = re.compile(
 _NO_SPACE = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 # what Gloo and NCCL say of a connection that ended in the middle of a collective
 _CUT_OFF = re.compile(
-    r"connection closed by peer|connection reset by peer|broken pipe|remote process exited|ncclRemoteError", re.IGNORECASE
+    r"connection closed by peer|connection reset by peer|broken pipe|remote process exited|ncclRemoteError",
+    re.IGNORECASE,
 )
 _MESSAGE = 240
 

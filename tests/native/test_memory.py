@@ -296,5 +296,9 @@ def test_a_slot_is_sealed_with_length_sum_and_tag() -> None:
     slot = ctypes.create_string_buffer(native.SLOT_HEADER + 64)
     address = ctypes.addressof(slot) + -ctypes.addressof(slot) % 8
     native.slot_write(address, b"content", 7, 5, 9)
-    assert [native.load64(address + 8 * i) for i in range(3)] == [9, 7, native.checksum(address + native.SLOT_HEADER, 5)]
+    assert [native.load64(address + 8 * i) for i in range(3)] == [
+        9,
+        7,
+        native.checksum(address + native.SLOT_HEADER, 5),
+    ]
     assert ctypes.string_at(address + native.SLOT_HEADER, 7) == b"content"
