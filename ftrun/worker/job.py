@@ -66,9 +66,7 @@ class Job:
 
     @property
     def start_step(self) -> int:
-        """Step at which the loop starts: 0, the loaded checkpoint's, or where a replacement takes over."""
-        if self._engine is not None and self._engine.resume >= 0:
-            return self._loaded + max(0, self._engine.resume - self._engine.base)
+        """Step at which the loop starts: 0, or the loaded checkpoint's. The same on every rank, on a replacement too."""
         return self._loaded
 
     # -- loops -------------------------------------------------------------------------------------------------------
