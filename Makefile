@@ -50,8 +50,9 @@ native: $(LIBRARY)  ## build the native library in place
 demo: setup  ## kill a worker in training and see the run repaired
 	$(PY) examples/demo.py
 
-test: setup  ## every test but the longest (eight to ten minutes on two cores)
-	$(PYTEST) -m "not slow"
+# Two files at a time: most tests wait for processes more than they compute.
+test: setup  ## every test but the longest (JOBS=n files at a time)
+	$(PYTEST) -m "not slow" --numprocesses $(or $(JOBS),2) --dist loadfile
 
 compat: $(COMPAT)/.stamp setup  ## accelerate, transformers and Lightning under torchrun and under ftrun (in .venv-compat)
 	$(COMPAT)/bin/python -m pytest -m compat tests/compat
