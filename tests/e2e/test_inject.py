@@ -81,7 +81,7 @@ def test_kinds_on_a_live_run(stock: Reference, live: Callable[..., Struck]) -> N
     at = run.inject("kill", "--rank", "1", "--at", "update", "--step", "12")
     assert (at["phase"], at["step"]) == ("update", 12)
     assert run.inject("slow:3", "--rank", "3", "--at", "forward", "--for", "0.2")["phase"] == "forward"
-    assert run.inject("freeze", "--for", "0.2")["rank"] == 3
+    assert run.inject("freeze", "--for", "0.05")["rank"] == 3
     outcome = run.finish()
     harness.same(stock(*SLOW, "--steps", "24"), outcome)
     assert [(k, r) for k, r, _ in fired(outcome)] == [

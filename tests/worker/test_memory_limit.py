@@ -14,7 +14,7 @@ import pytest
 from ftrun.core import limits
 from tests.conftest import Ftrun
 
-LIMIT = 900 << 20
+LIMIT = 1000 << 20
 MODEL = 600  # MiB: fits for one of two ranks, not for both
 
 # parameters that were never written take no memory, so that only what protect() takes can be too much
