@@ -110,6 +110,7 @@ calm: setup  ## an hour of a run that is odd and healthy: nothing may be reporte
 bench: setup  ## ftrun against torchrun on this machine, detection, transfers; the figures also go to build/bench/*.json
 	@mkdir -p build/bench
 	$(PY) tests/bench/recovery.py --json build/bench/recovery.json
+	$(PY) tests/bench/coldstart.py --json build/bench/coldstart.json
 	$(PY) tests/bench/detect.py --json build/bench/detect.json
 	$(PY) tests/bench/transfer.py --json build/bench/transfer.json
 	$(PY) tests/bench/status.py --json build/bench/status.json
