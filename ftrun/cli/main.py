@@ -56,11 +56,11 @@ app = typer.Typer(
 # the base of what the parser raises; typer's releases differ in where it lives
 _ParserError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")
 
-# modules that register commands on `app`
-_COMMANDS = (
-    *("run", "runs", "status", "timeline", "events", "metrics"),
-    *("inject", "drain", "verify", "doctor", "completions"),
-)
+# command -> the module that registers it on `app`: only the one that is asked for is imported
+COMMANDS = {name: name for name in ("run", "runs", "status", "timeline", "events", "metrics")} | {
+    **{name: name for name in ("drain", "verify", "doctor", "completions")},
+    "stop": "runs", "inject-fault": "inject",
+}
 
 
 def show_version(wanted: bool = True) -> None:
@@ -91,20 +91,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def load_commands() -> None:
     """Have every command on `app`."""
-    for module in _COMMANDS:
+    for module in COMMANDS.values():
         importlib.import_module(f"ftrun.cli.{module}")
 
 
 def execute(argv: list[str]) -> int:
     """Run one command line; gives the exit code."""
-    load_commands()
     if not argv:
         execute(["--help"])
         return EXIT_USAGE
+    if argv[0] in ("-h", "--help"):
+        load_commands()
+    elif argv[0] != "--version":
+        argv = argv if argv[0] in COMMANDS else ["run", *argv]
+        importlib.import_module(f"ftrun.cli.{COMMANDS[argv[0]]}")
     group = typer.main.get_command(app)
-    names = getattr(group, "commands", {})
-    if argv[0] not in names and argv[0] not in ("-h", "--help", "--version"):
-        argv = ["run", *argv]
     try:
         result = group.main(argv, prog_name="ftrun", standalone_mode=False)
         return result if isinstance(result, int) else 0

@@ -20,3 +20,13 @@ def test_no_slow_import(what: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def test_every_command_is_found_without_importing_all() -> None:
+    program = (
+        "import typer; from ftrun.cli import main; main.load_commands();"
+        "print(set(typer.main.get_command(main.app).commands) == set(main.COMMANDS))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["True"], done.stderr
