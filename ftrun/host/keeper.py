@@ -56,7 +56,8 @@ class Keeper:
         listener.listen(128)
         self._select.register(listener, selectors.EVENT_READ)
         self._select.register(self._launcher, selectors.EVENT_READ)
-        wire.send(self._launcher, {"op": "ready"})
+        with contextlib.suppress(OSError):  # it died already: the loop hears that, and acts on it
+            wire.send(self._launcher, {"op": "ready"})
         while True:
             for key, _ in self._select.select():
                 sock = key.fileobj
@@ -126,7 +127,8 @@ class Keeper:
             answer = {"ok": True}
         while fds:
             os.close(fds.pop())
-        wire.send(sock, answer, give)
+        with contextlib.suppress(OSError):  # whoever asked is gone
+            wire.send(sock, answer, give)
 
     def _put(self, sock: socket.socket, key: tuple[int, str], message: dict[str, Any], fds: list[int]) -> bool:
         """Hold a descriptor. True: device memory, which is imported first; the answer comes then."""

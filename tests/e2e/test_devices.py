@@ -160,6 +160,7 @@ def test_without_a_spare_device(folder: Path) -> None:
     assert "no healthy device is left" in outcome.output and "--on-exhausted wait" in outcome.output
 
 
+@pytest.mark.slow
 def test_waiting_for_a_device(stock: Reference, folder: Path) -> None:
     """Survivors wait where they stopped; a device that a person gives back ends the wait."""
     trial = Trial(folder, 4, "--on-exhausted", "wait")

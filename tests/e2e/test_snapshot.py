@@ -59,6 +59,7 @@ def test_a_kept_state_is_still_preferred(stock: Reference, folder: Path) -> None
     assert "0 committed steps lost" in outcome.output
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_was_damaged_is_refused(stock: Reference, folder: Path) -> None:
     """One flipped bit in one rank's share: nobody trains on with it."""
     options = ["--max-replacements", "50", "--snapshot-every", "1000", "--max-restarts", "1"]

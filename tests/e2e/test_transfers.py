@@ -49,6 +49,7 @@ def pid_of(running: harness.Running, name: str) -> int:
     return found[0]
 
 
+@pytest.mark.slow
 def test_a_replica_of_another_layout_is_passed_over(stock: Reference, folder: Path) -> None:
     """What rank 2 says of its memory is not true any more: rank 1, killed in its update, takes rank 3's."""
     command = harness.ftrun_command(folder, SLOW, [kill(1, "update", 7)], options=["--max-replacements", "50"])

@@ -76,6 +76,7 @@ def broken(folder: Path, part: str, *args: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_another_order_of_summation_is_found(folder: Path) -> None:
     result = broken(folder, "prime")
     assert result["verdict"] == "different" and result["cause"] == "bucket-order"
@@ -99,6 +100,7 @@ def test_a_loader_that_went_on_is_found(folder: Path) -> None:
     assert result["difference"]["first"] == "position:loader"
 
 
+@pytest.mark.slow
 def test_input_from_outside_is_found(folder: Path) -> None:
     done = small(folder, "--flaw", "outside")
     assert done.returncode == 1, done.stderr

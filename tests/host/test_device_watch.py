@@ -58,6 +58,7 @@ def end(ftrun: Ftrun, run: Run) -> None:
     (ftrun.base / "stop").unlink()
 
 
+@pytest.mark.slow
 def test_a_quarantine_outlives_the_run(ftrun: Ftrun, nvml: FakeNvml) -> None:
     """The world starts again on the spare device; the next run does not get the bad one; a third has too few."""
     run = start(ftrun, nvml, "--quarantine-file=bad.json", "--max-restarts=1")

@@ -158,6 +158,7 @@ def test_a_usage_error_of_a_worker_ends_all_at_once(agents: Agents) -> None:
     assert "rank 3 on node 1 (" in agents.runs[codes.index(1)].stderr
 
 
+@pytest.mark.slow
 def test_what_an_earlier_run_left_in_the_folder(agents: Agents) -> None:
     nodes = meeting(agents, "file", conf={"keep_alive": "2"})
     for _ in range(2):
