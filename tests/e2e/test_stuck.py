@@ -39,7 +39,7 @@ def run(folder: Path, attempts: int) -> harness.Outcome:
 
 
 def test_connections_are_made_again_when_everybody_waits(folder: Path) -> None:
-    outcome = run(folder / "stuck", 1)
+    outcome = run(folder / "s", 1)
     assert outcome.code == 0, outcome.tail()
     assert len(outcome.events("Stuck")) == 1
     event = outcome.events("Stuck")[0]
@@ -47,7 +47,7 @@ def test_connections_are_made_again_when_everybody_waits(folder: Path) -> None:
     assert outcome.notes("incident")[0]["fault"] == "link"
     assert "every rank waits for the others in recv" in outcome.output
     assert [a["replaced"] for a in outcome.actions("Publish")] == [[], []], "nobody is replaced"
-    clean = run(folder / "clean", 0)
+    clean = run(folder / "c", 0)
     assert clean.events("Stuck") == []
     assert result(outcome) == result(clean)
 
@@ -57,7 +57,7 @@ def result(outcome: harness.Outcome) -> str:
 
 
 def test_waiting_again_after_that_ends_the_run(folder: Path) -> None:
-    outcome = run(folder / "stuck", 99)
+    outcome = run(folder / "s", 99)
     assert outcome.code == 1
     assert len(outcome.events("Stuck")) == 2
     assert "also after all connections were made again; the run ends" in outcome.output
