@@ -292,6 +292,10 @@ class Board:
         """The raw gate word (acquire)."""
         return native.load64(self._gate_address)
 
+    def generation(self) -> int:
+        """Of the gate word, by a plain read: for places that are passed many times a step and look again anyway."""
+        return self._words[Head.GATE] >> gate.GENERATION_SHIFT
+
     def swap_gate(self, expected: int, desired: int) -> bool:
         """Compare and swap the gate word; True when it was `expected`. Rings nobody."""
         return native.cas64(self._gate_address, expected, desired) == expected

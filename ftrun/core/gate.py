@@ -36,11 +36,6 @@ def unpack(raw: int) -> GateWord:
     return GateWord(raw >> GENERATION_SHIFT, bool(raw & _CLOSED), (raw & _LAST_MASK) - 1)
 
 
-def generation_of(raw: int) -> int:
-    """The generation in a raw word; for the places that are passed many times a step."""
-    return raw >> GENERATION_SHIFT
-
-
 def arrival(generation: int, step: int) -> int:
     """What a rank stores in its own cell when it arrives at gate `step` in `generation` (0 = never arrived)."""
     return (generation << GENERATION_SHIFT) | (step + 1)
@@ -48,10 +43,9 @@ def arrival(generation: int, step: int) -> int:
 
 def verdict(raw: int, generation: int, step: int) -> str:
     """May a rank of `generation` that arrived at gate `step` go on? PASS, WAIT or STOPPED (leave the body)."""
-    word = unpack(raw)
-    if word.last >= step:
+    if raw & _LAST_MASK > step:
         return PASS
-    return WAIT if word.generation == generation else STOPPED
+    return WAIT if raw >> GENERATION_SHIFT == generation else STOPPED
 
 
 def opened(raw: int, generation: int, step: int, arrivals: Iterable[int]) -> int | None:
@@ -61,12 +55,14 @@ def opened(raw: int, generation: int, step: int, arrivals: Iterable[int]) -> int
     generation counts: a rank of another node, whose own word opened first, may be a gate ahead. On one node they are
     all equal when the gate may open.
     """
-    word = unpack(raw)
-    if word.generation != generation or word.closed or word.last != step - 1:
+    before = (generation << GENERATION_SHIFT) | step  # not closed, last = step - 1
+    if raw != before:
         return None
-    if any(not arrival(generation, step) <= a < arrival(generation + 1, -1) for a in arrivals):
-        return None
-    return pack(word._replace(last=step))
+    least, end = arrival(generation, step), arrival(generation + 1, -1)
+    for a in arrivals:
+        if not least <= a < end:
+            return None
+    return before + 1
 
 
 def closed(raw: int, generation: int) -> int | None:

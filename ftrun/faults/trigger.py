@@ -87,13 +87,14 @@ class Trigger:
         self._board = board
         self._own = own or {}
         self._seed = plan.seed if plan else 0
-        self._heard = 0  # value of the doorbell whose requests are known
+        self.heard = 0  # value of the doorbell whose requests are known
         self._known: set[int] = set()
         self._dice = [dice] if dice else []
         self._thrown = -1  # step for which the dice were thrown last
         self._waiting: dict[str, list[Fault]] = {}
         for fault in plan.faults if plan else ():
             self._expect(fault)
+        self.armed = True  # with no new request, something may be due at a later place all the same
         self._factor = 1.0
         self._slow_until: float | None = None
         self._phase = ""
@@ -110,8 +111,9 @@ class Trigger:
         """Fire what is due at this place. Errors: RuntimeError for kind "exception"; others may not return."""
         if self._factor > 1.0:
             self._stretch(phase)
-        if self._board is not None and self._board[Head.REQUESTS] != self._heard:
+        if self._board is not None and self._board[Head.REQUESTS] != self.heard:
             self._hear(self._board)
+        self.armed = bool(self._dice or self._factor > 1.0 or any(self._waiting.values()))
         if self._dice and step != self._thrown:
             self._throw(step)
         waiting = self._waiting.get(phase)
@@ -125,7 +127,7 @@ class Trigger:
 
     def _hear(self, board: Board) -> None:
         """The doorbell rang: read the requests that are new."""
-        self._heard = board[Head.REQUESTS]
+        self.heard = board[Head.REQUESTS]
         for request in requests.pending(self._run_dir):
             if request.number in self._known:
                 continue

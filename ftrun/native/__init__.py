@@ -17,7 +17,7 @@ from typing import Any
 
 LIFE_BYTES = 64
 SLOT_HEADER = 64  # bytes before a slot's content
-_ABI_VERSION = 2
+_ABI_VERSION = 3
 _LIBRARY = Path(__file__).with_name("libftrun_native.so")
 
 
@@ -102,12 +102,18 @@ class RangeList:
 
 
 gather: Callable[[Any, RangeList], None] = _bind(_holding, "gather", None, c_void_p, c_void_p)
-"""gather(buffer, ranges): copies the ranges one behind the other to a ctypes buffer of at least `ranges.size` bytes."""
+"""gather(buffer or address, ranges): copies the ranges one behind the other; there is room for `ranges.size` bytes."""
 
-slot_write: Callable[[int, bytes, int, int, int], None] = _bind(
-    _holding, "slot_write", None, c_void_p, ctypes.c_char_p, c_size_t, c_size_t, c_uint64
+ranges_sum: Callable[[RangeList], int] = _bind(_holding, "ranges_sum", c_uint64, c_void_p)
+"""ranges_sum(ranges) -> `checksum` of what `gather` would give."""
+
+slot_write: Callable[[int, bytes, int, RangeList, int, int], None] = _bind(
+    _holding, "slot_write", None, c_void_p, ctypes.c_char_p, c_size_t, c_void_p, c_size_t, c_uint64
 )
-"""slot_write(slot address, data, length, bytes summed at most, tag): replaces a slot's content and seals it."""
+"""slot_write(slot address, data, length, ranges, bytes summed at most, tag): replaces a slot's content and seals it.
+
+The content is `data` and what the ranges hold now.
+"""
 
 
 class AddressList:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ftrun.worker.segment import Segment
 
 _LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
+_PROGRESS, _PHASE = int(F.PROGRESS), int(F.PHASE)
 _COMPLETE_AFTER = 0.004  # seconds that an aborted collective gets to end by itself
 
 
@@ -55,9 +56,11 @@ class Context:
         self.run_dir = run_dir
         self.board = Board.open(run_dir / paths.BOARD)
         self.cell: Cell = self.board.cell(cell)
+        self._words = self.cell.words()
         self._steps = StepLog(self.cell)
         self.keeper = KeeperClient(run_dir / paths.KEEPER_SOCKET)
-        self.world: World | None = None
+        self._world: World | None = None
+        self.generation = 0  # that this worker takes part in; 0 before it has one
         self.restoring = False  # this incarnation took over a rank and has not restored its state yet
         self.stop_timeout = stop_timeout
         self.nonfinite = nonfinite
@@ -83,9 +86,14 @@ class Context:
     # -- the world ---------------------------------------------------------------------------------------------------
 
     @property
-    def generation(self) -> int:
-        """The generation this worker takes part in; 0 before it has one."""
-        return self.world.generation if self.world else 0
+    def world(self) -> World | None:
+        """The world this worker takes part in."""
+        return self._world
+
+    @world.setter
+    def world(self, world: World) -> None:
+        self._world = world
+        self.generation = world.generation
 
     @property
     def rank(self) -> int:
@@ -96,7 +104,7 @@ class Context:
 
     def stop_pending(self) -> bool:
         """Has a later generation stopped the one this worker takes part in?"""
-        return gate.generation_of(self.board.gate()) > self.generation
+        return self.board.generation() > self.generation
 
     def check_stop_in_collective(self) -> None:
         """Raise Interrupt when the world stops (collectives outside a body are inside job.call or group set-up)."""
@@ -163,13 +171,13 @@ class Context:
 
     def phase(self, phase: Phase) -> None:
         now = time.monotonic_ns()
-        self.cell[F.PROGRESS] = now
-        self.cell[F.PHASE] = phase
+        self._words[_PROGRESS] = now
+        self._words[_PHASE] = phase
         self._steps.entered(phase, self.generation, now)
 
     def progress(self) -> None:
         """A sign of life from the script."""
-        self.cell[F.PROGRESS] = time.monotonic_ns()
+        self._words[_PROGRESS] = time.monotonic_ns()
 
     def busy(self, why: Busy, on: bool) -> None:
         """Ask the launcher for patience, or take that back."""

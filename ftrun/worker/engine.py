@@ -24,6 +24,7 @@ from ftrun.worker.failing import final_code, report_exception
 from ftrun.worker.groups import Registry
 from ftrun.worker.kept import Kept, use_gpu
 from ftrun.worker.ledger import Ledger
+from ftrun.worker.lookout import LEARNED, Lookout
 from ftrun.worker.reducer import Reducers
 from ftrun.worker.rejoin import WORLD, Rejoining
 from ftrun.worker.slots import START, Slots
@@ -65,10 +66,13 @@ class Engine:
         self.entered = False  # the body of the step handed out last was entered
         self._fired_forward = False
         self._seen_steps = 0
+        self._first_body = True  # this process has completed none
+        self._guarding = True  # hidden updates are looked for in this step
         self._arrivals: Any = None
         self.redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
         self.vigil = registry.vigil = Vigil(self, context.nonfinite, context.check_replicas)
         self._trigger = trigger_of(self)
+        self.lookout = Lookout(context)
         context.on_keeper = self.send_descriptors
         self._recorder = recorder.of(self)
 
@@ -255,7 +259,9 @@ class Engine:
 
     def fire(self, phase: str, step: int) -> None:
         """Let injected faults strike."""
-        self._trigger.fire(phase, self.index_of(step), self.attempt)
+        trigger = self._trigger
+        if trigger.armed or self.context.board[Head.REQUESTS] != trigger.heard:
+            trigger.fire(phase, self.index_of(step), self.attempt)
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -312,10 +318,14 @@ class Engine:
         self._marks = None
         if any(self.ledger.alive) and not self.carry:
             self._marks = [(id(g), g._version) if g is not None else (0, 0) for g in self.state.grads()]
-        self._answer_resumed()
+        if self.redo is not None:
+            self._answer_resumed()
         self.vigil.body_began()
         self._seen_steps += 1
-        self._guard = self.state.sample() if self._guarding() else 0
+        self._guarding = self._seen_steps <= _GUARDED or self._seen_steps % 100 == 0
+        self._guard = self.state.sample() if self._guarding else 0
+        if self._seen_steps <= LEARNED:
+            self.lookout.body_begins(self._seen_steps)
         self._fired_forward = False
 
     def forward_started(self) -> None:
@@ -324,9 +334,6 @@ class Engine:
         if self.context.in_body and not self._fired_forward:
             self._fired_forward = True
             self.fire("forward", self.step)
-
-    def _guarding(self) -> bool:
-        return self._seen_steps <= _GUARDED or self._seen_steps % 100 == 0
 
     def backward_started(self) -> None:
         """The first gradient of a body is about to be computed."""
@@ -351,7 +358,7 @@ class Engine:
         self.forward_started()
         context.forbid_interrupts()
         context.phase(Phase.GATE)
-        if self._guarding() and self._guard != self.state.sample():
+        if self._guarding and self._guard != self.state.sample():
             raise UsageError(
                 "parameters changed between the start of the step and its gate: they were written by something that "
                 "ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); update through a protected optimizer"
@@ -387,16 +394,19 @@ class Engine:
         probe.point("slot-end", step, rank)
         self.state.arena.sealed(step + 1)
         probe.point("sealed", step, rank)
-        self.ledger.body_complete(look=self._guarding())
+        self.ledger.body_complete(look=self._guarding)
         context.phase(Phase.DONE)
-        context.busy(Busy.FIRST, False)
+        if self._first_body:
+            self._first_body = False
+            context.busy(Busy.FIRST, False)
         with context.lock:
             context.in_body = False
         probe.point("done", step, rank)
         self.registry.gate_passed = False
         if context.stop_pending():
             context.board.ring_workers()  # a replacement may wait for this seal
-        self._answer_first_done(step)
+        if self.redo is not None:
+            self._answer_first_done(step)
         self.snapshots.take_if_due(step + 1)
 
     def _answer_resumed(self) -> None:

@@ -38,6 +38,8 @@ _COLLECTIVES = (
     "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
     "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "scatter", "send", "recv", "recv_anysource",
 )  # fmt: skip
+_NAMES = {name: name_word(name) for name in _COLLECTIVES}
+_NAME, _COLLECTIVE, _SINCE = int(F.COLLECTIVE_NAME), int(F.COLLECTIVE), int(F.COLLECTIVE_SINCE)
 
 
 class SwapGroup(ProcessGroup):
@@ -101,7 +103,7 @@ class SwapGroup(ProcessGroup):
     # -- collectives -------------------------------------------------------------------------------------------------
 
     def _collective(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        registry = self.registry
+        registry, context = self.registry, self.context
         outputs = tensors_of(args[0]) if args else []
         if registry.local:
             _fill_local(name, args)
@@ -113,15 +115,16 @@ class SwapGroup(ProcessGroup):
                 return Finished(outputs)
             registry.recorder.replay(name, outputs)
             return Finished(outputs)
-        self.context.check_stop_in_collective()
-        registry.check()
+        context.check_stop_in_collective()
+        if registry.broken is not None:
+            registry.check()
         inner = self.inner
         if inner is None:
             raise WorkerError(
                 f"{name}: this rank took over after its predecessor had left the loop, and its peers are past this "
                 "collective; communicate inside the loop"
             )
-        if registry.vigil is not None and self.context.in_body:
+        if registry.vigil is not None and context.in_body:
             registry.vigil.sending(name, args)
         direct = name in ("send", "recv", "recv_anysource")
         if not direct:  # those wait in `wait` only: a rank that has sent something may be busy with something else
@@ -140,7 +143,7 @@ class SwapGroup(ProcessGroup):
         if direct:
             return Direct(self, work, name)
         pending = Pending(self, inner.generation, work, outputs, record)
-        if self.context.stop_pending():
+        if context.stop_pending():
             self.release(inner.generation + 1)  # the doorbell thread may have been here before this one began
         return pending
 
@@ -159,12 +162,16 @@ class SwapGroup(ProcessGroup):
         with self._lock:
             self._pending.add(work)
 
-    def ended(self, work: Pending) -> None:
+    def ended(self, work: Pending) -> bool:
+        """It is complete; False when it was before."""
         with self._lock:
+            if work not in self._pending:
+                return False
             self._pending.discard(work)
             waiting = bool(self._pending)
         if not waiting:
             self.registry.left()
+        return True
 
     def failed(self, work: Pending) -> None:
         """The inner collective failed: the stop completes it; without one the error is shown after a while."""
@@ -246,6 +253,7 @@ class Registry:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self._words = context.cell.words()
         self.groups: list[SwapGroup] = []
         self.recorder = Recorder()
         self.local = False  # collectives return at once (priming)
@@ -352,19 +360,19 @@ class Registry:
 
     def entered(self, name: str, group: int) -> None:
         """Show on the board which collective this rank is in; `group` is 0 for the world."""
-        cell = self.context.cell
+        words = self._words
         self.entries[group] = number = self.entries.get(group, 0) + 1
-        cell[F.COLLECTIVE_NAME] = name_word(name)
-        cell[F.COLLECTIVE] = collective_word(group, number)
-        cell[F.COLLECTIVE_SINCE] = time.monotonic_ns()
+        words[_NAME] = _NAMES.get(name) or name_word(name)
+        words[_COLLECTIVE] = collective_word(group, number)
+        words[_SINCE] = time.monotonic_ns()
 
     def handed_out(self) -> None:
         """Collectives are counted from the hand-out of a step, so that a replacement counts as the others do."""
         self.entries.clear()
-        self.context.cell[F.COLLECTIVE] = 0
+        self._words[_COLLECTIVE] = 0
 
     def left(self) -> None:
-        self.context.cell[F.COLLECTIVE_SINCE] = 0
+        self._words[_SINCE] = 0
 
 
 _INIT_CODE = torch.nn.parallel.DistributedDataParallel.__init__.__code__

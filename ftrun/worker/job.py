@@ -14,7 +14,6 @@ from ftrun.core.errors import UsageError, WorkerError
 from ftrun.worker.context import Context
 from ftrun.worker.engine import Engine
 from ftrun.worker.groups import end_replay, registry
-from ftrun.worker.lookout import look_out
 from ftrun.worker.restore import restore
 from ftrun.worker.state import Protected
 from ftrun.worker.step import Step
@@ -227,7 +226,7 @@ def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful
         engine.start_fresh()
     for optimizer in optimizers:
         optimizer.register_step_pre_hook(_before_update(engine))
-    look_out(engine, modules)
+    engine.lookout.install(engine, modules)
     excuse_compilation(context)
     for module in modules:
         module.register_forward_pre_hook(lambda *_: engine.forward_started())

@@ -10,13 +10,22 @@ from typing import Any
 
 import torch
 
+from ftrun import native
 from ftrun.core.errors import UsageError
 from ftrun.worker import codec, rng
 from ftrun.worker.slots import END, GATE, LATE, RECORDING, START, Slots, negative_control
 from ftrun.worker.state import Protected
 
-Captured = tuple[dict[str, Any], dict[str, bytes]]  # random streams, packed Python state
+Captured = tuple[rng.Mark, dict[str, bytes]]  # of the random streams, and packed Python state
 Grads = list["torch.Tensor | None"]
+
+
+def read_state(slots: Slots, slot: int) -> dict[str, Any]:
+    """What a rank's START, GATE or END slot holds. Errors: WorkerError when it was overwritten."""
+    saved: dict[str, Any]
+    saved, raw = slots.read_with_rest(slot)
+    saved["rng"] = rng.join(saved["rng"], raw)
+    return saved
 
 
 class Ledger:
@@ -42,19 +51,22 @@ class Ledger:
 
     def start(self, step: int) -> None:
         """Seal the START slot of a step that is handed out for the first time. Errors: UsageError."""
-        captured = (rng.capture(), self._state.python_state())
+        streams, ranges = rng.look()
+        captured = (streams, self._state.python_state())
         self._check_between(step, captured)
         self.alive = self._state.grads_alive()
         self.slots.invalidate(START)
         self._state.save_buffers(step)
         carried = self._carried and self.slots.tag(END) != step
-        self._write(START, step, self._state.grads() if carried else None, captured)
+        self._write(START, step, self._state.grads() if carried else None, captured, ranges)
 
     def gate(self, step: int, accumulating: bool) -> None:
         """Seal the GATE slot. `accumulating`: gradients that are alive will be added to."""
         self._state.settle_buffers()
         self.alive = self._state.grads_alive()
-        self._write(GATE, step, self._grads(accumulating))
+        streams, ranges = rng.look()
+        self._at_gate = (streams, self._state.python_state())
+        self._write(GATE, step, self._grads(accumulating), self._at_gate, ranges)
         self._buffers_at_gate = self._state.buffers_mark()
         self._each_buffer_at_gate = self._state.buffer_marks() if self._buffers_move else None
 
@@ -62,7 +74,10 @@ class Ledger:
         """Seal the END slot: the state as of the start of gate step `tag`."""
         self._state.settle_buffers()
         self.alive = self._state.grads_alive()
-        self._write(END, tag, self._grads(accumulating))
+        streams, ranges = rng.look()
+        captured = (streams, self._state.python_state())
+        self._at_end = (tag, captured)
+        self._write(END, tag, self._grads(accumulating), captured, ranges)
 
     def late(self, step: int) -> None:
         """A body turned out, after its hand-out, to accumulate on the gradients it found."""
@@ -75,24 +90,22 @@ class Ledger:
     def _grads(self, accumulating: bool) -> Grads | None:
         return self._state.grads() if accumulating and any(self.alive) else None
 
-    def _write(self, slot: int, tag: int, grads: Grads | None, captured: Captured | None = None) -> None:
+    def _write(self, slot: int, tag: int, grads: Grads | None, captured: Captured, ranges: native.RangeList) -> None:
         if negative_control(slot):
             self.slots.invalidate(slot)
             return
-        captured = captured or (rng.capture(), self._state.python_state())
-        streams, python = captured
-        content: dict[str, Any] = {"rng": streams, "py": python, "alive": self.alive}
-        content["grads"] = None if grads is None else codec.pack(grads, "gradients")
-        if slot == GATE:
-            self._at_gate = captured
-        elif slot == END:
-            if self._at_gate is not None:
-                content.update(self._update_changed(self._at_gate, captured))
-            self._at_end = (tag, captured)
-        content["updated"] = self.updated
-        content["between"] = self._drew_between
-        content["loader"] = self.loader.capture() if self.loader is not None else self.loader_state
-        self.slots.write(slot, tag, codec.plain(content))
+        content: dict[str, Any] = {
+            "rng": captured[0][1],
+            "py": captured[1],
+            "alive": self.alive,
+            "grads": None if grads is None else codec.pack(grads, "gradients"),
+            "updated": self.updated,
+            "between": self._drew_between,
+            "loader": self.loader.capture() if self.loader is not None else self.loader_state,
+        }
+        if slot == END and self._at_gate is not None:
+            content.update(self._update_changed(self._at_gate, captured))
+        self.slots.write(slot, tag, codec.plain(content), ranges)
 
     def _update_changed(self, before: Captured, now: Captured) -> dict[str, Any]:
         """What the update region changed: a replacement that has its own GATE slot takes just this from ours."""
@@ -133,7 +146,7 @@ class Ledger:
         if self._after is not None and self._after != self._state.sample():
             raise UsageError("parameters changed between two bodies: change them inside `with step:`, after the update")
         # a loader draws as well when it fetches, and a replacement fetches again: that does not count
-        drawn = now[0] if self.loader is None else self.loader.before
+        drawn = now[0] if self.loader is None or self.loader.before is None else rng.mark_of(self.loader.before)
         if streams != drawn:
             self._drew_between = True
 
@@ -141,12 +154,16 @@ class Ledger:
 
     def start_state(self, step: int) -> dict[str, Any]:
         """What the START slot of `step` holds, with the gradients that the body before left to accumulate on."""
-        saved: dict[str, Any] = self.slots.read(START)
+        saved = self.read(START)
         if saved["grads"] is None and self.slots.tag(LATE) == step:
             saved["grads"] = bytes(self.slots.data(LATE))
         elif saved["grads"] is None and self.slots.tag(END) == step:
-            saved["grads"] = self.slots.read(END)["grads"]
+            saved["grads"] = self.read(END)["grads"]
         return saved
+
+    def read(self, slot: int) -> dict[str, Any]:
+        """What START, GATE or END of this rank holds. Errors: WorkerError."""
+        return read_state(self.slots, slot)
 
     def put_back(self, saved: dict[str, Any], index: int) -> None:
         """Apply a slot: Python state, gradients, the loader's place, and last the random streams."""

@@ -26,6 +26,7 @@ from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.engine import Engine
 from ftrun.worker.kept import fetch, fetch_gpu, use_gpu
+from ftrun.worker.ledger import read_state
 from ftrun.worker.slots import END, GATE, RECORDING, START, Slots
 from ftrun.worker.state import Protected
 
@@ -347,16 +348,16 @@ class Restorer:
                     self._take_updated_buffers(replica)
             return self.engine.ledger.start_state(resume)
         if slots.tag(END) == resume:
-            saved: dict[str, Any] = slots.read(END)
+            saved = read_state(slots, END)
             self._note_between(saved)
             return saved
         if resume == 0 or slots.tag(GATE) != resume - 1:
             raise NoSource(f"this rank's slots hold nothing for step {resume}")
-        saved = slots.read(GATE)
+        saved = read_state(slots, GATE)
         if replica is None or replica.slots.tag(END) != resume:
             # our predecessor copied the weights and died before its first hand-out
             replica = self._replica(lambda slots, arena: slots.tag(END) == resume)
-        after = replica.slots.read(END)
+        after = read_state(replica.slots, END)
         for key in after["changed"]:
             saved["py"][key] = after["py"][key]
         if after["drew"]:
@@ -371,7 +372,7 @@ class Restorer:
 
     def _take_updated_buffers(self, replica: Replica) -> None:
         """What the update before the resume step wrote of the buffers is the same on every replica."""
-        after = replica.slots.read(END)
+        after = read_state(replica.slots, END)
         if after["buffers"] is None:
             self.engine.note_inexact(Inexact.UPDATE_CHANGED_BUFFERS)
         elif after["buffers"]:

@@ -15,6 +15,8 @@ import torch
 from ftrun import native
 from ftrun.worker import generators, probe
 
+Mark = tuple[int, dict[str, Any]]  # hash of what is copied as memory, and the rest
+
 _NUMPY_BYTES = 625 * 4  # numpy's mt19937_state: 624 words and the position
 _RAW_BYTES = {"python": generators.PYTHON_BYTES, "torch": generators.TORCH_BYTES, "numpy": _NUMPY_BYTES}
 
@@ -24,29 +26,33 @@ class _Memory:
 
     def __init__(self, numpy_generator: Any) -> None:
         self.numpy_generator = numpy_generator
-        ranges: dict[str, list[generators.Range] | None] = {"torch": generators.torch_ranges()}
+        found: dict[str, list[generators.Range] | None] = {"torch": generators.torch_ranges()}
         python = generators.python_range()
-        ranges["python"] = [python] if python else None
+        found["python"] = [python] if python else None
+        self._words = memoryview(b"").cast("I")  # numpy's
         if type(numpy_generator).__name__ == "MT19937":
-            ranges["numpy"] = [(numpy_generator.ctypes.state_address, _NUMPY_BYTES)]
-        self.parts = [name for name, found in ranges.items() if found]
-        self._list = native.RangeList([r for name in self.parts for r in ranges[name] or ()])
-        self._buffer = ctypes.create_string_buffer(self._list.size)
-        self._normal: tuple[bytes, list[Any]] | None = None
+            address = numpy_generator.ctypes.state_address
+            found["numpy"] = [(address, _NUMPY_BYTES)]
+            self._words = memoryview((ctypes.c_uint32 * 625).from_address(address)).cast("B").cast("I")
+        self.parts = [name for name, ranges in found.items() if ranges]
+        self.ranges = native.RangeList([r for name in self.parts for r in found[name] or ()])
+        self._normal: tuple[tuple[int, int], list[Any]] | None = None
 
     def read(self) -> bytes:
-        native.gather(self._buffer, self._list)
-        return self._buffer.raw
+        """The bytes of all ranges."""
+        buffer = ctypes.create_string_buffer(self.ranges.size)
+        native.gather(buffer, self.ranges)
+        return buffer.raw
 
-    def numpy_normal(self, raw: bytes, numpy: Any) -> list[Any]:
+    def numpy_normal(self, numpy: Any) -> list[Any]:
         """Whether numpy's generator has a normal cached, and which. Asking takes longer than all the rest.
 
-        While none is cached, one can only appear by drawing, which moves the words.
+        While none is cached, one can only appear by drawing, which moves the position, or all words and the position.
         """
-        words = raw[-_NUMPY_BYTES:]
-        if self._normal is None or self._normal[0] != words or self._normal[1][0]:
+        place = self._words[624], self._words[0]
+        if self._normal is None or self._normal[0] != place or self._normal[1][0]:
             _, _, _, has, value = numpy.random.get_state()
-            self._normal = (words, [int(has), float(value)])
+            self._normal = (place, [int(has), float(value)])
         return self._normal[1]
 
 
@@ -69,13 +75,45 @@ def _cuda_devices() -> list[int]:
 
 def capture() -> dict[str, Any]:
     """A copy of every stream's state, made of plain values: equal states compare equal."""
+    memory = _memory_now()
+    return {**_beside(memory), "raw": memory.read()}
+
+
+def look() -> tuple[Mark, native.RangeList]:
+    """What tells the state of now from any other, and where the part of it lies that is copied as memory.
+
+    `join` makes of the mark's second half and those bytes what `capture` gives.
+    """
+    memory = _memory_now()
+    return (native.ranges_sum(memory.ranges), _beside(memory)), memory.ranges
+
+
+def mark_of(state: dict[str, Any]) -> Mark:
+    """The mark that `look` would have given when `state` was captured."""
+    raw = state["raw"]
+    buffer = ctypes.create_string_buffer(raw, len(raw))
+    return native.checksum(ctypes.addressof(buffer), len(raw)), {k: v for k, v in state.items() if k != "raw"}
+
+
+def join(beside: dict[str, Any], raw: bytes) -> dict[str, Any]:
+    """A state as `capture` gives it, of what a slot holds."""
+    return {**beside, "raw": raw}
+
+
+def _memory_now() -> _Memory:
     global _memory
     numpy = sys.modules.get("numpy")
     generator = numpy.random.mtrand._rand._bit_generator if numpy is not None else None
     if _memory is None or _memory.numpy_generator is not generator:
         _memory = _Memory(generator)
-    parts = _memory.parts
-    state: dict[str, Any] = {"raw": _memory.read(), "parts": parts}
+    return _memory
+
+
+def _beside(memory: _Memory) -> dict[str, Any]:
+    """What is not copied as memory, and which parts are."""
+    parts = memory.parts
+    numpy = sys.modules.get("numpy")
+    state: dict[str, Any] = {"parts": parts}
     if "python" not in parts:
         state["python"] = random.getstate()
     else:
@@ -84,7 +122,7 @@ def capture() -> dict[str, Any]:
         state["torch"] = torch.get_rng_state().numpy().tobytes()
     if numpy is not None:
         if "numpy" in parts:
-            state["numpy_normal"] = _memory.numpy_normal(state["raw"], numpy)
+            state["numpy_normal"] = memory.numpy_normal(numpy)
         else:
             name, keys, position, has, value = numpy.random.get_state()
             state["numpy"] = [name, keys.tobytes(), int(position), int(has), float(value)]

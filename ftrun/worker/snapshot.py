@@ -292,7 +292,7 @@ def reload(engine: Engine, arena: Arena) -> tuple[Manifest, dict[str, Any], int]
     slots.write(END, step, [store.bytes(record.pieces["slot"])])
     arena.write_manifest(manifest)
     arena.sealed(step)
-    return manifest, slots.read(END), moved.copied
+    return manifest, engine.ledger.read(END), moved.copied
 
 
 def _put_back(store: Store, record: Record, name: str, arena: Arena, places: list[tuple[int, int]]) -> None:

@@ -32,25 +32,28 @@ class _Groups:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self._seen: list[Any] = []
         self._packed = b""
 
     def packed(self, groups: list[dict[str, Any]], loose: dict[int, dict[str, Any]]) -> bytes:
         """Everything of `groups` but the parameters, and the `loose` state."""
-        seen = [part for group in groups for item in group.items() for part in item]
+        seen: list[Any] = []
+        for group in groups:
+            seen += group
+            seen += group.values()
         if not loose and self._packed and len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
             return self._packed
         plain = [{k: v for k, v in g.items() if k != "params"} for g in groups]
-        packed = codec.pack([plain, loose], self._name)
+        packed = codec.pack([plain, loose], self.name.replace(".", " "))
         fixed = not loose and all(codec.is_fixed(v) for g in plain for v in g.values())
         self._seen, self._packed = (seen, packed) if fixed else ([], b"")
         return packed
 
 
 @functools.lru_cache(maxsize=16)
-def _packed_flags(flags: tuple[tuple[str, Any], ...]) -> bytes:
-    return codec.pack(dict(flags), "DDP")
+def _packed_flags(*flags: Any) -> bytes:
+    return codec.pack(dict(zip(_DDP_FLAGS, flags, strict=True)), "DDP")
 
 
 class Protected:
@@ -64,7 +67,7 @@ class Protected:
         self.stateful = stateful
         self.params = list(self._find_params())
         self.buffers = list(self._find_buffers())
-        self._tensors = [p for _, p, _ in self.params]
+        self.tensors = [p for _, p, _ in self.params]
         self.manifest = Manifest()
         self._arena: Arena | None = None
         self._blocks: dict[int, torch.Tensor] = {}
@@ -74,7 +77,11 @@ class Protected:
         self._known: dict[int, int] = {}  # id of a per-parameter state dict -> number of its keys when laid out
         self._held: dict[int, set[Any]] = {}  # the same -> its keys that lie in the arena
         self._counts = [0] * len(optimizers)  # entries of each optimizer's state when last looked at
-        self._groups = [_Groups(f"optimizer {i}") for i in range(len(optimizers))]
+        self._groups = [_Groups(f"optimizer.{i}") for i in range(len(optimizers))]
+        self._ddp: list[tuple[str, Any]] = [
+            (f"ddp.{i}", m) for i, m in enumerate(modules) if all(hasattr(m, flag) for flag in _DDP_FLAGS)
+        ]
+        self._settled: list[Any] = []  # every value of the optimizers' states when it was last laid out
         self._loose = False  # some optimizer state is no tensor
         self._shadow = 0
         self._gpu_shadow = 0
@@ -189,7 +196,7 @@ class Protected:
         self._views, self._buffer_views, self._slots = [], [], []
         self._known, self._held, self._versions = {}, {}, {}
         self._counts = [0] * len(self.optimizers)
-        self._blocks = {}
+        self._blocks, self._settled = {}, []
         self.attach(arena, manifest)
 
     def live_buffers(self) -> tuple[int, int]:
@@ -212,6 +219,9 @@ class Protected:
 
         Call while the arena is OPEN.
         """
+        now = self._optimizer_values()
+        if len(now) == len(self._settled) and all(map(operator.is_, now, self._settled)):
+            return False
         for state, key, view in [slot for slot in self._slots if slot[0].get(slot[1]) is not slot[2]]:
             current = state.get(key)
             if isinstance(current, torch.Tensor):
@@ -234,7 +244,15 @@ class Protected:
                 self._known[id(state)] = len(state)
         if grown:
             self.arena.write_manifest(self.manifest)
+        self._settled = self._optimizer_values()
         return grown
+
+    def _optimizer_values(self) -> list[Any]:
+        values: list[Any] = []
+        for optimizer in self.optimizers:
+            for state in optimizer.state.values():
+                values += state.values()
+        return values
 
     def _loose_tensors(self) -> list[torch.Tensor]:
         """Optimizer state that does not lie in the arena yet."""
@@ -263,7 +281,7 @@ class Protected:
 
     def repoint(self) -> None:
         """Optimizer state was loaded anew (a checkpoint): lay it out afresh. Call while the arena is OPEN."""
-        self._slots, self._known, self._held = [], {}, {}
+        self._slots, self._known, self._held, self._settled = [], {}, {}, []
         self._counts = [0] * len(self.optimizers)
         self.manifest.entries = [e for e in self.manifest.entries if not e.name.startswith("optim.")]
         self.absorb()
@@ -320,6 +338,8 @@ class Protected:
 
         Of those on a GPU torch's count of writes in place is taken: a look at their bytes would wait for the update.
         """
+        if not self._buffer_views:
+            return 0
         offset, size = self.arena.volatile
         half = min(self._shadow, size)
         address = self.arena.segment.address + offset
@@ -396,11 +416,9 @@ class Protected:
         state: dict[str, bytes] = {}
         for i, optimizer in enumerate(self.optimizers):
             loose = self._loose_state(optimizer)
-            state[f"optimizer.{i}"] = self._groups[i].packed(optimizer.param_groups, loose)
-        for i, module in enumerate(self.modules):
-            flags = {name: getattr(module, name) for name in _DDP_FLAGS if hasattr(module, name)}
-            if flags:
-                state[f"ddp.{i}"] = _packed_flags(tuple(flags.items()))
+            state[self._groups[i].name] = self._groups[i].packed(optimizer.param_groups, loose)
+        for name, module in self._ddp:
+            state[name] = _packed_flags(module.require_forward_param_sync, module.require_backward_grad_sync)
         for name, thing in self.stateful.items():
             state[name] = codec.pack(_get_state(thing), f"{name}.state_dict()")
         return state
@@ -443,10 +461,10 @@ class Protected:
     # -- gradients ---------------------------------------------------------------------------------------------------
 
     def grads(self) -> list[torch.Tensor | None]:
-        return [p.grad for p in self._tensors]
+        return [p.grad for p in self.tensors]
 
     def grads_alive(self) -> list[bool]:
-        return [p.grad is not None for p in self._tensors]
+        return [p.grad is not None for p in self.tensors]
 
     def set_grads(self, alive: list[bool], values: list[torch.Tensor | None] | None) -> None:
         """Put gradients back: `values` where accumulation must go on, else None, or zeros where one was alive."""

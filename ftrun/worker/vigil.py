@@ -7,6 +7,7 @@ arrives, so the gate stays shut and nothing of it reaches the weights.
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 import time
 from array import array
@@ -30,8 +31,9 @@ _REDUCING = {
 }  # fmt: skip
 """Collective -> which of its arguments holds this rank's own contribution."""
 
+_LAYOUT = operator.attrgetter("dtype", "layout")
 _FORMATS = {getattr(torch, name): name for name in native.FLOAT_FORMATS}
-_WHOLE = 1 << 20  # numbers of a body that are all looked at before they are exchanged
+_WHOLE = 1 << 17  # numbers of a body that are all looked at before they are exchanged
 _PIECE, _PIECES = 4096, 16  # of larger ones
 _AFTER_YOU = 1.0  # seconds
 _STACK = 40  # frames in which a GradScaler is looked for
@@ -70,13 +72,14 @@ class Vigil:
         place = _REDUCING.get(name)
         if place is None or self._engine.passed or self._cell[F.PHASE] != Phase.BACKWARD:
             return
-        self._measure()
+        if not self._measured:
+            self._measure()
         if self._nonfinite == "ignore" or self._poisoned:
             return
         for tensor in tensors_of(args[place]):
             if tensor.dtype not in _FORMATS:
                 continue
-            if tensor.device.type != "cpu":
+            if not tensor.is_cpu:
                 self._flags.append(torch.isfinite(tensor).all())  # read at the gate, where the device is waited for
             else:
                 self._poisoned = self._poisoned or not self._looks_finite(tensor)
@@ -88,7 +91,7 @@ class Vigil:
         if not tensor.is_contiguous():
             return True
         if self._inspected <= _WHOLE or self._engine.attempt:
-            return _bad_index(tensor) < 0
+            return native.find_nonfinite(tensor.data_ptr(), count, _FORMATS[tensor.dtype]) < 0
         address, size, format_ = tensor.data_ptr(), tensor.element_size(), _FORMATS[tensor.dtype]
         starts = [k * max(0, count - _PIECE) // (_PIECES - 1) for k in range(_PIECES)]
         return all(native.find_nonfinite(address + at * size, min(_PIECE, count), format_) < 0 for at in starts)
@@ -98,7 +101,8 @@ class Vigil:
 
         Errors: NonFiniteError when what it would apply is not finite.
         """
-        self._measure()
+        if not self._measured:
+            self._measure()
         if optimizer is not None and self._nonfinite != "ignore":
             self._check_gradients(step, optimizer)
         self._publish_sum(step)
@@ -115,8 +119,8 @@ class Vigil:
 
     def _measure(self) -> None:
         """Own work ends where the first gradients are exchanged: after that all ranks are as slow as the slowest."""
-        if not self._measured and self._since:
-            self._measured = True
+        self._measured = True
+        if self._since:
             waited = self._engine.registry.waited - self._waited
             self._cell[F.WORK] = max(0, time.monotonic_ns() - self._since - waited)
 
@@ -144,20 +148,18 @@ class Vigil:
 
     def _all_plain_and_finite(self) -> bool:
         """The usual case, in one native call: dense gradients on the CPU, all of one format."""
-        params = self._engine.state.params
-        first = params[0][1]
-        if first.device.type != "cpu" or first.dtype not in _FORMATS:
+        first = self._engine.state.tensors[0]
+        if not first.is_cpu or first.dtype not in _FORMATS:
             return False
-        kind, addresses, counts = first.dtype, array("Q"), array("Q")
-        for _, param, _ in params:
-            grad = param.grad
-            if grad is None:
-                continue
-            if type(grad) is not torch.Tensor or grad.dtype is not kind or grad.is_sparse or not grad.is_contiguous():
-                return False
-            addresses.append(grad.data_ptr())
-            counts.append(grad.numel())
-        return native.find_nonfinite_each(addresses, counts, _FORMATS[kind]) < 0
+        grads = [grad for param in self._engine.state.tensors if (grad := param.grad) is not None]
+        # C loops, since this is done in every step for every parameter
+        if set(map(type, grads)) - {torch.Tensor} or set(map(_LAYOUT, grads)) - {(first.dtype, torch.strided)}:
+            return False
+        if not all(map(torch.Tensor.is_contiguous, grads)):
+            return False
+        addresses = array("Q", map(torch.Tensor.data_ptr, grads))
+        counts = array("Q", map(torch.Tensor.numel, grads))
+        return native.find_nonfinite_each(addresses, counts, _FORMATS[first.dtype]) < 0
 
     # -- equal replicas ----------------------------------------------------------------------------------------------
 

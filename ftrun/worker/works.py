@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,12 +14,18 @@ if TYPE_CHECKING:
     from ftrun.worker.groups import SwapGroup
 
 
-def _future(tensors: list[torch.Tensor]) -> torch.futures.Future[Any]:
+_CpuFuture: Any = torch._C.Future  # without the cost of torch.futures.Future's constructor
+
+
+def _future(tensors: list[torch.Tensor], on_gpu: bool) -> torch.futures.Future[Any]:
     """One that makes whoever waits for it wait for the GPU work behind it, too, if the tensors are there."""
-    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
-    if devices:
-        return torch.futures.Future(devices=devices)
-    return torch.futures.Future()
+    if on_gpu:
+        return torch.futures.Future(devices=sorted({t.device.index for t in tensors if t.is_cuda}))
+    return _CpuFuture([])  # as those of Gloo are
+
+
+def _on_gpu(tensors: list[torch.Tensor]) -> bool:
+    return any([t.is_cuda for t in tensors])
 
 
 class Finished(Work):
@@ -28,7 +33,7 @@ class Finished(Work):
 
     def __init__(self, result: list[torch.Tensor]) -> None:
         super().__init__()
-        self._future = _future(result)
+        self._future = _future(result, _on_gpu(result))
         self._future.set_result(result)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -62,17 +67,17 @@ class Pending(Work):
         self._inner = work
         self._done = done
         self._error: Exception | None = None
-        self._lock = threading.Lock()
         self._complete = False
         self.succeeded = False
-        self._future = _future(result)
+        self._on_gpu = _on_gpu(result)
+        self._future = _future(result, self._on_gpu)
         group.started(self)
         work.get_future().add_done_callback(self._inner_done)
 
     def _inner_done(self, future: Any) -> None:
         try:
             future.value()
-            if any(t.device.type == "cuda" for t in self.result_tensors):
+            if self._on_gpu:
                 self._inner.synchronize()  # Gloo's future alone does not stand for its copies back to the GPU
         except Exception as error:
             self._error = error
@@ -95,12 +100,9 @@ class Pending(Work):
 
     def complete(self) -> None:
         """Let every waiter go on; only the first call counts."""
-        with self._lock:
-            if self._complete:
-                return
+        if self.group.ended(self):
             self._complete = True
-        self.group.ended(self)
-        self._future.set_result(self.result_tensors)
+            self._future.set_result(self.result_tensors)
 
     def inner_is_completed(self) -> bool:
         return self._inner is None or bool(self._inner.is_completed())

@@ -2,8 +2,19 @@
 // of the caches while the model ran.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "ftrun_native.h"
+
+namespace {
+
+size_t size_of(const uint64_t *list) {
+    size_t size = 0;
+    for (uint64_t i = 0; i < list[0]; ++i) size += list[2 + 2 * i];
+    return size;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -16,12 +27,21 @@ void ftrun_gather(void *destination, const uint64_t *list) {
     }
 }
 
-void ftrun_slot_write(uint64_t *slot, const void *data, size_t length, size_t summed, uint64_t tag) {
+uint64_t ftrun_ranges_sum(const uint64_t *list) {
+    thread_local std::vector<char> all;
+    all.resize(size_of(list));
+    ftrun_gather(all.data(), list);
+    return ftrun_checksum(all.data(), all.size(), 0, 1);
+}
+
+void ftrun_slot_write(uint64_t *slot, const void *data, size_t length, const uint64_t *list, size_t summed, uint64_t tag) {
     ftrun_store64(slot, 0);
     // The invalidation must be seen before the first byte of the new content.
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    void *content = slot + FTRUN_SLOT_HEADER / sizeof(uint64_t);
+    char *const content = reinterpret_cast<char *>(slot) + FTRUN_SLOT_HEADER;
     std::memcpy(content, data, length);
+    ftrun_gather(content + length, list);
+    length += size_of(list);
     ftrun_store64(slot + 1, length);
     ftrun_store64(slot + 2, ftrun_checksum(content, std::min(length, summed), 0, 1));
     ftrun_store64(slot, tag);

@@ -290,15 +290,17 @@ def test_ranges_are_gathered_one_behind_the_other() -> None:
     buffer = ctypes.create_string_buffer(ranges.size)
     native.gather(buffer, ranges)
     assert buffer.raw == b"onethree"
+    assert native.ranges_sum(ranges) == native.checksum(ctypes.addressof(buffer), 8)
 
 
 def test_a_slot_is_sealed_with_length_sum_and_tag() -> None:
     slot = ctypes.create_string_buffer(native.SLOT_HEADER + 64)
     address = ctypes.addressof(slot) + -ctypes.addressof(slot) % 8
-    native.slot_write(address, b"content", 7, 5, 9)
+    raw = ctypes.create_string_buffer(b"raw", 3)
+    native.slot_write(address, b"content", 7, native.RangeList([(ctypes.addressof(raw), 3)]), 5, 9)
     assert [native.load64(address + 8 * i) for i in range(3)] == [
         9,
-        7,
+        10,
         native.checksum(address + native.SLOT_HEADER, 5),
     ]
-    assert ctypes.string_at(address + native.SLOT_HEADER, 7) == b"content"
+    assert ctypes.string_at(address + native.SLOT_HEADER, 10) == b"contentraw"
