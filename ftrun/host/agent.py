@@ -22,7 +22,7 @@ from ftrun.control.machine import Config, IllegalEvent, Phase, State, advance, i
 from ftrun.core import gate
 from ftrun.core.board import Board, Head
 from ftrun.core.world import Place, World, write_world
-from ftrun.host import fence, gates, report
+from ftrun.host import gates, report
 from ftrun.host.crew import Crew
 from ftrun.host.detectors import Detectors
 from ftrun.host.devices import DeviceWatch
@@ -312,7 +312,7 @@ class Agent:
         elif op == "forked":
             self._crew.forked(message["cell"], message["pid"])
             if self._end is not None:
-                fence.kill_group(message["pid"])
+                self._crew.fence(message["cell"])
             self._crew.scan()
         elif op == "exit":
             self.exited(message["pid"], message["status"])

@@ -84,6 +84,17 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     print(shown, end="", file=sys.stderr, flush=True)
 
 
+def give_up(context: Context, step: int) -> None:
+    """End this process: the script caught what left a step's body, and nothing after it would fit what the others do."""
+    print(
+        f"ftrun: rank {context.cell.rank}, step {step}: the script goes on after an exception that left the body of the "
+        "step, and its rank cannot; its worker ends (catch inside `with step:` what is to be lived with)",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(EXIT_FAILED)
+
+
 def _text(error: BaseException, user: list[traceback.FrameSummary]) -> str:
     """What a person reads of an exception."""
     if isinstance(error, NonFiniteError):  # found on the way into the update: how we got there explains nothing
