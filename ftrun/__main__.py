@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-
-from ftrun.core.errors import EXIT_SIGNAL
 
 
 def main() -> None:
@@ -14,7 +13,7 @@ def main() -> None:
 
         command()
     except KeyboardInterrupt:
-        sys.exit(EXIT_SIGNAL + 2)
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":
