@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ftrun.core.board import Cell
 
 _WAIT = 60.0  # seconds
-_LOOK = 0.005
+_LOOK = 0.1  # seconds between two looks when no bell rings
 
 
 @app.command(
@@ -91,6 +91,7 @@ def _move(found: Live, rank: int, old: Cell, wait: float, as_json: bool) -> int:
         why = f"it began no new step in {wait:g} s" if found.alive() else f"run {found.run.run_id} ended"
         return _not_moved(rank, why, as_json)
     while found.alive():
+        seen = found.board.launcher_bell()
         new = found.cell(rank)
         if new[F.PID] not in (0, firing.pid) and new[F.RESUMED] >= found.world().generation:
             seconds = time.monotonic() - begun
@@ -106,7 +107,7 @@ def _move(found: Live, rank: int, old: Cell, wait: float, as_json: bool) -> int:
             return 0
         if time.monotonic() - begun > wait:
             return _not_moved(rank, f"its new worker is not at work after {wait:g} s; see: ftrun status", as_json)
-        time.sleep(_LOOK)
+        found.board.wait_launcher(seen, _LOOK)
     return _not_moved(rank, f"run {found.run.run_id} ended", as_json)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftrun.faults.requests import Request
 
 _WAIT = 60.0  # seconds
-_LOOK = 0.005
+_LOOK = 0.1  # seconds between two looks when no bell rings
 _RUN_AND_KIND = typer.Argument(None, metavar="[RUN] KIND", help="The run's name, and the kind of fault.")
 
 
@@ -172,11 +172,8 @@ def _sleep(found: Live, seconds: float) -> None:
     from ftrun.cli.live import NotLive
     from ftrun.cli.status import EXIT_NOT_RUNNING
 
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        if not found.alive():
-            raise NotLive(f"run {found.run.run_id} ended before the fault was due", EXIT_NOT_RUNNING)
-        time.sleep(min(left, 0.1))
+    if found.ended_within(seconds):
+        raise NotLive(f"run {found.run.run_id} ended before the fault was due", EXIT_NOT_RUNNING)
 
 
 # ---- from outside ----------------------------------------------------------------------------------------------------
@@ -279,6 +276,7 @@ def await_firing(found: Live, request: Request, seconds: float) -> Any:
     grace = 1.0  # seconds between taking a request and writing down what it does, at most
     taken_back = False
     while True:
+        seen = found.board.launcher_bell()
         for firing in trigger.fired(found.run.path):
             if (firing.source, firing.fault) == (requests.REQUEST, request.number):
                 return firing
@@ -287,7 +285,7 @@ def await_firing(found: Live, request: Request, seconds: float) -> Any:
             taken_back = taken_back or requests.take(found.run.path, request.number)
             if taken_back or not found.run.path.exists() or now > deadline + grace:
                 return None
-        time.sleep(_LOOK)
+        found.board.wait_launcher(seen, _LOOK)
 
 
 def _standing(found: Live, wish: Wish, rank: int) -> str:

@@ -332,9 +332,9 @@ class Board:
         """Address of the gate word in this process, for native calls."""
         return self._gate_address
 
-    @property
-    def launcher_bell_address(self) -> int:
-        return self._launcher_bell
+    def wait_launcher(self, seen: int, timeout: float) -> bool:
+        """As `wait_workers`, for the launcher's bell: milestones, answers to a stop, injected faults."""
+        return native.bell_wait(self._launcher_bell, seen, timeout)
 
 
 def name_word(name: str) -> int:

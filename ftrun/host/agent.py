@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftrun import native
 from ftrun.control import events as ev
 from ftrun.control.machine import Config, IllegalEvent, Phase, State, advance, initial
 from ftrun.core import gate
@@ -152,7 +151,7 @@ class Agent:
         while not self._stop_listening:
             seen = self._board.launcher_bell()
             os.eventfd_write(bell, 1)
-            native.bell_wait(self._board.launcher_bell_address, seen, _LOOK_AGAIN)
+            self._board.wait_launcher(seen, _LOOK_AGAIN)
 
     def _bell_rang(self, bell: int) -> None:
         os.eventfd_read(bell)
