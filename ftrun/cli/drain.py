@@ -74,19 +74,14 @@ def _check(rank: int, cell: Cell) -> None:
 
 
 def _move(found: Live, rank: int, old: Cell, wait: float, as_json: bool) -> int:
-    from ftrun.cli.inject import await_firing, ring
+    from ftrun.cli.inject import ask
     from ftrun.core.board import F
     from ftrun.core.faults import Fault
     from ftrun.faults import requests
 
     begun = time.monotonic()
-    request = requests.post(found.run.path, requests.Request(requests.DRAIN, Fault.DRAIN.value, rank=rank, at="idle"))
-    ring(found, request)
-    try:
-        firing = await_firing(found, request, wait)
-    except KeyboardInterrupt:
-        requests.take(found.run.path, request.number)
-        raise
+    wanted = requests.Request(requests.DRAIN, Fault.DRAIN.value, rank=rank, at="idle")
+    _, firing = ask(found, wanted, wait)
     if firing is None:
         why = f"it began no new step in {wait:g} s" if found.alive() else f"run {found.run.run_id} ended"
         return _not_moved(rank, why, as_json)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ftrun.cli.main import app
-from ftrun.core.errors import FtrunError, UsageError
+from ftrun.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ftrun.cli.live import Live
@@ -242,16 +242,11 @@ def _request(wish: Wish, rank: int) -> Request:
 def _ask(found: Live, wish: Wish, rank: int) -> int:
     from ftrun.faults import requests
 
-    request = requests.post(found.run.path, _request(wish, rank))
-    ring(found, request)
     if not wish.wait:
+        request = requests.post(found.run.path, _request(wish, rank))
+        ring(found, request)
         return _did(wish, f"{request} waits for its moment", rank, wish.at, wish.step, None, request.number)
-    try:
-        firing = await_firing(found, request, wish.wait)
-    except KeyboardInterrupt:
-        if requests.take(found.run.path, request.number):
-            print("ftrun: taken back; nothing was injected", file=sys.stderr)
-        raise
+    request, firing = ask(found, _request(wish, rank), wish.wait)
     if firing is not None:
         words = f"{wish.name} struck rank {rank} (process {firing.pid}) in {firing.phase} of step {firing.step}"
         return _did(wish, words, rank, firing.phase, firing.step, firing.pid, request.number)
@@ -268,7 +263,23 @@ def ring(found: Live, request: Request) -> None:
     found.board.ring_launcher()
 
 
-def await_firing(found: Live, request: Request, seconds: float) -> Any:
+def ask(found: Live, request: Request, seconds: float) -> tuple[Request, Any]:
+    """Post a request and wait for its firing, None when it was taken back. A Ctrl-C takes it back whenever it comes."""
+    from ftrun.faults import requests
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # held back while it is only half asked
+    request = requests.post(found.run.path, request)
+    try:
+        ring(found, request)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return request, _await_firing(found, request, seconds)
+    except KeyboardInterrupt:
+        if requests.take(found.run.path, request.number):
+            print("ftrun: taken back; nothing was done", file=sys.stderr)
+        raise
+
+
+def _await_firing(found: Live, request: Request, seconds: float) -> Any:
     """The firing of a request, or None: then it was taken back and will never fire."""
     from ftrun.faults import requests, trigger
 
@@ -363,6 +374,3 @@ def _did_not(wish: Wish, why: str) -> int:
         print(json.dumps({"fired": False, "kind": wish.name, "why": why}))
     print(f"ftrun: error: {wish.name} did not fire: {why}", file=sys.stderr)
     return 1
-
-
-__all__ = ["FtrunError", "await_firing", "inject_fault", "ring"]

@@ -7,16 +7,17 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from ftrun.cli.options import EPILOG
+from ftrun.cli.options import EPILOG, Option
 from ftrun.core.errors import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -61,7 +62,8 @@ _ParserError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.
 # command -> the module that registers it on `app`: only the one that is asked for is imported
 COMMANDS = {name: name for name in ("run", "runs", "status", "timeline", "events", "metrics")} | {
     **{name: name for name in ("drain", "verify", "doctor", "completions")},
-    "stop": "runs", "inject-fault": "inject",
+    "stop": "runs",
+    "inject-fault": "inject",
 }
 
 
@@ -84,6 +86,35 @@ def _root(
     ),
 ) -> None:
     pass
+
+
+def given_options(options: Iterable[Option], given: Mapping[str, str | bool | None]) -> dict[str, str]:
+    """What was said on the command line, by the names of the options; a flag is "1"."""
+    return {
+        option.name: "1" if option.is_flag else str(given[option.key])
+        for option in options
+        if given[option.key] not in (None, False)
+    }
+
+
+def signature(options: Iterable[Option]) -> inspect.Signature:
+    """What typer reads of a command that takes a script with its arguments, and `options` from a table."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    script = typer.Argument(..., metavar="SCRIPT")
+    rest = typer.Argument(None, metavar="[ARGS]...")
+    found = [
+        inspect.Parameter("script", keyword, default=script, annotation=str),
+        inspect.Parameter("args", keyword, default=rest, annotation=list[str] | None),
+    ]
+    for option in options:
+        kind: Any = bool if option.is_flag else str | None
+        names = (*filter(None, (option.short,)), *option.spellings)
+        if option.name == "version":
+            default = typer.Option(False, *names, callback=show_version, is_eager=True)
+        else:
+            default = typer.Option(False if option.is_flag else None, *names, metavar=option.metavar or None)
+        found.append(inspect.Parameter(option.key, keyword, default=default, annotation=kind))
+    return inspect.Signature(found)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
