@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from ftrun.cli.main import WIDTH, app, given_options, signature
+from ftrun.cli.main import COMMANDS, WIDTH, app, given_options, signature
 from ftrun.cli.options import GROUPS, OPTIONS, RUN_EPILOG, Option
 from ftrun.core.errors import UsageError
 
@@ -81,7 +81,7 @@ def _command_meant(script: str) -> str:
         return ""
     from ftrun.cli.spelling import nearest
 
-    close = nearest(script, [command.name or "" for command in app.registered_commands])
+    close = nearest(script, COMMANDS)
     return f"; did you mean the command: ftrun {close}?" if close else ""
 
 
