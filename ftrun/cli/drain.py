@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ftrun.core.board import Cell
 
 _WAIT = 60.0  # seconds
-_LOOK = 0.005
+_LOOK = 0.1  # seconds between two looks when no bell rings
 
 
 @app.command(
@@ -74,23 +74,19 @@ def _check(rank: int, cell: Cell) -> None:
 
 
 def _move(found: Live, rank: int, old: Cell, wait: float, as_json: bool) -> int:
-    from ftrun.cli.inject import await_firing, ring
+    from ftrun.cli.inject import ask
     from ftrun.core.board import F
     from ftrun.core.faults import Fault
     from ftrun.faults import requests
 
     begun = time.monotonic()
-    request = requests.post(found.run.path, requests.Request(requests.DRAIN, Fault.DRAIN.value, rank=rank, at="idle"))
-    ring(found, request)
-    try:
-        firing = await_firing(found, request, wait)
-    except KeyboardInterrupt:
-        requests.take(found.run.path, request.number)
-        raise
+    wanted = requests.Request(requests.DRAIN, Fault.DRAIN.value, rank=rank, at="idle")
+    _, firing = ask(found, wanted, wait)
     if firing is None:
         why = f"it began no new step in {wait:g} s" if found.alive() else f"run {found.run.run_id} ended"
         return _not_moved(rank, why, as_json)
     while found.alive():
+        seen = found.board.launcher_bell()
         new = found.cell(rank)
         if new[F.PID] not in (0, firing.pid) and new[F.RESUMED] >= found.world().generation:
             seconds = time.monotonic() - begun
@@ -106,7 +102,7 @@ def _move(found: Live, rank: int, old: Cell, wait: float, as_json: bool) -> int:
             return 0
         if time.monotonic() - begun > wait:
             return _not_moved(rank, f"its new worker is not at work after {wait:g} s; see: ftrun status", as_json)
-        time.sleep(_LOOK)
+        found.board.wait_launcher(seen, _LOOK)
     return _not_moved(rank, f"run {found.run.run_id} ended", as_json)
 
 

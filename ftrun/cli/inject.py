@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ftrun.cli.main import app
-from ftrun.core.errors import FtrunError, UsageError
+from ftrun.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ftrun.cli.live import Live
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftrun.faults.requests import Request
 
 _WAIT = 60.0  # seconds
-_LOOK = 0.005
+_LOOK = 0.1  # seconds between two looks when no bell rings
 _RUN_AND_KIND = typer.Argument(None, metavar="[RUN] KIND", help="The run's name, and the kind of fault.")
 
 
@@ -172,11 +172,8 @@ def _sleep(found: Live, seconds: float) -> None:
     from ftrun.cli.live import NotLive
     from ftrun.cli.status import EXIT_NOT_RUNNING
 
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        if not found.alive():
-            raise NotLive(f"run {found.run.run_id} ended before the fault was due", EXIT_NOT_RUNNING)
-        time.sleep(min(left, 0.1))
+    if found.ended_within(seconds):
+        raise NotLive(f"run {found.run.run_id} ended before the fault was due", EXIT_NOT_RUNNING)
 
 
 # ---- from outside ----------------------------------------------------------------------------------------------------
@@ -245,16 +242,11 @@ def _request(wish: Wish, rank: int) -> Request:
 def _ask(found: Live, wish: Wish, rank: int) -> int:
     from ftrun.faults import requests
 
-    request = requests.post(found.run.path, _request(wish, rank))
-    ring(found, request)
     if not wish.wait:
+        request = requests.post(found.run.path, _request(wish, rank))
+        ring(found, request)
         return _did(wish, f"{request} waits for its moment", rank, wish.at, wish.step, None, request.number)
-    try:
-        firing = await_firing(found, request, wish.wait)
-    except KeyboardInterrupt:
-        if requests.take(found.run.path, request.number):
-            print("ftrun: taken back; nothing was injected", file=sys.stderr)
-        raise
+    request, firing = ask(found, _request(wish, rank), wish.wait)
     if firing is not None:
         words = f"{wish.name} struck rank {rank} (process {firing.pid}) in {firing.phase} of step {firing.step}"
         return _did(wish, words, rank, firing.phase, firing.step, firing.pid, request.number)
@@ -271,7 +263,23 @@ def ring(found: Live, request: Request) -> None:
     found.board.ring_launcher()
 
 
-def await_firing(found: Live, request: Request, seconds: float) -> Any:
+def ask(found: Live, request: Request, seconds: float) -> tuple[Request, Any]:
+    """Post a request and wait for its firing, None when it was taken back. A Ctrl-C takes it back whenever it comes."""
+    from ftrun.faults import requests
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # held back while it is only half asked
+    request = requests.post(found.run.path, request)
+    try:
+        ring(found, request)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return request, _await_firing(found, request, seconds)
+    except KeyboardInterrupt:
+        if requests.take(found.run.path, request.number):
+            print("ftrun: taken back; nothing was done", file=sys.stderr)
+        raise
+
+
+def _await_firing(found: Live, request: Request, seconds: float) -> Any:
     """The firing of a request, or None: then it was taken back and will never fire."""
     from ftrun.faults import requests, trigger
 
@@ -279,6 +287,7 @@ def await_firing(found: Live, request: Request, seconds: float) -> Any:
     grace = 1.0  # seconds between taking a request and writing down what it does, at most
     taken_back = False
     while True:
+        seen = found.board.launcher_bell()
         for firing in trigger.fired(found.run.path):
             if (firing.source, firing.fault) == (requests.REQUEST, request.number):
                 return firing
@@ -287,7 +296,7 @@ def await_firing(found: Live, request: Request, seconds: float) -> Any:
             taken_back = taken_back or requests.take(found.run.path, request.number)
             if taken_back or not found.run.path.exists() or now > deadline + grace:
                 return None
-        time.sleep(_LOOK)
+        found.board.wait_launcher(seen, _LOOK)
 
 
 def _standing(found: Live, wish: Wish, rank: int) -> str:
@@ -365,6 +374,3 @@ def _did_not(wish: Wish, why: str) -> int:
         print(json.dumps({"fired": False, "kind": wish.name, "why": why}))
     print(f"ftrun: error: {wish.name} did not fire: {why}", file=sys.stderr)
     return 1
-
-
-__all__ = ["FtrunError", "await_firing", "inject_fault", "ring"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -58,6 +60,16 @@ class Live:
         from ftrun.host.rundir import process_start
 
         return process_start(self.run.pid) == self.run.raw["start"] and not self.board[Head.ENDING]
+
+    def ended_within(self, seconds: float) -> bool:
+        """Wait so long, or for the end of the run, whichever comes first; has it ended?"""
+        with contextlib.suppress(ProcessLookupError):
+            launcher = os.pidfd_open(self.run.pid)
+            try:
+                select.select([launcher], [], [], min(seconds, 1e9))
+            finally:
+                os.close(launcher)
+        return not self.alive()
 
     def world(self) -> World:
         """The newest world. Errors: NotLive."""

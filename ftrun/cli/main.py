@@ -7,14 +7,17 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from ftrun.cli.options import EPILOG
+from ftrun.cli.options import EPILOG, Option
 from ftrun.core.errors import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -59,7 +62,8 @@ _ParserError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.
 # command -> the module that registers it on `app`: only the one that is asked for is imported
 COMMANDS = {name: name for name in ("run", "runs", "status", "timeline", "events", "metrics")} | {
     **{name: name for name in ("drain", "verify", "doctor", "completions")},
-    "stop": "runs", "inject-fault": "inject",
+    "stop": "runs",
+    "inject-fault": "inject",
 }
 
 
@@ -84,9 +88,44 @@ def _root(
     pass
 
 
+def given_options(options: Iterable[Option], given: Mapping[str, str | bool | None]) -> dict[str, str]:
+    """What was said on the command line, by the names of the options; a flag is "1"."""
+    return {
+        option.name: "1" if option.is_flag else str(given[option.key])
+        for option in options
+        if given[option.key] not in (None, False)
+    }
+
+
+def signature(options: Iterable[Option]) -> inspect.Signature:
+    """What typer reads of a command that takes a script with its arguments, and `options` from a table."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    script = typer.Argument(..., metavar="SCRIPT")
+    rest = typer.Argument(None, metavar="[ARGS]...")
+    found = [
+        inspect.Parameter("script", keyword, default=script, annotation=str),
+        inspect.Parameter("args", keyword, default=rest, annotation=list[str] | None),
+    ]
+    for option in options:
+        kind: Any = bool if option.is_flag else str | None
+        names = (*filter(None, (option.short,)), *option.spellings)
+        if option.name == "version":
+            default = typer.Option(False, *names, callback=show_version, is_eager=True)
+        else:
+            default = typer.Option(False if option.is_flag else None, *names, metavar=option.metavar or None)
+        found.append(inspect.Parameter(option.key, keyword, default=default, annotation=kind))
+    return inspect.Signature(found)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    sys.exit(execute(sys.argv[1:] if argv is None else list(argv)))
+    try:
+        code = execute(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output (head, a pager) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+        code = EXIT_SIGNAL + signal.SIGPIPE
+    sys.exit(code)
 
 
 def load_commands() -> None:
@@ -107,8 +146,11 @@ def execute(argv: list[str]) -> int:
         importlib.import_module(f"ftrun.cli.{COMMANDS[argv[0]]}")
     group = typer.main.get_command(app)
     try:
-        result = group.main(argv, prog_name="ftrun", standalone_mode=False)
+        with group.make_context("ftrun", list(argv)) as context:  # its own main() would exit by itself on a closed pipe
+            result = group.invoke(context)
         return result if isinstance(result, int) else 0
+    except typer.Exit as end:
+        return end.exit_code
     except _ParserError as error:
         return _fail(
             _one_line(getattr(error, "format_message", error.__str__)()), getattr(error, "exit_code", EXIT_USAGE)
@@ -121,10 +163,8 @@ def execute(argv: list[str]) -> int:
         return _fail(str(error), EXIT_UNAVAILABLE)
     except FtrunError as error:
         return _fail(str(error), EXIT_FAILED)
-    except (typer.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt, EOFError):
         return EXIT_SIGNAL + 2
-    except BrokenPipeError:
-        return EXIT_SIGNAL + 13
 
 
 def _fail(message: str, code: int) -> int:

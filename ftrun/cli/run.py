@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-import typer
 from typer.core import TyperCommand
 
-from ftrun.cli.main import WIDTH, app, show_version
+from ftrun.cli.main import COMMANDS, WIDTH, app, given_options, signature
 from ftrun.cli.options import GROUPS, OPTIONS, RUN_EPILOG, Option
 from ftrun.core.errors import UsageError
 
@@ -59,11 +57,7 @@ def run(script: str, args: list[str] | None, **given: str | bool | None) -> int:
     from ftrun.cli.config import read
     from ftrun.host.launcher import launch, require_usable
 
-    said = {
-        option.name: "1" if option.is_flag else str(given[option.key])
-        for option in OPTIONS
-        if given[option.key] not in (None, False)
-    }
+    said = given_options(OPTIONS, given)
     config = read(said.get("config") or os.environ.get("FTRUN_CONFIG") or None)
     values = resolve.Values(said, os.environ, config)
     if values["json"] and not values["dry-run"]:
@@ -87,28 +81,11 @@ def _command_meant(script: str) -> str:
         return ""
     from ftrun.cli.spelling import nearest
 
-    close = nearest(script, [command.name or "" for command in app.registered_commands])
+    close = nearest(script, COMMANDS)
     return f"; did you mean the command: ftrun {close}?" if close else ""
 
 
-def _parameters() -> Iterator[inspect.Parameter]:
-    """The signature that typer reads: script, args, and every option of the table."""
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    argument = typer.Argument(..., metavar="SCRIPT")
-    rest = typer.Argument(None, metavar="[ARGS]...")
-    yield inspect.Parameter("script", keyword, default=argument, annotation=str)
-    yield inspect.Parameter("args", keyword, default=rest, annotation=list[str] | None)
-    for option in OPTIONS:
-        kind: Any = bool if option.is_flag else str | None
-        names = (*filter(None, (option.short,)), *option.spellings)
-        if option.name == "version":
-            default = typer.Option(False, *names, callback=show_version, is_eager=True)
-        else:
-            default = typer.Option(False if option.is_flag else None, *names, metavar=option.metavar or None)
-        yield inspect.Parameter(option.key, keyword, default=default, annotation=kind)
-
-
-run.__signature__ = inspect.Signature(list(_parameters()))  # type: ignore[attr-defined]
+run.__signature__ = signature(OPTIONS)  # type: ignore[attr-defined]
 run.__annotations__ = {}
 app.command(
     "run",

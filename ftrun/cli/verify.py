@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
 from typer.core import TyperCommand
 
-from ftrun.cli.main import WIDTH, app
+from ftrun.cli.main import WIDTH, app, given_options, signature
 from ftrun.cli.options import GROUPS, OPTIONS, VERIFY, Option
 from ftrun.core.errors import EXIT_SIGNAL, UsageError
 
@@ -61,11 +58,7 @@ def verify(script: str, args: list[str] | None, **given: str | bool | None) -> i
     from ftrun.host.launcher import require_usable
     from ftrun.host.trials import Interrupted
 
-    said = {
-        option.name: "1" if option.is_flag else str(given[option.key])
-        for option in _LAUNCH
-        if given[option.key] not in (None, False)
-    }
+    said = given_options(_LAUNCH, given)
     plan, every = given["faults"], bool(given["kill_every_phase"])
     if (plan is not None) == every:
         raise UsageError("say which faults: either --faults FILE or --kill-every-phase")
@@ -91,19 +84,7 @@ def verify(script: str, args: list[str] | None, **given: str | bool | None) -> i
     return result.code
 
 
-def _parameters() -> Iterator[inspect.Parameter]:
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    yield inspect.Parameter("script", keyword, default=typer.Argument(..., metavar="SCRIPT"), annotation=str)
-    rest = typer.Argument(None, metavar="[ARGS]...")
-    yield inspect.Parameter("args", keyword, default=rest, annotation=list[str] | None)
-    for option in ACCEPTED:
-        kind: Any = bool if option.is_flag else str | None
-        names = (*filter(None, (option.short,)), *option.spellings)
-        default = typer.Option(False if option.is_flag else None, *names, metavar=option.metavar or None)
-        yield inspect.Parameter(option.key, keyword, default=default, annotation=kind)
-
-
-verify.__signature__ = inspect.Signature(list(_parameters()))  # type: ignore[attr-defined]
+verify.__signature__ = signature(ACCEPTED)  # type: ignore[attr-defined]
 verify.__annotations__ = {}
 app.command(
     "verify",

@@ -269,6 +269,14 @@ def recover_expired(config: Config, state: State, event: events.Expired) -> Resu
     return lose(config, state, condemned(slow, event.t, f"did not recover in {config.recover_timeout:g} s"))
 
 
+def tail_expired(config: Config, state: State, event: events.Expired) -> Result:
+    """After the loop nobody waits for a replacement, but the run does: one that never gets there is lost as well."""
+    slow = [w for w in state.ranked() if w.rank in state.tail]
+    if event.name != "recover" or event.generation != state.generation or not slow:
+        return state, ()
+    return lose(config, state, condemned(slow, event.t, f"did not recover in {config.recover_timeout:g} s"))
+
+
 def condemned(
     workers: Sequence[Worker], t: float, cause: str, fault: str = Fault.HANG.value, evidence: str = ""
 ) -> list[Died]:
@@ -336,7 +344,7 @@ def _tail(config: Config, state: State) -> Result:
     )
     state, publish, spawns = _refill(config, state, AFTER_LOOP, tail=True)
     state, more = budgets.replenish(config, state)
-    return state, (publish, *spawns, *more)
+    return state, (publish, *spawns, Deadline("recover", state.generation, config.recover_timeout), *more)
 
 
 def _refill(config: Config, state: State, resume: int, *, tail: bool) -> tuple[State, Publish, tuple[Action, ...]]:

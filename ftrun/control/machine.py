@@ -276,7 +276,7 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     ((Phase.NEW, *LIVE), ev.Noticed, incidents.noticed),
     # deadlines
     ((Phase.STARTING,), ev.Expired, restarts.start_expired),
-    ((Phase.RUNNING,), ev.Expired, late),
+    ((Phase.RUNNING,), ev.Expired, incidents.tail_expired),
     ((Phase.STOPPING,), ev.Expired, incidents.stop_expired),
     (_AFTER_STOP, ev.Expired, incidents.recover_expired),
     ((Phase.RESTARTING,), ev.Expired, restarts.pause_expired),

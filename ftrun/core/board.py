@@ -90,7 +90,7 @@ class F(enum.IntEnum):
     # written by the launcher
     EXITED = 36  # 1 = reaped
     EXIT_STATUS = 37  # exit code, or 128 + signal
-    FENCED = 38  # 1 = runs no more code, 2 = fence missed its deadline: do not adopt, 3 = its memory is corrupt
+    FENCED = 38  # 1 = runs no more code, 2 = fence missed its deadline: do not adopt
     FENCED_NS = 39
     DETECTED_NS = 40
     # written by the worker
@@ -106,6 +106,7 @@ class F(enum.IntEnum):
     LIFE = 48  # held by the beat thread: its loss is the death of the process
     MAIN = 56  # held by the main thread: its loss means no more Python runs
     NO_SOURCE = 72  # generation in which it found no source for its rank's state; see Flag.UNRESTORABLE
+    CORRUPT = 73  # written by the launcher: 1 = its memory is corrupt, nobody takes anything from there
     # written by the worker: the phases of its last steps, see ftrun.core.steps
     FIRST_ROW = 80  # ROWS_KEPT rows of ROW_WORDS words
     ROWS = 120  # rows ever begun
@@ -335,9 +336,9 @@ class Board:
         """Address of the gate word in this process, for native calls."""
         return self._gate_address
 
-    @property
-    def launcher_bell_address(self) -> int:
-        return self._launcher_bell
+    def wait_launcher(self, seen: int, timeout: float) -> bool:
+        """As `wait_workers`, for the launcher's bell: milestones, answers to a stop, injected faults."""
+        return native.bell_wait(self._launcher_bell, seen, timeout)
 
 
 def name_word(name: str) -> int:

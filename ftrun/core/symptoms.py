@@ -29,11 +29,19 @@ _CUT_OFF = re.compile(
 _MESSAGE = 240
 
 
+def message(error: BaseException) -> str:
+    """What an exception says; a script's own class may fail even at that."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"<its text could not be had: {type(failure).__name__}>"
+
+
 def of_exception(error: BaseException) -> Fault:
     """The fault behind an exception that a script raised."""
     if isinstance(error, NonFiniteError):
         return Fault.NONFINITE
-    text = str(error)
+    text = message(error)
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT) or _NO_SPACE.search(text) or "insufficient shared memory" in text:
         return Fault.MEMORY_FULL if _SHARED_MEMORY.search(text) else Fault.DISK_FULL

@@ -16,13 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftrun import native
 from ftrun.control import events as ev
 from ftrun.control.machine import Config, IllegalEvent, Phase, State, advance, initial
 from ftrun.core import gate
 from ftrun.core.board import Board, Head
 from ftrun.core.world import Place, World, write_world
-from ftrun.host import fence, gates, report
+from ftrun.host import gates, report
 from ftrun.host.crew import Crew
 from ftrun.host.detectors import Detectors
 from ftrun.host.devices import DeviceWatch
@@ -152,7 +151,7 @@ class Agent:
         while not self._stop_listening:
             seen = self._board.launcher_bell()
             os.eventfd_write(bell, 1)
-            native.bell_wait(self._board.launcher_bell_address, seen, _LOOK_AGAIN)
+            self._board.wait_launcher(seen, _LOOK_AGAIN)
 
     def _bell_rang(self, bell: int) -> None:
         os.eventfd_read(bell)
@@ -312,7 +311,7 @@ class Agent:
         elif op == "forked":
             self._crew.forked(message["cell"], message["pid"])
             if self._end is not None:
-                fence.kill_group(message["pid"])
+                self._crew.fence(message["cell"])
             self._crew.scan()
         elif op == "exit":
             self.exited(message["pid"], message["status"])

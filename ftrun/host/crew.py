@@ -69,7 +69,6 @@ class Worker:
         self.pid = 0
         self.code: int | None = None
         self.cause = ""  # why it was condemned, when it was
-        self.rotten = False  # its memory is corrupt
         self.fault = Fault.SIGNAL  # the same by name, and how it is known
         self.evidence = ""
         self.reported = False  # its end was told to the machine
@@ -419,5 +418,5 @@ class Crew:
     def _fenced(self, worker: Worker, how: int) -> None:
         if not worker.cell[F.FENCED]:
             worker.cell[F.FENCED_NS] = time.monotonic_ns()
-            worker.cell[F.FENCED] = 3 if worker.rotten else how
+            worker.cell[F.FENCED] = how
             self._board.ring_workers()

@@ -112,7 +112,7 @@ class Detectors:
                 f"the checksum of its weights and optimizer state differs from that of {len(sums) - len(guilty)} of "
                 f"{len(sums)} ranks at the gate of step {worker.cell.step}"
             )
-            worker.rotten = True
+            worker.cell[F.CORRUPT] = 1  # before a world is published in which another rank looks for a replica
             self._crew.condemn(worker, "corrupt", Fault.CORRUPT, evidence)
         if replicas.undecided(sums, trusted) and not self._differing:
             self._differing = True

@@ -57,6 +57,7 @@ class Ending:
         self._crew.ending = True
         for worker in self._crew.living():
             if worker.pid and worker.rank is None:
+                worker.fencing = True  # a world that was just published may count it in already: its end is our doing
                 fence.kill_group(worker.pid)
         if self._signals or not self._ranked():
             self._tell()

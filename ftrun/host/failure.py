@@ -194,6 +194,8 @@ class Failures:
         if self._elsewhere:
             return blame.caused_elsewhere(own)
         said = self._verdict
+        if said is not None and said.what == "unrestorable" and own:
+            return blame.judge(own)  # the worker that found no source did nothing wrong
         if said is not None and said.worker is not None and said.rank is not None:
             if all(f.cell != said.worker for f in own):
                 worker = self.workers.get(said.worker)

@@ -46,7 +46,8 @@ class Journal:
             return
         data = "".join(json.dumps(line, default=_plain) + "\n" for line in lines).encode()
         try:
-            os.write(self._fd, data)
+            while data:  # on a disk that is nearly full a part of it is written
+                data = data[os.write(self._fd, data) :]
         except OSError as error:
             self.broken = error.strerror
 

@@ -58,8 +58,8 @@ def launch(settings: Settings) -> int:
             "fake_nvml": os.environ.get(device.ENV_FAKE_NVML),
         },
     )
-    signals_r = _catch_signals(settings)
     try:
+        signals_r = _catch_signals(settings)
         return _Run(settings, run_dir, signals_r, stdin, meeting, monitoring).run()
     finally:
         rundir.remove(run_dir)

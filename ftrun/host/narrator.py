@@ -26,6 +26,7 @@ from ftrun.control.events import (
 )
 from ftrun.control.machine import INCIDENT, Phase
 from ftrun.core.board import Board, F, Inexact
+from ftrun.core.board import Phase as Phases
 from ftrun.core.faults import Fault
 from ftrun.faults.trigger import fired
 from ftrun.host import report
@@ -72,6 +73,7 @@ class Narrator:
         self.restarts = 0
         self.redone = 0
         self.lost_ms = 0.0
+        self._cut_short: list[Victim] = []  # bodies that ended after the update began, and are not done again
         self.inexact = Inexact(0)
 
     def published(self, publish: Publish, spares: Mapping[int, int]) -> None:
@@ -131,11 +133,14 @@ class Narrator:
         incident = self._incident or self._new_incident(began, detected)
         if cell.rank is not None:
             phase = cell.phase.name.lower()
-            cause = event.cause if isinstance(event, Died) else event.signature
+            cause = event.signature or (event.cause if isinstance(event, Died) else "")
             known = isinstance(event, Raised) or began != woke
             seen = (detected - began) / 1e6 if known else None
             why = (event.fault, event.evidence)
-            incident.victims.append(Victim(cell.rank, event.worker, cell.step, phase, cause, seen, *why))
+            victim = Victim(cell.rank, event.worker, cell.step, phase, cause, seen, *why)
+            incident.victims.append(victim)
+            if event.fault == Fault.EXCEPTION and cell.phase is Phases.UPDATE:
+                self._cut_short.append(victim)
 
     def _new_incident(self, began: int, detected: int) -> Incident:
         self._incident, self._phases, self._told = Incident(began, detected), PhaseRecord(), set()
@@ -268,9 +273,11 @@ class Narrator:
                 lost,
                 self.inexact,
             )
-            # a run that failed has no result to speak of
+            # a run that failed has no result to speak of, and its report says who raised
             for line in lines if code == 0 else lines[:1]:
                 self._say(line)
+            for victim in self._cut_short if code == 0 else ():
+                self._say(report.cut_short(victim), "warning")
         facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
         exact = code == 0 and not self.inexact and not self.restarts
         self._note("summary", exact=exact, inexact=int(self.inexact), **facts)

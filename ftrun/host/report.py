@@ -31,7 +31,7 @@ _WORDS = {
     "failed_again": "rank {rank} failed a second time in the same way ({detail}); the run ends",
     "too_many_replacements": (
         "rank {rank} died too often ({detail}); the run ends so that it can be requeued "
-        "(a larger --max-replacements allows more deaths of a rank in an hour)"
+        "(a larger --max-replacements allows more)"
     ),
     "cannot_recover": "rank {rank} cannot be replaced in place: {detail}",
     "unrestorable": "the state of rank {rank} cannot be restored: {detail}",
@@ -137,6 +137,14 @@ def failed(victim: Victim, survivors: int, recovering: bool) -> str:
     verb = _VERBS.get(victim.fault, "died")
     how = victim.cause if victim.fault in _CAUSE_SAYS_ALL or not victim.evidence else victim.evidence
     return f"rank {victim.rank} {verb}{where} ({how}{seen}){went_on}"
+
+
+def cut_short(victim: Victim) -> str:
+    """The note at the end: an exception left the body when its step counted already."""
+    return (
+        f"rank {victim.rank} raised {victim.cause} in the update of step {victim.step}: the step counts, with the state "
+        "of another rank; what the body does after that line was not done by this rank"
+    )
 
 
 def injected(kind: str, rank: int, phase: str, step: int) -> str:

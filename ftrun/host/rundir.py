@@ -149,7 +149,7 @@ def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
                 f"run id {run_id} is in use by process {holder.pid}; choose another --run-id, or: ftrun stop {run_id}"
             )
         raise UsageError(f"{path} exists and is not a run directory of ftrun; remove it or choose another --run-id")
-    except PermissionError as error:
+    except OSError as error:
         raise PlatformError(f"cannot write to {root}: {error.strerror}; set {paths.ENV_RUNS_ROOT}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -47,28 +47,29 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     cell = context.cell
     step = cell.step
     text = _text(error, user)
-    name = type(error).__name__
+    name, message = type(error).__name__, symptoms.message(error)
     now = time.time()
-    context.report(
-        f"{cell.index}-{context.generation}",
-        {
-            "rank": cell.rank,
-            "step": step,
-            "phase": cell.phase.name.lower(),
-            "type": name,
-            "message": str(error),
-            "traceback": text,
-            "where": where,
-            "signature": f"{name} at {where}",
-            "fault": symptoms.of_exception(error).value,
-            "evidence": symptoms.exception_evidence(name, str(error), where),
-            "kind": kind,
-            "final": final_code(error),
-            "time": now,
-        },
-    )
+    with contextlib.suppress(OSError):
+        context.report(
+            f"{cell.index}-{context.generation}",
+            {
+                "rank": cell.rank,
+                "step": step,
+                "phase": cell.phase.name.lower(),
+                "type": name,
+                "message": message,
+                "traceback": text,
+                "where": where,
+                "signature": f"{name} at {where}",
+                "fault": symptoms.of_exception(error).value,
+                "evidence": symptoms.exception_evidence(name, message, where),
+                "kind": kind,
+                "final": final_code(error),
+                "time": now,
+            },
+        )
     if kind == "uncaught" and not isinstance(error, KeyboardInterrupt):
-        _leave_error_file(f"{name}: {error}", text, now)
+        _leave_error_file(f"{name}: {message}", text, now)
     if getattr(error, "_ftrun_reported", False):
         return
     try:
@@ -78,10 +79,21 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     at = "" if step is None else f", step {step}"
     first = _shown_by(context, text)
     if first is None:
-        shown = f"ftrun: rank {cell.rank}{at}: {name}: {error}\n{text}"
+        shown = f"ftrun: rank {cell.rank}{at}: {name}: {message}\n{text}"
     else:
-        shown = f"ftrun: rank {cell.rank}{at}: {name}: {error} (with the same traceback as rank {first})\n"
+        shown = f"ftrun: rank {cell.rank}{at}: {name}: {message} (with the same traceback as rank {first})\n"
     print(shown, end="", file=sys.stderr, flush=True)
+
+
+def give_up(context: Context, step: int) -> None:
+    """End this process: the script caught what left a step's body, and nothing after it would fit what the others do."""
+    print(
+        f"ftrun: rank {context.cell.rank}, step {step}: the script goes on after an exception that left the body of the "
+        "step, and its rank cannot; its worker ends (catch inside `with step:` what is to be lived with)",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(EXIT_FAILED)
 
 
 def _text(error: BaseException, user: list[traceback.FrameSummary]) -> str:

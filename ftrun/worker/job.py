@@ -13,6 +13,7 @@ from ftrun.core.board import Flag, Phase
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.worker.context import Context
 from ftrun.worker.engine import Engine
+from ftrun.worker.failing import give_up
 from ftrun.worker.groups import end_replay, registry
 from ftrun.worker.restore import restore
 from ftrun.worker.state import Protected
@@ -108,6 +109,8 @@ class Job:
             engine.outside_body("the next step")
             if not step.entered:
                 raise UsageError(f"step {step.index} was taken from the loop, but its `with step:` was skipped")
+            if step.let_out:
+                give_up(context, step.index)
             number = number + 1 if step.committed else engine.rejoin(rewind=True)
 
     def batches(self, loader: Iterable[Any], epochs: int = 1) -> Iterator[tuple[Step, Any]]:

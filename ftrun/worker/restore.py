@@ -16,7 +16,7 @@ from typing import Any
 
 from ftrun import native
 from ftrun.core import gate
-from ftrun.core.board import F, Flag, Head, Inexact, Source
+from ftrun.core.board import Board, F, Flag, Head, Inexact, Source
 from ftrun.core.errors import DeviceError, UsageError, WorkerError
 from ftrun.core.world import World, read_world
 from ftrun.native import cuda
@@ -72,6 +72,12 @@ def load_recording(context: Context) -> tuple[dict[str, Any], memoryview]:
         raise NoSource("the replaced rank died before its first step, so what its collectives gave is not recorded")
     saved = slots.read(RECORDING)
     return saved["header"], memoryview(b"".join(saved["blobs"]))
+
+
+def donors(board: Board, world: World, rank: int) -> list[int]:
+    """The other ranks, the next one first, without those whose memory is known to be corrupt."""
+    corrupt = {int(r) for r, cell in (world.lost or {}).items() if board.cell(cell)[F.CORRUPT]}
+    return [r for k in range(1, world.size) if (r := (rank + k) % world.size) not in corrupt]
 
 
 class Restorer:
@@ -202,7 +208,7 @@ class Restorer:
         self.engine.resume_with(self.resume, restart)
 
     def _await_fence(self) -> bool:
-        """Wait until the dead incarnation runs no more code; False = it may still write: do not adopt."""
+        """Wait until the dead incarnation runs no more code; False = it may still write, or is corrupt: do not adopt."""
         world = self.context.world
         assert world is not None
         lost = (world.lost or {}).get(str(self.context.rank))
@@ -215,7 +221,7 @@ class Restorer:
             if cell[F.FENCED] or time.monotonic() > deadline:
                 break
             self.context.board.wait_workers(seen, 0.002)
-        return cell[F.FENCED] == 1
+        return cell[F.FENCED] == 1 and not cell[F.CORRUPT]
 
     def _may_still_run(self) -> bool:
         """Did the fence around the dead incarnation miss its deadline? Its bytes being wrong does not matter here."""
@@ -242,14 +248,12 @@ class Restorer:
         context = self.context
         world = context.world
         assert world is not None
-        rotten = {int(r) for r, cell in (world.lost or {}).items() if context.board.cell(cell)[F.FENCED] == 3}
-        unfit = rotten | set(refused or ())
-        order = [r for k in range(1, world.size) if (r := (context.rank + k) % world.size) not in unfit]
         found: dict[int, Replica] = {}
         unusable: dict[int, str] = {}
         begin = time.monotonic()
         while True:
             seen = context.board.worker_bell()
+            order = [rank for rank in donors(context.board, world, context.rank) if rank not in (refused or ())]
             for rank in order:
                 if rank not in found:
                     arena, slots = (fetch(context, rank, name) for name in ("arena", "slots"))

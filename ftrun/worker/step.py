@@ -32,6 +32,7 @@ class Step:
         self._engine = engine
         self._entered = False
         self._updated = False
+        self.let_out = False  # an exception left the body: nobody may go on from here
         self._modes: tuple[Any, ...] = ()
 
     @property
@@ -71,8 +72,14 @@ class Step:
         if engine is None:
             self.committed = kind is None
             return False
+        self.let_out = error is not None
         try:
-            return self._leave(engine, error)
+            aborted = self._leave(engine, error)
+            self.let_out = self.let_out and not aborted
+            return aborted
+        except Exception:
+            self.let_out = True
+            raise
         finally:
             engine.current = None
 

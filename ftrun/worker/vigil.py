@@ -216,7 +216,7 @@ class Vigil:
         world = context.world
         assert world is not None
         lost = (world.lost or {}).get(str(context.rank))
-        if lost is not None and context.board.cell(lost)[F.FENCED] == 3 and self._every != 1:
+        if lost is not None and context.board.cell(lost)[F.CORRUPT] and self._every != 1:
             self._engine.note_inexact(Inexact.WAS_CORRUPT)
 
 

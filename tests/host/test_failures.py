@@ -259,3 +259,21 @@ def test_relative_paths(tmp_path: Path, ftrun: Ftrun) -> None:
     assert run.wait() == 1
     path = ftrun.base / "here" / "r" / "attempt_0" / "0" / "error.json"
     assert json.loads(path.read_text())["message"]["message"] == f"RuntimeError: {path}"
+
+
+def test_an_exception_that_cannot_say_what_it_is(ftrun: Ftrun) -> None:
+    script = ftrun.script("class Odd(Exception):\n    def __str__(self): return self.nothing\nraise Odd\n")
+    run = ftrun.start("--nproc-per-node", 1, "--spares", 0, script)
+    assert run.wait() == 1
+    assert report(run)[0].startswith(f"root cause: rank 0 raised Odd at {script}:3, "), run.stderr
+    assert "ftrun: rank 0: Odd: <its text could not be had: AttributeError>" in run.stderr
+    assert "ftrun/worker" not in run.stderr, "our own code did not fail over it"
+
+
+def test_an_exception_when_nothing_can_be_written_for_the_launcher(ftrun: Ftrun) -> None:
+    script = ftrun.script(
+        "import os\nopen(os.environ['FTRUN_RUN_DIR'] + '/errors', 'w').close()\nraise ValueError('full')\n"
+    )
+    run = ftrun.start("--nproc-per-node", 1, "--spares", 0, script)
+    assert run.wait() == 1
+    assert "ftrun: rank 0: ValueError: full" in run.stderr and "FileExistsError" not in run.stderr, run.stderr

@@ -52,6 +52,14 @@ def test_bad_plan_is_a_configuration_error(ftrun: Ftrun) -> None:
     assert f"{plan}:4" in result.stderr
 
 
+def test_a_runs_folder_with_no_room_is_one_sentence(ftrun: Ftrun) -> None:
+    command = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *ftrun.command(ftrun.script(""))]  # every write fails
+    result = subprocess.run(command, cwd=ftrun.base, env=ftrun.env, capture_output=True, text=True, timeout=30)
+    assert result.returncode == 69
+    assert result.stderr.startswith(f"ftrun: error: cannot write to {ftrun.runs_root}: "), result.stderr
+    assert result.stderr.count("\n") == 1 and not list(ftrun.runs_root.iterdir())
+
+
 def test_open_runs_folder_is_refused(ftrun: Ftrun) -> None:
     ftrun.runs_root.chmod(0o755)
     result = ftrun.call(ftrun.script(""))

@@ -225,7 +225,7 @@ def test_a_death_after_the_loop_stops_nobody() -> None:
         run.send(ev.LoopDone(0.0, rank))
     run.send(ev.Finished(0.0, 0))
     actions = run.kill(1, loop_done=True)
-    assert kinds(actions) == ["Fence", "Say", "Publish"]
+    assert kinds(actions) == ["Fence", "Say", "Publish", "Deadline"]
     assert only(actions, ev.Publish) == ev.Publish(2, -1, (0, 3, 2), (1,), (1,), tail=True)
     assert run.at(Phase.RUNNING)
     # Its replacement dies before it has the state, and another rank with it.
@@ -237,6 +237,21 @@ def test_a_death_after_the_loop_stops_nobody() -> None:
     assert says(run.send(ev.Stage(0.0, 5, 4, "restored"))) == ["recovered"]
     run.send(ev.Finished(0.0, 4))
     assert only(run.send(ev.Finished(0.0, 5)), ev.End).code == 0
+
+
+def test_a_replacement_after_the_loop_that_never_gets_there_is_replaced_too() -> None:
+    run = Driver(3, 1, max_replacements=2).up()
+    for rank in range(3):
+        run.send(ev.LoopDone(0.0, rank))
+    due = only(run.kill(1, loop_done=True), ev.Deadline)
+    assert due == ev.Deadline("recover", 2, run.config.recover_timeout)
+    actions = run.expire("recover")
+    assert says(actions) == ["died"] and only(actions, ev.Fence).worker == 3
+    assert only(actions, ev.Publish).workers == (0, 5, 2)
+    assert run.expire("recover", 2) == (), "that one is over"
+    run.send(ev.Stage(0.0, 5, 3, "restored"))
+    assert run.expire("recover") == (), "it is there: how long the script's tail takes is its own business"
+    assert run.at(Phase.RUNNING)
 
 
 def test_after_a_tail_the_gate_is_closed_into_the_next_generation() -> None:

@@ -1,0 +1,42 @@
+"""A rank whose replica differs: known to be corrupt before anybody could copy from it, whatever its fence comes to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ftrun.control import events as ev
+from ftrun.core import paths
+from ftrun.core.board import Board, F, sum_word
+from ftrun.core.world import Place, World
+from ftrun.host.crew import Crew, Worker
+from ftrun.host.detectors import Detectors
+from ftrun.host.loop import Loop
+from ftrun.host.settings import Settings
+from ftrun.worker.restore import donors
+
+
+def test_it_is_marked_before_its_death_is_told(tmp_path: Path) -> None:
+    board = Board.create(tmp_path / paths.BOARD, 8)
+    told: list[tuple[str, int, int]] = []
+
+    def emit(event: ev.Event) -> None:
+        if isinstance(event, ev.Died):
+            cell = board.cell(event.worker)
+            told.append((event.fault, cell[F.CORRUPT], cell[F.FENCED]))
+
+    nothing: Any = None
+    crew = Crew(tmp_path, board, Loop(), nothing, emit, lambda *_, **__: None, set)
+    for rank in range(4):
+        worker = crew.workers[rank] = Worker(board.cell(rank), rank)
+        worker.cell[F.SUM] = 7 if rank != 2 else 8
+        worker.cell[F.SUM_AT] = sum_word(5, True)
+    detectors = Detectors(Settings(argv=("train.py",), nproc=4), tmp_path, tmp_path, board, crew, emit)
+    try:
+        detectors.look(True, 1, list(crew.workers.values()), True)
+    finally:
+        detectors.close()
+    assert told == [("corrupt", 1, 0)], "a replacement that is told of the world later finds the mark, fence or not"
+    world = World(2, 6, tuple(Place(r, r, r + 4) for r in range(4)), "", 0, replaced=(1, 2), lost={"1": 1, "2": 2})
+    assert donors(board, world, 1) == [3, 0]
+    assert donors(board, world, 3) == [0, 1], "rank 1 died beside it, and what it left may be whole"
