@@ -28,7 +28,7 @@ from ftrun.control.machine import INCIDENT, Phase
 from ftrun.core.board import Board, F, Inexact
 from ftrun.core.faults import Fault
 from ftrun.faults.trigger import fired
-from ftrun.host import report
+from ftrun.host import moves, report
 from ftrun.host.incident import Incident, Victim
 from ftrun.host.phases import PhaseRecord
 
@@ -230,7 +230,8 @@ class Narrator:
             return
         facts = incident.facts(self._board, self.holders)
         self._account(facts)
-        self._note("incident", **facts, phases=self._phases.facts(incident.began))
+        moved = moves.gather(self._run_dir, self.holders, incident.generation, incident.began)
+        self._note("incident", **facts, phases=self._phases.facts(incident.began), moves=moved)
         self._say(report.recovered(facts))
 
     def _restarted(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftrun.view.journal import Account
+from ftrun.view.timeline.transfer import Transfer, transfer
 
 # kinds of bars, in the words of the figures
 FORWARD, BACKWARD, SYNC, OPTIMIZER = "Forward", "Backward", "Gradient Synchronization", "Optimizer Step"
@@ -80,6 +81,7 @@ class Story:
     injected: tuple[dict[str, Any], ...] = ()
     rollback: bool = False
     evidence: str = ""
+    transfer: Transfer | None = None
 
     @property
     def committed(self) -> bool:
@@ -130,6 +132,7 @@ def story(account: Account, number: int, run: str = "") -> Story:
         injected=tuple(f for f in account.faults if abs(float(f.get("t", 0.0)) - began) < _SAME),
         rollback=bool(raw.get("rollback")),
         evidence=str(raw.get("evidence", "")),
+        transfer=transfer(raw),
     )
 
 
