@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ftrun.view import text
 from ftrun.view.journal import Account
 from ftrun.view.timeline import model, svg, words
 from ftrun.view.timeline.model import Story, story
@@ -294,3 +295,48 @@ def test_bytes_that_moved_are_a_bar_of_their_own(account: Account) -> None:
         )
     assert 'data-kind="Reload weights"' in svg.drawing(told)
     assert any("went back to the host snapshot of step 21" in said for _, said in words.facts(told))
+
+
+def test_nothing_is_updated_after_a_rollback(account: Account) -> None:
+    raw = {**account.incidents[1], "rollback": True}
+    other = Account()
+    other.incidents.append(raw)
+    told = story(other, 1)
+    assert not told.committed
+    assert all(model.updated(lane, told.resumed, told) == 0.0 for lane in told.lanes if lane.role != model.FAILED)
+
+
+def many_failed(account: Account, ranks: int) -> Story:
+    """Every rank failed and took its state, chunk by chunk, from the host snapshot."""
+    raw = json.loads(json.dumps(account.incidents[1]))
+    victim = raw["victims"][0]
+    raw["victims"] = [{**victim, "rank": rank, "cell": rank} for rank in range(ranks)]
+    raw["sources"] = {str(rank): {"name": "snapshot", "bytes": 1000, "cell": ranks + rank} for rank in range(ranks)}
+    raw["survivors"], raw["rollback"] = 0, True
+    stages = [["h2d", 1.0, 2.0], ["broadcast_src", 2.0, 4.5], ["reload", 4.5, 5.0], ["broadcast_dst", 5.0, 6.0]]
+    raw["moves"] = [
+        {"rank": rank, "cell": ranks + rank, "moves": [[name, rank if name != "broadcast_dst" else 0, b, e] for name, b, e in stages]}
+        for rank in range(ranks)
+    ]  # fmt: skip
+    other = Account()
+    other.incidents.append(raw)
+    return story(other, 1)
+
+
+def test_a_transfer_has_a_row_for_what_is_sent_and_one_for_what_is_taken(account: Account) -> None:
+    told = many_failed(account, 3).transfer
+    assert told is not None and (told.begin, told.end, told.ranks) == (1.0, 6.0, 3)
+    assert [(row.rank, row.sends, len(row.pieces)) for row in told.rows[:2]] == [(0, True, 2), (0, False, 2)]
+    assert told.kinds() == ["H2D", "Broadcast (src)", "Broadcast (dst)", "Reload weights"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 132])
+def test_many_failed_ranks_are_told_together(account: Account, width: int) -> None:
+    told = many_failed(account, 64)
+    lines = [text.plain(line) for line in drawing(told, width)]
+    said = " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= width and len(lines) < 80
+    assert "and 56 more ranks" in said and "no rank was left that could go on" in said
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 56 more: the state came from the host snapshot (64.0 kB moved)" in said
+    assert sum(line[9:14] in ("sends", "takes") for line in lines) == 16
+    ET.fromstring(svg.drawing(told))

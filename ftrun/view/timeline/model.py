@@ -86,7 +86,7 @@ class Story:
     @property
     def committed(self) -> bool:
         """Was the update of the step in flight kept?"""
-        return self.step is not None and self.last >= self.step
+        return self.step is not None and self.last >= self.step and not self.rollback
 
     @property
     def begins(self) -> float:
@@ -261,7 +261,9 @@ def updated(lane: Lane, at: float, incident: Story) -> float:
     """The part of the parameters in `lane` that hold step `incident.step`'s update at a time: 0, 1, or between."""
     step = incident.step if incident.step is not None else incident.resume
     if lane.role in (SPARE, NEW):
-        return 1.0 if incident.last >= step else 0.0
+        return 1.0 if incident.last >= step and not incident.rollback else 0.0
+    if incident.rollback and at >= incident.resumed:
+        return 0.0
     share = 0.0
     for bar in lane.updates():
         if bar.step != step or bar.begin > at:

@@ -26,6 +26,7 @@ COLOURS = {
 NOT_UPDATED, UPDATED, FAILURE = "#2E8B57", "#90EE90", "#FF0000"
 _TOP, _LANE, _BAR = 170, 84, 30
 _SQUARES, _SQUARE = 10, 9
+_NAMED = 4  # failed ranks that fit into the line under the title
 _CHAR = 6.6  # px of a character, about, at 12 px
 
 
@@ -60,7 +61,9 @@ _DEFINITIONS = (
 
 def _title(story: Story) -> Iterator[str]:
     yield words_at(16, 26, words.title(story), font_size=16, font_weight="bold")
-    failed = "; ".join(words.what(v) for v in story.victims) or f"every rank waited in {story.stuck}"
+    failed = "; ".join(words.what(v) for v in story.victims[:_NAMED]) or f"every rank waited in {story.stuck}"
+    if len(story.victims) > _NAMED:
+        failed += f"; and {count(len(story.victims) - _NAMED, 'more rank')}"
     yield words_at(16, 46, f"{failed}: repaired in {milliseconds(story.done)} ms", fill="#444")
 
 

@@ -186,8 +186,10 @@ def _legend(width: int) -> list[Line]:
     for kind in (model.FORWARD, model.BACKWARD, model.OPTIMIZER):
         fill, style, label = _LOOK[kind]
         line += [(fill * 2, style), (f" {label}  ", QUIET)]
-    line += [("■", text.DONE), (" parameters updated  ", QUIET), ("□", text.BACKWARD), (" not updated", QUIET)]
-    return [text.cut(line, width)]
+    squares: Line = [("■", text.DONE), (" parameters updated  ", QUIET), ("□", text.BACKWARD), (" not updated", QUIET)]
+    if sum(len(said) for said, _ in [*line, *squares]) <= width:
+        return [[*line, *squares]]
+    return [line, [(" " * _LABEL, PLAIN), *squares]]
 
 
 # -- the transfer --------------------------------------------------------------------------------------------------------
