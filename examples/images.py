@@ -29,7 +29,7 @@ FTRUN = str(Path(sys.executable).with_name("ftrun"))
 RUN = "brave-otter"
 COLUMNS, LINES = 100, 24
 DEADLINE = 120.0
-# the rank that hangs in `stop` keeps the second recovery going for --stop-timeout, which is long enough to look at; when every
+# the rank that hangs in `stop` keeps the second recovery going for --recover-timeout, which is long enough to look at; when every
 # rank dies in its update, no whole copy of the state is left, and all ranks take it from the host snapshot
 PLAN = """\
 [[fault]]
@@ -72,7 +72,7 @@ class Picture:
             "plan.toml",
             "--run-id",
             RUN,
-            "--stop-timeout",
+            "--recover-timeout",
             "5",
             "--snapshot-every",
             "50",

@@ -59,7 +59,8 @@ _ParserError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.
 # command -> the module that registers it on `app`: only the one that is asked for is imported
 COMMANDS = {name: name for name in ("run", "runs", "status", "timeline", "events", "metrics")} | {
     **{name: name for name in ("drain", "verify", "doctor", "completions")},
-    "stop": "runs", "inject-fault": "inject",
+    "stop": "runs",
+    "inject-fault": "inject",
 }
 
 

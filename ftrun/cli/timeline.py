@@ -50,6 +50,8 @@ def timeline(
         if form == "trace":
             return _trace(found, output)
         account = read(found)
+        if not account.config:
+            raise PlatformError(f"{found.journal} has no line that a run began with: it is no journal, or was damaged")
     except OSError as error:
         raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
     number = len(account.incidents) if incident is None else incident
@@ -103,14 +105,26 @@ def _nothing(found: Found, account: Account, asked: int | None, form: str, as_js
         have = f"it had {len(account.incidents)}" if account.incidents else "it had none"
         print(f"ftrun: error: run {found.run_id} has no incident {asked}; {have}", file=sys.stderr)
         return EXIT_NO_RUN
-    going = "; one is being repaired just now: ftrun status" if account.current else ""
+    said = _none_because(found, account)
     if form == "text" and not as_json:
-        print(
-            f"run {found.run_id}: no incident, nothing failed{going}" if not going else f"run {found.run_id}{going[1:]}"
-        )
+        print(f"run {found.run_id}: {said}")
         return 0
-    print(f"ftrun: error: run {found.run_id} had no incident that could be drawn{going}", file=sys.stderr)
+    print(f"ftrun: error: run {found.run_id} had no incident that could be drawn; {said}", file=sys.stderr)
     return EXIT_NO_RUN
+
+
+def _none_because(found: Found, account: Account) -> str:
+    """Why there is no incident to tell of: that is not always good news."""
+    more = f"; what there is: ftrun events {found.run_id if found.live else found.journal.parent}"
+    if account.current and found.live:
+        return "one is being repaired just now: ftrun status"
+    if account.current:
+        return f"it was cut off while an incident was being repaired{more}"
+    if found.live or account.exit_code == 0:
+        return "no incident, nothing failed"
+    if account.exit_code is None:
+        return f"no incident up to where its journal ends, and it was cut off there{more}"
+    return f"no incident was repaired, and it ended with exit code {account.exit_code}{more}"
 
 
 def _write(data: str, output: str | None) -> None:

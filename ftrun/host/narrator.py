@@ -27,6 +27,7 @@ from ftrun.control.events import (
 from ftrun.control.machine import INCIDENT, Phase
 from ftrun.core.board import Board, F, Inexact
 from ftrun.core.faults import Fault
+from ftrun.core.steps import phase_at
 from ftrun.faults.trigger import fired
 from ftrun.host import moves, report
 from ftrun.host.incident import Incident, Victim
@@ -123,14 +124,18 @@ class Narrator:
     def _begin(self, event: Died | Raised, woke: int) -> None:
         cell = self._board.cell(event.worker)
         if isinstance(event, Raised):
-            began, detected = cell[F.RAISED_NS] or woke, time.monotonic_ns()
+            # not now: the ranks were rung already, and what they do since is no part of the detection
+            began = cell[F.RAISED_NS] or woke
+            detected = max(began, woke)
         else:
             detected = cell[F.DETECTED_NS] or time.monotonic_ns()
             began = self._fault_time(cell.rank, detected) or self._last_sign(event, woke)
         began = min(began, detected)
         incident = self._incident or self._new_incident(began, detected)
         if cell.rank is not None:
-            phase = cell.phase.name.lower()
+            # one that raised lives, and may have begun the step again
+            raised_in = phase_at(cell, began) if isinstance(event, Raised) else None
+            phase = (raised_in or cell.phase).name.lower()
             cause = event.cause if isinstance(event, Died) else event.signature
             known = isinstance(event, Raised) or began != woke
             seen = (detected - began) / 1e6 if known else None

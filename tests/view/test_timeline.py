@@ -310,7 +310,7 @@ def many_failed(account: Account, ranks: int) -> Story:
     """Every rank failed and took its state, chunk by chunk, from the host snapshot."""
     raw = json.loads(json.dumps(account.incidents[1]))
     victim = raw["victims"][0]
-    raw["victims"] = [{**victim, "rank": rank, "cell": rank} for rank in range(ranks)]
+    raw["victims"] = [{**victim, "rank": rank, "cell": 100 + rank} for rank in range(ranks)]
     raw["sources"] = {str(rank): {"name": "snapshot", "bytes": 1000, "cell": ranks + rank} for rank in range(ranks)}
     raw["survivors"], raw["rollback"] = 0, True
     stages = [["h2d", 1.0, 2.0], ["broadcast_src", 2.0, 4.5], ["reload", 4.5, 5.0], ["broadcast_dst", 5.0, 6.0]]
@@ -340,3 +340,35 @@ def test_many_failed_ranks_are_told_together(account: Account, width: int) -> No
     assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 56 more: the state came from the host snapshot (64.0 kB moved)" in said
     assert sum(line[9:14] in ("sends", "takes") for line in lines) == 16
     ET.fromstring(svg.drawing(told))
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        ("no-end", "no incident up to where its journal ends, and it was cut off there"),
+        ("failed", "no incident was repaired, and it ended with exit code 1"),
+        ("well", "no incident, nothing failed"),
+        ("repairing", "it was cut off while an incident was being repaired"),
+    ],
+)
+def test_a_run_without_an_incident_is_called_well_only_if_it_was(looking: Looking, cut: str, said: str) -> None:
+    lines = boards.journal_text(json.loads(boards.RECORDED.read_text())["journal"]).splitlines(keepends=True)
+    died = next(at for at, line in enumerate(lines) if '"kind": "Died"' in line)
+    kept = lines[: died + 1 if cut == "repairing" else died]
+    if cut in ("failed", "well"):
+        code = 1 if cut == "failed" else 0
+        end = {"t": 1e9, "phase": "ENDED", "generation": 1, "actions": [{"kind": "End", "code": code}]}
+        kept.append(json.dumps(end) + "\n")
+    (looking.base / "cut").mkdir()
+    (looking.base / "cut" / "journal.jsonl").write_text("".join(kept))
+    done = looking.pipe("timeline", "./cut")
+    assert done.returncode == 0 and done.stdout.startswith(f"run cut: {said}"), (done.stdout, done.stderr)
+    assert looking.pipe("timeline", "./cut", "--json").returncode == 4
+
+
+@pytest.mark.parametrize("content", ["", "\x00\x01 not a journal\n"])
+def test_a_file_that_is_no_journal_is_not_good_news(looking: Looking, content: str) -> None:
+    (looking.base / "cut").mkdir()
+    (looking.base / "cut" / "journal.jsonl").write_text(content)
+    done = looking.pipe("timeline", "./cut")
+    assert done.returncode == 69 and not done.stdout and "it is no journal, or was damaged" in done.stderr

@@ -118,12 +118,16 @@ def done(story: Story) -> str:
     if not story.survivors:
         healthy = "no rank was left that could go on"
     new = [lane for lane in story.lanes if lane.role in ("spare", "new worker")]
+    if story.victims and not story.sources and not new:
+        ranks = count(story.survivors, "rank")
+        return f"no worker was replaced: {ranks} left the step, cleaned up and were reset in place, without a restart"
     if not new:
         return healthy
+    others = len(story.sources) - len(new)
     took = ", ".join(
         f"{'warm spare' if lane.role == 'spare' else 'new worker'} {lane.cell} took rank {lane.rank}" for lane in new
     )
-    return f"{healthy}; {took}"
+    return f"{healthy}; {took}" + (f", and {count(others, 'more rank')} got a new worker" if others > 0 else "")
 
 
 def _states(story: Story) -> list[str]:
