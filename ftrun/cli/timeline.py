@@ -35,8 +35,10 @@ def timeline(
     output: str = typer.Option(None, "-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
     as_json: bool = typer.Option(False, "--json", help="The incident as JSON."),
 ) -> int:
+    from ftrun.host.report import count
     from ftrun.view.find import find, missing
     from ftrun.view.finished import read
+    from ftrun.view.journal import UNLIKE_OURS
 
     if form not in FORMATS:
         raise UsageError(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
@@ -57,10 +59,18 @@ def timeline(
     number = len(account.incidents) if incident is None else incident
     if not 1 <= number <= len(account.incidents):
         return _nothing(found, account, incident, form, as_json)
+    if account.unread:
+        print(
+            f"ftrun: {found.journal}: {count(account.unread, 'line')} unlike those of this version passed over",
+            file=sys.stderr,
+        )
     if as_json:
         _write(json.dumps({"schema": 1, "run": found.run_id, **account.incidents[number - 1]}, indent=2) + "\n", output)
         return 0
-    return _draw(found, account, number, form, output)
+    try:
+        return _draw(found, account, number, form, output)
+    except UNLIKE_OURS:
+        raise _unlike_ours(found) from None
 
 
 def _draw(found: Found, account: Account, number: int, form: str, output: str | None) -> int:
@@ -75,6 +85,12 @@ def _draw(found: Found, account: Account, number: int, form: str, output: str | 
         from ftrun.view.timeline.html import document
     _write(document(told), output)
     return 0
+
+
+def _unlike_ours(found: Found) -> PlatformError:
+    return PlatformError(
+        f"{found.journal} is not as this version of ftrun writes it; --json and ftrun events show what is there"
+    )
 
 
 def _text(told: Any, account: Account, output: str | None) -> int:

@@ -372,3 +372,21 @@ def test_a_file_that_is_no_journal_is_not_good_news(looking: Looking, content: s
     (looking.base / "cut" / "journal.jsonl").write_text(content)
     done = looking.pipe("timeline", "./cut")
     assert done.returncode == 69 and not done.stdout and "it is no journal, or was damaged" in done.stderr
+
+
+def test_a_journal_of_another_version(looking: Looking) -> None:
+    """What cannot be understood is said, never a traceback."""
+    lines = json.loads(boards.RECORDED.read_text())["journal"]
+    for line in lines:
+        if line.get("note") == "incident":
+            del line["victims"][0]["cell"]
+    lines.insert(5, {"t": 1.0, "event": {"kind": "Protected", "who": 3}})
+    (looking.base / "other").mkdir()
+    (looking.base / "other" / "journal.jsonl").write_text(boards.journal_text(lines))
+    done = looking.pipe("timeline", "./other")
+    assert done.returncode == 69 and "is not as this version of ftrun writes it" in done.stderr
+    done = looking.pipe("timeline", "./other", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["victims"]
+    assert "1 line unlike those of this version passed over" in done.stderr
+    assert looking.pipe("timeline", "./other", "--format", "trace").returncode == 0
+    assert looking.pipe("events", "./other").returncode == 0
