@@ -1,7 +1,8 @@
 """The pictures in the README, from a real run: `make images` writes docs/images/*.svg anew.
 
 Trains the small GPT with four ranks and faults in three of its steps, looks at it with `ftrun status` in a terminal of its own
-while it is healthy, recovering and short of a spare, and draws the first incident with `ftrun timeline` when it is over.
+while it is healthy, recovering and short of a spare, and draws two incidents with `ftrun timeline` when it is over: one whose state
+was adopted in place, and one in which it moved.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ FTRUN = str(Path(sys.executable).with_name("ftrun"))
 RUN = "brave-otter"
 COLUMNS, LINES = 100, 24
 DEADLINE = 120.0
-# the rank that hangs in `stop` keeps the second recovery going for --stop-timeout, which is long enough to look at
+# the rank that hangs in `stop` keeps the second recovery going for --recover-timeout, which is long enough to look at; when every
+# rank dies in its update, no whole copy of the state is left, and all ranks take it from the host snapshot
 PLAN = """\
 [[fault]]
 kind = "kill"
@@ -47,7 +49,7 @@ kind = "hang"
 rank = 1
 step = 150
 at = "stop"
-"""
+""" + "".join(f'\n[[fault]]\nkind = "kill"\nrank = {rank}\nstep = 203\nat = "update"\n' for rank in range(4))
 
 
 class Picture:
@@ -70,8 +72,12 @@ class Picture:
             "plan.toml",
             "--run-id",
             RUN,
-            "--stop-timeout",
+            "--recover-timeout",
             "5",
+            "--snapshot-every",
+            "50",
+            "--max-replacements",
+            "9",
         ]
         self.run = subprocess.Popen(
             [FTRUN, *options, "train_gpt.py", "--steps", "260", "--print-every", "50"],
@@ -110,7 +116,7 @@ class Picture:
         os.close(terminal)
         return shown.decode().replace("\r\n", "\n").replace(f"{self._folder}/", "")
 
-    def timeline(self, incident: int) -> None:
+    def timeline(self, name: str, incident: int) -> None:
         """The drawing of an incident of the run, which must have ended."""
         command = [
             FTRUN,
@@ -121,9 +127,7 @@ class Picture:
             "--format",
             "svg",
         ]
-        self._save(
-            "timeline", subprocess.run(command, env=self._env, capture_output=True, text=True, check=True).stdout
-        )
+        self._save(name, subprocess.run(command, env=self._env, capture_output=True, text=True, check=True).stdout)
 
     def _save(self, name: str, svg: str) -> None:
         (self._out / f"{name}.svg").write_text(svg.rstrip() + "\n")
@@ -147,7 +151,8 @@ def main() -> int:
         picture.screen("recovered")
         if picture.run.wait(DEADLINE):
             sys.exit("images: the run failed")
-        picture.timeline(1)
+        picture.timeline("timeline", 1)
+        picture.timeline("transfer", 3)
     finally:
         if picture.run.poll() is None:
             picture.run.terminate()

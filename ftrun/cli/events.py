@@ -30,11 +30,12 @@ def events(
     if found is None:
         print(f"ftrun: error: {missing(run_id)}", file=sys.stderr)
         return EXIT_NO_RUN
-    try:
-        for line in stream(found, follow, as_json):
-            print(line, flush=follow)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
-    return 0
+    lines = stream(found, follow, as_json)
+    while True:
+        try:
+            line = next(lines, None)
+        except OSError as error:
+            raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
+        if line is None:
+            return 0
+        print(line, flush=follow)

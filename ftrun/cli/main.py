@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
 import os
@@ -119,13 +120,22 @@ def signature(options: Iterable[Option]) -> inspect.Signature:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    _open_what_is_closed()
+    code = execute(sys.argv[1:] if argv is None else list(argv))
     try:
-        code = execute(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output (head, a pager) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
-        code = EXIT_SIGNAL + signal.SIGPIPE
+    except OSError as error:
+        code = _unwritten(error)
     sys.exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """Nothing of ours may get the number of a stream that was closed (`>&-`): workers would print into it."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def load_commands() -> None:
@@ -165,6 +175,24 @@ def execute(argv: list[str]) -> int:
         return _fail(str(error), EXIT_FAILED)
     except (typer.Abort, KeyboardInterrupt, EOFError):
         return EXIT_SIGNAL + 2
+    except BrokenPipeError:
+        return EXIT_SIGNAL + signal.SIGPIPE
+    except OSError as error:
+        # a full disk behind stdout; every file of ours has a name, and a run has memory of its own to fill
+        if error.errno not in _FULL or error.filename is not None or argv[0] == "run":
+            raise
+        return _unwritten(error)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+def _unwritten(error: OSError) -> int:
+    """stdout carries data: what did not get there is a failure. What is left of it has nowhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if isinstance(error, BrokenPipeError):
+        return EXIT_SIGNAL + signal.SIGPIPE
+    return _fail(f"cannot write to stdout: {error.strerror}", EXIT_FAILED)
 
 
 def _fail(message: str, code: int) -> int:

@@ -35,8 +35,10 @@ def timeline(
     output: str = typer.Option(None, "-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
     as_json: bool = typer.Option(False, "--json", help="The incident as JSON."),
 ) -> int:
+    from ftrun.host.report import count
     from ftrun.view.find import find, missing
     from ftrun.view.finished import read
+    from ftrun.view.journal import UNLIKE_OURS
 
     if form not in FORMATS:
         raise UsageError(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
@@ -50,15 +52,25 @@ def timeline(
         if form == "trace":
             return _trace(found, output)
         account = read(found)
+        if not account.config:
+            raise PlatformError(f"{found.journal} has no line that a run began with: it is no journal, or was damaged")
     except OSError as error:
         raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
     number = len(account.incidents) if incident is None else incident
     if not 1 <= number <= len(account.incidents):
         return _nothing(found, account, incident, form, as_json)
+    if account.unread:
+        print(
+            f"ftrun: {found.journal}: {count(account.unread, 'line')} unlike those of this version passed over",
+            file=sys.stderr,
+        )
     if as_json:
         _write(json.dumps({"schema": 1, "run": found.run_id, **account.incidents[number - 1]}, indent=2) + "\n", output)
         return 0
-    return _draw(found, account, number, form, output)
+    try:
+        return _draw(found, account, number, form, output)
+    except UNLIKE_OURS:
+        raise _unlike_ours(found) from None
 
 
 def _draw(found: Found, account: Account, number: int, form: str, output: str | None) -> int:
@@ -73,6 +85,12 @@ def _draw(found: Found, account: Account, number: int, form: str, output: str | 
         from ftrun.view.timeline.html import document
     _write(document(told), output)
     return 0
+
+
+def _unlike_ours(found: Found) -> PlatformError:
+    return PlatformError(
+        f"{found.journal} is not as this version of ftrun writes it; --json and ftrun events show what is there"
+    )
 
 
 def _text(told: Any, account: Account, output: str | None) -> int:
@@ -103,14 +121,26 @@ def _nothing(found: Found, account: Account, asked: int | None, form: str, as_js
         have = f"it had {len(account.incidents)}" if account.incidents else "it had none"
         print(f"ftrun: error: run {found.run_id} has no incident {asked}; {have}", file=sys.stderr)
         return EXIT_NO_RUN
-    going = "; one is being repaired just now: ftrun status" if account.current else ""
+    said = _none_because(found, account)
     if form == "text" and not as_json:
-        print(
-            f"run {found.run_id}: no incident, nothing failed{going}" if not going else f"run {found.run_id}{going[1:]}"
-        )
+        print(f"run {found.run_id}: {said}")
         return 0
-    print(f"ftrun: error: run {found.run_id} had no incident that could be drawn{going}", file=sys.stderr)
+    print(f"ftrun: error: run {found.run_id} had no incident that could be drawn; {said}", file=sys.stderr)
     return EXIT_NO_RUN
+
+
+def _none_because(found: Found, account: Account) -> str:
+    """Why there is no incident to tell of: that is not always good news."""
+    more = f"; what there is: ftrun events {found.run_id if found.live else found.journal.parent}"
+    if account.current and found.live:
+        return "one is being repaired just now: ftrun status"
+    if account.current:
+        return f"it was cut off while an incident was being repaired{more}"
+    if found.live or account.exit_code == 0:
+        return "no incident, nothing failed"
+    if account.exit_code is None:
+        return f"no incident up to where its journal ends, and it was cut off there{more}"
+    return f"no incident was repaired, and it ended with exit code {account.exit_code}{more}"
 
 
 def _write(data: str, output: str | None) -> None:

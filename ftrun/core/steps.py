@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ftrun.core.board import ROW_WORDS, ROWS_KEPT, Cell, F, Phase
 
 _FORWARD, _DONE = Phase.FORWARD, Phase.DONE
+_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE, Phase.DONE)
 # words of a row: step index + 1, generation, attempt, then a time for each phase from FORWARD to DONE
 _TIME_OF_PHASE_0 = 3 - Phase.FORWARD
 
@@ -62,6 +63,16 @@ def rows(cell: Cell) -> list[Row]:
         if step:
             found.append(Row(step - 1, *rest))
     return found
+
+
+def phase_at(cell: Cell, when: int) -> Phase | None:
+    """The phase that a rank was in at a time (ns); None when no row that is kept goes back so far."""
+    found: tuple[int, Phase] | None = None
+    for row in rows(cell):
+        for phase, since in zip(_PHASES, (row.forward, row.backward, row.gate, row.update, row.done), strict=True):
+            if since and since <= when and (found is None or since >= found[0]):
+                found = since, phase
+    return found[1] if found else None
 
 
 def _place(number: int) -> int:

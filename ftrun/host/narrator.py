@@ -28,8 +28,9 @@ from ftrun.control.machine import INCIDENT, Phase
 from ftrun.core.board import Board, F, Inexact
 from ftrun.core.board import Phase as Phases
 from ftrun.core.faults import Fault
+from ftrun.core.steps import phase_at
 from ftrun.faults.trigger import fired
-from ftrun.host import report
+from ftrun.host import moves, report
 from ftrun.host.incident import Incident, Victim
 from ftrun.host.phases import PhaseRecord
 
@@ -125,14 +126,18 @@ class Narrator:
     def _begin(self, event: Died | Raised, woke: int) -> None:
         cell = self._board.cell(event.worker)
         if isinstance(event, Raised):
-            began, detected = cell[F.RAISED_NS] or woke, time.monotonic_ns()
+            # not now: the ranks were rung already, and what they do since is no part of the detection
+            began = cell[F.RAISED_NS] or woke
+            detected = max(began, woke)
         else:
             detected = cell[F.DETECTED_NS] or time.monotonic_ns()
             began = self._fault_time(cell.rank, detected) or self._last_sign(event, woke)
         began = min(began, detected)
         incident = self._incident or self._new_incident(began, detected)
         if cell.rank is not None:
-            phase = cell.phase.name.lower()
+            # one that raised lives, and may have begun the step again
+            raised_in = phase_at(cell, began) if isinstance(event, Raised) else None
+            phase = (raised_in or cell.phase).name.lower()
             cause = event.signature or (event.cause if isinstance(event, Died) else "")
             known = isinstance(event, Raised) or began != woke
             seen = (detected - began) / 1e6 if known else None
@@ -235,7 +240,8 @@ class Narrator:
             return
         facts = incident.facts(self._board, self.holders)
         self._account(facts)
-        self._note("incident", **facts, phases=self._phases.facts(incident.began))
+        moved = moves.gather(self._run_dir, self.holders, incident.generation, incident.began)
+        self._note("incident", **facts, phases=self._phases.facts(incident.began), moves=moved)
         self._say(report.recovered(facts))
 
     def _restarted(self) -> None:

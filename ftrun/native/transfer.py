@@ -18,6 +18,7 @@ from ftrun.native import _bind, _releasing
 Extent = tuple[int, int]
 """(address, bytes)"""
 
+LOAD, BROADCAST, RELOAD = 0, 1, 2  # stages of an exchange
 CHECK_NONE, CHECK_READ, CHECK_BACK = 0, 1, 2
 PAGE = 4096
 BUFFERS = 2  # shared buffers of a source
@@ -25,6 +26,14 @@ BUFFERS = 2  # shared buffers of a source
 
 class _Extent(ctypes.Structure):
     _fields_ = (("address", c_uint64), ("bytes", c_uint64))
+
+
+class _Span(ctypes.Structure):
+    _fields_ = (("begin", c_uint64), ("end", c_uint64), ("stage", c_uint32), ("source", c_uint32))
+
+
+class _Log(ctypes.Structure):
+    _fields_ = (("spans", POINTER(_Span)), ("room", c_uint64), ("count", c_uint64))
 
 
 class _Terms(ctypes.Structure):
@@ -37,6 +46,7 @@ class _Terms(ctypes.Structure):
         ("watch_shift", c_uint64),
         ("watch_value", c_uint64),
         ("moved", c_void_p),
+        ("log", POINTER(_Log)),
     )
 
 
@@ -117,7 +127,7 @@ class Terms:
     """How a transfer is done. `watch` = (address of a word, shift, value): given up once word >> shift is another value.
 
     `chunk` bytes (0 = chosen), `threads` of one copy (0 = chosen), `timeout` in seconds, `moved`: address of a word to which
-    arriving bytes are added, 0 = none.
+    arriving bytes are added, 0 = none. `spans`: of how many pieces of an exchange's work the times are wanted.
     """
 
     chunk: int = 0
@@ -126,10 +136,22 @@ class Terms:
     timeout: float = 60.0
     watch: tuple[int, int, int] | None = None
     moved: int = 0
+    spans: int = 0
 
-    def _native(self) -> _Terms:
+    def _native(self, log: _Log | None = None) -> _Terms:
         word, shift, value = self.watch or (None, 0, 0)
-        return _Terms(self.chunk, self.threads, self.check, self.timeout, word, shift, value, self.moved or None)
+        kept = None if log is None else ctypes.pointer(log)
+        return _Terms(self.chunk, self.threads, self.check, self.timeout, word, shift, value, self.moved or None, kept)
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a participant did with one chunk of participant `source`: LOAD, BROADCAST or RELOAD. Times in ns, monotonic."""
+
+    stage: int
+    source: int
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -141,6 +163,7 @@ class Moved:
     checksum: int
     chunks: int
     seconds: float
+    spans: tuple[Span, ...] = ()
 
 
 def chunk_size(size: int, room: int = 0) -> int:
@@ -210,7 +233,10 @@ class Facts:
         Errors: TransferError.
         """
         result = _Result()
-        native = (terms or Terms())._native()
+        terms = terms or Terms()
+        spans = (_Span * terms.spans)()
+        log = _Log(spans, terms.spans, 0)
+        native = terms._native(log)
         first = ring + self.control_bytes
         addresses = [first + i * self._stride for i in range(BUFFERS * self.participants)]
         buffers = (c_uint64 * len(addresses))(*addresses)
@@ -218,7 +244,7 @@ class Facts:
         code = _exchange_run(
             ring, me, facts, _array(source), len(source), _array(to), len(to), buffers, native, ctypes.byref(result)
         )
-        return _moved(code, result)
+        return _moved(code, result, [spans[i] for i in range(min(log.count, terms.spans))])
 
 
 @dataclass(frozen=True)
@@ -243,7 +269,8 @@ def _array(extents: Sequence[Extent]) -> ctypes.Array[_Extent]:
     return (_Extent * len(extents))(*(_Extent(address, size) for address, size in extents))
 
 
-def _moved(code: int, result: _Result) -> Moved:
+def _moved(code: int, result: _Result, spans: Sequence[_Span] = ()) -> Moved:
     if code < 0:
         raise TransferError(-code, result.failed)
-    return Moved(result.bytes, result.copied, result.checksum, result.chunks, result.nanoseconds / 1e9)
+    kept = tuple(Span(s.stage, s.source, s.begin, s.end) for s in spans)
+    return Moved(result.bytes, result.copied, result.checksum, result.chunks, result.nanoseconds / 1e9, kept)

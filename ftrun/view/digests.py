@@ -181,7 +181,8 @@ def _differing(ours: list[Record], theirs: list[Record]) -> list[str]:
 
 # what causes comes before what follows from it
 _ORDER = {
-    "start": ("position", "random", "batch", "python", "buffer", "weight", "optimizer"),
+    # a loader draws from the streams when it opens an epoch or fetches a batch
+    "start": ("position", "batch", "random", "python", "buffer", "weight", "optimizer"),
     "gate": ("output", "local", "gradient"),
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 from ftrun.control.states import INCIDENT, Phase
 
 _CHUNK = 1 << 20
+UNLIKE_OURS = (KeyError, TypeError, ValueError, AttributeError)  # what a line of another version leads to
 REPAIRING = frozenset({*(str(p) for p in INCIDENT), str(Phase.RESTARTING)})
 
 
@@ -88,12 +89,19 @@ class Account:
         self.quarantined: list[dict[str, Any]] = []
         self.summary: dict[str, Any] | None = None
         self.exit_code: int | None = None
+        self.unread = 0  # lines that are not as this version writes them
         self.ended: float | None = None
         self._protected: set[int] = set()
         self._quiet = b""  # the end of an answer that changed nothing
 
     def add(self, line: bytes) -> None:
-        """One line of the journal."""
+        """One line of the journal. What another version of ftrun wrote may lack what we look for: it is passed over."""
+        try:
+            self._add(line)
+        except UNLIKE_OURS:
+            self.unread += 1
+
+    def _add(self, line: bytes) -> None:
         if line.startswith(b'"event": {"kind": "Stage"', line.find(b'"event"')):
             return
         answer = line.find(b'"actions": [], ')

@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterator
 
 from ftrun import native
-from ftrun.core import gate
+from ftrun.core import gate, moves
 from ftrun.core.board import F
 from ftrun.core.errors import WorkerError
 from ftrun.core.limits import memory_left
+from ftrun.core.moves import Move
 from ftrun.native import transfer
 from ftrun.native.transfer import CHECK_BACK, CHECK_READ, Extent, Facts, Moved, Terms
 from ftrun.worker.context import Context, Interrupt
@@ -23,6 +24,8 @@ from ftrun.worker.segment import Segment, room_for
 _PEER = 120.0  # seconds for a copy between two mapped segments
 _EXCHANGE = 120.0  # seconds for everybody to get everything, and to come at all
 _RING = "ring"  # name under which the keeper passes an exchange's memory on
+_SPANS = 256  # pieces of a transfer's work whose times are kept
+_STAGES = {transfer.LOAD: moves.H2D, transfer.BROADCAST: moves.BROADCAST_SRC, transfer.RELOAD: moves.BROADCAST_DST}
 _LOOK = 0.02  # seconds between two looks for it
 
 
@@ -66,9 +69,22 @@ def host_reload(context: Context, facts: Facts, share: list[Extent], to: list[Ex
         for address, size in to:
             native.populate(address, size, True)
         moved = stack.enter_context(progress(context, facts.total))
-        terms = Terms(threads=1, check=CHECK_READ, timeout=_EXCHANGE, watch=watch, moved=moved)
+        terms = Terms(threads=1, check=CHECK_READ, timeout=_EXCHANGE, watch=watch, moved=moved, spans=_SPANS)
         me = next(i for i, p in enumerate(world.places) if p.cell == context.cell.index)
-        return facts.run(ring.address, me, share, to, terms)
+        done = facts.run(ring.address, me, share, to, terms)
+    tell(context, [_move(span, me, world.places[span.source].rank) for span in done.spans])
+    return done
+
+
+def _move(span: transfer.Span, me: int, source: int) -> Move:
+    own = span.stage == transfer.RELOAD and span.source == me
+    return Move(moves.RELOAD if own else _STAGES[span.stage], source, span.begin, span.end)
+
+
+def tell(context: Context, done: list[Move]) -> None:
+    """Leave the times of a transfer for the launcher. They are for people: without room for them, there are none."""
+    with contextlib.suppress(OSError):
+        context.report(moves.file_name(context.cell.index, context.generation), {"moves": done})
 
 
 def _make_ring(context: Context, facts: Facts, stack: contextlib.ExitStack) -> tuple[Segment, Facts]:

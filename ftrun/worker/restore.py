@@ -18,6 +18,7 @@ from ftrun import native
 from ftrun.core import gate
 from ftrun.core.board import Board, F, Flag, Head, Inexact, Source
 from ftrun.core.errors import DeviceError, UsageError, WorkerError
+from ftrun.core.moves import RELOAD, Move
 from ftrun.core.world import World, read_world
 from ftrun.native import cuda
 from ftrun.native.transfer import Extent, TransferError
@@ -327,10 +328,12 @@ class Restorer:
         on_gpu = [(e, own.read(e)) for e in kept if e.on_gpu]
         rows = _without(offset, size, [(e.offset, e.block) for e in kept if not e.on_gpu])
         mine, theirs = own.segment.address, source.segment.address
+        begin = time.monotonic_ns()
         moved = moving.peer_copy(
             self.context, [(mine + at, length) for at, length in rows], [(theirs + at, length) for at, length in rows]
         )
         gpu_bytes = own.copy_gpu_from(source, "committed", self._copy_on_gpu)
+        moving.tell(self.context, [Move(RELOAD, replica.rank, begin, time.monotonic_ns())])
         for entry, data in on_gpu:
             own.write(entry, data)
         if source.seal != self.resume:

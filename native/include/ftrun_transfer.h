@@ -21,6 +21,26 @@ typedef struct {
     uint64_t bytes;
 } ftrun_extent;
 
+/* What a participant of an exchange did with one chunk, and when. */
+enum {
+    FTRUN_STAGE_LOAD = 0,      /* its share into its own buffer (H2D) */
+    FTRUN_STAGE_BROADCAST = 1, /* from there into a buffer that all can read */
+    FTRUN_STAGE_RELOAD = 2     /* from `source`'s shared buffer to where it belongs */
+};
+
+typedef struct {
+    uint64_t begin; /* ns, CLOCK_MONOTONIC */
+    uint64_t end;
+    uint32_t stage;  /* FTRUN_STAGE_... */
+    uint32_t source; /* participant whose chunk it was */
+} ftrun_transfer_span;
+
+typedef struct {
+    ftrun_transfer_span *spans; /* room for `room` of them */
+    uint64_t room;
+    uint64_t count; /* spans that there were; those beyond `room` are not kept */
+} ftrun_transfer_log;
+
 enum {
     FTRUN_CHECK_NONE = 0,
     FTRUN_CHECK_READ = 1, /* hash what is read, on the way; an exchange compares it at every receiver */
@@ -36,6 +56,7 @@ typedef struct {
     uint64_t watch_shift;
     uint64_t watch_value;
     uint64_t *moved; /* bytes that arrived are added here as they arrive; may be NULL */
+    ftrun_transfer_log *log; /* where an exchange notes what it did when; may be NULL */
 } ftrun_transfer_terms;
 
 typedef struct {

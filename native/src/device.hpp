@@ -19,6 +19,8 @@ class Mark {
   virtual int query() const = 0;
   // As query, but sleeps up to `seconds` first; -ETIMEDOUT when it is still not done.
   virtual int wait(double seconds) const = 0;
+  // When it was reached (ns, CLOCK_MONOTONIC); 0 = not yet, or its device cannot tell.
+  virtual uint64_t reached_at() const { return 0; }
 };
 
 // Work in order. Lanes run beside each other.

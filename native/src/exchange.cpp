@@ -165,10 +165,13 @@ class Participant {
         const auto loading = device_.lane(), broadcasting = device_.lane();
         if (!loading || !broadcasting) return -EAGAIN;
         std::shared_ptr<Mark> ready;
+        uint64_t load_begin = now_ns();
         int error = queue_load(*loading, loaded.get(), 0, sums[0], ready);
         for (uint64_t chunk = 0; chunk < chunks && error == 0; ++chunk) {
             error = wait([this, chunk] { return is_free(chunk); });
             if (error != 0) break;
+            const uint64_t free_since = now_ns();
+            const auto loaded_here = ready;
             error = order(*broadcasting, *ready);
             if (error != 0) break;
             const uint64_t bytes = bytes_of(me_, chunk);
@@ -179,7 +182,12 @@ class Participant {
                 if (error == 0) error = queue_load(*loading, loaded.get(), chunk + 1, sums[chunk + 1], ready);
             }
             if (error == 0) error = patience_.wait(*broadcast);
-            if (error == 0) publish(chunk, sums[chunk], bytes);
+            if (error != 0) break;
+            const uint64_t load_end = end_of(*loaded_here), end = end_of(*broadcast);
+            note(FTRUN_STAGE_LOAD, me_, load_begin, load_end);
+            note(FTRUN_STAGE_BROADCAST, me_, std::max(load_end, free_since), end);
+            load_begin = end;  // the next load waits for this broadcast: both need the one buffer
+            publish(chunk, sums[chunk], bytes);
         }
         return error;
     }
@@ -191,6 +199,20 @@ class Participant {
         ready = lane.mark();
         sent_ += bytes;
         return error;
+    }
+
+    // When a mark that was waited for was reached.
+    static uint64_t end_of(const Mark &mark) {
+        const uint64_t when = mark.reached_at();
+        return when != 0 ? when : now_ns();
+    }
+
+    // Both threads note what they did.
+    void note(uint32_t stage, uint32_t source, uint64_t begin, uint64_t end) {
+        ftrun_transfer_log *log = terms_.log;
+        if (log == nullptr) return;
+        const uint64_t at = __atomic_fetch_add(&log->count, 1, __ATOMIC_RELAXED);
+        if (at < log->room) log->spans[at] = {begin, end, stage, source};
     }
 
     // `lane` goes on after `mark`; between two kinds of device the host waits instead.
@@ -280,10 +302,13 @@ class Participant {
         const uint64_t bytes = bytes_of(source, chunk);
         const bool check = terms_.check != FTRUN_CHECK_NONE;
         hashed_ = 0;
+        const uint64_t begin = now_ns();
         int error = scatter(lane, to_.cut(offset + chunk * facts_.chunk, bytes),
                             buffers_[kSlots * source + chunk % kSlots], check ? &hashed_ : nullptr, chunk);
-        if (error == 0) error = patience_.wait(*lane.mark());
+        const auto reloaded = lane.mark();
+        if (error == 0) error = patience_.wait(*reloaded);
         if (error != 0) return error;
+        note(FTRUN_STAGE_RELOAD, source, begin, end_of(*reloaded));
         if (check && hashed_ != load(control_.line(source).sums[chunk % kSlots])) {
             result_.failed = source;
             return -EBADMSG;

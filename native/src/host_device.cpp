@@ -22,11 +22,13 @@ struct Point {
     std::mutex mutex;
     std::condition_variable reached;
     int result = -EINPROGRESS;
+    uint64_t when = 0;
 
     void reach(int value) {
         {
             const std::lock_guard<std::mutex> hold(mutex);
             result = value;
+            when = now_ns();
         }
         reached.notify_all();
     }
@@ -50,6 +52,11 @@ class HostMark : public Mark {
             point_->reached.wait_for(hold, std::chrono::nanoseconds(end - now));
         }
         return point_->result;
+    }
+
+    uint64_t reached_at() const override {
+        const std::lock_guard<std::mutex> hold(point_->mutex);
+        return point_->when;
     }
 
     const std::shared_ptr<Point> &point() const { return point_; }

@@ -20,7 +20,7 @@ constexpr uint32_t kCount = 4;
 ftrun_extent extent(const void *address, size_t bytes) { return {reinterpret_cast<uint64_t>(address), bytes}; }
 
 ftrun_transfer_terms terms(int check, double timeout = 30.0) {
-    return {kChunk, 2, check, timeout, nullptr, 0, 0, nullptr};
+    return {kChunk, 2, check, timeout, nullptr, 0, 0, nullptr, nullptr};
 }
 
 char *shared(size_t bytes) {

@@ -174,3 +174,21 @@ def test_the_table_sees_every_command(folder: Path) -> None:
     listed = piped(folder, "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]
     names = set(re.findall(r"^  ([a-z][a-z-]+) ", listed, re.M))
     assert names == set(COMMANDS) and isinstance(COMMANDS["run"], Command)
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["completions", "bash"], ["--help"], ["--version"]])
+def test_a_full_disk_behind_stdout_is_said(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [harness.tool("ftrun"), *command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.stderr == "ftrun: error: cannot write to stdout: No space left on device\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("closed", ["<&- >&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed(closed: str) -> None:
+    command = f"{harness.tool('ftrun')} timeline ./nowhere {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4 and "Traceback" not in done.stderr
+    assert ("no run named ./nowhere" in done.stderr) is ("2>&-" not in closed)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -32,6 +36,48 @@ def test_every_rank_dies_in_its_update(stock: Reference, folder: Path) -> None:
     assert {s["name"] for s in incident["sources"].values()} == {"snapshot"}
     assert all(s["bytes"] > 0 for s in incident["sources"].values())
     assert "bit-identical to an uninterrupted run: yes" in outcome.output
+    check_moves(incident)
+    check_drawings(outcome.folder)
+
+
+def check_moves(incident: dict[str, Any]) -> None:
+    """Every rank noted when it loaded and broadcast its share, and took its own and everybody else's."""
+    noted = {entry["rank"]: entry["moves"] for entry in incident["moves"]}
+    assert set(noted) == set(range(harness.RANKS))
+    for rank, moves in noted.items():
+        assert {(stage, source) for stage, source, *_ in moves} == {
+            ("h2d", rank),
+            ("broadcast_src", rank),
+            ("reload", rank),
+            *(("broadcast_dst", other) for other in range(harness.RANKS) if other != rank),
+        }
+        times = incident["ranks"][str(rank)]
+        for _, _, begin, end in moves:
+            assert times.get("moving", 0) <= begin <= end <= times["restore"]
+
+
+def check_drawings(folder: Path) -> None:
+    """Figure 004 in every form of `ftrun timeline`."""
+
+    def timeline(*args: str) -> str:
+        command = [harness.tool("ftrun"), "timeline", *args]
+        done = subprocess.run(
+            command, cwd=folder, env=harness.environment(folder), capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    stages = ("H2D", "Broadcast (src)", "Reload weights", "Broadcast (dst)")
+    text = timeline()
+    assert "how the bytes moved" in text and all(f"{stage}:" in text for stage in stages)
+    rows = [line.split() for line in text.splitlines() if line[9:14] in ("sends", "takes")]
+    assert [row[0] + row[1] for row in rows[::2]] == [f"rank{rank}" for rank in range(harness.RANKS)]
+    drawn = ET.fromstring(timeline("--format", "svg"))
+    kinds = [node.get("data-kind") for node in drawn.iter("{http://www.w3.org/2000/svg}rect")]
+    assert all(kinds.count(stage) >= harness.RANKS for stage in stages)
+    assert "Broadcast (dst), rank 2&#x27;s bytes" in timeline("--format", "html")
+    trace = json.loads(timeline("--format", "trace"))["traceEvents"]
+    assert set(stages) <= {event["name"] for event in trace}
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_random_numbers_not_put_back_are_found(folder: Path) -> None:
 def test_a_loader_that_went_on_is_found(folder: Path) -> None:
     result = broken(folder, "batch", "--data", "loader")
     assert result["cause"] == "loader-position"
-    assert result["difference"]["first"] == "position:loader"
+    assert result["difference"]["first"] == "batch:loader"
 
 
 @pytest.mark.slow

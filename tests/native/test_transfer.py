@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import itertools
+import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,6 +105,50 @@ def codes(children: Children, pids: dict[int, int]) -> dict[int, int]:
 def test_everybody_gets_the_whole(state: int, shared: Callable[[int], int], children: Children, source: int) -> None:
     exchange = Exchange(state, shared, source=source)
     pids = {who: exchange.start(children, who) for who in range(COUNT)}
+    assert set(codes(children, pids).values()) == {OK}
+
+
+def test_the_times_of_every_chunk_are_noted(state: int, shared: Callable[[int], int], children: Children) -> None:
+    """Each chunk of one's own is loaded, then broadcast, then reloaded; a chunk of another is reloaded after its broadcast."""
+    exchange, noted = Exchange(state, shared), shared(COUNT << 16)
+
+    def take_part(me: int) -> None:
+        begin = time.monotonic_ns()
+        offset, size = exchange.facts.share(me)
+        source, to = [(state + offset, size)], [(exchange.targets[me], TOTAL)]
+        spans = exchange.facts.run(exchange.ring, me, source, to, Terms(timeout=30, spans=100)).spans
+        assert all(begin <= s.begin <= s.end <= time.monotonic_ns() for s in spans)
+        data = json.dumps([[s.stage, s.source, s.begin, s.end] for s in spans]).encode()
+        ctypes.memmove(noted + (me << 16), data + b"\0", len(data) + 1)
+        os._exit(OK)
+
+    pids = {who: children.fork(partial(take_part, who)) for who in range(COUNT)}
+    assert set(codes(children, pids).values()) == {OK}
+    spans = [json.loads(ctypes.string_at(noted + (who << 16))) for who in range(COUNT)]
+    chunks = [-(-exchange.facts.share(who)[1] // MIB) for who in range(COUNT)]
+    broadcast = {}
+    for me in range(COUNT):
+        loads, sent = ([s for s in spans[me] if s[0] == stage] for stage in (transfer.LOAD, transfer.BROADCAST))
+        assert len(loads) == len(sent) == chunks[me] and {s[1] for s in loads + sent} == {me}
+        assert all(load[3] <= send[2] for load, send in zip(loads, sent, strict=True))
+        broadcast[me] = sent
+    for me in range(COUNT):
+        for source in range(COUNT):
+            taken = [s for s in spans[me] if s[0] == transfer.RELOAD and s[1] == source]
+            assert len(taken) == chunks[source]
+            assert all(send[3] <= take[2] for send, take in zip(broadcast[source], taken, strict=True))
+
+
+def test_no_more_times_are_kept_than_wanted(state: int, shared: Callable[[int], int], children: Children) -> None:
+    exchange = Exchange(state, shared)
+
+    def take_part(me: int) -> None:
+        offset, size = exchange.facts.share(me)
+        to = [(exchange.targets[me], TOTAL)]
+        done = exchange.facts.run(exchange.ring, me, [(state + offset, size)], to, Terms(timeout=30, spans=3))
+        os._exit(OK if len(done.spans) == 3 and same(exchange.targets[me], state) else WRONG)
+
+    pids = {who: children.fork(partial(take_part, who)) for who in range(COUNT)}
     assert set(codes(children, pids).values()) == {OK}
 
 

@@ -68,6 +68,7 @@ def test_equal_runs(tmp_path: Path) -> None:
         (1, "start", ["weight:a", "random:torch"], "random:torch", "rng"),
         (1, "start", ["batch:loader", "position:loader", "random:torch"], "position:loader", "loader-position"),
         (1, "start", ["batch:loader"], "batch:loader", "loader-position"),
+        (1, "start", ["random:torch", "batch:loader"], "batch:loader", "loader-position"),
         (2, "start", ["weight:a", "optimizer:m, a"], "weight:a", "update"),
         (2, "start", ["python:scheduler", "weight:a"], "python:scheduler", "python-state"),
         (2, "start", ["buffer:b", "weight:a"], "buffer:b", "buffers"),

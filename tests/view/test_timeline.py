@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ftrun.view import text
 from ftrun.view.journal import Account
 from ftrun.view.timeline import model, svg, words
 from ftrun.view.timeline.model import Story, story
@@ -294,3 +295,98 @@ def test_bytes_that_moved_are_a_bar_of_their_own(account: Account) -> None:
         )
     assert 'data-kind="Reload weights"' in svg.drawing(told)
     assert any("went back to the host snapshot of step 21" in said for _, said in words.facts(told))
+
+
+def test_nothing_is_updated_after_a_rollback(account: Account) -> None:
+    raw = {**account.incidents[1], "rollback": True}
+    other = Account()
+    other.incidents.append(raw)
+    told = story(other, 1)
+    assert not told.committed
+    assert all(model.updated(lane, told.resumed, told) == 0.0 for lane in told.lanes if lane.role != model.FAILED)
+
+
+def many_failed(account: Account, ranks: int) -> Story:
+    """Every rank failed and took its state, chunk by chunk, from the host snapshot."""
+    raw = json.loads(json.dumps(account.incidents[1]))
+    victim = raw["victims"][0]
+    raw["victims"] = [{**victim, "rank": rank, "cell": 100 + rank} for rank in range(ranks)]
+    raw["sources"] = {str(rank): {"name": "snapshot", "bytes": 1000, "cell": ranks + rank} for rank in range(ranks)}
+    raw["survivors"], raw["rollback"] = 0, True
+    stages = [["h2d", 1.0, 2.0], ["broadcast_src", 2.0, 4.5], ["reload", 4.5, 5.0], ["broadcast_dst", 5.0, 6.0]]
+    raw["moves"] = [
+        {"rank": rank, "cell": ranks + rank, "moves": [[name, rank if name != "broadcast_dst" else 0, b, e] for name, b, e in stages]}
+        for rank in range(ranks)
+    ]  # fmt: skip
+    other = Account()
+    other.incidents.append(raw)
+    return story(other, 1)
+
+
+def test_a_transfer_has_a_row_for_what_is_sent_and_one_for_what_is_taken(account: Account) -> None:
+    told = many_failed(account, 3).transfer
+    assert told is not None and (told.begin, told.end, told.ranks) == (1.0, 6.0, 3)
+    assert [(row.rank, row.sends, len(row.pieces)) for row in told.rows[:2]] == [(0, True, 2), (0, False, 2)]
+    assert told.kinds() == ["H2D", "Broadcast (src)", "Broadcast (dst)", "Reload weights"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 132])
+def test_many_failed_ranks_are_told_together(account: Account, width: int) -> None:
+    told = many_failed(account, 64)
+    lines = [text.plain(line) for line in drawing(told, width)]
+    said = " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= width and len(lines) < 80
+    assert "and 56 more ranks" in said and "no rank was left that could go on" in said
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 56 more: the state came from the host snapshot (64.0 kB moved)" in said
+    assert sum(line[9:14] in ("sends", "takes") for line in lines) == 16
+    ET.fromstring(svg.drawing(told))
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        ("no-end", "no incident up to where its journal ends, and it was cut off there"),
+        ("failed", "no incident was repaired, and it ended with exit code 1"),
+        ("well", "no incident, nothing failed"),
+        ("repairing", "it was cut off while an incident was being repaired"),
+    ],
+)
+def test_a_run_without_an_incident_is_called_well_only_if_it_was(looking: Looking, cut: str, said: str) -> None:
+    lines = boards.journal_text(json.loads(boards.RECORDED.read_text())["journal"]).splitlines(keepends=True)
+    died = next(at for at, line in enumerate(lines) if '"kind": "Died"' in line)
+    kept = lines[: died + 1 if cut == "repairing" else died]
+    if cut in ("failed", "well"):
+        code = 1 if cut == "failed" else 0
+        end = {"t": 1e9, "phase": "ENDED", "generation": 1, "actions": [{"kind": "End", "code": code}]}
+        kept.append(json.dumps(end) + "\n")
+    (looking.base / "cut").mkdir()
+    (looking.base / "cut" / "journal.jsonl").write_text("".join(kept))
+    done = looking.pipe("timeline", "./cut")
+    assert done.returncode == 0 and done.stdout.startswith(f"run cut: {said}"), (done.stdout, done.stderr)
+    assert looking.pipe("timeline", "./cut", "--json").returncode == 4
+
+
+@pytest.mark.parametrize("content", ["", "\x00\x01 not a journal\n"])
+def test_a_file_that_is_no_journal_is_not_good_news(looking: Looking, content: str) -> None:
+    (looking.base / "cut").mkdir()
+    (looking.base / "cut" / "journal.jsonl").write_text(content)
+    done = looking.pipe("timeline", "./cut")
+    assert done.returncode == 69 and not done.stdout and "it is no journal, or was damaged" in done.stderr
+
+
+def test_a_journal_of_another_version(looking: Looking) -> None:
+    """What cannot be understood is said, never a traceback."""
+    lines = json.loads(boards.RECORDED.read_text())["journal"]
+    for line in lines:
+        if line.get("note") == "incident":
+            del line["victims"][0]["cell"]
+    lines.insert(5, {"t": 1.0, "event": {"kind": "Protected", "who": 3}})
+    (looking.base / "other").mkdir()
+    (looking.base / "other" / "journal.jsonl").write_text(boards.journal_text(lines))
+    done = looking.pipe("timeline", "./other")
+    assert done.returncode == 69 and "is not as this version of ftrun writes it" in done.stderr
+    done = looking.pipe("timeline", "./other", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["victims"]
+    assert "1 line unlike those of this version passed over" in done.stderr
+    assert looking.pipe("timeline", "./other", "--format", "trace").returncode == 0
+    assert looking.pipe("events", "./other").returncode == 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftrun.view.journal import Account
+from ftrun.view.timeline.transfer import Transfer, transfer
 
 # kinds of bars, in the words of the figures
 FORWARD, BACKWARD, SYNC, OPTIMIZER = "Forward", "Backward", "Gradient Synchronization", "Optimizer Step"
@@ -80,11 +81,12 @@ class Story:
     injected: tuple[dict[str, Any], ...] = ()
     rollback: bool = False
     evidence: str = ""
+    transfer: Transfer | None = None
 
     @property
     def committed(self) -> bool:
         """Was the update of the step in flight kept?"""
-        return self.step is not None and self.last >= self.step
+        return self.step is not None and self.last >= self.step and not self.rollback
 
     @property
     def begins(self) -> float:
@@ -125,11 +127,12 @@ def story(account: Account, number: int, run: str = "") -> Story:
         parts=parts,
         sources=_sources(raw, victims),
         lanes=tuple(shown),
-        folded=len(raw.get("ranks", {})) + len(victims) - len(shown),
+        folded=len(lanes) - len(shown),
         barriers=tuple(_barriers(lanes)),
         injected=tuple(f for f in account.faults if abs(float(f.get("t", 0.0)) - began) < _SAME),
         rollback=bool(raw.get("rollback")),
         evidence=str(raw.get("evidence", "")),
+        transfer=transfer(raw),
     )
 
 
@@ -258,7 +261,9 @@ def updated(lane: Lane, at: float, incident: Story) -> float:
     """The part of the parameters in `lane` that hold step `incident.step`'s update at a time: 0, 1, or between."""
     step = incident.step if incident.step is not None else incident.resume
     if lane.role in (SPARE, NEW):
-        return 1.0 if incident.last >= step else 0.0
+        return 1.0 if incident.last >= step and not incident.rollback else 0.0
+    if incident.rollback and at >= incident.resumed:
+        return 0.0
     share = 0.0
     for bar in lane.updates():
         if bar.step != step or bar.begin > at:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from html import escape
 
 from ftrun.host.report import count, milliseconds
-from ftrun.view.timeline import model, words
+from ftrun.view.timeline import model, svg_transfer, words
 from ftrun.view.timeline.model import Bar, Lane, Story
 from ftrun.view.timeline.scale import Scale, scale
+from ftrun.view.timeline.svg_parts import LEFT, RIGHT, WIDTH, rect, words_at
 
 COLOURS = {
     model.FORWARD: "#00BFFF",
@@ -23,9 +24,9 @@ COLOURS = {
     model.ROLLBACK: "#C4B3EA",
 }
 NOT_UPDATED, UPDATED, FAILURE = "#2E8B57", "#90EE90", "#FF0000"
-_LEFT, _WIDTH, _RIGHT = 150, 1000, 30  # px: the names, the axis, the margin
 _TOP, _LANE, _BAR = 170, 84, 30
 _SQUARES, _SQUARE = 10, 9
+_NAMED = 4  # failed ranks that fit into the line under the title
 _CHAR = 6.6  # px of a character, about, at 12 px
 
 
@@ -36,11 +37,14 @@ def document(story: Story) -> str:
 
 def drawing(story: Story) -> str:
     """The <svg> element."""
-    to = scale(story, _WIDTH)
-    height = _TOP + _LANE * len(story.lanes) + 70
-    width = _LEFT + _WIDTH + _RIGHT
+    to = scale(story, WIDTH)
+    lanes = _TOP + _LANE * len(story.lanes) + 70
+    height = lanes + (svg_transfer.height(story.transfer) if story.transfer else 0)
+    width = LEFT + WIDTH + RIGHT
     body = "\n".join([*_title(story), *_legend(), *_barriers(story, to), *_lanes(story, to)])
     body += "\n" + "\n".join([*_controller(story, to), *_axis(story, to)])
+    if story.transfer is not None:
+        body += "\n" + "\n".join(svg_transfer.drawing(story.transfer, lanes))
     label = escape(words.title(story), quote=True)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -55,34 +59,24 @@ _DEFINITIONS = (
 )
 
 
-def _text(x: float, y: float, words_: str, **look: object) -> str:
-    more = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in look.items())
-    return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{escape(words_)}</text>'
-
-
-def _rect(x: float, y: float, width: float, height: float, fill: str, tip: str, kind: str) -> str:
-    return (
-        f'<rect class="bar" data-kind="{escape(kind)}" data-tip="{escape(tip, quote=True)}" x="{x:.1f}" y="{y:.1f}" '
-        f'width="{max(width, 1.0):.1f}" height="{height}" fill="{fill}"><title>{escape(tip)}</title></rect>'
-    )
-
-
 def _title(story: Story) -> Iterator[str]:
-    yield _text(16, 26, words.title(story), font_size=16, font_weight="bold")
-    failed = "; ".join(words.what(v) for v in story.victims) or f"every rank waited in {story.stuck}"
-    yield _text(16, 46, f"{failed}: repaired in {milliseconds(story.done)} ms", fill="#444")
+    yield words_at(16, 26, words.title(story), font_size=16, font_weight="bold")
+    failed = "; ".join(words.what(v) for v in story.victims[:_NAMED]) or f"every rank waited in {story.stuck}"
+    if len(story.victims) > _NAMED:
+        failed += f"; and {count(len(story.victims) - _NAMED, 'more rank')}"
+    yield words_at(16, 46, f"{failed}: repaired in {milliseconds(story.done)} ms", fill="#444")
 
 
 def _legend() -> Iterator[str]:
     for at, (colour, name) in enumerate(((NOT_UPDATED, "Parameters not updated"), (UPDATED, "Parameters updated"))):
         y = 62 + at * 18
         yield f'<rect x="16" y="{y}" width="12" height="12" fill="{colour}"/>'
-        yield _text(34, y + 10, name)
+        yield words_at(34, y + 10, name)
     kinds = (model.FORWARD, model.BACKWARD, model.SYNC, model.OPTIMIZER)
     for at, kind in enumerate(kinds):
         x, y = 190 + at // 2 * 110, 62 + at % 2 * 18
         yield f'<rect x="{x}" y="{y}" width="12" height="12" fill="{COLOURS[kind]}"/>'
-        yield _text(x + 18, y + 10, "Waiting" if kind == model.SYNC else kind)
+        yield words_at(x + 18, y + 10, "Waiting" if kind == model.SYNC else kind)
 
 
 # -- lanes ---------------------------------------------------------------------------------------------------------------
@@ -96,17 +90,17 @@ def _lanes(story: Story, to: Scale) -> Iterator[str]:
     for at, lane in enumerate(story.lanes):
         y = _y(at)
         yield f'<g class="lane" data-role="{lane.role}" data-rank="{lane.rank}">'
-        yield _text(16, y + 34, lane.label, font_weight="bold")
-        yield _text(16, y + 49, _role(lane), fill=FAILURE if lane.role == model.FAILED else "#555")
+        yield words_at(16, y + 34, lane.label, font_weight="bold")
+        yield words_at(16, y + 49, _role(lane), fill=FAILURE if lane.role == model.FAILED else "#555")
         for bar in lane.bars:
             yield from _bar(bar, lane, y, to)
         yield from _parameters(story, lane, y, to)
         if lane.fails is not None:
-            yield from _bolt(_LEFT + to.at(lane.fails), y + 14)
+            yield from _bolt(LEFT + to.at(lane.fails), y + 14)
         yield "</g>"
     if story.folded > 0:
         y = _y(len(story.lanes))
-        yield _text(16, y + 4, f"and {count(story.folded, 'rank')} more like the healthy ones", fill="#555")
+        yield words_at(16, y + 4, f"and {count(story.folded, 'rank')} more like the healthy ones", fill="#555")
 
 
 def _role(lane: Lane) -> str:
@@ -114,23 +108,23 @@ def _role(lane: Lane) -> str:
 
 
 def _bar(bar: Bar, lane: Lane, y: float, to: Scale) -> Iterator[str]:
-    begin, end = _LEFT + to.at(bar.begin), _LEFT + to.at(bar.end)
+    begin, end = LEFT + to.at(bar.begin), LEFT + to.at(bar.end)
     how = "; cut off" if bar.broken else ""
     again = ", again" if bar.again else ""
     step = f" of step {bar.step}{again}" if bar.step >= 0 else ""
     tip = f"{lane.label}: {bar.kind}{step}, {bar.begin:+.2f} to {bar.end:+.2f} ms ({bar.end - bar.begin:.2f} ms{how})"
-    yield _rect(begin, y + 20, end - begin, _BAR, COLOURS[bar.kind], tip, bar.kind)
+    yield rect(begin, y + 20, end - begin, _BAR, COLOURS[bar.kind], tip, bar.kind)
     if len(bar.kind) * _CHAR + 6 <= end - begin:
         dark = bar.kind in (model.BACKWARD, model.STOP, model.RESTORATION)
         fill = "#ffffff" if dark else "#000000"
-        yield _text((begin + end) / 2, y + 39, bar.kind, text_anchor="middle", fill=fill, pointer_events="none")
+        yield words_at((begin + end) / 2, y + 39, bar.kind, text_anchor="middle", fill=fill, pointer_events="none")
 
 
 def _bolt(x: float, y: float) -> Iterator[str]:
     points = ((4, -14), (-8, 8), (0, 8), (-5, 28), (11, 2), (2, 2), (9, -14))
     shape = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in points)
     yield f'<polygon class="failure" points="{shape}" fill="{FAILURE}" stroke="#8B0000" stroke-width="0.7"/>'
-    yield _text(x + 14, y + 24, "Failure", fill=FAILURE, font_weight="bold")
+    yield words_at(x + 14, y + 24, "Failure", fill=FAILURE, font_weight="bold")
 
 
 def _parameters(story: Story, lane: Lane, y: float, to: Scale) -> Iterator[str]:
@@ -141,7 +135,7 @@ def _parameters(story: Story, lane: Lane, y: float, to: Scale) -> Iterator[str]:
     for moment, shift in moments:
         share = 0.0 if moment == story.begins else model.updated(lane, moment, story)
         full = round(share * _SQUARES)
-        x = max(_LEFT, min(_LEFT + _WIDTH - wide, _LEFT + to.at(moment) + shift))
+        x = max(LEFT, min(LEFT + WIDTH - wide, LEFT + to.at(moment) + shift))
         tip = f"{lane.label}: parameters {_known(share)}, {moment:+.1f} ms"
         yield f'<g class="parameters" data-tip="{escape(tip, quote=True)}"><title>{escape(tip)}</title>'
         for k in range(_SQUARES):
@@ -159,37 +153,37 @@ def _known(share: float) -> str:
 
 def _barriers(story: Story, to: Scale) -> Iterator[str]:
     for step, at in story.barriers:
-        x, bottom = _LEFT + to.at(at), _y(len(story.lanes)) - 14
+        x, bottom = LEFT + to.at(at), _y(len(story.lanes)) - 14
         tip = f"Gradient Synchronization Barrier of step {step}: every rank had arrived, {at:+.2f} ms"
         yield f'<g class="barrier" data-tip="{escape(tip, quote=True)}"><title>{escape(tip)}</title>'
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 8}" y2="{bottom}" stroke="{FAILURE}" stroke-width="2"/>'
-        middle = min(x, _LEFT + _WIDTH + _RIGHT - 84)  # the last barrier is near the edge
+        middle = min(x, LEFT + WIDTH + RIGHT - 84)  # the last barrier is near the edge
         yield f'<rect x="{middle - 82:.1f}" y="{_TOP - 40}" width="164" height="30" rx="4" fill="#FDE3E3"/>'
-        yield _text(middle, _TOP - 27, "Gradient Synchronization", text_anchor="middle", fill=FAILURE)
-        yield _text(middle, _TOP - 14, "Barrier", text_anchor="middle", fill=FAILURE)
+        yield words_at(middle, _TOP - 27, "Gradient Synchronization", text_anchor="middle", fill=FAILURE)
+        yield words_at(middle, _TOP - 14, "Barrier", text_anchor="middle", fill=FAILURE)
         yield "</g>"
 
 
 def _controller(story: Story, to: Scale) -> Iterator[str]:
-    heard, resumed = _LEFT + to.at(story.detected), _LEFT + to.at(story.resumed)
+    heard, resumed = LEFT + to.at(story.detected), LEFT + to.at(story.resumed)
     middle, y = (heard + resumed) / 2, 84.0
     tip = f"Controller: noticed after {story.detected:.2f} ms, all went on after {story.resumed:.2f} ms"
     yield f'<g class="controller" data-tip="{escape(tip, quote=True)}"><title>{escape(tip)}</title>'
     yield f'<ellipse cx="{middle:.1f}" cy="{y}" rx="58" ry="20" fill="#FFF1F1" stroke="{FAILURE}" stroke-width="2"/>'
-    yield _text(middle, y + 4, "Controller", text_anchor="middle", fill=FAILURE, font_weight="bold")
+    yield words_at(middle, y + 4, "Controller", text_anchor="middle", fill=FAILURE, font_weight="bold")
     yield "</g>"
     failed = next((at for at, lane in enumerate(story.lanes) if lane.fails is not None), None)
     if failed is not None:
-        start = _LEFT + to.at(0.0)
+        start = LEFT + to.at(0.0)
         yield _arrow(f"M{start:.1f} {_y(failed)} V{y} H{middle - 60:.1f}")
     for at, lane in enumerate(story.lanes):
         target = _target(lane)
         if target is None:
             continue
         name = "Restoration+Rollback" if lane.role in (model.SPARE, model.NEW) else "Stop+Clean+Reset"
-        begin, end = _LEFT + to.at(target[0]), _LEFT + to.at(target[1])
+        begin, end = LEFT + to.at(target[0]), LEFT + to.at(target[1])
         yield _arrow(f"M{middle:.1f} {y + 20} V{_y(at) + 6} H{min(max(middle, begin), end):.1f} v12")
-        yield _text(begin, _y(at) + 13, name, fill=FAILURE, font_size=11)
+        yield words_at(begin, _y(at) + 13, name, fill=FAILURE, font_size=11)
 
 
 def _target(lane: Lane) -> tuple[float, float] | None:
@@ -209,7 +203,7 @@ def _arrow(path: str) -> str:
 
 def _axis(story: Story, to: Scale) -> Iterator[str]:
     y = _y(len(story.lanes)) + 12
-    yield f'<line x1="{_LEFT}" x2="{_LEFT + _WIDTH}" y1="{y}" y2="{y}" stroke="#555"/>'
+    yield f'<line x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y}" y2="{y}" stroke="#555"/>'
     step = story.step if story.step is not None else story.resume
     marks = [
         (story.begins, f"step {step}"),
@@ -218,10 +212,10 @@ def _axis(story: Story, to: Scale) -> Iterator[str]:
         (story.done, "every rank did a new step"),
     ]
     for at, (moment, name) in enumerate(marks):
-        x = _LEFT + to.at(moment)
+        x = LEFT + to.at(moment)
         anchor = "start" if not at else "end" if at == len(marks) - 1 else "middle"
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{y + 5}" stroke="#999" stroke-dasharray="3 4"/>'
-        yield _text(x, y + 20, f"{moment:+.1f} ms" if moment else "0 ms", text_anchor=anchor)
-        yield _text(x, y + 35, name, text_anchor=anchor, fill="#555")
-    yield _text(16, y + 4, "time", fill="#555")
-    yield _text(_LEFT, y + 52, "each of the three sections has a time scale of its own", fill="#777", font_size=10)
+        yield words_at(x, y + 20, f"{moment:+.1f} ms" if moment else "0 ms", text_anchor=anchor)
+        yield words_at(x, y + 35, name, text_anchor=anchor, fill="#555")
+    yield words_at(16, y + 4, "time", fill="#555")
+    yield words_at(LEFT, y + 52, "each of the three sections has a time scale of its own", fill="#777", font_size=10)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from ftrun.host.report import count, milliseconds, size
 from ftrun.view import text
 from ftrun.view.text import BAD, GOOD, HEAD, PLAIN, QUIET, STRONG, WARN, Line
-from ftrun.view.timeline import model, words
+from ftrun.view.timeline import model, transfer, words
 from ftrun.view.timeline.model import Bar, Lane, Story
 from ftrun.view.timeline.scale import Scale, scale
+from ftrun.view.timeline.transfer import Transfer
 
 _LABEL = 17  # columns of the lanes' names
 _LEAST, _MOST = 60, 132
@@ -37,6 +38,8 @@ def drawing(story: Story, width: int) -> list[Line]:
         before = label
     if story.lanes:
         lines += [[], *lanes(story, width), *_legend(width)]
+    if story.transfer is not None:
+        lines += [[], *moved(story.transfer, width)]
     if story.parts and not story.restart:
         lines += [[], *where(story, width)]
     return lines
@@ -183,8 +186,50 @@ def _legend(width: int) -> list[Line]:
     for kind in (model.FORWARD, model.BACKWARD, model.OPTIMIZER):
         fill, style, label = _LOOK[kind]
         line += [(fill * 2, style), (f" {label}  ", QUIET)]
-    line += [("■", text.DONE), (" parameters updated  ", QUIET), ("□", text.BACKWARD), (" not updated", QUIET)]
-    return [text.cut(line, width)]
+    squares: Line = [("■", text.DONE), (" parameters updated  ", QUIET), ("□", text.BACKWARD), (" not updated", QUIET)]
+    if sum(len(said) for said, _ in [*line, *squares]) <= width:
+        return [[*line, *squares]]
+    return [line, [(" " * _LABEL, PLAIN), *squares]]
+
+
+# -- the transfer --------------------------------------------------------------------------------------------------------
+
+_STAGES = {
+    transfer.H2D: ("░", PLAIN),
+    transfer.SRC: ("▒", WARN),
+    transfer.RELOAD: ("█", text.UPDATE),
+    transfer.DST: ("▓", text.FORWARD),
+}
+_DOES = {
+    transfer.H2D: "its share, from the host",
+    transfer.SRC: "sent to all",
+    transfer.RELOAD: "into its weights",
+    transfer.DST: "taken from another rank",
+}
+
+
+def moved(what: Transfer, width: int) -> list[Line]:
+    """Figure 004: a row for each thread that moved bytes, on one scale from the first byte to the last."""
+    room, length = width - _LABEL, max(what.end - what.begin, 1e-9)
+    lines: list[Line] = [[(f"how the bytes moved, in {milliseconds(length)} ms", HEAD)]]
+    before = -1
+    for row in what.rows:
+        cells = _row(room)
+        for piece in row.pieces:
+            fill, style = _STAGES[piece.kind]
+            begin, end = (int((t - what.begin) / length * (room - 1)) for t in (piece.begin, piece.end))
+            _put(cells, begin, fill * max(1, end - begin), style)
+        name = f"rank {row.rank}" if row.rank != before else ""
+        lines.append(_line(f"{name:<9}{'sends' if row.sends else 'takes'}", PLAIN, cells))
+        before = row.rank
+    if what.ranks > len({row.rank for row in what.rows}):
+        lines.append([(f"and {count(what.ranks - len({row.rank for row in what.rows}), 'more rank')}", QUIET)])
+    ends = f"{what.begin:+.1f} ms", f"{what.end:+.1f} ms"
+    lines.append([(" " * _LABEL + ends[0] + ends[1].rjust(room - len(ends[0])), QUIET)])
+    for kind in what.kinds():
+        fill, style = _STAGES[kind]
+        lines.append([(" " * _LABEL, PLAIN), (fill * 2, style), (f" {kind}: {_DOES[kind]}", QUIET)])
+    return [text.cut(line, width) for line in lines]
 
 
 # -- where the time went -------------------------------------------------------------------------------------------------

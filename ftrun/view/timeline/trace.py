@@ -5,14 +5,19 @@ Made from the journal alone, line by line. Times are microseconds from the journ
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from typing import Any
 
+from ftrun.view.journal import UNLIKE_OURS
 from ftrun.view.timeline.model import OPTIMIZER, PARTS, TRAINING
+from ftrun.view.timeline.transfer import H2D, KINDS, SRC
 
 _CONTROLLER = 0  # the trace's process for the controller; ranks are _RANKS + rank, spares _SPARES
 _RANKS, _SPARES = 1000, 1
+_LANES = ("repair", "steps", "sends its share", "takes the state")
+_STEPS, _SENDS, _TAKES = 1, 2, 3
 _COLOURS = {
     "STOPPING": "terrible",
     "CLEANING": "bad",
@@ -26,7 +31,8 @@ def document(lines: Iterable[dict[str, Any]], run: str) -> str:
     """The trace of a journal's `lines`, as JSON text."""
     maker = _Maker()
     for line in lines:
-        maker.add(line)
+        with contextlib.suppress(*UNLIKE_OURS):
+            maker.add(line)
     maker.finish()
     return (
         json.dumps(
@@ -124,6 +130,15 @@ class _Maker:
         for kept in line.get("phases", ()):
             for row in kept["steps"]:
                 self._step(kept["cell"], row, began)
+        for moved in line.get("moves", ()):
+            for row in moved["moves"]:
+                self._move(moved["cell"], row, began)
+
+    def _move(self, cell: int, row: list[Any], began: float) -> None:
+        stage, source, begin, end = row
+        kind = KINDS.get(stage, stage)
+        lane = _SENDS if kind in (H2D, SRC) else _TAKES
+        self._slice(kind, cell, began + begin * 1e3, began + end * 1e3, {"of rank": source}, lane)
 
     def _step(self, cell: int, row: list[Any], began: float) -> None:
         step, generation, attempt, *times = row
@@ -132,7 +147,7 @@ class _Maker:
             if begin is None or end is None:
                 continue
             facts = {"step": step, "generation": generation, "attempt": attempt}
-            self._slice(kind, cell, began + begin * 1e3, began + end * 1e3, facts, lane=1)
+            self._slice(kind, cell, began + begin * 1e3, began + end * 1e3, facts, _STEPS)
             if kind == OPTIMIZER:
                 self.events[-1]["cname"] = "yellow"
 
@@ -165,8 +180,8 @@ class _Maker:
     def _place(self, worker: int, lane: int) -> dict[str, int]:
         track = self._track(worker)
         self._name(track, None, "spares" if track == _SPARES else f"rank {track - _RANKS}")
-        thread = worker * 2 + lane
-        self._name(track, thread, f"worker {worker}, {'steps' if lane else 'repair'}")
+        thread = worker * len(_LANES) + lane
+        self._name(track, thread, f"worker {worker}, {_LANES[lane]}")
         return {"pid": track, "tid": thread}
 
     def _slice(self, name: str, worker: int, begin: float, end: float, facts: dict[str, Any], lane: int = 0) -> None:

@@ -36,6 +36,7 @@ _CAUSES = {
     "ecc": "its device reported an uncorrectable memory error",
     "drain": "a person asked for it to be moved",
 }
+_MOST = 8  # ranks that are named one by one
 _SOURCES = {
     "adopt": "its weights and optimizer state had outlived it in shared memory and were adopted in place",
     "peer": "its weights and optimizer state were copied from another rank",
@@ -54,14 +55,18 @@ def title(story: Story) -> str:
 
 def facts(story: Story) -> list[tuple[str, str]]:
     """Label and sentence, in the order in which a person asks."""
-    rows = [("what failed", what(v)) for v in story.victims]
+    rows = [("what failed", what(v)) for v in story.victims[:_MOST]]
+    if len(story.victims) > _MOST:
+        rows.append(("what failed", f"and {count(len(story.victims) - _MOST, 'more rank')}"))
     if not rows:
         everybody = (
             f"nobody: every rank waited for the others in {story.stuck}" if story.stuck else "no rank; a restart"
         )
         rows.append(("what failed", everybody))
     rows += [("why", why(v)) for v in _different(story)]
-    rows += [("why", f"it was injected on purpose: {f['kind']} by the fault plan") for f in story.injected]
+    rows += [
+        ("why", f"it was injected on purpose: {kind}") for kind in dict.fromkeys(f["kind"] for f in story.injected)
+    ]
     rows += [("evidence", str(v["evidence"])) for v in _different(story) if v.get("evidence")]
     if not story.victims and story.evidence:
         rows.append(("evidence", story.evidence))
@@ -69,7 +74,7 @@ def facts(story: Story) -> list[tuple[str, str]]:
     if seen:
         rows.append(("noticed", f"{milliseconds(min(seen))} ms after it happened"))
     rows.append(("what was done", done(story)))
-    rows += [("its state", _state(rank, source)) for rank, source in story.sources.items()]
+    rows += [("its state", said) for said in _states(story)]
     rows += [("cost", line) for line in cost(story)]
     return rows
 
@@ -110,19 +115,39 @@ def done(story: Story) -> str:
     if story.restart:
         return "all workers were started anew (a repair in place was not possible)"
     healthy = f"{count(story.survivors, 'healthy rank')} stopped, cleaned up and reset in place, without a restart"
+    if not story.survivors:
+        healthy = "no rank was left that could go on"
     new = [lane for lane in story.lanes if lane.role in ("spare", "new worker")]
+    if story.victims and not story.sources and not new:
+        ranks = count(story.survivors, "rank")
+        return f"no worker was replaced: {ranks} left the step, cleaned up and were reset in place, without a restart"
     if not new:
         return healthy
+    others = len(story.sources) - len(new)
     took = ", ".join(
         f"{'warm spare' if lane.role == 'spare' else 'new worker'} {lane.cell} took rank {lane.rank}" for lane in new
     )
-    return f"{healthy}; {took}"
+    return f"{healthy}; {took}" + (f", and {count(others, 'more rank')} got a new worker" if others > 0 else "")
 
 
-def _state(rank: int, source: dict[str, object]) -> str:
-    words = _SOURCES.get(str(source["name"]), f"source: {source['name']}")
-    moved = int(str(source["bytes"]))
-    return f"rank {rank}: {words} ({size(moved)} moved)"
+def _states(story: Story) -> list[str]:
+    """Where the replaced ranks' states came from; ranks with the same source are told of together."""
+    found: dict[str, list[int]] = {}
+    for rank, source in sorted(story.sources.items()):
+        found.setdefault(str(source["name"]), []).append(rank)
+    told = []
+    for name, ranks in found.items():
+        moved = sum(int(story.sources[rank]["bytes"]) for rank in ranks)
+        words = _SOURCES.get(name, f"source: {name}")
+        said = words if len(ranks) == 1 else words.replace("its ", "their ").replace("outlived it", "outlived them")
+        told.append(f"{_named(ranks)}: {said} ({size(moved)} moved)")
+    return told
+
+
+def _named(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MOST]))
+    more = f" and {len(ranks) - _MOST} more" if len(ranks) > _MOST else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
 def cost(story: Story) -> list[str]:

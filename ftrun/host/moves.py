@@ -1,0 +1,41 @@
+"""What the ranks of an incident moved, and when: read from the files that they left. Never decides anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ftrun.core.moves import Move, file_name
+
+RANKS_MOST = 16  # ranks whose transfers are kept: a person looks at some
+
+
+def gather(run_dir: Path, holders: Mapping[int, int], generation: int, began: int) -> list[dict[str, Any]]:
+    """One entry for each rank that moved something in `generation`; each of `moves` is its stage, the rank that the bytes
+    came from, and the ms (from `began`, ns) at which it began and ended. The files are taken away."""
+    folder = run_dir / "errors"
+    found: list[dict[str, Any]] = []
+    try:
+        there = set(os.listdir(folder))
+    except FileNotFoundError:
+        return []  # nothing failed so that a file was left
+    for rank, cell in sorted(holders.items()):
+        path = folder / f"{file_name(cell, generation)}.json"
+        if path.name not in there:
+            continue
+        try:
+            done = [Move(*row) for row in json.loads(path.read_text())["moves"]]
+            path.unlink()
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # not ours, or not whole
+        if len(found) < RANKS_MOST:
+            rows = [[m.stage, m.source, _ms(m.begin - began), _ms(m.end - began)] for m in done]
+            found.append({"rank": rank, "cell": cell, "moves": rows})
+    return found
+
+
+def _ms(nanoseconds: int) -> float:
+    return round(nanoseconds / 1e6, 3)

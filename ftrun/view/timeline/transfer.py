@@ -1,0 +1,71 @@
+"""How the bytes of a state moved in one incident, as figure 004 shows it. Pure: no drawing, no clock, no files.
+
+Times are ms from the fault. Every bar is a measured one: a worker notes when it did what with each chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ftrun.core import moves
+
+# kinds of bars, in the words of the figure
+H2D, SRC, DST, RELOAD = "H2D", "Broadcast (src)", "Broadcast (dst)", "Reload weights"
+KINDS = {moves.H2D: H2D, moves.BROADCAST_SRC: SRC, moves.BROADCAST_DST: DST, moves.RELOAD: RELOAD}
+RANKS_MOST = 8  # ranks that are drawn
+_SENDING = (H2D, SRC)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One chunk in one stage. `source`: the rank whose bytes they were."""
+
+    kind: str
+    source: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thread of a rank: what it `sends` (from the host into its buffers), or what it takes into its weights."""
+
+    rank: int
+    sends: bool
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """All that moved. `ranks`: how many took part; of some only, there are rows. `begin`, `end`: of the first and last piece."""
+
+    rows: tuple[Row, ...]
+    ranks: int
+    begin: float
+    end: float
+
+    def kinds(self) -> list[str]:
+        """Those that there are, in the figure's order."""
+        found = {piece.kind for row in self.rows for piece in row.pieces}
+        return [kind for kind in KINDS.values() if kind in found]
+
+
+def transfer(raw: Mapping[str, Any]) -> Transfer | None:
+    """What an incident's journal line holds of it; None when nothing moved, or nobody noted it."""
+    noted = [entry for entry in raw.get("moves") or () if entry["moves"]]
+    if not noted:
+        return None
+    rows: list[Row] = []
+    pieces: list[Piece] = []
+    for entry in noted:
+        mine = [Piece(KINDS[s], int(source), float(b), float(e)) for s, source, b, e in entry["moves"] if s in KINDS]
+        pieces += mine
+        for sends in (True, False):
+            part = sorted((p for p in mine if (p.kind in _SENDING) == sends), key=lambda p: p.begin)
+            if part and len(rows) < 2 * RANKS_MOST:
+                rows.append(Row(int(entry["rank"]), sends, tuple(part)))
+    if not pieces:
+        return None
+    return Transfer(tuple(rows), len(noted), min(p.begin for p in pieces), max(p.end for p in pieces))
