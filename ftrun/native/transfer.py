@@ -18,7 +18,7 @@ from ftrun.native import _bind, _releasing
 Extent = tuple[int, int]
 """(address, bytes)"""
 
-CHECK_NONE, CHECK_READ, CHECK_BACK = 0, 1, 2
+CHECK_NONE, CHECK_READ, CHECK_BACK, CHECK_SPOTS = 0, 1, 2, 3
 PAGE = 4096
 BUFFERS = 2  # shared buffers of a source
 

@@ -16,7 +16,7 @@ from ftrun.core.board import F
 from ftrun.core.errors import WorkerError
 from ftrun.core.limits import memory_left
 from ftrun.native import transfer
-from ftrun.native.transfer import CHECK_BACK, CHECK_READ, Extent, Facts, Moved, Terms
+from ftrun.native.transfer import CHECK_BACK, CHECK_READ, CHECK_SPOTS, Extent, Facts, Moved, Terms
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.segment import Segment, room_for
 
@@ -40,9 +40,13 @@ def progress(context: Context, total: int) -> Iterator[int]:
 
 
 def peer_copy(context: Context, to: list[Extent], source: list[Extent], gpu: int | None = None) -> Moved:
-    """Copy between mapped segments, of a GPU if it is named, and read back what was written. Errors: transfer.TransferError."""
+    """Copy between mapped segments, of a GPU if it is named, hashed on the way. Errors: transfer.TransferError.
+
+    What was written is read back: wholly on a GPU, in spots on the host, where reading all of it would double the time.
+    """
+    check = CHECK_SPOTS if gpu is None else CHECK_BACK
     with progress(context, sum(size for _, size in source)) as moved:
-        return transfer.copy(to, source, Terms(check=CHECK_BACK, timeout=_PEER, moved=moved), gpu)
+        return transfer.copy(to, source, Terms(check=check, timeout=_PEER, moved=moved), gpu)
 
 
 def host_reload(context: Context, facts: Facts, share: list[Extent], to: list[Extent]) -> Moved:

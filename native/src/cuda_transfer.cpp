@@ -11,6 +11,7 @@ extern "C" int ftrun_cuda_transfer_copy(int device, const ftrun_extent *to, size
                                         size_t from_count, const ftrun_transfer_terms *terms,
                                         ftrun_transfer_result *result) {
     *result = ftrun_transfer_result{0, 0, 0, 0, 0, -1};
+    if (terms->check == FTRUN_CHECK_SPOTS) return -EINVAL;  // the host cannot look into a GPU
     try {
         const auto gpu = ftrun::make_cuda_device(device);
         if (gpu == nullptr) return -ENODEV;

@@ -16,9 +16,24 @@ constexpr uint64_t kLeast = 64 * kMega, kMost = 256 * kMega;
 constexpr uint64_t kFew = 4;      // chunks that a source should have, or its stages cannot overlap
 constexpr double kSlice = 0.005;  // seconds between two looks at the watched word
 constexpr size_t kAhead = 2;      // chunks queued beyond the one that is waited for
+constexpr uint64_t kSpots = 4;    // of a piece, at least
+
+struct Piece {
+    void *target;
+    const void *source;
+    uint64_t bytes;
+};
+
+// A sampled hash, cheap beside the copy; small pieces are read wholly.
+bool spots_agree(const Piece &piece) {
+    const uint64_t samples = std::max(kSpots, piece.bytes / kMega);
+    return ftrun_sample_checksum(piece.target, piece.bytes, samples, 0) ==
+           ftrun_sample_checksum(piece.source, piece.bytes, samples, 0);
+}
 
 // One chunk of a peer copy on its way.
 struct Flight {
+    std::vector<Piece> pieces;
     std::vector<uint64_t> read, back;  // hashes of its pieces: as read, and as read back
     uint64_t bytes = 0;
     std::shared_ptr<Mark> done;
@@ -64,7 +79,6 @@ class Copier {
         flight.back.resize(to.size() + from.size());
         size_t piece = 0, i = 0, k = 0;
         uint64_t in_to = 0, in_from = 0;
-        std::vector<ftrun_extent> written;
         while (i < to.size() && k < from.size()) {
             const uint64_t size = std::min(to[i].bytes - in_to, from[k].bytes - in_from);
             void *target = pointer(to[i].address + in_to);
@@ -73,7 +87,7 @@ class Copier {
                                   ? copying_->copy(target, source, size)
                                   : copying_->copy_checksum(target, source, size, &flight.read[piece], piece);
             if (error != 0) return error;
-            written.push_back({to[i].address + in_to, size});
+            flight.pieces.push_back({target, source, size});
             ++piece;
             in_to += size;
             in_from += size;
@@ -83,13 +97,14 @@ class Copier {
         flight.read.resize(piece);
         flight.back.resize(piece);
         flight.done = copying_->mark();
-        return terms_.check == FTRUN_CHECK_BACK ? read_back(flight, written) : 0;
+        return terms_.check == FTRUN_CHECK_BACK ? read_back(flight) : 0;
     }
 
-    int read_back(Flight &flight, const std::vector<ftrun_extent> &written) {
+    int read_back(Flight &flight) {
         int error = checking_->after(*flight.done);
-        for (size_t piece = 0; piece < written.size() && error == 0; ++piece) {
-            error = checking_->checksum(&flight.back[piece], pointer(written[piece].address), written[piece].bytes, piece);
+        for (size_t piece = 0; piece < flight.pieces.size() && error == 0; ++piece) {
+            const Piece &one = flight.pieces[piece];
+            error = checking_->checksum(&flight.back[piece], one.target, one.bytes, piece);
         }
         flight.done = checking_->mark();
         return error;
@@ -100,6 +115,10 @@ class Copier {
         const int error = patience_.wait(*flight.done);
         if (error != 0) return error;
         if (terms_.check == FTRUN_CHECK_BACK && flight.read != flight.back) return -EBADMSG;
+        if (terms_.check == FTRUN_CHECK_SPOTS &&
+            !std::all_of(flight.pieces.begin(), flight.pieces.end(), spots_agree)) {
+            return -EBADMSG;
+        }
         for (const uint64_t sum : flight.read) result_.checksum = chain(result_.checksum, sum);
         result_.bytes += flight.bytes;
         result_.copied += flight.bytes;

@@ -41,7 +41,7 @@ void test_copy() {
         const size_t a = size / 7, b = size / 3;
         const ftrun_extent from[] = {extent(source.data(), a), extent(source.data() + a, 0), extent(source.data() + a, size - a)};
         const ftrun_extent to[] = {extent(target.data(), b), extent(target.data() + b, size - b)};
-        for (const int check : {FTRUN_CHECK_NONE, FTRUN_CHECK_READ, FTRUN_CHECK_BACK}) {
+        for (const int check : {FTRUN_CHECK_NONE, FTRUN_CHECK_READ, FTRUN_CHECK_BACK, FTRUN_CHECK_SPOTS}) {
             std::fill(target.begin(), target.end(), 0);
             uint64_t moved = 0;
             ftrun_transfer_terms how = terms(check);

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ftrun import native
 from ftrun.native import transfer
-from ftrun.native.transfer import CHECK_BACK, CHECK_NONE, CHECK_READ, Facts, Terms
+from ftrun.native.transfer import CHECK_BACK, CHECK_NONE, CHECK_READ, CHECK_SPOTS, Facts, Terms
 
 MB = 1_000_000
 RECEIVERS = 4
@@ -39,7 +39,8 @@ CORES = len(os.sched_getaffinity(0))
 LIBC = ctypes.CDLL(None)
 LIBC.memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 FORK = multiprocessing.get_context("fork")
-CHECKS = {"unchecked": CHECK_NONE, "hashed on the way": CHECK_READ, "hashed and read back": CHECK_BACK}
+USED = "hashed, spots read back"  # what restore asks for
+CHECKS = {"unchecked": CHECK_NONE, "hashed on the way": CHECK_READ, USED: CHECK_SPOTS, "hashed, all read back": CHECK_BACK}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -16,7 +16,7 @@ import pytest
 
 from ftrun import native
 from ftrun.native import transfer
-from ftrun.native.transfer import CHECK_BACK, CHECK_NONE, CHECK_READ, Facts, Terms, TransferError
+from ftrun.native.transfer import CHECK_BACK, CHECK_NONE, CHECK_READ, CHECK_SPOTS, Facts, Terms, TransferError
 from tests.native.conftest import Children, until
 
 MIB = 1 << 20
@@ -113,7 +113,7 @@ def test_shares_cover_the_whole_once() -> None:
             assert all(a[0] + a[1] == b[0] for a, b in itertools.pairwise(shares))
 
 
-@pytest.mark.parametrize("check", [CHECK_NONE, CHECK_READ, CHECK_BACK])
+@pytest.mark.parametrize("check", [CHECK_NONE, CHECK_READ, CHECK_BACK, CHECK_SPOTS])
 def test_a_copy_between_differently_cut_extents(state: int, shared: Callable[[int], int], check: int) -> None:
     target, moved = shared(TOTAL), shared(4096)
     cuts = [0, 1, 100, 5000, 5000, 9 * MIB + 3, TOTAL]
@@ -291,22 +291,25 @@ def _send_only(exchange: Exchange, me: int) -> int:
     return OK
 
 
-def test_a_writer_that_was_not_fenced_is_noticed(state: int, shared: Callable[[int], int], children: Children) -> None:
-    """Reading back finds what another process wrote over the copy meanwhile."""
+@pytest.mark.parametrize("check", [CHECK_BACK, CHECK_SPOTS])
+def test_a_writer_that_was_not_fenced_is_noticed(
+    state: int, shared: Callable[[int], int], children: Children, check: int
+) -> None:
+    """Reading back, all or in spots, finds what another process wrote over the copy meanwhile."""
     target, go = shared(TOTAL), shared(4096)
 
     def scribble() -> None:
         value = 0
         while True:
-            for offset in range(0, TOTAL - 8, 64 * 1024):
-                native.store64(target + offset // 8 * 8, value)
+            for offset in range(0, TOTAL - 8, 4096):  # a word of every page
+                native.store64(target + offset, value)
             value += 1
             native.store64(go, value)
 
     writer = children.fork(scribble)
     until(lambda: native.load64(go) > 1)
     with pytest.raises(TransferError) as caught:
-        transfer.copy([(target, TOTAL)], [(state, TOTAL)], Terms(chunk=MIB, check=CHECK_BACK))
+        transfer.copy([(target, TOTAL)], [(state, TOTAL)], Terms(chunk=MIB, check=check))
     assert caught.value.errno == errno.EBADMSG
     children.kill(writer)
     assert children.wait(writer) == -signal.SIGKILL
