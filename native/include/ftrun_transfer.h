@@ -25,7 +25,7 @@ enum {
     FTRUN_CHECK_NONE = 0,
     FTRUN_CHECK_READ = 1, /* hash what is read, on the way; an exchange compares it at every receiver */
     FTRUN_CHECK_BACK = 2, /* also read what was written, and compare: half as much again crosses the memory */
-    FTRUN_CHECK_SPOTS = 3 /* peer copy on the host: read back 4 KiB of every MiB, and compare */
+    FTRUN_CHECK_SPOTS = 3 /* peer copy on the host: read back 4 KiB of every 4 MiB, and compare */
 };
 
 typedef struct {

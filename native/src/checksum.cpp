@@ -1,6 +1,6 @@
 // A fast position-dependent 64-bit hash. Not cryptographic: it finds damage, not forgery.
 //
-// A piece of up to 4 MiB is read as little-endian 64-bit words dealt to 8 lanes; the last block is padded with zeros. A word
+// A piece of up to 1 MiB is read as little-endian 64-bit words dealt to 8 lanes; the last block is padded with zeros. A word
 // is added to its neighbour's lane as it is, and to its own as a product of its halves, keyed by its place. Pieces are hashed
 // with their index as part of the seed and chained in order, which lets threads share the work without changing the result.
 #include <algorithm>
@@ -23,6 +23,7 @@ namespace {
 
 constexpr size_t kSample = 4096;
 constexpr size_t kPastCache = 4 * 1024 * 1024;
+constexpr size_t kWorthAThread = 4 * 1024 * 1024;
 
 template <typename Absorb>
 uint64_t hash_piece(const unsigned char *data, size_t length, uint64_t seed, unsigned char *target, Absorb absorb_blocks) {
@@ -72,7 +73,7 @@ uint64_t hash_all(const void *address, size_t length, uint64_t seed, int threads
     Pieces pieces{static_cast<const unsigned char *>(address), length, seed, nullptr,
                   static_cast<unsigned char *>(target)};
     const size_t count = std::max<size_t>(1, (length + kPiece - 1) / kPiece);
-    const int used = pick_threads(length, kPiece, threads);
+    const int used = pick_threads(length, kWorthAThread, threads);
     std::unique_ptr<uint64_t[]> results;
     if (used > 1 && count > 1) results.reset(new (std::nothrow) uint64_t[count]);
     if (results) {

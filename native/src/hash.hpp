@@ -19,7 +19,7 @@ constexpr uint64_t kMultiply = 0x9FB21C651E98DF25u;
 constexpr uint64_t kSpread = 0xD6E8FEB86659FD93u;
 constexpr size_t kLanes = 8;
 constexpr size_t kBlock = kLanes * sizeof(uint64_t);
-constexpr size_t kPiece = 4 * 1024 * 1024;
+constexpr size_t kPiece = 1024 * 1024;
 constexpr size_t kStirred = 16;  // blocks after which the lanes are stirred
 
 FTRUN_EVERYWHERE inline uint64_t rotate(uint64_t value, int by) { return (value << by) | (value >> (64 - by)); }

@@ -16,7 +16,8 @@ constexpr uint64_t kLeast = 64 * kMega, kMost = 256 * kMega;
 constexpr uint64_t kFew = 4;      // chunks that a source should have, or its stages cannot overlap
 constexpr double kSlice = 0.005;  // seconds between two looks at the watched word
 constexpr size_t kAhead = 2;      // chunks queued beyond the one that is waited for
-constexpr uint64_t kSpots = 4;    // of a piece, at least
+constexpr uint64_t kSpotEvery = 4 * kMega;
+constexpr uint64_t kSpots = 4;  // of a piece, at least
 
 struct Piece {
     void *target;
@@ -26,7 +27,7 @@ struct Piece {
 
 // A sampled hash, cheap beside the copy; small pieces are read wholly.
 bool spots_agree(const Piece &piece) {
-    const uint64_t samples = std::max(kSpots, piece.bytes / kMega);
+    const uint64_t samples = std::max(kSpots, piece.bytes / kSpotEvery);
     return ftrun_sample_checksum(piece.target, piece.bytes, samples, 0) ==
            ftrun_sample_checksum(piece.source, piece.bytes, samples, 0);
 }
