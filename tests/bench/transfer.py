@@ -101,7 +101,9 @@ def peer_copy(size: int, rounds: int) -> dict[str, Any]:
         ways[name] = lambda terms=terms: transfer.copy([(to, size)], [(source, size)], terms).seconds  # type: ignore[misc]
     ways["read alone"] = lambda: seconds(lambda: native.checksum(source, size, 0, CORES))
     small = 64 << 10  # stays in a core's cache
-    ways[IN_CACHE] = lambda: seconds(lambda: [native.checksum(source, small, 0, 1) for _ in range(200)]) * size / small / 200
+    ways[IN_CACHE] = lambda: (
+        seconds(lambda: [native.checksum(source, small, 0, 1) for _ in range(200)]) * size / small / 200
+    )
     found: dict[str, list[float]] = {name: [] for name in ways}
     ratios: dict[str, list[float]] = {name: [] for name in CHECKS}
     for number in range(rounds + 1):
@@ -285,11 +287,15 @@ def linked(size: int, rounds: int) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory(prefix="ftrun-bench-") as folder:
         program = Path(folder, "overlap")
         options = ["-std=c++17", "-O2", "-D_GNU_SOURCE", "-pthread", f"-I{root}/native/include", f"-I{root}/native/src"]
-        subprocess.run([compiler, *options, Path(__file__).with_name("overlap.cpp"), *sources, "-o", program], check=True)
+        subprocess.run(
+            [compiler, *options, Path(__file__).with_name("overlap.cpp"), *sources, "-o", program], check=True
+        )
 
         def run(rate: float) -> tuple[float, float]:
             line = [program, str(size // MB), str(rate / MB)]
-            overlapped, turns = subprocess.run(line, check=True, capture_output=True, text=True, timeout=120).stdout.split()
+            overlapped, turns = subprocess.run(
+                line, check=True, capture_output=True, text=True, timeout=120
+            ).stdout.split()
             return float(overlapped), float(turns)
 
         processor = statistics.median(run(1e12)[1] for _ in range(3))

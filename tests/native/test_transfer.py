@@ -308,10 +308,15 @@ def test_a_writer_that_was_not_fenced_is_noticed(
 
     writer = children.fork(scribble)
     until(lambda: native.load64(go) > 1)
-    with pytest.raises(TransferError) as caught:
-        # spots are read straight after the copy of their chunk: the writer may not get a turn in one copy
-        for _ in range(1 if check == CHECK_BACK else 500):
+    # spots are read straight after the copy of their chunk: the writer may not get a turn in one copy
+    copies = 1 if check == CHECK_BACK else 500
+
+    def copy() -> None:
+        for _ in range(copies):
             transfer.copy([(target, TOTAL)], [(state, TOTAL)], Terms(chunk=MIB, check=check))
+
+    with pytest.raises(TransferError) as caught:
+        copy()
     assert caught.value.errno == errno.EBADMSG
     children.kill(writer)
     assert children.wait(writer) == -signal.SIGKILL
