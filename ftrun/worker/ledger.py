@@ -43,7 +43,7 @@ class Ledger:
         self._after: int | None = None  # sampled hash of the parameters when the last body was complete
         self._drew_between = False  # random numbers were drawn between two bodies
         self._carried = False  # gradients of a slot were put back and are in no other slot of ours
-        self._buffers_move = False  # an update region wrote buffers (a running average of the weights, say)
+        self._buffers_move: bool | None = None  # does the update region write buffers? None: not known yet
         self._buffers_at_gate = 0
         self._each_buffer_at_gate: dict[str, int] | None = None
 
@@ -68,7 +68,7 @@ class Ledger:
         self._at_gate = (streams, self._state.python_state())
         self._write(GATE, step, self._grads(accumulating), self._at_gate, ranges)
         self._buffers_at_gate = self._state.buffers_mark()
-        self._each_buffer_at_gate = self._state.buffer_marks() if self._buffers_move else None
+        self._each_buffer_at_gate = None if self._buffers_move is False else self._state.buffer_marks()
 
     def end(self, tag: int, accumulating: bool) -> None:
         """Seal the END slot: the state as of the start of gate step `tag`."""
@@ -113,8 +113,9 @@ class Ledger:
         return {"changed": changed, "drew": before[0] != now[0], "buffers": self._moved_buffers()}
 
     def _moved_buffers(self) -> list[str] | None:
-        """Buffers that the update region wrote; None when they moved for the first time, so that nobody looked at each."""
+        """Buffers that the update region wrote; None when the first updates wrote none, so that nobody looked at each."""
         if self._state.buffers_mark() == self._buffers_at_gate:
+            self._buffers_move = bool(self._buffers_move)
             return []
         self._buffers_move = True
         before = self._each_buffer_at_gate

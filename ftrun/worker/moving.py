@@ -43,7 +43,7 @@ def progress(context: Context, total: int) -> Iterator[int]:
 
 
 def peer_copy(context: Context, to: list[Extent], source: list[Extent], gpu: int | None = None) -> Moved:
-    """Copy between mapped segments, of a GPU if it is named, and read back what was written. Errors: transfer.TransferError."""
+    """Copy between mapped segments, of a GPU if it is named, hashed on the way and read back. Errors: transfer.TransferError."""
     with progress(context, sum(size for _, size in source)) as moved:
         return transfer.copy(to, source, Terms(check=CHECK_BACK, timeout=_PEER, moved=moved), gpu)
 

@@ -44,7 +44,7 @@ typedef struct {
 enum {
     FTRUN_CHECK_NONE = 0,
     FTRUN_CHECK_READ = 1, /* hash what is read, on the way; an exchange compares it at every receiver */
-    FTRUN_CHECK_BACK = 2  /* also read what was written, and compare */
+    FTRUN_CHECK_BACK = 2 /* also read what was written, and compare: half as much again crosses the memory */
 };
 
 typedef struct {

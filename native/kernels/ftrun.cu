@@ -11,6 +11,15 @@ __device__ inline uint64_t word_at(const unsigned char *at) {
     return value;
 }
 
+// The word at `offset` of the last block, of which `rest` bytes are there.
+__device__ inline uint64_t padded_word(const unsigned char *block, uint64_t offset, uint64_t rest) {
+    uint64_t value = 0;
+    for (uint64_t i = 0; i < 8; ++i) {
+        if (offset + i < rest) value |= static_cast<uint64_t>(block[offset + i]) << (8 * i);
+    }
+    return value;
+}
+
 __device__ inline uint64_t thread_index() { return static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline uint64_t thread_count() { return static_cast<uint64_t>(gridDim.x) * blockDim.x; }
 
@@ -31,19 +40,20 @@ __global__ void ftrun_checksum_lanes(const unsigned char *data, uint64_t length,
     const uint64_t piece = first + index / ftrun::kLanes;
     const uint64_t lane = index % ftrun::kLanes;
     const uint64_t size = length == 0 ? 0 : piece_length(length, piece);
-    const unsigned char *at = data + piece * ftrun::kPiece + lane * 8;
+    const unsigned char *at = data + piece * ftrun::kPiece;
+    const uint64_t mine = lane * 8, beside = (lane ^ 1) * 8;
     uint64_t state = ftrun::first_of_lane(seed + piece, lane);
+    uint64_t key = ftrun::first_key(state);
     const uint64_t blocks = size / ftrun::kBlock;
 #pragma unroll 8
-    for (uint64_t block = 0; block < blocks; ++block) state = ftrun::step(state, word_at(at + block * ftrun::kBlock));
-    if (blocks * ftrun::kBlock < size) {
-        uint64_t word = 0;
-        for (int i = 7; i >= 0; --i) {
-            const uint64_t offset = blocks * ftrun::kBlock + lane * 8 + static_cast<uint64_t>(i);
-            if (offset < size) word |= static_cast<uint64_t>(data[piece * ftrun::kPiece + offset]) << (8 * i);
-        }
-        state = ftrun::step(state, word);
+    for (uint64_t block = 0; block < blocks; ++block) {
+        state = ftrun::absorb(state, key, word_at(at + mine), word_at(at + beside));
+        key += ftrun::kSpread;
+        at += ftrun::kBlock;
+        if (block % ftrun::kStirred == ftrun::kStirred - 1) state = ftrun::stir(state);
     }
+    const uint64_t rest = size - blocks * ftrun::kBlock;
+    if (rest != 0) state = ftrun::absorb(state, key, padded_word(at, mine, rest), padded_word(at, beside, rest));
     lanes[index] = state;
 }
 

@@ -1,17 +1,14 @@
 // A fast position-dependent 64-bit hash. Not cryptographic: it finds damage, not forgery.
 //
-// A piece of up to 4 MiB is read as little-endian 64-bit words dealt to 8 lanes; the last block is padded with zeros.
-// Each step of a lane is a bijection of its state, so one changed word always changes the lane. Pieces are hashed with
-// their index as part of the seed and chained in order, which lets threads share the work without changing the result.
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
-
+// A piece of up to 1 MiB is read as little-endian 64-bit words dealt to 8 lanes; the last block is padded with zeros. A word
+// is added to its neighbour's lane as it is, and to its own as a product of its halves, keyed by its place. Pieces are hashed
+// with their index as part of the seed and chained in order, which lets threads share the work without changing the result.
 #include <algorithm>
 #include <cstring>
 #include <memory>
 #include <new>
 
+#include "absorb.hpp"
 #include "copy.hpp"
 #include "ftrun_native.h"
 #include "hash.hpp"
@@ -26,57 +23,26 @@ namespace {
 
 constexpr size_t kSample = 4096;
 constexpr size_t kPastCache = 4 * 1024 * 1024;
+constexpr size_t kWorthAThread = 4 * 1024 * 1024;
 
-inline void absorb(uint64_t (&lanes)[kLanes], const uint64_t (&words)[kLanes]) {
-    for (size_t i = 0; i < kLanes; ++i) lanes[i] = step(lanes[i], words[i]);
-}
-
-// What becomes of the words that were hashed. Each is loaded once: the hash is of what was stored, whatever the source
-// does meanwhile.
-struct Nowhere {
-    static void store(unsigned char *, const uint64_t (&)[kLanes]) {}
-    static void finish() {}
-};
-
-struct Plain {
-    static void store(unsigned char *target, const uint64_t (&words)[kLanes]) { std::memcpy(target, words, kBlock); }
-    static void finish() {}
-};
-
-#if defined(__x86_64__)
-// Past the cache: a copy of many megabytes would only push out what others need. `target` is aligned to 8 bytes.
-struct Stream {
-    static void store(unsigned char *target, const uint64_t (&words)[kLanes]) {
-        for (size_t i = 0; i < kLanes; ++i) {
-            _mm_stream_si64(reinterpret_cast<long long *>(target) + i, static_cast<long long>(words[i]));
-        }
-    }
-    static void finish() { _mm_sfence(); }
-};
-#else
-using Stream = Plain;
-#endif
-
-template <typename Store>
-uint64_t hash_piece(const unsigned char *data, size_t length, uint64_t seed, unsigned char *target) {
-    uint64_t lanes[kLanes], words[kLanes];
-    for (size_t i = 0; i < kLanes; ++i) lanes[i] = first_of_lane(seed, i);
-    size_t at = 0;
-    for (; at + kBlock <= length; at += kBlock) {
-        std::memcpy(words, data + at, kBlock);
-        absorb(lanes, words);
-        Store::store(target + at, words);
-    }
-    Store::finish();
-    if (at < length) {
-        std::memset(words, 0, kBlock);
-        std::memcpy(words, data + at, length - at);
-        absorb(lanes, words);
-        if (target != nullptr) std::memcpy(target + at, words, length - at);
+template <typename Absorb>
+uint64_t hash_piece(const unsigned char *data, size_t length, uint64_t seed, unsigned char *target, Absorb absorb_blocks) {
+    Lanes lanes(seed);
+    const size_t blocks = length / kBlock, whole = blocks * kBlock;
+    absorb_blocks(lanes, data, blocks, target);
+    if (whole < length) {
+        unsigned char last[kBlock] = {};
+        std::memcpy(last, data + whole, length - whole);
+        absorb_scalar<Nowhere>(lanes, last, 1, nullptr);
+        if (target != nullptr) std::memcpy(target + whole, last, length - whole);
     }
     uint64_t result = finish(seed ^ length);
-    for (const uint64_t lane : lanes) result = step(result, finish(lane));
+    for (const uint64_t value : lanes.value) result = step(result, finish(value));
     return finish(result);
+}
+
+uint64_t hash_piece(const unsigned char *data, size_t length, uint64_t seed) {
+    return hash_piece(data, length, seed, nullptr, pick_absorb<Nowhere>());
 }
 
 struct Pieces {
@@ -91,11 +57,11 @@ uint64_t hash_nth(const Pieces &pieces, size_t piece) {
     const size_t from = piece * kPiece, length = std::min(kPiece, pieces.length - from);
     const unsigned char *data = pieces.data + from;
     const uint64_t seed = pieces.seed + piece;
-    if (pieces.target == nullptr) return hash_piece<Nowhere>(data, length, seed, nullptr);
+    if (pieces.target == nullptr) return hash_piece(data, length, seed);
     unsigned char *target = pieces.target + from;
-    const bool aligned = reinterpret_cast<uintptr_t>(target) % 8 == 0;
-    if (aligned && pieces.length >= kPastCache) return hash_piece<Stream>(data, length, seed, target);
-    return hash_piece<Plain>(data, length, seed, target);
+    // past the cache: a copy of many megabytes would only push out what others need, and read what it overwrites
+    const bool stream = pieces.length >= kPastCache && reinterpret_cast<uintptr_t>(target) % kStreamAligned == 0;
+    return hash_piece(data, length, seed, target, stream ? pick_absorb<Stream>() : pick_absorb<Plain>());
 }
 
 void keep_nth(void *context, size_t piece) {
@@ -107,7 +73,7 @@ uint64_t hash_all(const void *address, size_t length, uint64_t seed, int threads
     Pieces pieces{static_cast<const unsigned char *>(address), length, seed, nullptr,
                   static_cast<unsigned char *>(target)};
     const size_t count = std::max<size_t>(1, (length + kPiece - 1) / kPiece);
-    const int used = pick_threads(length, kPiece, threads);
+    const int used = pick_threads(length, kWorthAThread, threads);
     std::unique_ptr<uint64_t[]> results;
     if (used > 1 && count > 1) results.reset(new (std::nothrow) uint64_t[count]);
     if (results) {
@@ -142,7 +108,7 @@ uint64_t ftrun_sample_checksum(const void *address, size_t length, uint64_t samp
     for (uint64_t i = 0; i < samples; ++i) {
         const unsigned __int128 span = static_cast<unsigned __int128>(length - kSample) * i;
         const size_t from = samples == 1 ? 0 : static_cast<size_t>(span / (samples - 1));
-        total = step(total, hash_piece<Nowhere>(data + from, kSample, seed + i, nullptr));
+        total = step(total, hash_piece(data + from, kSample, seed + i));
     }
     return finish(total);
 }

@@ -17,8 +17,15 @@ constexpr uint64_t kFew = 4;      // chunks that a source should have, or its st
 constexpr double kSlice = 0.005;  // seconds between two looks at the watched word
 constexpr size_t kAhead = 2;      // chunks queued beyond the one that is waited for
 
+struct Piece {
+    void *target;
+    const void *source;
+    uint64_t bytes;
+};
+
 // One chunk of a peer copy on its way.
 struct Flight {
+    std::vector<Piece> pieces;
     std::vector<uint64_t> read, back;  // hashes of its pieces: as read, and as read back
     uint64_t bytes = 0;
     std::shared_ptr<Mark> done;
@@ -64,7 +71,6 @@ class Copier {
         flight.back.resize(to.size() + from.size());
         size_t piece = 0, i = 0, k = 0;
         uint64_t in_to = 0, in_from = 0;
-        std::vector<ftrun_extent> written;
         while (i < to.size() && k < from.size()) {
             const uint64_t size = std::min(to[i].bytes - in_to, from[k].bytes - in_from);
             void *target = pointer(to[i].address + in_to);
@@ -73,7 +79,7 @@ class Copier {
                                   ? copying_->copy(target, source, size)
                                   : copying_->copy_checksum(target, source, size, &flight.read[piece], piece);
             if (error != 0) return error;
-            written.push_back({to[i].address + in_to, size});
+            flight.pieces.push_back({target, source, size});
             ++piece;
             in_to += size;
             in_from += size;
@@ -83,13 +89,14 @@ class Copier {
         flight.read.resize(piece);
         flight.back.resize(piece);
         flight.done = copying_->mark();
-        return terms_.check == FTRUN_CHECK_BACK ? read_back(flight, written) : 0;
+        return terms_.check == FTRUN_CHECK_BACK ? read_back(flight) : 0;
     }
 
-    int read_back(Flight &flight, const std::vector<ftrun_extent> &written) {
+    int read_back(Flight &flight) {
         int error = checking_->after(*flight.done);
-        for (size_t piece = 0; piece < written.size() && error == 0; ++piece) {
-            error = checking_->checksum(&flight.back[piece], pointer(written[piece].address), written[piece].bytes, piece);
+        for (size_t piece = 0; piece < flight.pieces.size() && error == 0; ++piece) {
+            const Piece &one = flight.pieces[piece];
+            error = checking_->checksum(&flight.back[piece], one.target, one.bytes, piece);
         }
         flight.done = checking_->mark();
         return error;

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <vector>
 
+#include "../src/absorb.hpp"
 #include "expect.hpp"
 #include "ftrun_native.h"
 
@@ -47,6 +48,33 @@ void test_ranges() {
             EXPECT(ftrun_sample_checksum(target.data(), size, samples, 2) ==
                    ftrun_sample_checksum(source.data() + 1, size, samples, 2));
         }
+    }
+}
+
+// Every way to hash gives the same lanes and stores the same bytes.
+template <typename Store>
+void test_absorb(const unsigned char *source, size_t blocks) {
+    using namespace ftrun;
+    const size_t size = blocks * kBlock;
+    unsigned char *target = static_cast<unsigned char *>(std::aligned_alloc(kBlock, size + kBlock));
+    Lanes plain(5), fast(5);
+    absorb_scalar<Nowhere>(plain, source, blocks, nullptr);
+    pick_absorb<Store>()(fast, source, blocks, target);
+    EXPECT(std::memcmp(&plain, &fast, sizeof(Lanes)) == 0 && std::memcmp(source, target, size) == 0);
+    std::memset(target, 0, size);
+    Lanes again(5);
+    absorb_scalar<Store>(again, source, blocks, target);
+    EXPECT(std::memcmp(&plain, &again, sizeof(Lanes)) == 0 && std::memcmp(source, target, size) == 0);
+    std::free(target);
+}
+
+void test_absorbing() {
+    std::vector<unsigned char> bytes(200 * ftrun::kBlock + 1);
+    unsigned state = 3;
+    for (unsigned char &byte : bytes) byte = static_cast<unsigned char>((state = state * 1664525u + 1013904223u) >> 24);
+    for (const size_t blocks : {0u, 1u, 15u, 16u, 17u, 200u}) {
+        test_absorb<ftrun::Plain>(bytes.data() + 1, blocks);
+        test_absorb<ftrun::Stream>(bytes.data() + 1, blocks);
     }
 }
 
@@ -100,6 +128,7 @@ void test_mapping() {
 int main() {
     test_words();
     test_ranges();
+    test_absorbing();
     test_life();
     test_mapping();
     test_transfers();

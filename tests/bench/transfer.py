@@ -6,7 +6,8 @@ Definitions. memcpy: libc's memcpy over warm shared memory, the range cut in one
 one a core. Peer copy: transfer.copy between two warm segments, as restore uses it. Adopt: from asking the keeper for the
 segment to a tensor over its first parameter. Host reload: four processes, each sends a quarter of the snapshot and
 receives the whole; time from a common start to the last one's end; bytes are all that were written, staging included.
-One after another: the same copies by the same four processes, with a barrier behind each stage of each chunk.
+One after another: the same copies by the same four processes, with a barrier behind each stage of each chunk. Link: a copy
+into the staging buffer takes as long as a given rate says, and the processor sleeps for what is left of it.
 Things that are compared take turns; every figure is a median, with the smallest and largest beside it.
 """
 
@@ -17,6 +18,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -39,7 +41,10 @@ CORES = len(os.sched_getaffinity(0))
 LIBC = ctypes.CDLL(None)
 LIBC.memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 FORK = multiprocessing.get_context("fork")
-CHECKS = {"unchecked": CHECK_NONE, "hashed on the way": CHECK_READ, "hashed and read back": CHECK_BACK}
+HASHED = "hashed on the way"
+ALL_BACK = "hashed, all read back"  # what restore asks for
+IN_CACHE = "hash alone, in cache, 1 thread"
+CHECKS = {"unchecked": CHECK_NONE, HASHED: CHECK_READ, ALL_BACK: CHECK_BACK}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -84,26 +89,32 @@ def memcpy(to: int, source: int, size: int, threads: int) -> None:
 
 
 def peer_copy(size: int, rounds: int) -> dict[str, Any]:
-    """GB/s of memcpy and of the engine's peer copy, taking turns."""
+    """GB/s of memcpy and of the engine's peer copy, taking turns, each round in another order."""
     source, to = shared(size), shared(size)
-    found: dict[str, list[float]] = {}
+    ways: dict[str, Callable[[], float]] = {}
+    for threads in sorted({1, CORES}):
+        name = f"memcpy, {threads} thread{'s' * (threads > 1)}"
+        ways[name] = lambda threads=threads: seconds(lambda: memcpy(to, source, size, threads))  # type: ignore[misc]
+    for name, check in CHECKS.items():
+        terms = Terms(check=check)
+        ways[name] = lambda terms=terms: transfer.copy([(to, size)], [(source, size)], terms).seconds  # type: ignore[misc]
+    ways["read alone"] = lambda: seconds(lambda: native.checksum(source, size, 0, CORES))
+    small = 64 << 10  # stays in a core's cache
+    ways[IN_CACHE] = lambda: (
+        seconds(lambda: [native.checksum(source, small, 0, 1) for _ in range(200)]) * size / small / 200
+    )
+    found: dict[str, list[float]] = {name: [] for name in ways}
     ratios: dict[str, list[float]] = {name: [] for name in CHECKS}
     for number in range(rounds + 1):
-        rates = {}
-        for threads in sorted({1, CORES}):
-            rates[f"memcpy, {threads} thread{'s' * (threads > 1)}"] = size / seconds(
-                lambda threads=threads: memcpy(to, source, size, threads)  # type: ignore[misc]
-            )
-        best = max(rates.values())
-        for name, check in CHECKS.items():
-            done = transfer.copy([(to, size)], [(source, size)], Terms(check=check))
-            rates[f"peer copy, {name}"] = size / done.seconds
+        names = [*ways][number % len(ways) :] + [*ways][: number % len(ways)]
+        rates = {name: size / ways[name]() for name in names}
         if number == 0:
             continue  # page tables and clocks
+        best = max(rate for name, rate in rates.items() if name.startswith("memcpy"))
         for name in CHECKS:
-            ratios[name].append(rates[f"peer copy, {name}"] / best)
+            ratios[name].append(rates[name] / best)
         for name, rate in rates.items():
-            found.setdefault(name, []).append(rate / 1e9)
+            found[name].append(rate / 1e9)
     native.unmap(source, size)
     native.unmap(to, size)
     return {
@@ -224,28 +235,29 @@ class Gang:
 
 def host_reload(size: int, rounds: int) -> dict[str, Any]:
     gang = Gang(size, RECEIVERS)
-    rates: dict[str, list[float]] = {}
-    ratios: dict[str, list[float]] = {}
+    _, written = gang.overlapped(CHECK_NONE)
+    ways: dict[str, Callable[[], tuple[float, int]]] = {
+        "unchecked": lambda: gang.overlapped(CHECK_NONE),
+        "memcpy": lambda: gang.limit(written),
+        HASHED: lambda: gang.overlapped(CHECK_READ),
+        "one after another": gang.in_turn,
+    }
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    ratios: dict[str, list[float]] = {"unchecked": [], HASHED: []}
     gains: list[float] = []
     for number in range(rounds + 1):
-        now: dict[str, float] = {}
-        took, written = gang.overlapped(CHECK_NONE)
-        now["unchecked"] = written / took
-        alone, _ = gang.limit(written)
-        now["memcpy"] = written / alone
-        hashed, _ = gang.overlapped(CHECK_READ)
-        now["hashed on the way"] = written / hashed
-        turns, same = gang.in_turn()
-        if same != written:
-            raise SystemExit(f"the stages in turn wrote {same} bytes, overlapped {written}")
-        now["one after another"] = written / turns
+        took: dict[str, float] = {}
+        for name in [*ways][number % len(ways) :] + [*ways][: number % len(ways)]:
+            took[name], done = ways[name]()
+            if done != written:
+                raise SystemExit(f"{name} wrote {done} bytes, the reload {written}")
         if number == 0:
             continue
-        for name, rate in now.items():
-            rates.setdefault(name, []).append(rate / 1e9)
-        for name in ("unchecked", "hashed on the way"):
-            ratios.setdefault(name, []).append(now[name] / now["memcpy"])
-        gains.append(turns / took)
+        for name in ways:
+            rates[name].append(written / took[name] / 1e9)
+        for name, values in ratios.items():
+            values.append(took["memcpy"] / took[name])
+        gains.append(took["one after another"] / took["unchecked"])
     chunk = gang.facts.chunk
     gang.close()
     return {
@@ -257,6 +269,41 @@ def host_reload(size: int, rounds: int) -> dict[str, Any]:
         "of_limit": {name: spread(values) for name, values in ratios.items()},
         "overlap_gain": spread(gains),
     }
+
+
+def linked(size: int, rounds: int) -> dict[str, Any] | None:
+    """The same stages with a link before the staging buffers (overlap.cpp); None without a C++ compiler.
+
+    The link's rate is chosen so that it takes as long as the processor takes for the rest, which is where overlapping is
+    worth most; then half and double that.
+    """
+    compiler = shutil.which("c++")
+    if compiler is None:
+        return None
+    root = Path(__file__).resolve().parents[2]
+    names = ("bell", "checksum", "exchange", "host_device", "life", "memory", "thread", "transfer")
+    sources = [root / "native/src" / f"{name}.cpp" for name in names]
+    with tempfile.TemporaryDirectory(prefix="ftrun-bench-") as folder:
+        program = Path(folder, "overlap")
+        options = ["-std=c++17", "-O2", "-D_GNU_SOURCE", "-pthread", f"-I{root}/native/include", f"-I{root}/native/src"]
+        subprocess.run(
+            [compiler, *options, Path(__file__).with_name("overlap.cpp"), *sources, "-o", program], check=True
+        )
+
+        def run(rate: float) -> tuple[float, float]:
+            line = [program, str(size // MB), str(rate / MB)]
+            overlapped, turns = subprocess.run(
+                line, check=True, capture_output=True, text=True, timeout=120
+            ).stdout.split()
+            return float(overlapped), float(turns)
+
+        processor = statistics.median(run(1e12)[1] for _ in range(3))
+        even = size / RECEIVERS / processor
+        found = {}
+        for name, rate in (("half", even / 2), ("even", even), ("double", 2 * even)):
+            runs = [run(rate) for _ in range(rounds)]
+            found[name] = {"mb_per_s": rate / MB, "gain": spread([turns / took for took, turns in runs])}
+        return {"bytes": size, "seconds_without_link": processor, "links": found}
 
 
 def adopt(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
@@ -324,6 +371,12 @@ def report(result: dict[str, Any]) -> list[str]:
     lines = [f"peer copy of {copy['bytes'] // MB} MB"]
     lines += [f"  {name:34s} {shown(values, 'GB/s')}" for name, values in copy["gb_per_s"].items()]
     lines += [f"  {name:24s} of memcpy {shown(values, 'times')}" for name, values in copy["of_memcpy"].items()]
+    memory = {name: values["median"] for name, values in copy["gb_per_s"].items()}
+    lines.append(
+        f"  a copy reads and writes each byte: {2 * memory[f'memcpy, {CORES} threads' if CORES > 1 else 'memcpy, 1 thread']:.1f} "
+        f"GB/s cross the memory in memcpy, {2 * memory[HASHED]:.1f} when hashed on the way, and {3 * memory[ALL_BACK]:.1f} of 3 "
+        f"bytes a byte when all is read back; a core hashes {memory[IN_CACHE]:.1f} GB/s of what is in its cache"
+    )
     lines.append("adopt (0 B moved)")
     lines += [f"  {int(size) // MB:5d} MB  {shown(values, 'ms')}" for size, values in result["adopt_ms"].items()]
     lines.append(
@@ -343,6 +396,15 @@ def report(result: dict[str, Any]) -> list[str]:
             f"another they already move {turns:.1f} of the {limit:.1f} GB/s that the memory gives, so there is nothing left to "
             f"overlap with (one core alone copies at {single:.1f} GB/s, all together at {both:.1f})"
         )
+    if result["linked"] is not None:
+        lines.append(
+            f"the same stages of {result['linked']['bytes'] // MB} MB with a link of its own rate before each staging buffer "
+            "(what a copy engine is): overlapped against one after another"
+        )
+        lines += [
+            f"  {one['mb_per_s']:6.0f} MB/s a link ({name:6s} of the rate of the rest)  {shown(one['gain'], 'times')} faster"
+            for name, one in result["linked"]["links"].items()
+        ]
     return lines
 
 
@@ -363,6 +425,7 @@ def main() -> None:
         **head,
         "peer_copy": peer_copy(size, rounds),
         "host_reload": host_reload(size // 2, rounds),
+        "linked": linked(size // 4, rounds),
         "adopt_ms": adopt(sizes, rounds),
     }
     print(f"date {head['date']}, {CORES} cores, load {head['load']:.1f}, no GPU, commit {commit}")

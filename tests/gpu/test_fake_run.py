@@ -25,13 +25,17 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) 
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize(("at", "step", "source"), [("backward", 3, "adopted"), ("update", 4, "copied from a peer")])
+@pytest.mark.parametrize(
+    ("at", "step", "source"),
+    [("backward", 3, "adopted"), ("update", 4, "copied from a peer"), ("update", 0, "copied from a peer")],
+)
 def test_a_killed_worker_is_replaced_exactly(
     clean: Outcome, folder: Path, control: Control, at: str, step: int, source: str
 ) -> None:
     outcome = run(folder, control, faults=(kill(2, at, step),))
     same(clean, outcome)
     assert f"state {source}" in outcome.output
+    assert "bit-identical to an uninterrupted run: yes" in outcome.output
 
 
 def test_an_update_that_the_device_had_not_finished_is_known_to_be_torn(

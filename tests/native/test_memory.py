@@ -116,7 +116,7 @@ def test_copy_moves_every_byte_and_no_other(size: int, threads: int) -> None:
 
 # ---- the checksum, written again from the description in native/src/checksum.cpp ----
 
-MULTIPLY, SPREAD, PIECE = 0x9FB21C651E98DF25, 0xD6E8FEB86659FD93, 4 * MIB
+MULTIPLY, SPREAD, PIECE = 0x9FB21C651E98DF25, 0xD6E8FEB86659FD93, MIB
 
 
 def mixed(lane: int, word: int) -> int:
@@ -134,9 +134,14 @@ def finished(value: int) -> int:
 
 def piece_reference(data: bytes, seed: int) -> int:
     lanes = [finished((seed + (i + 1) * SPREAD) & MASK) for i in range(8)]
+    keys = [finished(lane ^ MULTIPLY) for lane in lanes]
     words = np.frombuffer(data + bytes(-len(data) % 64), dtype="<u8").tolist()
-    for at, word in enumerate(words):
-        lanes[at % 8] = mixed(lanes[at % 8], word)
+    for block in range(len(words) // 8):
+        for i in range(8):
+            keyed = words[8 * block + i] ^ (keys[i] + block * SPREAD) & MASK
+            lanes[i] = (lanes[i] + (keyed & 0xFFFFFFFF) * (keyed >> 32) + words[8 * block + (i ^ 1)]) & MASK
+        if block % 16 == 15 and 64 * (block + 1) <= len(data):
+            lanes = [((lane ^ lane >> 29) * MULTIPLY) & MASK for lane in lanes]
     result = finished((seed & MASK) ^ len(data))
     for lane in lanes:
         result = mixed(result, finished(lane))
@@ -188,8 +193,13 @@ def test_checksum_notices_what_weak_sums_miss() -> None:
     swapped[[8, 16]] = swapped[[16, 8]]  # two words of the same lane
     signs = words.copy()
     signs[[8, 16]] ^= np.uint64(1 << 63)  # two sign bits of the same lane
+    far = words.copy()
+    far[[8, 4096]] ^= np.uint64(1 << 63)
+    zeros = [np.zeros(8192, dtype="<u8") for _ in range(2)]
+    zeros[1][[8, 16]] = 1 << 63
     longer = np.concatenate([words, np.zeros(1, dtype="<u8")])
-    assert before not in (sum_of(swapped), sum_of(signs), sum_of(longer), sum_of(words, seed=1))
+    assert before not in (sum_of(swapped), sum_of(signs), sum_of(far), sum_of(longer), sum_of(words, seed=1))
+    assert sum_of(zeros[0]) != sum_of(zeros[1])
     assert len({sum_of(np.zeros(n, dtype=np.uint8)) for n in range(200)}) == 200
 
 

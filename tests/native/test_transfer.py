@@ -338,15 +338,17 @@ def _send_only(exchange: Exchange, me: int) -> int:
     return OK
 
 
-def test_a_writer_that_was_not_fenced_is_noticed(state: int, shared: Callable[[int], int], children: Children) -> None:
+def test_a_writer_that_was_not_fenced_is_noticed(
+    state: int, shared: Callable[[int], int], children: Children
+) -> None:
     """Reading back finds what another process wrote over the copy meanwhile."""
     target, go = shared(TOTAL), shared(4096)
 
     def scribble() -> None:
         value = 0
         while True:
-            for offset in range(0, TOTAL - 8, 64 * 1024):
-                native.store64(target + offset // 8 * 8, value)
+            for offset in range(0, TOTAL - 8, 4096):  # a word of every page
+                native.store64(target + offset, value)
             value += 1
             native.store64(go, value)
 
