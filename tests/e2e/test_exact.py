@@ -1,6 +1,6 @@
 """Faults leave no trace: weights, optimizer state, buffers, random streams and batches equal an uninterrupted run's.
 
-The uninterrupted run is stock torch under torchrun. Tests marked slow run with `make chaos`.
+The uninterrupted run is stock torch, started by torchrun's launcher. Tests marked slow run with `make chaos`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ def check(
     assert len(harness.deaths(outcome)) == died, outcome.tail()
     harness.check_survivors(outcome)
     return outcome
+
+
+@pytest.mark.parametrize("config", configs("adamw"))
+def test_what_is_compared_with_is_what_torchrun_gives(stock: Reference, folder: Path, config: str) -> None:
+    harness.same(stock(*CONFIGS[config]), harness.torchrun(folder, CONFIGS[config]))
 
 
 @pytest.mark.parametrize("config", configs(*QUICK))
