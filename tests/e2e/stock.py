@@ -6,22 +6,25 @@ imported torch, where torchrun starts an interpreter for each. tests/e2e/test_ex
 
 from __future__ import annotations
 
+import multiprocessing
 import runpy
 import sys
 import uuid
-from multiprocessing import set_forkserver_preload
 
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
 def worker(script: str, *arguments: str) -> None:
+    multiprocessing.set_start_method(None, force=True)  # how workers were started is not how the script's loaders are
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
 
 
 def main() -> None:
     ranks, *words = sys.argv[1:]
-    set_forkserver_preload(["torch._dynamo", "torch.nn.parallel", "numpy", "ftrun"])
+    multiprocessing.set_forkserver_preload(
+        ["torch._dynamo", "torch.distributed.launcher.api", "torch.nn.parallel", "numpy", "ftrun"]
+    )
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -29,6 +32,7 @@ def main() -> None:
         run_id=str(uuid.uuid4()),
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
+        max_restarts=0,
         start_method="forkserver",
     )
     elastic_launch(config, worker)(*words)
