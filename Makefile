@@ -28,8 +28,10 @@ $(STAMPS)/venv:
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
+# Byte code is made on all cores, where pip uses one.
 $(STAMPS)/setup: pyproject.toml constraints.txt | $(STAMPS)/venv
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
+	@$(PY) -m compileall -qq -j 0 -x '/tests/|/testing/_internal/' $(VENV)/lib || true  # some packages carry no Python of this version
 	@touch $@
 
 define BUILD_LIBRARY
