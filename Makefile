@@ -28,8 +28,10 @@ $(STAMPS)/venv:
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
+# Byte code is made on all cores, where pip uses one.
 $(STAMPS)/setup: pyproject.toml constraints.txt | $(STAMPS)/venv
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
+	@$(PY) -m compileall -qq -j 0 -x '/tests/|/testing/_internal/' $(VENV)/lib || true  # some packages carry no Python of this version
 	@touch $@
 
 define BUILD_LIBRARY
@@ -50,9 +52,9 @@ native: $(LIBRARY)  ## build the native library in place
 demo: setup  ## kill a worker in training and see the run repaired
 	$(PY) examples/demo.py
 
-# Two files at a time: most tests wait for processes more than they compute.
-test: setup  ## every test but the longest (JOBS=n files at a time)
-	$(PYTEST) -m "not slow" --numprocesses $(or $(JOBS),2) --dist loadfile
+# Neighbours stay together, for the runs that they share; whoever has no more tests takes some of the other's.
+test: setup  ## every test but the longest (JOBS=n at a time)
+	$(PYTEST) -m "not slow" --numprocesses $(or $(JOBS),2) --dist worksteal
 
 compat: $(COMPAT)/.stamp setup  ## accelerate, transformers and Lightning under torchrun and under ftrun (in .venv-compat)
 	$(COMPAT)/bin/python -m pytest -m compat tests/compat

@@ -1,8 +1,8 @@
 """Test-only switches: die at a named point between two board writes, or leave out a part of the rewind on purpose.
 
 Both are off unless their variable is set when the worker starts; a production run never sets them.
-FTRUN_TEST_PAUSE="name:gate_step:rank" kills this worker (SIGKILL) at that point, once a run. For "swap" the other ranks
-leave that gate to the named one, since any rank may open it.
+FTRUN_TEST_PAUSE="name:gate_step:rank,..." kills this worker (SIGKILL) at each such point, once a run. For "swap" the other
+ranks leave that gate to the named one, since any rank may open it.
 FTRUN_TEST_BREAK="rng,batch,slots,prime" leaves the named parts out, so that a test can prove that it would notice.
 """
 
@@ -24,22 +24,24 @@ def broken(part: str) -> bool:
     return part in _broken
 
 
-def _parse(text: str) -> tuple[str, int, int] | None:
-    if not text:
-        return None
-    name, step, rank = text.split(":")
-    return name, int(step), int(rank)
+Target = tuple[str, int, int]
 
 
-_target = _parse(os.environ.get("FTRUN_TEST_PAUSE", ""))
+def _parse(text: str) -> frozenset[Target]:
+    targets = (part.split(":") for part in text.split(",") if part)
+    return frozenset((name, int(step), int(rank)) for name, step, rank in targets)
+
+
+_targets = _parse(os.environ.get("FTRUN_TEST_PAUSE", ""))
 
 
 def point(name: str, step: int, rank: int) -> None:
     """Die here when FTRUN_TEST_PAUSE names this point, gate step and rank, and nobody did before."""
-    if _target is None or _target != (name, step, rank):
+    target = (name, step, rank)
+    if target not in _targets:
         return
     try:
-        os.close(os.open(_marker(_target), os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(_marker(target), os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         return
     os.kill(os.getpid(), signal.SIGKILL)
@@ -47,10 +49,8 @@ def point(name: str, step: int, rank: int) -> None:
 
 def leaves_gate(step: int, rank: int) -> bool:
     """Is another rank the one that is to open the gate of `step` and die there?"""
-    return (
-        _target is not None and _target[:2] == ("swap", step) and _target[2] != rank and not _marker(_target).exists()
-    )
+    return any(t[:2] == ("swap", step) and t[2] != rank and not _marker(t).exists() for t in _targets)
 
 
-def _marker(target: tuple[str, int, int]) -> Path:
+def _marker(target: Target) -> Path:
     return Path(os.environ[ENV_RUN_DIR]) / "paused-{}-{}-{}".format(*target)

@@ -20,6 +20,7 @@ from typing import Any
 from ftrun.control.replay import replay
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
+ROOT = SCRIPTS.parents[2]
 REFERENCE = SCRIPTS / "reference.py"
 RANKS = 4
 TIMEOUT = 90.0
@@ -103,9 +104,28 @@ def environment(folder: Path, extra: dict[str, str] | None = None) -> dict[str, 
 
 
 def torchrun(folder: Path, arguments: Sequence[str], ranks: int = RANKS) -> Outcome:
-    """The same script, stock torch: its uninterrupted result is what everything is compared with."""
-    command = [tool("torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(REFERENCE)]
-    return _finish(start(folder, [*command, "--backend", "gloo", "--out", str(folder / "out"), *arguments]), ranks)
+    """The same script, stock torch, started by the command `torchrun`."""
+    command = [tool("torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
+    return _stock(folder, command, arguments, ranks)
+
+
+def stock(folder: Path, arguments: Sequence[str], ranks: int = RANKS) -> Outcome:
+    """The same by torchrun's own launcher, with forked workers: what everything is compared with."""
+    return _stock(folder, [sys.executable, "-m", "tests.e2e.stock", str(ranks)], arguments, ranks)
+
+
+def _stock(folder: Path, command: Sequence[str], arguments: Sequence[str], ranks: int) -> Outcome:
+    script = [str(REFERENCE), "--backend", "gloo", "--out", str(folder / "out"), *arguments]
+    return _finish(start(folder, [*command, *script], {"PYTHONPATH": str(ROOT)}), ranks)
+
+
+def unhurried(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The same arguments of the reference script without --stretch: it only sleeps, and no result depends on it."""
+    kept = list(arguments)
+    if "--stretch" in kept:
+        at = kept.index("--stretch")
+        del kept[at : at + 2]
+    return tuple(kept)
 
 
 def ftrun(
@@ -209,13 +229,17 @@ def finish(running: Running, ranks: int = RANKS, timeout: float = TIMEOUT) -> Ou
 def _finish(running: Running, ranks: int, timeout: float = TIMEOUT) -> Outcome:
     code = running.wait(timeout)
     check_journal(running.folder)
+    return read(running.folder, code, time.monotonic() - running.begun, ranks)
+
+
+def read(folder: Path, code: int, seconds: float, ranks: int = RANKS) -> Outcome:
+    """What an ended run in `folder` left there."""
     results: list[dict[str, Any] | None] = []
     for rank in range(ranks):
-        path = running.folder / "out" / f"rank-{rank}.json"
+        path = folder / "out" / f"rank-{rank}.json"
         results.append(json.loads(path.read_text()) if path.exists() else None)
-    return Outcome(
-        code, time.monotonic() - running.begun, running.output, running.folder, results, read_journal(running.folder)
-    )
+    output = (folder / "output.txt").read_text(errors="replace")
+    return Outcome(code, seconds, output, folder, results, read_journal(folder))
 
 
 def journal_lines(folder: Path) -> list[str]:

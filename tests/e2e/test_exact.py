@@ -1,6 +1,6 @@
 """Faults leave no trace: weights, optimizer state, buffers, random streams and batches equal an uninterrupted run's.
 
-The uninterrupted run is stock torch under torchrun. Tests marked slow run with `make chaos`.
+The uninterrupted run is stock torch, started by torchrun's launcher. Tests marked slow run with `make chaos`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,12 @@ def check(
     return outcome
 
 
-@pytest.mark.parametrize("config", configs(*QUICK))
+@pytest.mark.parametrize("config", configs("adamw"))
+def test_what_is_compared_with_is_what_torchrun_gives(stock: Reference, folder: Path, config: str) -> None:
+    harness.same(stock(*CONFIGS[config]), harness.torchrun(folder, CONFIGS[config]))
+
+
+@pytest.mark.parametrize("config", configs("adamw", "loader"))
 def test_clean_run_equals_torchrun(stock: Reference, folder: Path, config: str) -> None:
     outcome = harness.ftrun(folder, CONFIGS[config])
     harness.same(stock(*CONFIGS[config]), outcome)
@@ -71,7 +76,13 @@ def test_ten_kills_in_one_run(stock: Reference, folder: Path, config: str) -> No
     check(stock, folder, config, faults, died=10)
 
 
-@pytest.mark.parametrize("at", PHASES)
+def test_step_0_in_every_phase(stock: Reference, folder: Path) -> None:
+    """One after the other: each death makes the ranks do step 0 again, until its update is done."""
+    faults = [kill(rank, at, 0) for rank, at in zip((1, 2, 3, 0, 1), PHASES, strict=True)]
+    check(stock, folder, "adamw", faults, died=5)
+
+
+@pytest.mark.parametrize("at", [at if at == "backward" else pytest.param(at, marks=pytest.mark.slow) for at in PHASES])
 def test_step_0(stock: Reference, folder: Path, at: str) -> None:
     check(stock, folder, "adamw", [kill(1, at, 0)], died=1)
 
@@ -136,11 +147,14 @@ def test_negative_control(stock: Reference, folder: Path, part: str) -> None:
     assert outcome.code != 0 or harness.differences(stock(*CONFIGS[config]), outcome)
 
 
-@pytest.mark.parametrize("kind", ["exit:3", "segv", "abort", "term", "freeze"])
-def test_other_ends_of_a_worker(stock: Reference, folder: Path, kind: str, request: pytest.FixtureRequest) -> None:
-    outcome = harness.ftrun(folder, [], [fault(kind, 1, "backward", 5)])
+def test_other_ends_of_a_worker(stock: Reference, folder: Path) -> None:
+    ends = [("exit:3", "exit 3"), ("segv", "SIGSEGV"), ("abort", "SIGABRT"), ("term", "SIGTERM"), ("freeze", "froze")]
+    faults = [fault(kind, 1 + number % 2, "backward", 2 + 2 * number) for number, (kind, _) in enumerate(ends)]
+    outcome = harness.ftrun(folder, [], faults)
     harness.same(stock(), outcome)
-    assert harness.replaced_ranks(outcome) == {1}
+    died = [a["detail"] for a in outcome.actions("Say") if a["what"] == "died"]
+    assert len(died) == len(ends) and all(end in said for said, (_, end) in zip(died, ends, strict=True)), died
+    assert harness.replaced_ranks(outcome) == {1, 2}
     harness.check_survivors(outcome)
 
 

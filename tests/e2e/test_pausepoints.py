@@ -14,10 +14,18 @@ from tests.e2e.harness import kill
 POINTS = ("slot-start", "slot-gate", "arrive", "swap", "pass", "open", "sealed", "slot-end", "done")
 
 
-@pytest.mark.parametrize(
-    ("rank", "step"),
-    [(1, 5), pytest.param(0, 5, marks=pytest.mark.slow), pytest.param(3, 0, marks=pytest.mark.slow)],
-)
+def test_deaths_between_two_writes_one_a_step(stock: Reference, folder: Path) -> None:
+    places = [(point, step, 1 + step % 2) for step, point in enumerate(POINTS, 1)]
+    pauses = ",".join(f"{point}:{step}:{rank}" for point, step, rank in places)
+    outcome = harness.ftrun(folder, [], env={"FTRUN_TEST_PAUSE": pauses})
+    harness.same(stock(), outcome)
+    assert len(harness.deaths(outcome)) == len(POINTS), outcome.tail()
+    assert harness.replaced_ranks(outcome) == {1, 2}
+    harness.check_survivors(outcome)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "step"), [(1, 5), (0, 5), (3, 0)])
 @pytest.mark.parametrize("point", POINTS)
 def test_death_between_two_writes(stock: Reference, folder: Path, point: str, rank: int, step: int) -> None:
     outcome = harness.ftrun(folder, [], env={"FTRUN_TEST_PAUSE": f"{point}:{step}:{rank}"})

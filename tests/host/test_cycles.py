@@ -13,8 +13,8 @@ import pytest
 
 from tests.conftest import Ftrun, Run, processes_of, wait_for
 
-FEW, MANY = 10, 200
-GLOO_EVERY = 10
+FEW, MANY = 5, 200  # each end once, one of them with gloo
+GLOO_EVERY = 5
 RANKS = 2
 
 # "up" from every rank, then what the argument says; a child shows that whole groups are ended

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -154,7 +155,7 @@ class World(Simulation, RuleBasedStateMachine):
 
 
 World.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=40,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -162,6 +163,14 @@ World.TestCase.settings = settings(
 
 
 TestWorld = World.TestCase
+
+
+class Longer(World):
+    """The same rules, more stories."""
+
+
+Longer.TestCase.settings = settings(World.TestCase.settings, max_examples=150)
+TestMoreWorlds = pytest.mark.slow(Longer.TestCase)
 
 
 def _story(seed: int) -> Simulation:

@@ -67,7 +67,25 @@ struct Device {  // also its primary context
     std::shared_ptr<Queue> legacy;
 };
 
+// What the calls share. `mutex` guards all that is not a queue's own.
+extern std::mutex mutex;
+extern bool initialized;
+Device &device_at(int ordinal);  // under `mutex`
+Result state_of(int ordinal);    // what any call on a device gives: its first error, again and again
+Result current(int *ordinal);    // the device of the calling thread's context, and its state
+
 // The work that a launch of the kernel `name` means, its parameters copied; empty when there is no such kernel.
 std::function<void()> kernel(const std::string &name, unsigned blocks, unsigned threads, void **parameters);
 
 }  // namespace fake
+
+#define API extern "C" __attribute__((visibility("default")))
+#define NEED(call)                            \
+    if (!initialized) return kNotInitialized; \
+    if (refused(#call)) return kNotPermitted;
+
+// The driver's calls, as ftrun declares them: a definition that differs does not compile.
+using namespace fake;
+#define FAKE_DECLARE(call, arguments) API Result call arguments;
+FTRUN_CUDA_CALLS(FAKE_DECLARE)
+#undef FAKE_DECLARE

@@ -1,0 +1,180 @@
+// The library itself: the control file, what is wrong with which device, the calls about devices and contexts.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "fake.hpp"
+
+namespace fake {
+
+std::mutex mutex;
+bool initialized = false;
+
+namespace {
+std::map<int, Device *> devices;
+thread_local std::deque<int> stack;
+}  // namespace
+
+Control control() {
+    Control found;
+    const char *path = std::getenv("FAKE_CUDA_CONTROL");
+    if (path == nullptr) return found;
+    std::ifstream file(path);
+    std::string line;
+    while (std::getline(file, line)) {
+        std::istringstream words(line);
+        std::string name, value;
+        words >> name >> value;
+        if (name == "devices") found.devices = std::atoi(value.c_str());
+        if (name == "memory") found.memory = std::strtoull(value.c_str(), nullptr, 10);
+        if (name == "rate") found.rate = std::atof(value.c_str());
+        if (name == "lost") found.lost = std::atoi(value.c_str());
+        if (name == "vmm") found.vmm = value != "0";
+        if (name == "refuse") found.refused += value + " ";
+    }
+    return found;
+}
+
+bool refused(const char *call) {
+    const std::string list = " " + control().refused;
+    if (list.find(std::string(" ") + call + " ") != std::string::npos) return true;
+    if (list.find(std::string(" ") + call + "#1 ") == std::string::npos) return false;
+    static std::mutex counting;
+    static std::map<std::string, int> seen;
+    const std::lock_guard<std::mutex> lock(counting);
+    return seen[call]++ == 0;
+}
+
+Device &device_at(int ordinal) {
+    Device *&device = devices[ordinal];
+    if (device == nullptr) {
+        device = new Device;
+        device->ordinal = ordinal;
+    }
+    return *device;
+}
+
+Result state_of(int ordinal) {
+    const Control wanted = control();
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (ordinal < 0 || ordinal >= wanted.devices) return kInvalidDevice;
+    Device &device = device_at(ordinal);
+    if (wanted.lost == ordinal) device.sticky = kUnknown;
+    return device.sticky;
+}
+
+Result current(int *ordinal) {
+    if (stack.empty()) return kInvalidContext;
+    *ordinal = stack.back();
+    return state_of(*ordinal);
+}
+
+}  // namespace fake
+
+API Result cuInit(unsigned) {
+    if (refused("cuInit")) return kNotPermitted;
+    if (control().devices == 0) return kNoDevice;
+    initialized = true;
+    return kSuccess;
+}
+
+API Result cuDriverGetVersion(int *version) {
+    *version = 12040;
+    return kSuccess;
+}
+
+API Result cuGetErrorName(Result result, const char **name) {
+    static const std::map<Result, const char *> names = {{kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
+                                                         {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
+                                                         {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
+                                                         {kNoDevice, "CUDA_ERROR_NO_DEVICE"},
+                                                         {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
+                                                         {kNotPermitted, "CUDA_ERROR_NOT_PERMITTED"},
+                                                         {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
+                                                         {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+                                                         {kUnknown, "CUDA_ERROR_UNKNOWN"}};
+    const auto found = names.find(result);
+    *name = found == names.end() ? nullptr : found->second;
+    return found == names.end() ? kInvalidValue : kSuccess;
+}
+
+API Result cuGetErrorString(Result, const char **text) {
+    *text = "said by the fake driver";
+    return kSuccess;
+}
+
+API Result cuDeviceGetCount(int *count) {
+    NEED(cuDeviceGetCount)
+    *count = control().devices;
+    return kSuccess;
+}
+
+API Result cuDeviceGet(Ordinal *device, int ordinal) {
+    NEED(cuDeviceGet)
+    *device = ordinal;
+    return ordinal < control().devices ? kSuccess : kInvalidDevice;
+}
+
+API Result cuDeviceGetName(char *name, int room, Ordinal device) {
+    std::snprintf(name, static_cast<size_t>(room), "Fake GPU %d", device);
+    return kSuccess;
+}
+
+API Result cuDeviceGetUuid(Uuid *uuid, Ordinal device) {
+    std::memset(uuid->bytes, 0, sizeof(uuid->bytes));
+    std::snprintf(uuid->bytes, sizeof(uuid->bytes), "fake device %d", device);
+    return kSuccess;
+}
+
+API Result cuDeviceGetAttribute(int *value, int which, Ordinal) {
+    const bool vmm = control().vmm;
+    *value = which == kMajor ? 9 : which == kMinor ? 0 : which == kVmm || which == kExportsFd ? vmm : which == kWrites64;
+    return kSuccess;
+}
+
+API Result cuDeviceTotalMem(size_t *bytes, Ordinal) {
+    *bytes = control().memory;
+    return kSuccess;
+}
+
+API Result cuDevicePrimaryCtxRetain(Context *context, Ordinal device) {
+    NEED(cuDevicePrimaryCtxRetain)
+    const Result state = state_of(device);
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (state == kSuccess) *context = &device_at(device);
+    return state;
+}
+
+API Result cuCtxPushCurrent(Context context) {
+    stack.push_back(static_cast<Device *>(context)->ordinal);
+    return kSuccess;
+}
+
+API Result cuCtxPopCurrent(Context *context) {
+    if (stack.empty()) return kInvalidContext;
+    const std::lock_guard<std::mutex> lock(mutex);
+    *context = &device_at(stack.back());
+    stack.pop_back();
+    return kSuccess;
+}
+
+API Result cuGetProcAddress_v2(const char *name, void **found, int, uint64_t, int *) {
+    static const std::map<std::string, void *> all = {
+#define FAKE_ENTRY(call, arguments) {#call, reinterpret_cast<void *>(call)},
+        FTRUN_CUDA_CALLS(FAKE_ENTRY)
+#undef FAKE_ENTRY
+    };
+    const auto entry = all.find(name);
+    if (entry == all.end()) return kNotFound;
+    *found = entry->second;
+    return kSuccess;
+}
+
+// Not part of CUDA: what a program that runs a wild kernel would meet. Every later call on the device gives the error.
+API Result fake_illegal_address(int device) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    device_at(device).sticky = kIllegalAddress;
+    return kSuccess;
+}

@@ -1,0 +1,205 @@
+// What happens in a stream's order: copies, kernels, events.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "fake.hpp"
+
+namespace fake {
+
+Queue::Queue(int ordinal) : device(ordinal), thread_([this] { run(); }) {}
+
+Queue::~Queue() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        ending_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.get_id() == std::this_thread::get_id()) {
+        thread_.detach();
+    } else {
+        thread_.join();
+    }
+}
+
+void Queue::push(std::function<void()> work) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        work_.push_back(std::move(work));
+    }
+    changed_.notify_all();
+}
+
+void Queue::run() {
+    for (;;) {
+        std::function<void()> next;
+        {
+            std::unique_lock<std::mutex> lock(mutex_);
+            changed_.wait(lock, [this] { return ending_ || !work_.empty(); });
+            if (work_.empty()) return;
+            next = std::move(work_.front());
+            work_.pop_front();
+        }
+        if (state_of(device) == kSuccess) next();
+    }
+}
+
+namespace {
+
+constexpr size_t kSlice = size_t{64} << 10;
+
+struct Kernel {
+    std::string name;
+};
+
+std::shared_ptr<Queue> *queue_of(Stream stream) { return static_cast<std::shared_ptr<Queue> *>(stream); }
+
+Result find_queue(Stream stream, std::shared_ptr<Queue> *found) {
+    int ordinal = 0;
+    const Result state = current(&ordinal);
+    if (state != kSuccess) return state;
+    if (stream != nullptr) {
+        *found = *queue_of(stream);
+        return kSuccess;
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    Device &device = device_at(ordinal);
+    if (!device.legacy) device.legacy = std::make_shared<Queue>(ordinal);
+    *found = device.legacy;
+    return kSuccess;
+}
+
+// Slowly, in slices, so that a process can be killed in the middle.
+void copy(char *to, const char *from, size_t size) {
+    for (size_t at = 0; at < size; at += kSlice) {
+        const size_t part = std::min(kSlice, size - at);
+        std::memcpy(to + at, from + at, part);
+        const double rate = control().rate;
+        if (rate > 0) std::this_thread::sleep_for(std::chrono::duration<double>(static_cast<double>(part) / rate));
+    }
+}
+
+}  // namespace
+}  // namespace fake
+
+API Result cuMemcpyAsync(Pointer to, Pointer from, size_t size, Stream stream) {
+    NEED(cuMemcpyAsync)
+    std::shared_ptr<Queue> queue;
+    const Result state = find_queue(stream, &queue);
+    if (state != kSuccess) return state;
+    queue->push([=] { copy(reinterpret_cast<char *>(to), reinterpret_cast<const char *>(from), size); });
+    return kSuccess;
+}
+
+API Result cuMemsetD8Async(Pointer to, unsigned char value, size_t size, Stream stream) {
+    NEED(cuMemsetD8Async)
+    std::shared_ptr<Queue> queue;
+    const Result state = find_queue(stream, &queue);
+    if (state != kSuccess) return state;
+    queue->push([=] { std::memset(reinterpret_cast<void *>(to), value, size); });
+    return kSuccess;
+}
+
+API Result cuStreamCreate(Stream *stream, unsigned) {
+    NEED(cuStreamCreate)
+    int device = 0;
+    const Result state = current(&device);
+    if (state == kSuccess) *stream = new std::shared_ptr<Queue>(std::make_shared<Queue>(device));
+    return state;
+}
+
+API Result cuStreamDestroy(Stream stream) {
+    delete queue_of(stream);
+    return kSuccess;
+}
+
+API Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
+    std::shared_ptr<Queue> queue;
+    const Result state = find_queue(stream, &queue);
+    if (state != kSuccess) return state;
+    const auto happening = *static_cast<std::shared_ptr<Happening> *>(event);
+    queue->push([happening] {
+        std::unique_lock<std::mutex> lock(happening->mutex);
+        happening->changed.wait(lock, [&] { return happening->done; });
+    });
+    return kSuccess;
+}
+
+API Result cuStreamWriteValue64(Stream stream, Pointer to, uint64_t value, unsigned) {
+    NEED(cuStreamWriteValue64)
+    std::shared_ptr<Queue> queue;
+    const Result state = find_queue(stream, &queue);
+    if (state != kSuccess) return state;
+    queue->push([=] { __atomic_store_n(reinterpret_cast<uint64_t *>(to), value, __ATOMIC_RELEASE); });
+    return kSuccess;
+}
+
+API Result cuLaunchHostFunc(Stream stream, void (*body)(void *), void *context) {
+    std::shared_ptr<Queue> queue;
+    const Result state = find_queue(stream, &queue);
+    if (state == kSuccess) queue->push([=] { body(context); });
+    return state;
+}
+
+API Result cuEventCreate(Event *event, unsigned) {
+    NEED(cuEventCreate)
+    int device = 0;
+    const Result state = current(&device);
+    if (state == kSuccess) *event = new std::shared_ptr<Happening>(std::make_shared<Happening>());
+    return state;
+}
+
+API Result cuEventDestroy(Event event) {
+    delete static_cast<std::shared_ptr<Happening> *>(event);
+    return kSuccess;
+}
+
+API Result cuEventRecord(Event event, Stream stream) {
+    std::shared_ptr<Queue> queue;
+    const Result state = find_queue(stream, &queue);
+    if (state != kSuccess) return state;
+    const auto happening = std::make_shared<Happening>();
+    happening->done = false;
+    *static_cast<std::shared_ptr<Happening> *>(event) = happening;
+    queue->push([happening] {
+        {
+            const std::lock_guard<std::mutex> lock(happening->mutex);
+            happening->done = true;
+        }
+        happening->changed.notify_all();
+    });
+    return kSuccess;
+}
+
+API Result cuEventQuery(Event event) {
+    int device = 0;
+    const Result state = current(&device);
+    if (state != kSuccess) return state;
+    const auto happening = *static_cast<std::shared_ptr<Happening> *>(event);
+    const std::lock_guard<std::mutex> lock(happening->mutex);
+    return happening->done ? kSuccess : kNotReady;
+}
+
+API Result cuModuleLoadData(Module *module, const void *image) {
+    NEED(cuModuleLoadData)
+    if (std::strstr(static_cast<const char *>(image), ".version") == nullptr) return kInvalidValue;
+    *module = const_cast<void *>(image);
+    return kSuccess;
+}
+
+API Result cuModuleGetFunction(Function *function, Module module, const char *name) {
+    const std::string entry = std::string(".visible .entry ") + name + "(";
+    if (std::strstr(static_cast<const char *>(module), entry.c_str()) == nullptr) return kNotFound;
+    *function = new Kernel{name};
+    return kSuccess;
+}
+
+API Result cuLaunchKernel(Function function, unsigned x, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned,
+                          Stream stream, void **parameters, void **) {
+    NEED(cuLaunchKernel)
+    std::shared_ptr<Queue> queue;
+    const Result state = find_queue(stream, &queue);
+    if (state != kSuccess) return state;
+    queue->push(kernel(static_cast<Kernel *>(function)->name, x, threads, parameters));
+    return kSuccess;
+}
