@@ -59,6 +59,7 @@ class Engine:
         self._marks: list[tuple[int, int]] | None = None
         self._restart: dict[str, Any] | None = None  # state to apply at the next hand-out
         self._guard = 0
+        self._grads: list[Any] = []
         self.calls = Calls(self)
         self.rejoin = Rejoining(self).rejoin
         self.snapshots = Snapshots(self, context.snapshot_every)
@@ -181,7 +182,7 @@ class Engine:
         # a step that updates nothing: what comes after it is what was before, and a replacement finds it sealed
         if not self.state.finish_device(context.stop_pending):
             return False
-        self.ledger.gate(end, accumulating=True)
+        self.ledger.gate(end, True, self.state.grads())
         if not self.arrive(end):
             return False
         self.ledger.end(end + 1, accumulating=True)
@@ -368,8 +369,10 @@ class Engine:
         if context.stop_pending():
             raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
         self.registry.check()
-        self.vigil.arriving(step, optimizer)
-        self.ledger.gate(step, accumulating=not updating or self.carry)
+        # kept until the body ends: the optimizer is about to ask for them too, and asking makes them anew
+        grads = self._grads = self.state.grads()
+        self.vigil.arriving(step, optimizer, grads)
+        self.ledger.gate(step, not updating or self.carry, grads)
         probe.point("slot-gate", step, context.rank)
         if not self.arrive(step):
             raise Interrupt
@@ -386,6 +389,7 @@ class Engine:
         """The body was left after its gate: seal what it did."""
         context, rank = self.context, self.context.rank
         self.ledger.updated = updated
+        self._grads = []
         self.state.absorb()
         if self.reducers.commit(step):
             self.state.manifest.facts["reducers"] = self.reducers.facts()
@@ -421,6 +425,7 @@ class Engine:
 
     def leave(self) -> None:
         """The body was aborted."""
+        self._grads = []
         with self.context.lock:
             self.context.in_body = False
         self.registry.gate_passed = False

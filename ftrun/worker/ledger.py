@@ -40,6 +40,8 @@ class Ledger:
         self._state = state
         self._at_gate: Captured | None = None
         self._at_end: tuple[int, Captured] | None = None  # tag and content of the END slot
+        self._written: dict[int, dict[str, Any]] = {START: {}, GATE: {}, END: {}}
+        self._pieces: dict[int, list[bytes | memoryview]] = {}
         self._after: int | None = None  # sampled hash of the parameters when the last body was complete
         self._drew_between = False  # random numbers were drawn between two bodies
         self._carried = False  # gradients of a slot were put back and are in no other slot of ours
@@ -60,10 +62,10 @@ class Ledger:
         carried = self._carried and self.slots.tag(END) != step
         self._write(START, step, self._state.grads() if carried else None, captured, ranges)
 
-    def gate(self, step: int, accumulating: bool) -> None:
-        """Seal the GATE slot. `accumulating`: gradients that are alive will be added to."""
+    def gate(self, step: int, accumulating: bool, grads: Grads) -> None:
+        """Seal the GATE slot. `accumulating`: those of the gradients that are alive will be added to."""
         self._state.settle_buffers()
-        self.alive = self._state.grads_alive()
+        self.alive = [grad is not None for grad in grads]
         streams, ranges = rng.look()
         self._at_gate = (streams, self._state.python_state())
         self._write(GATE, step, self._grads(accumulating), self._at_gate, ranges)
@@ -105,7 +107,10 @@ class Ledger:
         }
         if slot == END and self._at_gate is not None:
             content.update(self._update_changed(self._at_gate, captured))
-        self.slots.write(slot, tag, codec.plain(content), ranges)
+        # mostly it is what the same slot held a step ago: all that changes with every step lies in the ranges
+        if content != self._written[slot]:
+            self._written[slot], self._pieces[slot] = content, codec.plain(content)
+        self.slots.write(slot, tag, self._pieces[slot], ranges)
 
     def _update_changed(self, before: Captured, now: Captured) -> dict[str, Any]:
         """What the update region changed: a replacement that has its own GATE slot takes just this from ours."""

@@ -96,15 +96,15 @@ class Vigil:
         starts = [k * max(0, count - _PIECE) // (_PIECES - 1) for k in range(_PIECES)]
         return all(native.find_nonfinite(address + at * size, min(_PIECE, count), format_) < 0 for at in starts)
 
-    def arriving(self, step: int, optimizer: Any) -> None:
-        """The body is about to arrive; `optimizer` is the one that will update, None when none does.
+    def arriving(self, step: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
+        """The body is about to arrive; `optimizer` is the one that will update `grads`, None when none does.
 
         Errors: NonFiniteError when what it would apply is not finite.
         """
         if not self._measured:
             self._measure()
         if optimizer is not None and self._nonfinite != "ignore":
-            self._check_gradients(step, optimizer)
+            self._check_gradients(step, optimizer, grads)
         self._publish_sum(step)
 
     def passed(self) -> None:
@@ -126,9 +126,9 @@ class Vigil:
 
     # -- finite gradients --------------------------------------------------------------------------------------------
 
-    def _check_gradients(self, step: int, optimizer: Any) -> None:
+    def _check_gradients(self, step: int, optimizer: Any, found: list[torch.Tensor | None]) -> None:
         engine = self._engine
-        if self._all_plain_and_finite():
+        if self._all_plain_and_finite([grad for grad in found if grad is not None]):
             return
         bad = _first_bad([(name, p.grad) for name, p, _ in engine.state.params if p.grad is not None])
         if bad is None or _scaled(optimizer):
@@ -146,12 +146,11 @@ class Vigil:
         error.final = self._nonfinite == "stop"
         raise error
 
-    def _all_plain_and_finite(self) -> bool:
+    def _all_plain_and_finite(self, grads: list[torch.Tensor]) -> bool:
         """The usual case, in one native call: dense gradients on the CPU, all of one format."""
         first = self._engine.state.tensors[0]
         if not first.is_cpu or first.dtype not in _FORMATS:
             return False
-        grads = [grad for param in self._engine.state.tensors if (grad := param.grad) is not None]
         # C loops, since this is done in every step for every parameter
         if set(map(type, grads)) - {torch.Tensor} or set(map(_LAYOUT, grads)) - {(first.dtype, torch.strided)}:
             return False
