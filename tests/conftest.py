@@ -18,6 +18,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE = 60.0
 
+# under nohup, or in the background of a shell, some are ignored, and so they would be in every run that a test starts
+for _ignored in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(_ignored, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
     """The first true value of `condition`; fails with `what` after `seconds`."""
