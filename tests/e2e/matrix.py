@@ -59,7 +59,6 @@ class Row:
     arguments: tuple[str, ...] = ARGUMENTS  # of the script
     first: int = 4  # step of the first cell
     gpus: int = 0  # fake devices, 0 = none
-    not_run: tuple[str, ...] = ()  # phases that the table may lack a result of: no machine was free for them yet
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -87,7 +86,6 @@ ROWS = (
     Row("gil", Fault.GIL, options=_STILL, otherwise=dict.fromkeys(REPAIR_PHASES, (Fault.HANG, REPLACED))),
     Row(
         "slow", Fault.STRAGGLER, UNHARMED, spelled="slow:8", together=False, arguments=LONGER,
-        not_run=("backward", "gate", "update", "reset", "restore"),
     ),
     Row("nan", Fault.NONFINITE, REDONE),
     Row("bitflip", Fault.CORRUPT, options=("--check-replicas", "1")),
@@ -141,7 +139,7 @@ def cells(kind: str) -> Iterator[Cell]:
     """Every possible cell of a kind, some steps apart, each rank's turn in order."""
     for number, phase in enumerate(BY_KIND[kind].phases):
         helper = (number + 1) % 4 if phase in REPAIR_PHASES else None
-        offset = 3 * number if helper is None else 5 * (number - len(STEP_PHASES))
+        offset = 3 * number if helper is None else 5 * REPAIR_PHASES.index(phase)
         yield Cell(kind, phase, number % 4, BY_KIND[kind].first + offset, helper)
 
 
