@@ -36,6 +36,22 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = DEADLINE)
         time.sleep(0.01)
 
 
+def leaked_memory(before: set[str]) -> set[str]:
+    """Names that are new in /dev/shm since it held `before` and that no live process maps.
+
+    Tests that run at the same time have shared memory too: theirs is mapped.
+    """
+    left: dict[str, str] = {}
+    for name in set(os.listdir("/dev/shm")) - before:
+        with contextlib.suppress(FileNotFoundError):
+            left[f"/dev/shm/{name}"] = f" {os.stat(f'/dev/shm/{name}').st_ino} "  # a semaphore is mapped by another name
+    for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
+        with contextlib.suppress(OSError):
+            text = maps.read_text()
+            left = {path: inode for path, inode in left.items() if inode not in text}
+    return {path for path in left if os.path.exists(path)}
+
+
 def processes_of(root: Path) -> dict[int, str]:
     """Live processes (no zombies) that were started with the runs folder `root` in their environment: pid -> name."""
     wanted = f"FTRUN_RUNS_ROOT={root}".encode()

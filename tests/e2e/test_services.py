@@ -14,6 +14,7 @@ import pytest
 
 from ftrun.core.board import Board, Cell, F, Head
 from ftrun.core.world import World, read_world
+from tests.conftest import leaked_memory
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import fault, kill
@@ -235,5 +236,5 @@ def test_launcher_dies_and_nothing_is_left(begin: Callable[..., Live], folder: P
     os.kill(live.launcher, signal.SIGKILL)
     live.running.process.wait()
     harness.check_no_strays(folder, 5.0)
-    assert set(os.listdir("/dev/shm")) - memory == set()
+    assert leaked_memory(memory) == set()
     assert harness.read_journal(folder)[0]["config"]["nproc"] == 4

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ftrun, Run, processes_of, wait_for
+from tests.conftest import Ftrun, Run, leaked_memory, processes_of, wait_for
 
 FEW, MANY = 5, 200  # each end once, one of them with gloo
 GLOO_EVERY = 5
@@ -131,18 +131,13 @@ class Cycles:
 
     def check_the_machine(self) -> None:
         """What all runs share with others: shared memory and ports."""
-        left = {name for name in set(os.listdir("/dev/shm")) - self.memory if _mine(Path("/dev/shm") / name)}
+        left = leaked_memory(self.memory)
         assert not left, f"left in /dev/shm: {left}"
         assert not self.ours & listening(), "ports that still listen"
         assert not [entry for entry in listening() if str(self.ftrun.runs_root) in entry], "unix sockets"
         known = {"tmp", "home", "runs", "logs", "train.py"}
         extra = {p.name for p in self.ftrun.base.iterdir()} - known
         assert not [name for name in extra if not name.startswith(("out-", "err-"))], "files beside the logs"
-
-
-def _mine(path: Path) -> bool:
-    """Others use this machine as well: only what names us or torch counts."""
-    return path.name.startswith(("ftrun", "torch_", "sem.", "psm_"))
 
 
 @pytest.fixture
