@@ -102,7 +102,7 @@ chaos: setup  ## the slow tests, then whole runs with kills at random moments
 	$(PYTEST) -m slow
 	$(PY) tests/e2e/chaos.py
 
-matrix: setup  ## every kind of fault in every phase (about ten minutes); writes tests/e2e/matrix.json and the README's table
+matrix: setup  ## every kind of fault in every phase (ten to twenty minutes); writes tests/e2e/matrix.json and the README's table
 	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_matrix.py::test_matrix; status=$$?; \
 	$(PY) -m tests.e2e.matrix && exit $$status
 

@@ -67,7 +67,6 @@ class Engine:
         self.entered = False  # the body of the step handed out last was entered
         self._fired_forward = False
         self._seen_steps = 0
-        self._first_body = True  # this process has completed none
         self._guarding = True  # hidden updates are looked for in this step
         self._arrivals: Any = None
         self.redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
@@ -400,8 +399,7 @@ class Engine:
         probe.point("sealed", step, rank)
         self.ledger.body_complete(look=self._guarding)
         context.phase(Phase.DONE)
-        if self._first_body:
-            self._first_body = False
+        if context.cell[F.BUSY] & Busy.FIRST:
             context.busy(Busy.FIRST, False)
         with context.lock:
             context.in_body = False

@@ -68,7 +68,7 @@ class Ledger:
         self.alive = [grad is not None for grad in grads]
         streams, ranges = rng.look()
         self._at_gate = (streams, self._state.python_state())
-        self._write(GATE, step, self._grads(accumulating), self._at_gate, ranges)
+        self._write(GATE, step, grads if accumulating and any(self.alive) else None, self._at_gate, ranges)
         self._buffers_at_gate = self._state.buffers_mark()
         self._each_buffer_at_gate = None if self._buffers_move is False else self._state.buffer_marks()
 
@@ -79,7 +79,8 @@ class Ledger:
         streams, ranges = rng.look()
         captured = (streams, self._state.python_state())
         self._at_end = (tag, captured)
-        self._write(END, tag, self._grads(accumulating), captured, ranges)
+        grads = self._state.grads() if accumulating and any(self.alive) else None
+        self._write(END, tag, grads, captured, ranges)
 
     def late(self, step: int) -> None:
         """A body turned out, after its hand-out, to accumulate on the gradients it found."""
@@ -88,9 +89,6 @@ class Ledger:
     def recording(self, header: dict[str, Any], blobs: list[bytes]) -> None:
         """Keep the results of the collectives before the first step."""
         self.slots.write(RECORDING, 0, codec.encode({"header": header, "blobs": list(blobs)}, "recording"))
-
-    def _grads(self, accumulating: bool) -> Grads | None:
-        return self._state.grads() if accumulating and any(self.alive) else None
 
     def _write(self, slot: int, tag: int, grads: Grads | None, captured: Captured, ranges: native.RangeList) -> None:
         if negative_control(slot):
@@ -107,6 +105,9 @@ class Ledger:
         }
         if slot == END and self._at_gate is not None:
             content.update(self._update_changed(self._at_gate, captured))
+        if grads is not None:  # too much to keep twice
+            self.slots.write(slot, tag, codec.plain(content), ranges)
+            return
         # mostly it is what the same slot held a step ago: all that changes with every step lies in the ranges
         if content != self._written[slot]:
             self._written[slot], self._pieces[slot] = content, codec.plain(content)

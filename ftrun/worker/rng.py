@@ -76,7 +76,7 @@ def _cuda_devices() -> list[int]:
 def capture() -> dict[str, Any]:
     """A copy of every stream's state, made of plain values: equal states compare equal."""
     memory = _memory_now()
-    return {**_beside(memory), "raw": memory.read()}
+    return join(_beside(memory), memory.read())
 
 
 def look() -> tuple[Mark, native.RangeList]:

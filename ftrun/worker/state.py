@@ -5,7 +5,6 @@ Moves tensors into the arena and keeps them there, copies buffers aside at the s
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,42 +17,10 @@ from ftrun.core.errors import UsageError
 from ftrun.worker import codec
 from ftrun.worker.arena import Arena, Entry, Manifest, place
 from ftrun.worker.device import bytes_on_gpu, gpu_of
+from ftrun.worker.packing import Groups, has_flags, packed_flags
 
 _WHOLE_ZONE = 4 << 20  # bytes of buffers up to which they are copied aside in one piece
 _SAMPLES = 64
-# what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
-_DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
-
-
-class _Groups:
-    """The hyperparameters of one optimizer, packed again only when one of them is another object.
-
-    Plain values cannot change in place, so the same objects are the same values.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._seen: list[Any] = []
-        self._packed = b""
-
-    def packed(self, groups: list[dict[str, Any]], loose: dict[int, dict[str, Any]]) -> bytes:
-        """Everything of `groups` but the parameters, and the `loose` state."""
-        seen: list[Any] = []
-        for group in groups:
-            seen += group
-            seen += group.values()
-        if not loose and self._packed and len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
-            return self._packed
-        plain = [{k: v for k, v in g.items() if k != "params"} for g in groups]
-        packed = codec.pack([plain, loose], self.name.replace(".", " "))
-        fixed = not loose and all(codec.is_fixed(v) for g in plain for v in g.values())
-        self._seen, self._packed = (seen, packed) if fixed else ([], b"")
-        return packed
-
-
-@functools.lru_cache(maxsize=16)
-def _packed_flags(*flags: Any) -> bytes:
-    return codec.pack(dict(zip(_DDP_FLAGS, flags, strict=True)), "DDP")
 
 
 class Protected:
@@ -76,11 +43,8 @@ class Protected:
         self._slots: list[tuple[dict[Any, Any], Any, torch.Tensor]] = []  # optimizer state dict, key, tensor in arena
         self._known: dict[int, int] = {}  # id of a per-parameter state dict -> number of its keys when laid out
         self._held: dict[int, set[Any]] = {}  # the same -> its keys that lie in the arena
-        self._counts = [0] * len(optimizers)  # entries of each optimizer's state when last looked at
-        self._groups = [_Groups(f"optimizer.{i}") for i in range(len(optimizers))]
-        self._ddp: list[tuple[str, Any]] = [
-            (f"ddp.{i}", m) for i, m in enumerate(modules) if all(hasattr(m, flag) for flag in _DDP_FLAGS)
-        ]
+        self._groups = [Groups(f"optimizer.{i}") for i in range(len(optimizers))]
+        self._ddp = [(f"ddp.{i}", m) for i, m in enumerate(modules) if has_flags(m)]
         self._settled: list[Any] = []  # every value of the optimizers' states when it was last laid out
         self._loose = False  # some optimizer state is no tensor
         self._shadow = 0
@@ -195,7 +159,6 @@ class Protected:
         """As `attach`, for a rank that has used its state and goes back to an earlier one."""
         self._views, self._buffer_views, self._slots = [], [], []
         self._known, self._held, self._versions = {}, {}, {}
-        self._counts = [0] * len(self.optimizers)
         self._blocks, self._settled = {}, []
         self.attach(arena, manifest)
 
@@ -232,10 +195,6 @@ class Protected:
         if self.arena.memory is not None:
             self.arena.expect("committed", bytes_on_gpu(self._loose_tensors()))
         for i, optimizer in enumerate(self.optimizers):
-            count = sum(map(len, optimizer.state.values()))
-            if count == self._counts[i]:
-                continue
-            self._counts[i] = count
             for index, param in enumerate(_params_of(optimizer)):
                 state = optimizer.state.get(param)
                 if state is None or self._known.get(id(state)) == len(state):
@@ -282,7 +241,6 @@ class Protected:
     def repoint(self) -> None:
         """Optimizer state was loaded anew (a checkpoint): lay it out afresh. Call while the arena is OPEN."""
         self._slots, self._known, self._held, self._settled = [], {}, {}, []
-        self._counts = [0] * len(self.optimizers)
         self.manifest.entries = [e for e in self.manifest.entries if not e.name.startswith("optim.")]
         self.absorb()
         self.arena.write_manifest(self.manifest)
@@ -418,7 +376,7 @@ class Protected:
             loose = self._loose_state(optimizer)
             state[self._groups[i].name] = self._groups[i].packed(optimizer.param_groups, loose)
         for name, module in self._ddp:
-            state[name] = _packed_flags(module.require_forward_param_sync, module.require_backward_grad_sync)
+            state[name] = packed_flags(module)
         for name, thing in self.stateful.items():
             state[name] = codec.pack(_get_state(thing), f"{name}.state_dict()")
         return state

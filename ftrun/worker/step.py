@@ -72,14 +72,11 @@ class Step:
         if engine is None:
             self.committed = kind is None
             return False
-        self.let_out = error is not None
+        self.let_out = True  # also what `_leave` raises leaves the body
         try:
             aborted = self._leave(engine, error)
-            self.let_out = self.let_out and not aborted
+            self.let_out = error is not None and not aborted
             return aborted
-        except Exception:
-            self.let_out = True
-            raise
         finally:
             engine.current = None
 
