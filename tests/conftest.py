@@ -44,7 +44,9 @@ def leaked_memory(before: set[str]) -> set[str]:
     left: dict[str, str] = {}
     for name in set(os.listdir("/dev/shm")) - before:
         with contextlib.suppress(FileNotFoundError):
-            left[f"/dev/shm/{name}"] = f" {os.stat(f'/dev/shm/{name}').st_ino} "  # a semaphore is mapped by another name
+            left[f"/dev/shm/{name}"] = (
+                f" {os.stat(f'/dev/shm/{name}').st_ino} "  # a semaphore is mapped by another name
+            )
     for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
         with contextlib.suppress(OSError):
             text = maps.read_text()

@@ -355,7 +355,8 @@ class Engine:
         """
         updating = optimizer is not None
         context = self.context
-        self.forward_started()
+        if not self._fired_forward:
+            self.forward_started()  # the body called no protected model
         context.forbid_interrupts()
         context.phase(Phase.GATE)
         if self._guarding and self._guard != self.state.sample():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ftrun.worker.engine import Engine
 
 _PLACES = 8  # hooks in each direction of a module at the most
-_EVERY = 0.010  # seconds between two of them
+_EVERY = 0.020  # seconds between two of them
 LEARNED = 4  # bodies after which a step's length is known; the first ones are longer
 
 T = TypeVar("T")

@@ -51,7 +51,9 @@ def point(name: str, step: int, rank: int) -> None:
 
 def leaves_gate(step: int, rank: int) -> bool:
     """Is another rank the one that is to open the gate of `step` and die there?"""
-    return bool(_targets) and any(t[:2] == ("swap", step) and t[2] != rank and not _marker(t).exists() for t in _targets)
+    return bool(_targets) and any(
+        t[:2] == ("swap", step) and t[2] != rank and not _marker(t).exists() for t in _targets
+    )
 
 
 def _marker(target: Target) -> Path:

@@ -82,7 +82,8 @@ class Step:
 
     def _leave(self, engine: Engine, error: BaseException | None) -> bool:
         try:
-            engine.context.forbid_interrupts()
+            if not engine.passed:  # else the gate has seen to it
+                engine.context.forbid_interrupts()
             if error is None:
                 if not engine.passed:
                     engine.pass_gate(self._gate)

@@ -34,7 +34,8 @@ _REDUCING = {
 _LAYOUT = operator.attrgetter("dtype", "layout")
 _FORMATS = {getattr(torch, name): name for name in native.FLOAT_FORMATS}
 _WHOLE = 1 << 17  # numbers of a body that are all looked at before they are exchanged
-_PIECE, _PIECES = 4096, 16  # of larger ones
+_PIECE, _PIECES = 256, 16  # of larger ones
+_SAMPLE = array("Q", [_PIECE] * _PIECES)
 _AFTER_YOU = 1.0  # seconds
 _STACK = 40  # frames in which a GradScaler is looked for
 _FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are replicas
@@ -90,11 +91,12 @@ class Vigil:
         self._inspected += count
         if not tensor.is_contiguous():
             return True
-        if self._inspected <= _WHOLE or self._engine.attempt:
-            return native.find_nonfinite(tensor.data_ptr(), count, _FORMATS[tensor.dtype]) < 0
-        address, size, format_ = tensor.data_ptr(), tensor.element_size(), _FORMATS[tensor.dtype]
-        starts = [k * max(0, count - _PIECE) // (_PIECES - 1) for k in range(_PIECES)]
-        return all(native.find_nonfinite(address + at * size, min(_PIECE, count), format_) < 0 for at in starts)
+        address, format_ = tensor.data_ptr(), _FORMATS[tensor.dtype]
+        if self._inspected <= _WHOLE or count <= _PIECE * _PIECES or self._engine.attempt:
+            return native.find_nonfinite(address, count, format_) < 0
+        stride = (count - _PIECE) // (_PIECES - 1) * tensor.element_size()
+        starts = array("Q", range(address, address + _PIECES * stride, stride))
+        return native.find_nonfinite_each(starts, _SAMPLE, format_) < 0
 
     def arriving(self, step: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
         """The body is about to arrive; `optimizer` is the one that will update `grads`, None when none does.

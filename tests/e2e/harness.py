@@ -110,7 +110,7 @@ def torchrun(folder: Path, arguments: Sequence[str], ranks: int = RANKS) -> Outc
 
 
 def stock(folder: Path, arguments: Sequence[str], ranks: int = RANKS) -> Outcome:
-    """The same by torchrun's own launcher, with forked workers: what everything is compared with."""
+    """The same with forked workers and no agent: what everything is compared with."""
     return _stock(folder, [sys.executable, "-m", "tests.e2e.stock", str(ranks)], arguments, ranks)
 
 

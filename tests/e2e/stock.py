@@ -1,41 +1,40 @@
-"""`stock.py RANKS SCRIPT ARGS...`: what `torchrun --standalone --nproc-per-node RANKS SCRIPT ARGS...` does, for less work.
+"""`stock.py RANKS SCRIPT ARGS...`: the script on stock torch and Gloo, with nothing of ftrun and none of torchrun's agent.
 
-Agent, rendezvous and the workers' environment are torchrun's own. Only the workers are forked from a process that has
-imported torch, where torchrun starts an interpreter for each. tests/e2e/test_exact.py compares the two.
+Ranks are forked from one process that has imported torch, with the variables of `init_process_group("env://")`; rank 0
+serves the store. That this ends where `torchrun` ends is compared in tests/e2e/test_exact.py.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import importlib
+import os
 import runpy
+import socket
 import sys
-import uuid
 
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+_PRELOAD = ("torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy", "ftrun")
 
 
-def worker(script: str, *arguments: str) -> None:
-    multiprocessing.set_start_method(None, force=True)  # how workers were started is not how the script's loaders are
-    sys.argv = [script, *arguments]
-    runpy.run_path(script, run_name="__main__")
+def run_as(rank: int, ranks: int, port: int, words: list[str]) -> None:
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(ranks)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def main() -> None:
     ranks, *words = sys.argv[1:]
-    multiprocessing.set_forkserver_preload(
-        ["torch._dynamo", "torch.distributed.launcher.api", "torch.nn.parallel", "numpy", "ftrun"]
-    )
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=int(ranks),
-        run_id=str(uuid.uuid4()),
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        start_method="forkserver",
-    )
-    elastic_launch(config, worker)(*words)
+    for name in _PRELOAD:
+        importlib.import_module(name)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for rank in range(int(ranks)):
+        if os.fork() == 0:
+            run_as(rank, int(ranks), port, words)
+            return
+    sys.exit(any([os.wait()[1] for _ in range(int(ranks))]))
 
 
 if __name__ == "__main__":

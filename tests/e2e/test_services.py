@@ -169,6 +169,7 @@ def test_store_dies_while_the_ranks_connect(stock: Reference, begin: Callable[..
     harness.check_survivors(outcome)
 
 
+@pytest.mark.slow
 def test_store_dies_before_anybody_connected(stock: Reference, folder: Path) -> None:
     live = Live(folder, held(folder, 0, 1, 2, 3))
     live.ended_or(lambda: len(list(folder.glob("up-*"))) == 4, "the ranks")
@@ -181,6 +182,7 @@ def test_store_dies_before_anybody_connected(stock: Reference, folder: Path) -> 
     assert [a["attempt"] for a in outcome.actions("Publish")] == [0], "nobody needed a second start"
 
 
+@pytest.mark.slow
 def test_store_dies_while_the_first_groups_are_made(stock: Reference, folder: Path) -> None:
     """Those who waited in it cannot go on; the start is made again without being asked for --max-restarts."""
     live = Live(folder, held(folder, 3))
@@ -204,7 +206,7 @@ def _sockets(pid: int) -> int:
     return count
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("restarts", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_keeper_and_a_rank_die_at_once(stock: Reference, begin: Callable[..., Live], restarts: int) -> None:
     """The rank's memory is lost with the keeper: no rung in place is left, and ftrun says so."""
     live = begin(SLOW, spares=0, options=["--max-restarts", str(restarts)])

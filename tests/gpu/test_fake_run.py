@@ -27,7 +27,11 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) 
 
 @pytest.mark.parametrize(
     ("at", "step", "source"),
-    [("backward", 3, "adopted"), ("update", 4, "copied from a peer"), ("update", 0, "copied from a peer")],
+    [
+        ("backward", 3, "adopted"),
+        ("update", 4, "copied from a peer"),
+        pytest.param("update", 0, "copied from a peer", marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_worker_is_replaced_exactly(
     clean: Outcome, folder: Path, control: Control, at: str, step: int, source: str
@@ -128,10 +132,11 @@ def test_a_new_keeper_gets_the_device_memory_too(folder: Path, control: Control)
     running = harness.start(folder, command(folder, "--steps", "60", "--pause", "0.05"), control.env)
     wait_for(lambda: _step(folder, 2) > 2, "some steps")
     (keeper,) = _named(folder, "ftrun keeper")
+    kept = _kept(keeper)
     os.kill(keeper, signal.SIGKILL)
     wait_for(lambda: [p for p in _named(folder, "ftrun keeper") if p != keeper], "a new keeper")
     (new,) = _named(folder, "ftrun keeper")
-    wait_for(lambda: _kept(new) >= 4 * 2, "the new keeper to have every rank's device memory")
+    wait_for(lambda: _kept(new) >= kept > 0, "the new keeper to have every rank's device memory")
     (victim,) = _named(folder, "ftrun rank 1")
     os.kill(victim, signal.SIGKILL)
     outcome = finish(running)

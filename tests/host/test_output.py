@@ -167,7 +167,7 @@ def test_json(ftrun: Ftrun, launch: Launch) -> None:
     assert {raw["run"] for raw in out + err} == {"r"}
 
 
-@pytest.mark.parametrize("spares", [1, 0])
+@pytest.mark.parametrize("spares", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_replacement_goes_on_in_the_ranks_files(ftrun: Ftrun, spares: int) -> None:
     go = ftrun.base / "go"
     script = ftrun.script(

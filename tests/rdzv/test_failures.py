@@ -29,12 +29,16 @@ if dist.get_world_size() == 4:
 """
 
 
+# one of each pair is enough of a sample
+BACKENDS = ["file", pytest.param("c10d", marks=pytest.mark.slow)]
+
+
 def meeting(agents: Agents, backend: str, **more: Any) -> dict[str, Any]:
     endpoint = str(agents.meeting) if backend == "file" else f"127.0.0.1:{free_port()}"
     return {"least": 2, "most": 2, "backend": backend, "endpoint": endpoint, "local_addr": "127.0.0.1", **more}
 
 
-@pytest.mark.parametrize("backend", ["file", "c10d"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_dead_worker_restarts_every_node(agents: Agents, backend: str) -> None:
     nodes = meeting(agents, backend)
     for _ in range(2):
@@ -48,6 +52,7 @@ def test_a_dead_worker_restarts_every_node(agents: Agents, backend: str) -> None
         assert "world of 4 workers on 2 nodes (restart 1 of the run after: rank 2 on node 1 (" in text
 
 
+@pytest.mark.slow
 def test_restarts_are_counted_for_the_whole_world(agents: Agents) -> None:
     # a failure on each node in turn is two of two, and a third is one too many
     body = "if attempt == 0 and rank == 0 or attempt == 1 and rank == 3 or attempt == 2 and rank == 1: sys.exit(5)\n"
@@ -62,7 +67,7 @@ def test_restarts_are_counted_for_the_whole_world(agents: Agents) -> None:
         assert [w["restarts"] for w in worlds] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("backend", ["file", "c10d"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_cause_is_named_on_every_node(agents: Agents, backend: str) -> None:
     nodes = meeting(agents, backend)
     for _ in range(2):
@@ -73,7 +78,7 @@ def test_the_cause_is_named_on_every_node(agents: Agents, backend: str) -> None:
         assert "failed: exit 7; no restart is allowed (--max-restarts 0)" in run.stderr
 
 
-@pytest.mark.parametrize("backend", ["file", "c10d"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_an_agent_that_vanishes_leaves_a_smaller_world(agents: Agents, backend: str) -> None:
     nodes = meeting(agents, backend, least=1, conf={"keep_alive": "2", "last_call_timeout": "30"})
     first = agents.start(agents.script(HOLDS), nodes)

@@ -49,12 +49,12 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
         ("call 1@0", 3, 1),
         ("call 5 late@1", 3, 1),
         ("handed out 4@2", 3, 1),
-        ("subgroups 5@1", 3, 0),
-        ("left 3@2", 3, 1),
+        pytest.param("subgroups 5@1", 3, 0, marks=pytest.mark.slow),
+        pytest.param("left 3@2", 3, 1, marks=pytest.mark.slow),
         ("after loop 0@0", 3, 1),
         ("before loop 2@2", 3, 1),
-        ("after loop 2@0", 3, 1),
-        ("tail@1", 3, 0),
+        pytest.param("after loop 2@0", 3, 1, marks=pytest.mark.slow),
+        pytest.param("tail@1", 3, 0, marks=pytest.mark.slow),
         ("very end@2", 3, 1),
         ("subgroups 5@0", 1, 1),
         ("tail@0", 1, 0),
@@ -105,7 +105,7 @@ print("after", step.index)
 """
 
 
-@pytest.mark.parametrize(("leave", "printed"), [("break", 2), ("sys.exit(0)", 0)])
+@pytest.mark.parametrize(("leave", "printed"), [("break", 2), pytest.param("sys.exit(0)", 0, marks=pytest.mark.slow)])
 def test_leaving_the_loop_early(ftrun: Ftrun, leave: str, printed: int) -> None:
     run = ftrun.start("--nproc-per-node", 2, ftrun.script(EARLY.format(leave=leave)))
     assert run.wait() == 0, run.stderr

@@ -1,8 +1,9 @@
 """What ftrun costs per step: blocks of protected and of stock steps take turns inside one run.
 
 Two equal models in the same processes: one with the "ftrun" group under `protect`, one with a stock Gloo group of its
-own and a plain loop. Rank 0 writes OUT/blocks.json: median seconds per step of each block, [[stock, protected], ...],
-where stock is the mean of the blocks before and after, so that a machine that slowly changes its speed does not count.
+own and a plain loop. Rank 0 writes OUT/blocks.json: for the wall clock and for its own CPU time the median seconds per
+step of each block, {"wall": [[stock, protected], ...], "cpu": ...}, where stock is the mean of the blocks before and
+after, so that a machine that slowly changes its speed does not count.
 """
 
 from __future__ import annotations
@@ -40,9 +41,17 @@ def stock_group(folder: Path, rank: int, size: int) -> dist.ProcessGroup:
     return group
 
 
-def typical(times: list[float]) -> float:
+Moment = tuple[float, float]  # wall clock, CPU time of this process
+
+
+def now() -> Moment:
+    return time.perf_counter(), time.process_time()
+
+
+def typical(moments: list[Moment]) -> Moment:
     """Median distance between neighbours: a machine that is busy with something else now and then does not count."""
-    return statistics.median(b - a for a, b in pairwise(times))
+    wall, cpu = (statistics.median(b - a for a, b in pairwise(times)) for times in zip(*moments, strict=True))
+    return wall, cpu
 
 
 def main() -> None:
@@ -64,19 +73,19 @@ def main() -> None:
     stock = DistributedDataParallel(stock_model, process_group=stock_group(args.out, rank, size))
     job = ftrun.protect(model=ddp, optimizer=optimizer)
 
-    def stock_block(first: int) -> float:
-        times = [time.perf_counter()]
+    def stock_block(first: int) -> Moment:
+        times = [now()]
         for index in range(first, first + args.block):
             inputs, targets = text.batch("train", index, rank, args.batch, model.context)
             stock(inputs, targets).backward()
             stock_optimizer.step()
             stock_optimizer.zero_grad()
-            times.append(time.perf_counter())
+            times.append(now())
         return typical(times)
 
-    plain: list[float] = []
-    protected: list[float] = []
-    times: list[float] = []
+    plain: list[Moment] = []
+    protected: list[Moment] = []
+    times: list[Moment] = []
     stock_block(0)  # buckets are rebuilt, caches are warm
     for step in job.steps((args.blocks + 1) * args.block):
         if step.index % args.block == 0:
@@ -84,18 +93,21 @@ def main() -> None:
                 protected.append(typical(times))
             if step.index:
                 plain.append(stock_block(step.index))
-            times = [time.perf_counter()]
+            times = [now()]
         with step:
             inputs, targets = text.batch("train", step.index, rank, args.batch, model.context)
             ddp(inputs, targets).backward()
             optimizer.step()
             optimizer.zero_grad()
-        times.append(time.perf_counter())
+        times.append(now())
     protected.append(typical(times))
     plain.append(stock_block((args.blocks + 1) * args.block))
     if rank == 0:
-        pairs = [[(a + b) / 2, ours] for (a, b), ours in zip(pairwise(plain), protected, strict=True)]
-        (args.out / "blocks.json").write_text(json.dumps(pairs))
+        found = {
+            name: [[(a[i] + b[i]) / 2, ours[i]] for (a, b), ours in zip(pairwise(plain), protected, strict=True)]
+            for i, name in enumerate(("wall", "cpu"))
+        }
+        (args.out / "blocks.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
