@@ -18,7 +18,7 @@ MAKEFLAGS += --no-print-directory
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMPS)/setup $(LIBRARY)  ## make .venv and build the native library; does nothing when nothing changed
+setup: $(STAMPS)/setup $(LIBRARY) $(STAMPS)/bytecode  ## make .venv and build the native library; does nothing when nothing changed
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
@@ -32,6 +32,11 @@ $(STAMPS)/venv:
 $(STAMPS)/setup: pyproject.toml constraints.txt | $(STAMPS)/venv
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
 	@$(PY) -m compileall -qq -j 0 -x '/tests/|/testing/_internal/' $(VENV)/lib || true  # some packages carry no Python of this version
+	@touch $@
+
+# As pip does for an installed ftrun: where PYTHONDONTWRITEBYTECODE is set, every process would compile it anew.
+$(STAMPS)/bytecode: $(wildcard ftrun/*.py ftrun/*/*.py ftrun/*/*/*.py) | $(STAMPS)/setup
+	@$(PY) -m compileall -qq -j 0 ftrun
 	@touch $@
 
 define BUILD_LIBRARY

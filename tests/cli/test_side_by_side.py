@@ -216,7 +216,9 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[tuple[
             yield key, theirs.get(key), ours.get(key)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "c10d" else ()) for n in LINES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in ("static", "c10d", "run-path") else ()) for n in LINES]
+)
 def test_workers_see_the_same(name: str, folder: Path) -> None:
     theirs, ours = both(folder, name)
     ranks = os.cpu_count() if "cpu" in LINES[name].words else 2

@@ -220,7 +220,8 @@ print("scale", scaler.get_scale(), flush=True)
 """
 
 
-@pytest.mark.parametrize("fused", [pytest.param("0", marks=pytest.mark.slow), "1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("fused", ["0", "1"])
 def test_infinities_that_a_gradscaler_looks_for_are_its_own_business(folder: Path, fused: str) -> None:
     (folder / "train.py").write_text(SCALED)
     command = [harness.tool("ftrun"), "--nproc-per-node", "4", "--spares", "0", "train.py"]

@@ -15,6 +15,8 @@ from tests.e2e.conftest import Reference
 from tests.e2e.harness import fault, kill
 
 PHASES = ("forward", "backward", "gate", "update", "idle")
+# a replacement is made after the stop
+SECOND_DEATHS = [("survivor", "stop"), ("survivor", "restore"), ("replacement", "reset"), ("replacement", "restore")]
 
 # name -> arguments of the reference script
 CONFIGS: dict[str, list[str]] = {
@@ -93,12 +95,12 @@ def test_two_at_once(stock: Reference, folder: Path) -> None:
     check(stock, folder, "adamw", [kill(0, "backward", 4), kill(3, "backward", 4)], died=2)
 
 
-@pytest.mark.parametrize("at", ["stop", "reset", "restore"])
-@pytest.mark.parametrize("second", ["survivor", pytest.param("replacement", marks=pytest.mark.slow)])
-def test_during_recovery(stock: Reference, folder: Path, at: str, second: str) -> None:
+@pytest.mark.parametrize(
+    ("second", "at"),
+    [("survivor", "reset"), *(pytest.param(*p, marks=pytest.mark.slow) for p in SECOND_DEATHS)],
+)
+def test_during_recovery(stock: Reference, folder: Path, second: str, at: str) -> None:
     """A second rank, or the replacement itself, dies while the world recovers from the first death."""
-    if second == "replacement" and at == "stop":
-        pytest.skip("a replacement is made after the stop")
     rank = 2 if second == "survivor" else 1
     if second == "survivor" and at == "restore":
         # only a rank that is being replaced restores: two die, and then the second one's replacement again
@@ -140,7 +142,9 @@ BREAKS = {
 }
 
 
-@pytest.mark.parametrize("part", BREAKS)
+@pytest.mark.parametrize(
+    "part", [p if p in ("slots", "prime") else pytest.param(p, marks=pytest.mark.slow) for p in BREAKS]
+)
 def test_negative_control(stock: Reference, folder: Path, part: str) -> None:
     """With one part of the recovery left out the same comparison must fail."""
     config, faults = BREAKS[part]
@@ -183,7 +187,8 @@ def test_too_many_replacements_end_with_75(folder: Path) -> None:
     assert "--max-replacements" in outcome.output
 
 
-@pytest.mark.parametrize("spares", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("spares", [0, 2])
 def test_other_numbers_of_spares(stock: Reference, folder: Path, spares: int) -> None:
     check(stock, folder, "adamw", [kill(2, "backward", 3), kill(0, "gate", 6)], died=2, spares=spares)
 

@@ -220,6 +220,7 @@ def drawn(rate: float, seed: int, steps: range) -> list[tuple[str, str, int, int
     return [(f.source, f.kind, f.rank, f.step or 0, f.at) for f in found if f]
 
 
+@pytest.mark.slow
 def test_random_faults_on_a_live_run(live: Callable[..., Struck]) -> None:
     run = live(steps=400)
     run.reach(1)

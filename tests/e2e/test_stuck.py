@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e import harness
 
 # in step 3 each rank waits for a message that nobody sends, as behind a link that lost it
@@ -56,6 +58,8 @@ def result(outcome: harness.Outcome) -> str:
     return next(line for line in outcome.output.splitlines() if " sum " in line).partition(" sum ")[2]
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_waiting_again_after_that_ends_the_run(folder: Path) -> None:
     outcome = run(folder / "s", 99)
     assert outcome.code == 1

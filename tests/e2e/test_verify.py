@@ -40,6 +40,7 @@ def small(folder: Path, *args: str, plan: str = BACKWARD) -> subprocess.Complete
     return verify(folder, "--faults", "plan.toml", "--nproc-per-node", "2", COMPARED, *args)
 
 
+@pytest.mark.slow
 def test_kills_in_every_phase_leave_no_trace(folder: Path) -> None:
     done = verify(
         folder,
@@ -145,6 +146,7 @@ def test_a_checkpoint_kept_apart_is_no_obstacle(folder: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_plan_that_never_fires_verifies_nothing(folder: Path) -> None:
     done = small(folder, plan=kill(1, "backward", 400))
     assert (done.returncode, done.stdout) == (78, "")

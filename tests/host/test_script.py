@@ -74,6 +74,7 @@ def test_folder_package_and_relative_path(ftrun: Ftrun) -> None:
         assert tuple(found) == seen
 
 
+@pytest.mark.slow
 def test_modules_that_cannot_be_run(ftrun: Ftrun) -> None:
     (ftrun.base / "package").mkdir()
     ftrun.script("", "package/__init__.py")

@@ -131,6 +131,7 @@ def test_no_server(agents: Agents) -> None:
     assert "the run ends: no rendezvous server on 127.0.0.1:" in run.stderr
 
 
+@pytest.mark.slow
 def test_the_server_is_killed(agents: Agents) -> None:
     nodes = {"least": 2, "most": 2, "backend": "static", "master_addr": "127.0.0.1", "master_port": free_port()}
     for rank in range(2):
@@ -201,6 +202,7 @@ def test_the_store_dies(agents: Agents) -> None:
     check_world(agents, [2, 2])
 
 
+@pytest.mark.slow
 def test_the_store_is_where_it_was_asked_for(agents: Agents) -> None:
     port = free_port()
     body = f"assert os.environ['MASTER_PORT'] == '{port}'\nif attempt == 0 and rank == 1: sys.exit(3)\n"

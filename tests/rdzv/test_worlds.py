@@ -44,7 +44,8 @@ def test_shared_folder(agents: Agents) -> None:
     assert "this is node 1 with ranks 4 to 7" in texts[1]
 
 
-@pytest.mark.parametrize("sizes", [pytest.param((2, 2), marks=pytest.mark.slow), (3, 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 1)])
 def test_server(agents: Agents, sizes: tuple[int, int]) -> None:
     nodes = {"least": 2, "most": 2, "backend": "c10d", "endpoint": f"127.0.0.1:{free_port()}"}
     script = agents.script()

@@ -56,8 +56,8 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
         pytest.param("after loop 2@0", 3, 1, marks=pytest.mark.slow),
         pytest.param("tail@1", 3, 0, marks=pytest.mark.slow),
         ("very end@2", 3, 1),
-        ("subgroups 5@0", 1, 1),
-        ("tail@0", 1, 0),
+        pytest.param("subgroups 5@0", 1, 1, marks=pytest.mark.slow),
+        pytest.param("tail@0", 1, 0, marks=pytest.mark.slow),
     ],
 )
 def test_death_at(ftrun: Ftrun, baseline: Baseline, place: str, ranks: int, spares: int) -> None:

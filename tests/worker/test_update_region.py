@@ -78,6 +78,7 @@ def test_one_rank_raises_after_its_update(ftrun: Ftrun, clean: set[str], body: s
     assert [(d["worker"], d["code"] or 1, d["fault"]) for d in deaths] == [(2, 1, "exception")]
 
 
+@pytest.mark.slow
 def test_it_comes_again_in_the_next_step(ftrun: Ftrun) -> None:
     ended = run(ftrun, "job.rank == 2 and step.index >= 3")
     assert ended.process.returncode == 1
