@@ -29,6 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 import train_gpt
 
 
+# DDP's reducer must not be the last to hold a Gloo group: it destroys it while it holds the GIL, which the group's threads
+# may be waiting for
+KEPT: list[dist.ProcessGroup] = []
+
+
 def stock_group(folder: Path, rank: int, size: int) -> dist.ProcessGroup:
     """A Gloo group that ftrun knows nothing of."""
     store = dist.FileStore(str(folder / "stock-store"), size)
@@ -38,6 +43,7 @@ def stock_group(folder: Path, rank: int, size: int) -> dist.ProcessGroup:
     group._register_backend(torch.device("cpu"), kind, inner)
     group._set_default_backend(kind)
     group._set_group_name("stock")
+    KEPT.append(group)
     return group
 
 
