@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 MAX_FRAME = 128 * 1024
 MAX_FDS = 16
+_NAME_BYTES = 107  # that the name of a Unix socket may have
+
+
+@contextlib.contextmanager
+def name_of(path: Path) -> Iterator[str]:
+    """What to bind or connect a Unix socket at `path` with, however long the names of its folders are.
+
+    Errors: OSError when the folder is not there.
+    """
+    if len(os.fsencode(path)) <= _NAME_BYTES:
+        yield os.fspath(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:

@@ -52,7 +52,8 @@ class Keeper:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()  # a keeper that died left it
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(os.fspath(path))
+        with wire.name_of(path) as name:
+            listener.bind(name)
         listener.listen(128)
         self._select.register(listener, selectors.EVENT_READ)
         self._select.register(self._launcher, selectors.EVENT_READ)

@@ -19,8 +19,6 @@ from typing import Any
 from ftrun.core import paths
 from ftrun.core.errors import PlatformError, UsageError
 
-_SOCKET_NAME = 107  # bytes that the name of a Unix socket may have
-
 _ADJECTIVES = (
     "able agile amber bold brave brisk calm clear clever cosy crisp dapper eager early fair fast fine fond free fresh gentle "
     "glad golden grand happy hardy humble jolly keen kind lively lucky merry mild misty neat noble patient plucky polite proud "
@@ -134,7 +132,6 @@ def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
         temporary.mkdir(mode=0o700)
         for name in [run_id] if run_id else _names():
             path = root / name
-            _check_length(path)
             record = {"run_id": name, "pid": pid, "start": process_start(pid), "started": time.time(), **facts}
             (temporary / paths.RUN_FILE).write_text(json.dumps(record))
             if os.path.lexists(path):
@@ -153,16 +150,6 @@ def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
         raise PlatformError(f"cannot write to {root}: {error.strerror}; set {paths.ENV_RUNS_ROOT}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _check_length(path: Path) -> None:
-    """Errors: UsageError when the keeper's socket could not have that name."""
-    excess = len(os.fsencode(path / paths.KEEPER_SOCKET)) - _SOCKET_NAME
-    if excess > 0:
-        raise UsageError(
-            f"the run directory {path} has a name that is {excess} bytes too long for a socket in it; set "
-            f"{paths.ENV_RUNS_ROOT} to a shorter folder or choose a shorter --run-id"
-        )
 
 
 def amend(path: Path, facts: dict[str, Any]) -> None:

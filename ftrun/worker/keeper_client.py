@@ -24,7 +24,8 @@ class KeeperClient:
     ) -> tuple[dict[str, object], list[int]]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.settimeout(deadline)
-            sock.connect(os.fspath(self._path))
+            with wire.name_of(self._path) as name:
+                sock.connect(name)
             wire.send(sock, message, fds)
             answer = wire.receive(sock)
         if answer is None:

@@ -147,6 +147,14 @@ def test_service_dies_in_training_and_then_a_rank(stock: Reference, begin: Calla
     assert "bit-identical to an uninterrupted run: yes" in outcome.output
 
 
+def test_the_keeper_is_reached_in_a_folder_whose_name_is_too_long_for_a_socket(stock: Reference, folder: Path) -> None:
+    deep = folder / ("d" * 90)
+    outcome = harness.ftrun(deep, [], [kill(1, "backward", 5)])
+    harness.check_no_strays(deep)
+    harness.same(stock(), outcome)
+    assert "adopted in place" in outcome.output
+
+
 def test_store_dies_while_the_ranks_connect(stock: Reference, begin: Callable[..., Live]) -> None:
     """The launcher is held back, so that every rank really runs into the dead store."""
     faults = [kill(1, "backward", 5), fault("freeze", 2, "reset")]

@@ -28,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
 import train_gpt
 
-
 # DDP's reducer must not be the last to hold a Gloo group: it destroys it while it holds the GIL, which the group's threads
 # may be waiting for
 KEPT: list[dist.ProcessGroup] = []
