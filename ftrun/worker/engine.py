@@ -34,6 +34,7 @@ from ftrun.worker.strikes import trigger_of
 from ftrun.worker.vigil import Vigil
 
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
+_FIRST = int(Busy.FIRST)  # a plain number: `&` of a flag takes forty times as long
 _GUARDED = 3  # first steps in which hidden updates are looked for; then every 100th
 
 
@@ -400,7 +401,7 @@ class Engine:
         probe.point("sealed", step, rank)
         self.ledger.body_complete(look=self._guarding)
         context.phase(Phase.DONE)
-        if context.cell[F.BUSY] & Busy.FIRST:
+        if context.cell[F.BUSY] & _FIRST:
             context.busy(Busy.FIRST, False)
         with context.lock:
             context.in_body = False

@@ -12,6 +12,7 @@ from ftrun.worker import codec
 
 # what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
 _DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
+_flags_of = operator.attrgetter(*_DDP_FLAGS)
 
 
 class Groups:
@@ -47,7 +48,7 @@ def has_flags(module: torch.nn.Module) -> bool:
 
 def packed_flags(module: Any) -> bytes:
     """DDP's flags of a module that has them."""
-    return _packed(module.require_forward_param_sync, module.require_backward_grad_sync)
+    return _packed(*_flags_of(module))
 
 
 @functools.lru_cache(maxsize=16)

@@ -18,7 +18,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from tests.conftest import processes_of
-from tests.e2e.harness import environment, tool
+from tests.e2e.harness import environment, free_port, tool
 
 PROBE = Path(__file__).resolve().parent / "scripts" / "probe.py"
 TIMEOUT = 90.0
@@ -191,15 +191,12 @@ def run(folder: Path, name: str, line: Line, port: str) -> dict[str, dict[str, A
 @cache
 def both(folder: Path, name: str) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """The line's workers under torchrun and under ftrun, in one folder, one after the other."""
-    import socket
-
     folder = folder / name.replace("-", "_")
     (folder / "scripts").mkdir(parents=True)
     (folder / "in.txt").write_text("hello\n")
     shutil.copy(PROBE, folder / "probe.py")
     shutil.copy(PROBE, folder / "scripts" / "other.py")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+    port = str(free_port())
     theirs, ours = (run(folder, which, LINES[name], port) for which in ("torchrun", "ftrun"))
     assert not processes_of(folder / "runs")
     return theirs, ours

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -39,6 +40,12 @@ COMPARED = (
     "rng_numpy",
     "rng_torch",
 )
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody has just now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def tool(name: str) -> str:

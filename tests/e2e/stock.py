@@ -1,4 +1,4 @@
-"""`stock.py RANKS SCRIPT ARGS...`: the script on stock torch and Gloo, with nothing of ftrun and none of torchrun's agent.
+"""`stock.py RANKS SCRIPT ARGS...`: the script on stock torch and Gloo, without ftrun's launcher and torchrun's agent.
 
 Ranks are forked from one process that has imported torch, with the variables of `init_process_group("env://")`; rank 0
 serves the store. That this ends where `torchrun` ends is compared in tests/e2e/test_exact.py.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import os
 import runpy
-import socket
 import sys
 
+from tests.e2e.harness import free_port
+
+# what the reference script imports
 _PRELOAD = ("torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy", "ftrun")
 
 
@@ -27,9 +29,7 @@ def main() -> None:
     ranks, *words = sys.argv[1:]
     for name in _PRELOAD:
         importlib.import_module(name)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     for rank in range(int(ranks)):
         if os.fork() == 0:
             run_as(rank, int(ranks), port, words)

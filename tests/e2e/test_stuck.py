@@ -59,7 +59,6 @@ def result(outcome: harness.Outcome) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_waiting_again_after_that_ends_the_run(folder: Path) -> None:
     outcome = run(folder / "s", 99)
     assert outcome.code == 1

@@ -18,7 +18,7 @@ from ftrun.host.rendezvous import open as opening
 from ftrun.host.rendezvous.carrier import Carrier, CarrierLost
 from ftrun.host.settings import Nodes
 from tests.conftest import wait_for
-from tests.rdzv.agents import free_port
+from tests.e2e.harness import free_port
 
 Opener = Callable[[], Carrier]
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_for
-from tests.rdzv.agents import Agents, free_port
+from tests.e2e.harness import free_port
+from tests.rdzv.agents import Agents
 from tests.rdzv.test_worlds import check_world
 
 # everyone waits in a collective for a rank that dies
