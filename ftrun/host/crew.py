@@ -40,6 +40,7 @@ from ftrun.host.memory import Kills
 
 _PEEK = 0.002  # seconds given to learn the exit code before a death is reported without it
 _CODE_PATIENCE = 1.0  # seconds to wait for the exit code when nobody is in a hurry
+_CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
 _FENCE_INLINE = 0.005
 _FENCE_DEADLINE = 5.0
 _LOOK, _LOOK_GPU = 0.001, 0.005  # seconds between two looks at a process that is being fenced
@@ -71,7 +72,7 @@ class Worker:
         self.cause = ""  # why it was condemned, when it was
         self.fault = Fault.SIGNAL  # the same by name, and how it is known
         self.evidence = ""
-        self.reported = False  # its end was told to the machine
+        self.reported = False  # its end was told to the machine, or is held back
         self.lost = False  # its life lock is gone
         self.ended = False  # reaped
         self.flags = 0
@@ -116,6 +117,7 @@ class Crew:
         self._logs = logs
         self._emit = emit
         self._by_pid: dict[int, Worker] = {}
+        self._held: list[Died] = []  # ends that seem to follow from another's, which is awaited
         self._note = note
         self._services = services
         self._kills = Kills()
@@ -317,23 +319,44 @@ class Crew:
             self._show_output(worker)
         age = max(0.0, now - worker.spawned)
         fault, evidence = self._why(worker, code)
-        self._emit(
-            Died(
-                now,
-                worker.index,
-                worker.cause or fence.cause_of(code),
-                code,
-                cell.step,
-                cell.phase.name.lower(),
-                str(error.get("signature", "")),
-                bool(flags & Flag.LOOP_DONE),
-                int(error.get("final", 0)),
-                blame.how_far(bool(flags & Flag.SCRIPT), bool(flags & Flag.GROUP), age),
-                round(age, 3),
-                fault,
-                evidence,
-            )
+        death = Died(
+            now,
+            worker.index,
+            worker.cause or fence.cause_of(code),
+            code,
+            cell.step,
+            cell.phase.name.lower(),
+            str(error.get("signature", "")),
+            bool(flags & Flag.LOOP_DONE),
+            int(error.get("final", 0)),
+            blame.how_far(bool(flags & Flag.SCRIPT), bool(flags & Flag.GROUP), age),
+            round(age, 3),
+            fault,
+            evidence,
         )
+        if fault == Fault.LINK.value and not (worker.cause or worker.ours or self.ending):
+            self._held.append(death)
+            if len(self._held) == 1:
+                self._await_cause(now)
+        else:
+            self._emit(death)
+            self._tell_held()
+
+    def _await_cause(self, since: float) -> None:
+        """Who lost a peer is reported after it: two ends that come close together are not learnt of in their order."""
+        if not self._held:
+            return
+        others = [w for w in self.living() if w.rank is not None and w.pid and not w.reported]
+        patience = _CODE_PATIENCE if any(fence.quiet(w.pid) for w in others) else _CAUSE_PATIENCE
+        if others and time.monotonic() < since + patience:
+            self._loop.after(_LOOK_GPU, lambda: self._await_cause(since))
+        else:
+            self._tell_held()
+
+    def _tell_held(self) -> None:
+        held, self._held = self._held, []
+        for death in held:
+            self._emit(death)
 
     def _why(self, worker: Worker, code: int | None) -> tuple[str, str]:
         """What a death is a symptom of, and how that is known; nothing for one that we brought about ourselves."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import Ftrun, Run
+from ftrun.host import fence
+from tests.conftest import Ftrun, Run, wait_for
 from tests.host import direct
 
 CLOCK = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
@@ -147,6 +150,32 @@ def test_a_rank_that_only_lost_its_peer_is_not_the_cause(ftrun: Ftrun) -> None:
     assert not any(line.startswith("also failed") for line in lines)
     last = lines[-1]
     assert last.startswith(("rank 0 failed only because of it: RuntimeError: ", "no failure: rank 0 "))
+
+
+BEREFT = """
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+print("here", flush=True)
+if dist.get_rank() == 1:
+    while not os.path.exists("go"): time.sleep(0.001)
+    sys.exit(7)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_the_cause_is_told_first_also_when_both_are_learnt_of_at_once(ftrun: Ftrun) -> None:
+    run = ftrun.start("--nproc-per-node", 2, "--spares", 0, ftrun.script(BEREFT))
+    run.wait_output("here", 2)
+    nursery, *ranks = (run.pid(f"ftrun {name}") for name in ("nursery", "rank 0", "rank 1"))
+    os.kill(nursery, signal.SIGSTOP)  # it reaps rank 0 first, whoever died first
+    (ftrun.base / "go").touch()
+    wait_for(lambda: all(fence.ended(pid) for pid in ranks), "both ranks to die")
+    os.kill(nursery, signal.SIGCONT)
+    assert run.wait() == 1
+    lines = report(run)
+    assert lines[0].startswith("root cause: rank 1 left with exit code 7, "), run.stderr
+    assert lines[-1].startswith("rank 0 failed only because of it: RuntimeError: "), run.stderr
 
 
 def test_two_failures_of_their_own(ftrun: Ftrun) -> None:
