@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ftrun.native import _bind, _releasing
 
@@ -73,6 +74,9 @@ class _Facts(ctypes.Structure):
     )
 
 
+_FACTS = ("participants", "chunk", "total", "source", "generation", "step", "layout")
+
+
 class _Progress(ctypes.Structure):
     _fields_ = (("state", c_uint64), ("produced", c_uint64), ("consumed", c_uint64))
 
@@ -84,10 +88,8 @@ _copy_gpu = _bind(_releasing, "cuda_transfer_copy", c_int, c_int, *_COPIED)
 _exchange_size = _bind(_releasing, "exchange_size", c_uint64, c_uint32)
 _exchange_share = _bind(_releasing, "exchange_share", c_uint64, POINTER(_Facts), c_uint32, POINTER(c_uint64))
 _exchange_init = _bind(_releasing, "exchange_init", c_int, c_void_p, POINTER(_Facts))
-_exchange_run = _bind(
-    _releasing,
-    "exchange_run",
-    c_int,
+_exchange_read = _bind(_releasing, "exchange_read", c_int, c_void_p, POINTER(_Facts))
+_EXCHANGED = (
     c_void_p,
     c_uint32,
     POINTER(_Facts),
@@ -99,6 +101,8 @@ _exchange_run = _bind(
     POINTER(_Terms),
     POINTER(_Result),
 )
+_exchange_run = _bind(_releasing, "exchange_run", c_int, *_EXCHANGED)
+_exchange_run_gpu = _bind(_releasing, "cuda_exchange_run", c_int, c_int, *_EXCHANGED)
 _exchange_look = _bind(_releasing, "exchange_look", c_int, c_void_p, c_uint32, POINTER(_Progress))
 
 _WORDS = {
@@ -108,6 +112,8 @@ _WORDS = {
     errno.EBADMSG: "the checksum of what arrived is not that of what was sent",
     errno.EPROTO: "the two sides have another layout",
     errno.ESTALE: "the two sides are of another generation or step",
+    errno.EIO: "the device failed",
+    errno.ENOMEM: "there was no memory for its buffers",
 }
 
 
@@ -182,6 +188,13 @@ def copy(to: Sequence[Extent], source: Sequence[Extent], terms: Terms | None = N
     return _moved(_copy(*lists) if gpu is None else _copy_gpu(gpu, *lists), result)
 
 
+class OnGpu(NamedTuple):
+    """Where an exchange between GPUs goes: the one used here, and every participant's BUFFERS buffers as mapped for it."""
+
+    ordinal: int
+    buffers: Sequence[int]
+
+
 @dataclass(frozen=True)
 class Facts:
     """What all participants of an exchange must agree on. `source` -1: each sends its share; else the only source."""
@@ -225,11 +238,27 @@ class Facts:
         if code < 0:
             raise TransferError(-code, -1)
 
+    @staticmethod
+    def read(ring: int) -> Facts:
+        """What the memory at `ring` was prepared with. Errors: TransferError EINVAL when it was not."""
+        found = _Facts()
+        code = _exchange_read(ring, ctypes.byref(found))
+        if code < 0:
+            raise TransferError(-code, -1)
+        return Facts(*(getattr(found, name) for name in _FACTS))
+
     def run(
-        self, ring: int, me: int, source: Sequence[Extent], to: Sequence[Extent], terms: Terms | None = None
+        self,
+        ring: int,
+        me: int,
+        source: Sequence[Extent],
+        to: Sequence[Extent],
+        terms: Terms | None = None,
+        gpu: OnGpu | None = None,
     ) -> Moved:
         """Take part as `me`: send `source` (this participant's share), receive the whole into `to` (or nothing).
 
+        `gpu`: `to` is memory of that device, and the shared buffers are not behind the control block but there.
         Errors: TransferError.
         """
         result = _Result()
@@ -238,12 +267,15 @@ class Facts:
         log = _Log(spans, terms.spans, 0)
         native = terms._native(log)
         first = ring + self.control_bytes
-        addresses = [first + i * self._stride for i in range(BUFFERS * self.participants)]
-        buffers = (c_uint64 * len(addresses))(*addresses)
-        facts = ctypes.byref(self._native)
-        code = _exchange_run(
-            ring, me, facts, _array(source), len(source), _array(to), len(to), buffers, native, ctypes.byref(result)
-        )
+        count = BUFFERS * self.participants
+        addresses = [first + i * self._stride for i in range(count)] if gpu is None else gpu.buffers
+        buffers = (c_uint64 * count)(*addresses)
+        facts, lists = ctypes.byref(self._native), (_array(source), len(source), _array(to), len(to))
+        terms_and_result = buffers, ctypes.byref(native), ctypes.byref(result)
+        if gpu is None:
+            code = _exchange_run(ring, me, facts, *lists, *terms_and_result)
+        else:
+            code = _exchange_run_gpu(gpu.ordinal, ring, me, facts, *lists, *terms_and_result)
         return _moved(code, result, [spans[i] for i in range(min(log.count, terms.spans))])
 
 

@@ -96,6 +96,14 @@ FTRUN_API int ftrun_cuda_transfer_copy(int device, const ftrun_extent *to, size_
                                        size_t from_count, const ftrun_transfer_terms *terms,
                                        ftrun_transfer_result *result);
 
+/* ftrun_exchange_run where everybody receives into memory of a GPU. `control` and `from` are plain host memory, `to` and this
+ * participant's own two `buffers` memory of `device`; those of the others are mapped for it, and only copies have to reach
+ * them if `to` is one extent. A chunk counts as broadcast, or as taken, once the device is done with it. */
+FTRUN_API int ftrun_cuda_exchange_run(int device, void *control, uint32_t me, const ftrun_exchange_facts *facts,
+                                      const ftrun_extent *from, size_t from_count, const ftrun_extent *to,
+                                      size_t to_count, void *const *buffers, const ftrun_transfer_terms *terms,
+                                      ftrun_transfer_result *result);
+
 #ifdef __cplusplus
 }
 #endif

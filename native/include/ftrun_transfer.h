@@ -101,6 +101,9 @@ FTRUN_API uint64_t ftrun_exchange_share(const ftrun_exchange_facts *facts, uint3
 /* Prepares the zeroed control block; one process, before the others see it. */
 FTRUN_API int ftrun_exchange_init(void *control, const ftrun_exchange_facts *facts);
 
+/* What it was prepared with; -EINVAL for memory that was not. */
+FTRUN_API int ftrun_exchange_read(const void *control, ftrun_exchange_facts *facts);
+
 /* Takes part as `me`. `from`: this participant's share (empty for none); `to`: room for the whole (empty: receives nothing).
  * `buffers`: 2 * participants addresses, those of participant p at 2p and 2p + 1, each of `chunk` bytes and mapped here. */
 FTRUN_API int ftrun_exchange_run(void *control, uint32_t me, const ftrun_exchange_facts *facts, const ftrun_extent *from,

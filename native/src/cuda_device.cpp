@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "cuda_work.hpp"
+#include "host_device.hpp"
 
 namespace ftrun {
 namespace cuda {
@@ -62,7 +63,7 @@ class CudaLane : public Lane {
         const Current current(device_);
         if (current.error != 0) return;
         if (stream_ != nullptr) {
-            if (scratch_ != 0) wait_stream(stream_, kLast);  // a checksum may still use what is freed now
+            wait_stream(stream_, kLast);  // it may still use what its owner frees or unmaps next, and what is freed here
             calls().cuStreamDestroy(stream_);
         }
         if (scratch_ != 0) calls().cuMemFree(scratch_);
@@ -83,6 +84,10 @@ class CudaLane : public Lane {
         const auto address = reinterpret_cast<Pointer>(source), total = reinterpret_cast<Pointer>(&one.value);
         if (keep(queue_checksum(device_, stream_, address, bytes, seed, scratch_, total)) != 0) return error_;
         return keep(check(calls().cuLaunchHostFunc(stream_, deliver, &one), "cuLaunchHostFunc"));
+    }
+    int receive(void *destination, const void *source, size_t bytes, uint64_t *result, uint64_t seed) override {
+        const int error = copy(destination, source, bytes);
+        return error != 0 ? error : checksum(result, destination, bytes, seed);
     }
     int after(const Mark &mark) override {
         const Current current(device_);
@@ -128,8 +133,9 @@ class CudaLane : public Lane {
 
 class CudaDevice : public Device {
  public:
-    explicit CudaDevice(Ordinal device) : device_(device) {}
+    CudaDevice(Ordinal device, int threads) : device_(device), host_(make_host_device(threads)) {}
     std::unique_ptr<Lane> lane() override { return std::make_unique<CudaLane>(device_); }
+    std::unique_ptr<Lane> loading_lane() override { return host_->lane(); }
     void *staging(size_t bytes) override {
         const Current current(device_);
         void *memory = nullptr;
@@ -143,15 +149,16 @@ class CudaDevice : public Device {
 
  private:
     const Ordinal device_;
+    const std::unique_ptr<Device> host_;
 };
 
 }  // namespace
 }  // namespace cuda
 
-std::unique_ptr<Device> make_cuda_device(int ordinal) {
+std::unique_ptr<Device> make_cuda_device(int ordinal, int threads) {
     const cuda::Current current(ordinal);
     if (current.error != 0) return nullptr;
-    return std::make_unique<cuda::CudaDevice>(ordinal);
+    return std::make_unique<cuda::CudaDevice>(ordinal, threads);
 }
 
 }  // namespace ftrun

@@ -35,6 +35,10 @@ class Lane {
     const int error = copy(destination, source, bytes);
     return error != 0 ? error : checksum(result, source, bytes, seed);
   }
+  // As copy_checksum, for a source that perhaps only copies reach (a neighbour's memory): a GPU hashes what arrived.
+  virtual int receive(void *destination, const void *source, size_t bytes, uint64_t *result, uint64_t seed) {
+    return copy_checksum(destination, source, bytes, result, seed);
+  }
   // Later work of this lane waits for `mark`; -ENOTSUP for a mark of another kind of device (the pipeline then waits on the host).
   virtual int after(const Mark &mark) = 0;
   virtual std::shared_ptr<Mark> mark() = 0;     // behind everything queued so far
@@ -45,6 +49,9 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::unique_ptr<Lane> lane() = 0;  // nullptr when none can be had
+  // One that fills staging memory from plain host memory. A GPU's own would block whoever queues, and its kernels cannot
+  // hash what the device does not see.
+  virtual std::unique_ptr<Lane> loading_lane() { return lane(); }
   // Staging memory next to the device that the host can fill at full speed (host: plain pages; CUDA: pinned).
   virtual void *staging(size_t bytes) = 0;
   virtual void release_staging(void *memory, size_t bytes) = 0;

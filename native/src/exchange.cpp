@@ -162,7 +162,7 @@ class Participant {
         const std::unique_ptr<void, decltype(release)> loaded(device_.staging(facts_.chunk), release);
         if (!loaded) return -ENOMEM;
         // after what they write to, so that they end first
-        const auto loading = device_.lane(), broadcasting = device_.lane();
+        const auto loading = device_.loading_lane(), broadcasting = device_.lane();
         if (!loading || !broadcasting) return -EAGAIN;
         std::shared_ptr<Mark> ready;
         uint64_t load_begin = now_ns();
@@ -401,6 +401,13 @@ int ftrun_exchange_init(void *control, const ftrun_exchange_facts *facts) {
     }
     fresh.head().facts = *facts;
     fresh.head().magic = kMagic;
+    return 0;
+}
+
+int ftrun_exchange_read(const void *control, ftrun_exchange_facts *facts) {
+    const ftrun::Head &head = *static_cast<const ftrun::Head *>(control);
+    if (head.magic != ftrun::kMagic) return -EINVAL;
+    *facts = head.facts;
     return 0;
 }
 

@@ -172,7 +172,7 @@ int gather(Lane &lane, void *buffer, const std::vector<ftrun_extent> &from, uint
 
 int scatter(Lane &lane, const std::vector<ftrun_extent> &to, const void *buffer, uint64_t *sum, uint64_t seed) {
     if (sum != nullptr && to.size() == 1) {
-        return lane.copy_checksum(pointer(to[0].address), buffer, to[0].bytes, sum, seed);
+        return lane.receive(pointer(to[0].address), buffer, to[0].bytes, sum, seed);
     }
     uint64_t at = 0;
     for (const ftrun_extent &extent : to) {

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
+import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).resolve().parent / "fake_cuda"
+PRELUDE = """
+import ctypes, errno, json, os, random, signal, sys, time
+from ftrun import native
+from ftrun.native import cuda
+UNIT = 2 << 20
+def memory(size, device=0):
+    base = cuda.reserve(device, 64 * UNIT)
+    return base, cuda.create(device, base, size)
+"""
 
 
 def library() -> Path:
@@ -60,3 +73,17 @@ def variables(control: Path, old: Mapping[str, str] = os.environ) -> dict[str, s
     """As `Control.env`, for a control file that is already there."""
     path = os.pathsep.join(filter(None, (os.fspath(library()), old.get("LD_LIBRARY_PATH", ""))))
     return {"LD_LIBRARY_PATH": path, "FAKE_CUDA_CONTROL": os.fspath(control)}
+
+
+def child(control: fake.Control | None, code: str, timeout: float = 60.0) -> Any:
+    """Run Python code with the fake driver; what it printed last, as JSON."""
+    env = {**os.environ, "PYTHONPATH": os.fspath(ROOT), **(control.env if control else {})}
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

@@ -14,36 +14,12 @@ from typing import Any
 import pytest
 
 from tests.native import fake
+from tests.native.fake import child
 
 ROOT = fake.ROOT
-PRELUDE = """
-import ctypes, errno, json, os, random, signal, sys, time
-from ftrun import native
-from ftrun.native import cuda
-UNIT = 2 << 20
-def memory(size, device=0):
-    base = cuda.reserve(device, 64 * UNIT)
-    return base, cuda.create(device, base, size)
-"""
-
-
 @pytest.fixture
 def control(tmp_path: Path) -> fake.Control:
     return fake.Control(tmp_path / "cuda.txt")
-
-
-def child(control: fake.Control | None, code: str, timeout: float = 60.0) -> Any:
-    """Run Python code with the fake driver; what it printed last, as JSON."""
-    env = {**os.environ, "PYTHONPATH": os.fspath(ROOT), **(control.env if control else {})}
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_without_a_driver_everything_says_so(tmp_path: Path) -> None:
@@ -360,7 +336,8 @@ def test_lowered_ptx_assembles(target: str, tmp_path: Path) -> None:
 
 def test_lanes_and_marks(control: fake.Control, tmp_path: Path) -> None:
     compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
-    names = ["cuda_device", "cuda_driver", "cuda_memory", "cuda_stream", "cuda_work", "checksum", "thread"]
+    names = ["cuda_device", "cuda_driver", "cuda_memory", "cuda_stream", "cuda_work", "host_device"]
+    names += ["checksum", "memory", "thread"]
     sources = [os.fspath(ROOT / f"native/src/{name}.cpp") for name in names]
     ptx = ROOT / "native/kernels/ftrun.ptx"
     options = ["-std=c++17", "-O0", "-D_GNU_SOURCE", f'-DFTRUN_PTX="{ptx}"', "-pthread", "-ldl"]
