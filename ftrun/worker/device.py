@@ -65,6 +65,31 @@ def bytes_on_gpu(tensors: Sequence[Any]) -> int:
     return sum(found.values())
 
 
+def allocate(ordinal: int, address: int, size: int, what: str, instead: str) -> int:
+    """New memory at `address` of a reserved range; its descriptor. Errors: DeviceError: `what` needs how much, do `instead`."""
+    for again in (True, False):
+        try:
+            return cuda.create(ordinal, address, size)
+        except cuda.CudaError as error:
+            why = error
+        if not again or not torch.cuda.is_available():
+            break
+        torch.cuda.empty_cache()  # what torch keeps of freed tensors, the originals of what was moved among them
+    free, total = cuda.room(ordinal)
+    raise DeviceError(
+        f"no room on device {ordinal}: {what} needs {size >> 20} MiB more, and {free >> 20} of {total >> 20} MiB are free "
+        f"({why.strerror}); {instead}"
+    ) from why
+
+
+def ordinal_of(uuid: bytes) -> int | None:
+    """The GPU with this UUID (16 bytes), None = this process does not see it."""
+    for ordinal in range(cuda.device_count()):
+        if cuda.device(ordinal).uuid == uuid:
+            return ordinal
+    return None
+
+
 def _pieces(tensor: torch.Tensor) -> list[tuple[int, int]]:
     """(address, bytes) of up to four places of a tensor's storage."""
     address, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
@@ -126,7 +151,7 @@ class DeviceMemory:
 
         `write`: take it over (its stamps too). Errors: DeviceError when it cannot be had.
         """
-        home = _ordinal_of(bytes(control.view(_UUID, 16)))
+        home = ordinal_of(bytes(control.view(_UUID, 16)))
         if home is None:
             raise DeviceError("the memory is on a GPU that this worker does not see")
         if write and home != ordinal:
@@ -180,14 +205,25 @@ class DeviceMemory:
         """Offset of `size` fresh bytes. Errors: DeviceError when the device is full."""
         end = self.control.load(_ENDS[zone])
         start = -(-end // align) * align
-        backed = max(
-            (c.offset + c.size for c in self.chunks if self._zone(c.offset) == zone), default=self._start(zone)
-        )
-        if start + size > backed:
-            self._grow(zone, backed, start + size - backed)
+        self._back(zone, start + size)
         self._expected[zone] = max(0, self._expected[zone] - size)
         self.control.store(_ENDS[zone], start + size)
         return start
+
+    def shape(self, zone: str, size: int) -> int:
+        """A zone is to be `size` bytes, whatever it was; its offset. Errors: DeviceError when the device is full."""
+        start = self._start(zone)
+        self._back(zone, start + size)
+        self.control.store(_ENDS[zone], start + size)
+        return start
+
+    def _back(self, zone: str, end: int) -> None:
+        """Have memory up to offset `end` of a zone."""
+        backed = max(
+            (c.offset + c.size for c in self.chunks if self._zone(c.offset) == zone), default=self._start(zone)
+        )
+        if end > backed:
+            self._grow(zone, backed, end - backed)
 
     def _start(self, zone: str) -> int:
         return 0 if zone == "committed" else self.length // 2
@@ -200,7 +236,13 @@ class DeviceMemory:
         size = -(-max(missing, min(self._expected[zone], _GROW)) // unit) * unit
         if len(self.chunks) == _MOST or offset + size > self._start(zone) + self.length // 2:
             raise WorkerError(f"the {zone} state on device {self.ordinal} outgrew its arena")
-        fd = self._allocate(offset, size)
+        fd = allocate(
+            self.ordinal,
+            self.base + offset,
+            size,
+            "keeping parameters and optimizer state where they outlive the worker",
+            "use a smaller model or batch, or run the script without protect()",
+        )
         chunk = Chunk(offset, size, fd)
         index = len(self.chunks)
         self.chunks.append(chunk)
@@ -209,22 +251,6 @@ class DeviceMemory:
         if self.on_chunk is not None:
             self.on_chunk(index, chunk)
         self.control.store(_COUNT, index + 1)
-
-    def _allocate(self, offset: int, size: int) -> int:
-        for again in (True, False):
-            try:
-                return cuda.create(self.ordinal, self.base + offset, size)
-            except cuda.CudaError as error:
-                why = error
-            if not again or not torch.cuda.is_available():
-                break
-            torch.cuda.empty_cache()  # what torch keeps of freed tensors, the originals of what was moved among them
-        free, total = cuda.room(self.ordinal)
-        raise DeviceError(
-            f"no room on device {self.ordinal}: keeping parameters and optimizer state where they outlive the worker needs "
-            f"{size >> 20} MiB more, and {free >> 20} of {total >> 20} MiB are free ({why.strerror}); "
-            "use a smaller model or batch, or run the script without protect()"
-        ) from why
 
     def extent(self, zone: str) -> tuple[int, int]:
         """(offset, size) of a zone in use."""
@@ -277,6 +303,20 @@ class DeviceMemory:
         """Wait until all that was queued is done. Errors: DeviceError after WAIT seconds, CudaError."""
         if not cuda.sync(self.ordinal, stream_of(self.ordinal), WAIT):
             raise DeviceError(f"device {self.ordinal} did not finish its work in {WAIT:.0f} s")
+
+    def copy_out(self, to: int, places: Sequence[tuple[int, int]]) -> None:
+        """Copy (offset, size) after (offset, size) to host memory at `to`, once what was queued is done; waits for it."""
+        for offset, size in places:
+            cuda.copy(self.ordinal, stream_of(self.ordinal), to, self.base + offset, size)
+            to += size
+        self.settle()
+
+    def copy_in(self, source: int, places: Sequence[tuple[int, int]]) -> None:
+        """The way back."""
+        for offset, size in places:
+            self.copy(offset, source, size)
+            source += size
+        self.settle()
 
     def read(self, offset: int, size: int) -> bytes:
         """The bytes there, once what was queued is done."""
@@ -335,10 +375,3 @@ class DeviceMemory:
 
 def _address(window: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(window))
-
-
-def _ordinal_of(uuid: bytes) -> int | None:
-    for ordinal in range(cuda.device_count()):
-        if cuda.device(ordinal).uuid == uuid:
-            return ordinal
-    return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
-from ftrun.core.errors import WorkerError
+from ftrun.core.errors import DeviceError, WorkerError
+from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import TransferError
 from ftrun.worker import snapshot
 from ftrun.worker.context import Interrupt
@@ -29,10 +31,11 @@ def survivor(engine: Engine) -> None:
     try:
         manifest, restart, moved = snapshot.reload(engine, engine.state.arena)
     except TransferError as error:
-        # whose fault it was ends or reports it, and the world is stopped for that
-        context.wait_until(lambda: False, _STOP)
+        if error.failed >= 0 or error.errno in (errno.ECANCELED, errno.ETIMEDOUT):
+            # whose fault it was ends or reports it, and the world is stopped for that
+            context.wait_until(lambda: False, _STOP)
         raise WorkerError(f"the reload from the host snapshot failed: {error}") from error
-    except snapshot.BadSnapshot as error:
+    except (snapshot.BadSnapshot, DeviceError, CudaError) as error:
         raise WorkerError(f"cannot go back to the host snapshot: {error}") from error
     engine.state.reattach(engine.state.arena, manifest)
     engine.use_snapshot(manifest, restart, moved)

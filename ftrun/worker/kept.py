@@ -28,11 +28,11 @@ class Kept:
         self._state = state
         self._ledger = ledger
         self._warned = False
-        if state.arena.memory is not None:
-            state.arena.memory.on_chunk = self._grown
+        self._listen()
 
     def send(self) -> bool:
         """Hand over everything, the parts before the whole."""
+        self._listen()
         memory = self._state.arena.memory
         chunks = list(memory.chunks) if memory is not None else []
         for index, chunk in enumerate(chunks):
@@ -41,6 +41,10 @@ class Kept:
         return self._put(
             "arena", self._state.arena.segment.fd, self._host(self._state.arena.segment), len(chunks)
         ) and self._put("slots", self._ledger.slots.segment.fd, self._host(self._ledger.slots.segment))
+
+    def _listen(self) -> None:
+        if self._state.arena.memory is not None:
+            self._state.arena.memory.on_chunk = self._grown
 
     def _grown(self, index: int, chunk: Chunk) -> None:
         self._send_chunk(index, chunk)

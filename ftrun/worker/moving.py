@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ftrun import native
 from ftrun.core import gate, moves
@@ -16,14 +17,14 @@ from ftrun.core.board import F
 from ftrun.core.errors import WorkerError
 from ftrun.core.limits import memory_left
 from ftrun.core.moves import Move
-from ftrun.native import transfer
-from ftrun.native.transfer import CHECK_BACK, CHECK_READ, Extent, Facts, Moved, Terms
+from ftrun.native import cuda, transfer
+from ftrun.native.transfer import CHECK_BACK, CHECK_READ, Extent, Facts, Moved, OnGpu, Terms
+from ftrun.worker import shared_buffers
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.segment import Segment, room_for
 
 _PEER = 120.0  # seconds for a copy between two mapped segments
 _EXCHANGE = 120.0  # seconds for everybody to get everything, and to come at all
-_RING = "ring"  # name under which the keeper passes an exchange's memory on
 _SPANS = 256  # pieces of a transfer's work whose times are kept
 _STAGES = {transfer.LOAD: moves.H2D, transfer.BROADCAST: moves.BROADCAST_SRC, transfer.RELOAD: moves.BROADCAST_DST}
 _LOOK = 0.02  # seconds between two looks for it
@@ -48,32 +49,69 @@ def peer_copy(context: Context, to: list[Extent], source: list[Extent], gpu: int
         return transfer.copy(to, source, Terms(check=CHECK_BACK, timeout=_PEER, moved=moved), gpu)
 
 
-def host_reload(context: Context, facts: Facts, share: list[Extent], to: list[Extent]) -> Moved:
-    """Every rank of the world sends its share and gets the whole; all of them call this with facts of one world.
+@dataclass(frozen=True)
+class Part:
+    """What is moved by one exchange. `share`: this rank's, in host memory; `to`: room for the whole, on `gpu` (None = the host).
 
-    `facts.chunk` is chosen here. Errors: transfer.TransferError, Interrupt when the world is stopped, DeviceError when there
-    is no room for the buffers.
+    The chunk of `facts` is chosen later.
+    """
+
+    facts: Facts
+    share: Extent
+    to: Extent
+    gpu: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Under which the keeper passes the exchange's memory on."""
+        return "ring" if self.gpu is None else "gpu-ring"
+
+    def shared_bytes(self, facts: Facts) -> int:
+        """Bytes of that memory: buffers on a GPU are not in it."""
+        return facts.ring_bytes if self.gpu is None else facts.control_bytes
+
+
+def host_reload(context: Context, parts: list[Part]) -> int:
+    """Every rank of the world sends its share and gets the whole, part after part; all of them call this alike.
+
+    Gives the bytes written here. Errors: transfer.TransferError, Interrupt when the world is stopped, WorkerError,
+    DeviceError when there is no room for the buffers or they cannot be mapped, CudaError.
     """
     world = context.world
     assert world is not None
-    watch = (context.board.gate_address, gate.GENERATION_SHIFT, world.generation)
-    first = world.places[0].cell == context.cell.index
+    me = next(i for i, p in enumerate(world.places) if p.cell == context.cell.index)
+    done = [_exchange(context, part, me) for part in parts]
+    tell(context, [_move(span, me, world.places[span.source].rank) for one in done for span in one.spans])
+    return sum(one.copied for one in done)
+
+
+def _exchange(context: Context, part: Part, me: int) -> Moved:
+    watch = (context.board.gate_address, gate.GENERATION_SHIFT, part.facts.generation)
     with contextlib.ExitStack() as stack:
-        if first:
-            ring, facts = _make_ring(context, facts, stack)
-        else:
-            ring, facts = _find_ring(context, facts)
+        ring, facts = _make_ring(context, part, stack) if me == 0 else _find_ring(context, part)
         stack.callback(ring.close)
         # in one go: page faults one by one would cost as much as the copies
-        native.populate(ring.address, facts.ring_bytes, True)
-        for address, size in to:
-            native.populate(address, size, True)
-        moved = stack.enter_context(progress(context, facts.total))
-        terms = Terms(threads=1, check=CHECK_READ, timeout=_EXCHANGE, watch=watch, moved=moved, spans=_SPANS)
-        me = next(i for i, p in enumerate(world.places) if p.cell == context.cell.index)
-        done = facts.run(ring.address, me, share, to, terms)
-    tell(context, [_move(span, me, world.places[span.source].rank) for span in done.spans])
+        native.populate(ring.address, ring.length, True)
+        gpu = None
+        if part.gpu is None:
+            native.populate(*part.to, True)
+        else:
+            gpu = OnGpu(part.gpu, stack.enter_context(shared_buffers.mapped(context, facts, part.gpu, _EXCHANGE)))
+        with progress(context, facts.total) as moved:
+            terms = Terms(threads=1, check=CHECK_READ, timeout=_EXCHANGE, watch=watch, moved=moved, spans=_SPANS)
+            done = facts.run(ring.address, me, [part.share], [part.to], terms, gpu)
+        _await_all(context, ring, facts)
     return done
+
+
+def _await_all(context: Context, ring: Segment, facts: Facts) -> None:
+    """Whoever has all may be ahead of ranks that did not find the shared memory yet: of a small state not all have a share."""
+
+    def came() -> bool:
+        return all(transfer.look(ring.address, who).state for who in range(facts.participants))
+
+    if not context.wait_until(came, _EXCHANGE):
+        raise WorkerError(f"not every rank came to the reload in {_EXCHANGE:.0f} s")
 
 
 def _move(span: transfer.Span, me: int, source: int) -> Move:
@@ -87,50 +125,50 @@ def tell(context: Context, done: list[Move]) -> None:
         context.report(moves.file_name(context.cell.index, context.generation), {"moves": done})
 
 
-def _make_ring(context: Context, facts: Facts, stack: contextlib.ExitStack) -> tuple[Segment, Facts]:
-    count = facts.participants
-    left = memory_left()
-    facts = _with_chunk(facts, transfer.chunk_size(facts.total // count, 0 if left is None else left // (2 * count)))
-    with room_for(facts.ring_bytes + count * facts.chunk, "the buffers of a reload from the host snapshot"):
-        ring = Segment.create(f"ring-{facts.generation}", facts.ring_bytes)
+def _make_ring(context: Context, part: Part, stack: contextlib.ExitStack) -> tuple[Segment, Facts]:
+    count = part.facts.participants
+    left = memory_left() if part.gpu is None else cuda.room(part.gpu)[0]
+    chunk = transfer.chunk_size(part.facts.total // count, 0 if left is None else max(1, left // (2 * count)))
+    facts = _with_chunk(part.facts, chunk)
+    size = part.shared_bytes(facts)
+    with room_for(size + count * facts.chunk, "the buffers of a reload from the host snapshot"):
+        ring = Segment.create(f"{part.name}-{facts.generation}", size)
         facts.prepare(ring.address)
-    if not context.wait_until(lambda: _hand_on(context, ring), _EXCHANGE):
+    if not context.wait_until(lambda: _hand_on(context, part.name, ring), _EXCHANGE):
         raise WorkerError(f"there was no keeper for {_EXCHANGE:.0f} s to pass the buffers of a reload on")
-    stack.callback(_forget_ring, context)
+    stack.callback(_forget_ring, context, part.name)
     context.board.ring_workers()
     return ring, facts
 
 
-def _hand_on(context: Context, ring: Segment) -> bool:
+def _hand_on(context: Context, name: str, ring: Segment) -> bool:
     try:
-        context.keeper.put(context.rank, _RING, context.cell.index, ring.fd)
+        context.keeper.put(context.rank, name, context.cell.index, ring.fd)
     except OSError:
         return False  # it died: another one is being started
     return True
 
 
-def _forget_ring(context: Context) -> None:
+def _forget_ring(context: Context, name: str) -> None:
     with contextlib.suppress(OSError):  # a dead keeper holds nothing any more
-        context.keeper.forget(context.rank, _RING)
+        context.keeper.forget(context.rank, name)
 
 
-def _find_ring(context: Context, facts: Facts) -> tuple[Segment, Facts]:
+def _find_ring(context: Context, part: Part) -> tuple[Segment, Facts]:
     """The ring that the world's first rank made for this generation."""
     world = context.world
     assert world is not None
     deadline = time.monotonic() + _EXCHANGE
+    wanted = f"/memfd:ftrun-{part.name}-{part.facts.generation} "
     while True:
         seen = context.board.worker_bell()
         if context.stop_pending():
             raise Interrupt
         with contextlib.suppress(OSError):
-            fd = context.keeper.get(world.places[0].rank, _RING)
-            if fd is not None and os.readlink(f"/proc/self/fd/{fd}").startswith(
-                f"/memfd:ftrun-ring-{facts.generation} "
-            ):
+            fd = context.keeper.get(world.places[0].rank, part.name)
+            if fd is not None and os.readlink(f"/proc/self/fd/{fd}").startswith(wanted):
                 ring = Segment.attach(fd)
-                buffers = (ring.length - facts.control_bytes) // (transfer.BUFFERS * facts.participants)
-                return ring, _with_chunk(facts, buffers)
+                return ring, _with_chunk(part.facts, Facts.read(ring.address).chunk)
             if fd is not None:
                 os.close(fd)  # an earlier generation's
         if time.monotonic() > deadline:

@@ -8,6 +8,7 @@ of the resume step any more, so every rank goes back to an earlier one (see ftru
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -89,7 +90,7 @@ class Restorer:
         self.context = engine.context
         self.state = state
         self.resume = resume_of(self.context)
-        self._mapped: list[Arena] = []  # replicas' memory on a GPU, mapped for as long as it is copied from
+        self._mapped: list[Arena] = []  # memory on a GPU, of replicas and for this rank, that is not the state's (yet)
         self._lost = False  # the memory on the GPU could not be mapped: a new one is filled from a replica
 
     def run(self) -> None:
@@ -100,6 +101,18 @@ class Restorer:
             raise NoSource(f"device {self.state.gpu}: {error.strerror}") from error
         except TransferError as error:
             raise NoSource(f"the copy of a replica's buffers failed: {error}") from error
+        finally:
+            self._unmap()
+
+    def _unmap(self) -> None:
+        """Give up what was mapped on a GPU and did not become the state's."""
+        kept = self.state.arena if self.state.laid_out else None
+        for arena in self._mapped:
+            memory, arena.memory = (arena.memory, None) if arena is not kept else (None, arena.memory)
+            if memory is not None:
+                with contextlib.suppress(cuda.CudaError, DeviceError):  # a device that fails gives nothing back
+                    memory.settle()  # copies from there are done
+                    memory.close()
 
     def _run(self) -> None:
         context = self.context
@@ -117,7 +130,7 @@ class Restorer:
         self.engine.ledger.slots = Slots(slots)
         gpu = use_gpu(context, self.state)
         fenced = self._await_fence()
-        own = self._usable(Arena(segment), gpu)
+        own = self._usable(Arena(segment), gpu, "taking a replica's instead")
         replica: Replica | None = None
         if fenced and not self._lost and own.seal == self.resume:
             manifest = own.read_manifest()
@@ -136,15 +149,12 @@ class Restorer:
         self.engine.resume_with(self.resume, restart)
         if self._lost or context.board[Head.KEEPER_EPOCH] != context.mapped_epoch:
             self.engine.send_descriptors()  # the keeper that gave us these segments is gone
-        for arena in self._mapped:
-            if arena.memory is not None:
-                own.gpu_part.settle()  # copies from there are done
-                arena.memory.close()
         context.cell[F.SOURCE] = source
         context.cell[F.SOURCE_BYTES] = moved
 
-    def _usable(self, own: Arena, gpu: int | None) -> Arena:
+    def _usable(self, own: Arena, gpu: int | None, instead: str) -> Arena:
         """The rank's own arena with its part on the GPU mapped, or a new one when that cannot be had."""
+        self._mapped.append(own)
         if gpu is None and not own.has_gpu:
             return own
         why = "it was on another kind of device"
@@ -157,15 +167,20 @@ class Restorer:
             except DeviceError as error:
                 why = str(error)
         print(
-            f"ftrun: rank {self.context.rank}: the dead worker's memory is not used: {why}; taking a replica's instead",
+            f"ftrun: rank {self.context.rank}: the dead worker's memory is not used: {why}; {instead}",
             file=sys.stderr,
             flush=True,
         )
         self._lost = True
+        return self._new_arena(gpu)
+
+    def _new_arena(self, gpu: int | None) -> Arena:
         try:
-            return Arena.create(self.context.rank, max(self.state.bytes_now(), 1), gpu)
+            arena = Arena.create(self.context.rank, max(self.state.bytes_now(), 1), gpu)
         except DeviceError as error:
             raise NoSource(str(error)) from error
+        self._mapped.append(arena)
+        return arena
 
     def _copy_on_gpu(self, to: list[Extent], source: list[Extent], gpu: int) -> None:
         moving.peer_copy(self.context, to, source, gpu)
@@ -192,7 +207,8 @@ class Restorer:
         if self._may_still_run():
             raise NoSource("its predecessor may still run, so its memory cannot be used")
         self.engine.ledger.slots = Slots(slots)
-        arena = Arena(segment) if segment else Arena.create(context.rank, max(self.state.bytes_now(), 1))
+        gpu, instead = use_gpu(context, self.state), "the snapshot is loaded into new memory"
+        arena = self._usable(Arena(segment), gpu, instead) if segment else self._new_arena(gpu)
         try:
             manifest, restart, moved = snapshot.reload(self.engine, arena)
             self._check_layout(manifest)
@@ -202,9 +218,9 @@ class Restorer:
             raise Superseded("the world was stopped") from None
         except (snapshot.BadSnapshot, DeviceError) as error:
             raise NoSource(str(error)) from error
-        self.state.attach(arena, manifest)
+        self.state.reattach(arena, manifest)
         self.engine.use_snapshot(manifest, restart, moved)
-        if segment is None or context.board[Head.KEEPER_EPOCH] != context.mapped_epoch:
+        if segment is None or gpu is not None or context.board[Head.KEEPER_EPOCH] != context.mapped_epoch:
             self.engine.send_descriptors()
         self.engine.resume_with(self.resume, restart)
 

@@ -9,127 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftrun import native
 from ftrun.core.errors import DeviceError, PlatformError
-from ftrun.native.transfer import Extent, Facts
+from ftrun.native.cuda import CudaError
+from ftrun.native.transfer import Facts
 from ftrun.worker import moving
 from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.context import Context
 from ftrun.worker.segment import Segment, room_for
 from ftrun.worker.slots import END
+from ftrun.worker.snapshot_store import BadSnapshot, Places, Record, Store
 
 if TYPE_CHECKING:
+    from ftrun.core.world import World
     from ftrun.worker.engine import Engine
     from ftrun.worker.state import Protected
 
 NAME = "snapshot"  # of the segment at the keeper
-_PAGE = 4096
-_SEAL, _LENGTH, _SUM = 0, 8, 16  # words of a half's first page; behind it the facts, then the pieces
-_FACTS_AT = _PAGE
-_PIECES_AT = 1 << 20
 _NO_STEP = -1
-
-
-class BadSnapshot(Exception):
-    """A snapshot cannot be used; the message says why."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Bytes [offset, offset + size) of a half, with their checksum."""
-
-    offset: int
-    size: int
-    sum: int
-
-
-@dataclass(frozen=True)
-class Record:
-    """One sealed half. `committed`: size of the committed zone; `layout`: hash of the manifest's committed part."""
-
-    step: int
-    world_size: int
-    committed: int
-    layout: int
-    pieces: dict[str, Piece]
-
-    @property
-    def agrees(self) -> tuple[int, int, int]:
-        """What must be equal in the snapshots of one step."""
-        return self.world_size, self.committed, self.layout
-
-
-class Store:
-    """The snapshot segment of one rank."""
-
-    def __init__(self, segment: Segment) -> None:
-        self.segment = segment
-        self._half = segment.length // 2
-
-    @classmethod
-    def create(cls, rank: int, arena: Arena) -> Store:
-        return cls(Segment.create(f"snapshot-{rank}", 2 * (arena.segment.length + _PIECES_AT)))
-
-    def steps(self) -> dict[int, int]:
-        """Sealed steps (gate numbers) -> half."""
-        seals = {half: self.segment.load(half * self._half + _SEAL) - 1 for half in (0, 1)}
-        return {step: half for half, step in seals.items() if step >= 0}
-
-    def write(self, step: int, facts: dict[str, Any], pieces: dict[str, Sequence[Extent] | bytes]) -> None:
-        """Copy the pieces into the older half and seal it. Errors: DeviceError when there is no room."""
-        sealed = self.steps()
-        half = sealed[min(sealed)] if len(sealed) == 2 else (0 if 0 not in sealed.values() else 1)
-        base = half * self._half
-        self.segment.store(base + _SEAL, 0)
-        at, written = _PIECES_AT, {}
-        for name, extents in pieces.items():
-            begin = at
-            if isinstance(extents, bytes):
-                self.segment.view(base + at, len(extents))[:] = extents
-                at += len(extents)
-            else:
-                for address, size in extents:
-                    native.copy(self.segment.address + base + at, address, size)
-                    at += size
-            written[name] = (begin, at - begin, native.checksum(self.segment.address + base + begin, at - begin))
-            at = -(-at // _PAGE) * _PAGE
-        data = json.dumps({**facts, "step": step, "pieces": written}).encode()
-        self.segment.view(base + _FACTS_AT, len(data))[:] = data
-        self.segment.store(base + _LENGTH, len(data))
-        self.segment.store(base + _SUM, native.checksum(self.segment.address + base + _FACTS_AT, len(data)))
-        self.segment.store(base + _SEAL, step + 1)
-
-    def record(self, step: int) -> Record:
-        """Errors: BadSnapshot."""
-        half = self.steps().get(step)
-        if half is None:
-            raise BadSnapshot(f"there is no snapshot of step {step}")
-        base = half * self._half
-        length = self.segment.load(base + _LENGTH)
-        at = self.segment.address + base + _FACTS_AT
-        if length > _PIECES_AT - _FACTS_AT or native.checksum(at, length) != self.segment.load(base + _SUM):
-            raise BadSnapshot(f"what describes the snapshot of step {step} does not match its checksum")
-        raw = json.loads(bytes(self.segment.view(base + _FACTS_AT, length)))
-        pieces = {name: Piece(base + offset, size, total) for name, (offset, size, total) in raw["pieces"].items()}
-        return Record(raw["step"], raw["world_size"], raw["committed"], raw["layout"], pieces)
-
-    def check(self, record: Record) -> None:
-        """Errors: BadSnapshot when a piece is not what was written."""
-        for name, piece in record.pieces.items():
-            if native.checksum(self.segment.address + piece.offset, piece.size) != piece.sum:
-                raise BadSnapshot(f"{name} in the snapshot of step {record.step} does not match its checksum")
-
-    def extent(self, piece: Piece) -> Extent:
-        return self.segment.address + piece.offset, piece.size
-
-    def bytes(self, piece: Piece) -> bytes:
-        return bytes(self.segment.view(piece.offset, piece.size))
 
 
 class Snapshots:
@@ -150,40 +49,46 @@ class Snapshots:
 
         Without room that is said, once, and never tried again.
         """
-        if self._every > 0 and self._engine.state.arena.has_gpu:
-            self._every = 0
-            if self._engine.context.rank == 0:
-                print("ftrun: host snapshots of models on a GPU are not taken by this version", file=sys.stderr)
         if self._every <= 0 or (step - self._engine.base) % self._every:
             return
         try:
             self._take(step)
-        except (DeviceError, PlatformError) as error:
+        except (DeviceError, PlatformError, CudaError) as error:
             self._every = 0
             print(f"ftrun: rank {self._engine.context.rank}: no more host snapshots: {error}", file=sys.stderr)
 
     def _take(self, step: int) -> None:
         engine, context = self._engine, self._engine.context
-        arena, world = engine.state.arena, context.world
+        state, arena, world = engine.state, engine.state.arena, context.world
         assert world is not None
-        base = arena.segment.address
+        manifest = state.manifest
         begin, size = arena.committed
-        offset, share = Facts(world.size, 1, size).share(_place(context))
-        buffers, live = engine.state.live_buffers()
-        pieces: dict[str, Sequence[Extent] | bytes] = {
-            "share": [(base + begin + offset, share)],
-            "buffers": [(base + buffers, live)],
-            "private": [(base + at, length) for at, length in own_places(engine.state, engine.state.manifest)],
-            "manifest": engine.state.manifest.to_bytes(),
-            "slot": bytes(engine.ledger.slots.data(END)),
+        pieces: dict[str, Places | bytes] = {
+            "share": Places(arena, [_share(context, begin, size)]),
+            "buffers": Places(arena, [state.live_buffers()]),
+            "private": Places(arena, own_places(state, manifest, False)),
         }
-        needed = sum(len(p) if isinstance(p, bytes) else sum(size for _, size in p) for p in pieces.values())
+        on_gpu = 0
+        if arena.memory is not None:
+            # copied behind the update that the device may still be in
+            begin, on_gpu = arena.memory.extent("committed")
+            pieces["share_gpu"] = Places(arena, [_share(context, begin, on_gpu)], True)
+            pieces["buffers_gpu"] = Places(arena, [state.live_buffers_on_gpu()], True)
+            pieces["private_gpu"] = Places(arena, own_places(state, manifest, True), True)
+        pieces["manifest"] = manifest.to_bytes()
+        pieces["slot"] = bytes(engine.ledger.slots.data(END))
+        needed = sum(len(p) if isinstance(p, bytes) else p.size for p in pieces.values())
         more = max(0, needed - self._room)
         with room_for(2 * more, "a host snapshot"):
             fresh = self._store is None
             if self._store is None:
                 self._store = Store.create(context.rank, arena)
-            facts = {"world_size": world.size, "committed": size, "layout": layout_of(engine.state.manifest)}
+            facts = {
+                "world_size": world.size,
+                "committed": size,
+                "committed_gpu": on_gpu,
+                "layout": layout_of(manifest),
+            }
             self._store.write(step, facts, pieces)
             self._room = max(self._room, needed)
         if fresh:
@@ -211,15 +116,18 @@ class Snapshots:
 
 def layout_of(manifest: Manifest) -> int:
     """Hash of names, types, shapes and places in the committed zone: equal where one copy fits the other."""
-    rows = [(e.name, e.dtype, e.shape, e.offset, e.block) for e in manifest.entries if e.zone == "committed"]
+    rows = [(e.name, e.dtype, e.shape, e.offset, e.block, e.on_gpu) for e in manifest.entries if e.zone == "committed"]
     return int.from_bytes(hashlib.sha256(repr(rows).encode()).digest()[:8], "little")
 
 
-def own_places(state: Protected, manifest: Manifest) -> list[tuple[int, int]]:
-    """(offset, size) of what no other rank is known to have the same: private parameters, and all of a model without DDP."""
-    replicated = {e.offset for e in state.replicated(manifest)}
-    own = {e.offset: e.block for e in manifest.entries if e.zone == "committed" and e.offset not in replicated}
-    return sorted(own.items())
+def own_places(state: Protected, manifest: Manifest, on_gpu: bool) -> list[tuple[int, int]]:
+    """(offset, size) of what no other rank is known to have the same: private parameters, and all of a model without DDP.
+
+    In the host's part of the arena, or in that on a GPU.
+    """
+    replicated = {e.offset for e in state.replicated(manifest) if e.on_gpu == on_gpu}
+    committed = [e for e in manifest.entries if e.zone == "committed" and e.on_gpu == on_gpu]
+    return sorted({e.offset: e.block for e in committed if e.offset not in replicated}.items())
 
 
 def newest_common(context: Context) -> int:
@@ -253,17 +161,20 @@ def attach(context: Context, rank: int) -> Store | None:
     return Store(Segment.attach(fd)) if fd is not None else None
 
 
-def _place(context: Context) -> int:
+def _share(context: Context, begin: int, size: int) -> tuple[int, int]:
+    """(offset, size) of this rank's part of [begin, begin + size)."""
     world = context.world
     assert world is not None
-    return next(i for i, p in enumerate(world.places) if p.cell == context.cell.index)
+    me = next(i for i, p in enumerate(world.places) if p.cell == context.cell.index)
+    offset, share = Facts(world.size, 1, size).share(me)
+    return begin + offset, share
 
 
 def reload(engine: Engine, arena: Arena) -> tuple[Manifest, dict[str, Any], int]:
     """Bring this rank's arena and slots back to the snapshot of the world's resume step, together with all ranks.
 
     Gives the manifest, the END slot's content, and the bytes moved. Errors: BadSnapshot, TransferError, Interrupt,
-    DeviceError.
+    DeviceError, CudaError, WorkerError.
     """
     context = engine.context
     world = context.world
@@ -277,29 +188,56 @@ def reload(engine: Engine, arena: Arena) -> tuple[Manifest, dict[str, Any], int]
     store.check(record)
     manifest = Manifest.from_bytes(store.bytes(record.pieces["manifest"]))
     arena.open()
-    begin = arena.shape_committed(record.committed)
-    facts = Facts(world.size, 1, record.committed, -1, world.generation, step, record.layout)
-    moved = moving.host_reload(
-        context, facts, [store.extent(record.pieces["share"])], [(arena.segment.address + begin, record.committed)]
-    )
-    _put_back(store, record, "private", arena, own_places(engine.state, manifest))
-    live = record.pieces["buffers"].size
-    if arena.volatile[1] < 2 * live:
-        arena.reserve("volatile", 2 * live)  # an arena made for this restore
-    _put_back(store, record, "buffers", arena, [(arena.volatile[0], live)])
+    moved = moving.host_reload(context, _parts(world, store, record, arena))
+    _own_back(engine, store, record, manifest, arena)
     slots = engine.ledger.slots
     slots.forget_steps()
     slots.write(END, step, [store.bytes(record.pieces["slot"])])
     arena.write_manifest(manifest)
     arena.sealed(step)
-    return manifest, engine.ledger.read(END), moved.copied
+    return manifest, engine.ledger.read(END), moved
 
 
-def _put_back(store: Store, record: Record, name: str, arena: Arena, places: list[tuple[int, int]]) -> None:
-    at = store.segment.address + record.pieces[name].offset
-    for offset, size in places:
-        native.copy(arena.segment.address + offset, at, size)
-        at += size
+def _parts(world: World, store: Store, record: Record, arena: Arena) -> list[moving.Part]:
+    """What all ranks have the same: that in host memory, and that on a GPU."""
+
+    def facts(size: int) -> Facts:
+        return Facts(world.size, 1, size, -1, world.generation, record.step, record.layout)
+
+    parts = []
+    begin, size = arena.shape_committed(record.committed), record.committed
+    if size:
+        share = store.extent(record.pieces["share"])
+        parts.append(moving.Part(facts(size), share, (arena.segment.address + begin, size)))
+    if record.committed_gpu:
+        memory, size = arena.gpu_part, record.committed_gpu
+        begin = memory.shape("committed", size)
+        memory.settle()  # what an aborted step queued must not write over what comes
+        share = store.extent(record.pieces["share_gpu"])
+        parts.append(moving.Part(facts(size), share, (memory.base + begin, size), memory.ordinal))
+    return parts
+
+
+def _own_back(engine: Engine, store: Store, record: Record, manifest: Manifest, arena: Arena) -> None:
+    """What is this rank's own: parameters that are not replicated, and buffers."""
+
+    def put_back(name: str, rows: list[tuple[int, int]], on_gpu: bool = False) -> None:
+        address, _ = store.extent(record.pieces[name])
+        Places(arena, rows, on_gpu).copy_in(address)
+
+    put_back("private", own_places(engine.state, manifest, False))
+    live = record.pieces["buffers"].size
+    if arena.volatile[1] < 2 * live:
+        arena.reserve("volatile", 2 * live)  # an arena made for this restore
+    put_back("buffers", [(arena.volatile[0], live)])
+    if "buffers_gpu" not in record.pieces:
+        return
+    put_back("private_gpu", own_places(engine.state, manifest, True), True)
+    live = record.pieces["buffers_gpu"].size
+    begin, size = arena.gpu_part.extent("volatile")
+    if size < 2 * live:
+        arena.gpu_part.shape("volatile", 2 * live)
+    put_back("buffers_gpu", [(begin, live)], True)
 
 
 __all__ = ["BadSnapshot", "Snapshots", "attach", "newest_common", "reload"]

@@ -166,6 +166,10 @@ class Protected:
         """(offset, size) of the buffers in the arena, without the copy of them that is kept aside."""
         return self.arena.volatile[0], self._shadow
 
+    def live_buffers_on_gpu(self) -> tuple[int, int]:
+        """The same of the arena's part on a GPU."""
+        return self.arena.gpu_part.extent("volatile")[0], self._gpu_shadow
+
     def _point(self, param: torch.nn.Parameter, view: torch.Tensor) -> None:
         param.data = view
         self._views.append((param, view))

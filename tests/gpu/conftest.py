@@ -31,15 +31,21 @@ class Outcome:
         return [line for line in self.journal if line.get("note") == "restored"]
 
 
-def command(folder: Path, *arguments: str, faults: tuple[str, ...] = (), replacements: int = 50) -> list[str]:
-    """`ftrun` on the script, with a plan if there are faults."""
+def command(
+    folder: Path,
+    *arguments: str,
+    faults: tuple[str, ...] = (),
+    replacements: int = 50,
+    options: tuple[str, ...] = (),
+) -> list[str]:
+    """`ftrun` with further `options` on the script, with a plan if there are faults."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "out").mkdir(exist_ok=True)
-    options = ["--nproc-per-node", str(RANKS), "--spares", "1", "--max-replacements", str(replacements)]
+    given = ["--nproc-per-node", str(RANKS), "--spares", "1", "--max-replacements", str(replacements), *options]
     if faults:
         (folder / "plan.toml").write_text("seed = 1\n" + "".join(faults))
-        options += ["--fault-plan", str(folder / "plan.toml")]
-    return [harness.tool("ftrun"), *options, str(SCRIPT), "--out", str(folder / "out"), *arguments]
+        given += ["--fault-plan", str(folder / "plan.toml")]
+    return [harness.tool("ftrun"), *given, str(SCRIPT), "--out", str(folder / "out"), *arguments]
 
 
 def finish(running: harness.Running, timeout: float = 60.0) -> Outcome:
@@ -51,9 +57,16 @@ def finish(running: harness.Running, timeout: float = 60.0) -> Outcome:
     return Outcome(code, ranks, harness.read_journal(running.folder), running.output)
 
 
-def run(folder: Path, control: fake.Control, *arguments: str, faults: tuple[str, ...] = ()) -> Outcome:
+def run(
+    folder: Path,
+    control: fake.Control,
+    *arguments: str,
+    faults: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
+) -> Outcome:
     """A whole run on the fake GPU."""
-    return finish(harness.start(folder, command(folder, *arguments, faults=faults), control.env))
+    line = command(folder, *arguments, faults=faults, options=options)
+    return finish(harness.start(folder, line, control.env))
 
 
 COMPARED: tuple[str, ...] = ("weights", "optimizer", "buffers", "rng", "loss")

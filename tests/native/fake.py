@@ -75,7 +75,7 @@ def variables(control: Path, old: Mapping[str, str] = os.environ) -> dict[str, s
     return {"LD_LIBRARY_PATH": path, "FAKE_CUDA_CONTROL": os.fspath(control)}
 
 
-def child(control: fake.Control | None, code: str, timeout: float = 60.0) -> Any:
+def child(control: Control | None, code: str, timeout: float = 60.0) -> Any:
     """Run Python code with the fake driver; what it printed last, as JSON."""
     env = {**os.environ, "PYTHONPATH": os.fspath(ROOT), **(control.env if control else {})}
     done = subprocess.run(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +14,8 @@ from tests.native import fake
 from tests.native.fake import child
 
 ROOT = fake.ROOT
+
+
 @pytest.fixture
 def control(tmp_path: Path) -> fake.Control:
     return fake.Control(tmp_path / "cuda.txt")

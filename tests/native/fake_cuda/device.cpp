@@ -29,6 +29,7 @@ Control control() {
         words >> name >> value;
         if (name == "devices") found.devices = std::atoi(value.c_str());
         if (name == "memory") found.memory = std::strtoull(value.c_str(), nullptr, 10);
+        if (name == "largest") found.largest = std::strtoull(value.c_str(), nullptr, 10);
         if (name == "rate") found.rate = std::atof(value.c_str());
         if (name == "lost") found.lost = std::atoi(value.c_str());
         if (name == "vmm") found.vmm = value != "0";
@@ -40,11 +41,13 @@ Control control() {
 bool refused(const char *call) {
     const std::string list = " " + control().refused;
     if (list.find(std::string(" ") + call + " ") != std::string::npos) return true;
-    if (list.find(std::string(" ") + call + "#1 ") == std::string::npos) return false;
+    const std::string counted = std::string(" ") + call + "#";
+    const size_t at = list.find(counted);
+    if (at == std::string::npos) return false;
     static std::mutex counting;
     static std::map<std::string, int> seen;
     const std::lock_guard<std::mutex> lock(counting);
-    return seen[call]++ == 0;
+    return ++seen[call] == std::atoi(list.c_str() + at + counted.size());
 }
 
 Device &device_at(int ordinal) {

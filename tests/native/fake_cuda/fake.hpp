@@ -25,12 +25,14 @@ using namespace ftrun::cuda;
 //   devices N        how many devices (default 4)
 //   memory BYTES     of each device, counted in each process (default 1 GiB)
 //   rate BYTES       a second that a copy on a stream moves (default: as fast as memcpy)
-//   refuse CALL      this call gives CUDA_ERROR_NOT_PERMITTED; CALL#1 the first time in each process only
+//   largest BYTES    of shareable memory that is found in one piece (default: no limit)
+//   refuse CALL      this call gives CUDA_ERROR_NOT_PERMITTED; CALL#3 the third time in each process only
 //   lost DEVICE      every call that needs the device gives CUDA_ERROR_UNKNOWN, from now on
 //   vmm 0            devices cannot share memory
 struct Control {
     int devices = 4;
     size_t memory = size_t{1} << 30;
+    size_t largest = SIZE_MAX;
     double rate = 0;
     int lost = -1;
     bool vmm = true;

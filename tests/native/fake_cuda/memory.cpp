@@ -139,7 +139,7 @@ API Result cuMemCreate(Handle *handle, size_t size, const Properties *wanted, un
     if (!control().vmm) return kNotSupported;
     if (size == 0 || size % kGranularity != 0) return kInvalidValue;
     const std::lock_guard<std::mutex> lock(mutex);
-    if (!has_room(wanted->location.id, size)) return kOutOfMemory;
+    if (size > control().largest || !has_room(wanted->location.id, size)) return kOutOfMemory;
     const int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, static_cast<off_t>(size)) != 0) return kOutOfMemory;
     *handle = next_handle++;

@@ -1,0 +1,63 @@
+"""Host snapshots of models on the fake GPU: no copy of the state is whole, so all ranks go back, and end where they should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.harness import kill
+from tests.gpu.conftest import RANKS, Outcome, run, same
+from tests.native.fake import Control
+
+EVERY_3 = ("--snapshot-every", "3")
+NO_COPY_IS_WHOLE = tuple(kill(rank, "update", 4) for rank in range(RANKS))
+
+
+def last_incident(outcome: Outcome) -> dict[str, Any]:
+    return [line for line in outcome.journal if line.get("note") == "incident"][-1]
+
+
+def test_every_rank_dies_in_its_update(clean: Outcome, folder: Path, control: Control) -> None:
+    outcome = run(folder, control, faults=NO_COPY_IS_WHOLE, options=EVERY_3)
+    same(clean, outcome)
+    assert "every rank goes back to the host snapshot" in outcome.output
+    assert "2 steps done again from the host snapshot of step 3" in outcome.output
+    assert "bit-identical to an uninterrupted run: yes" in outcome.output
+    incident = last_incident(outcome)
+    assert {s["name"] for s in incident["sources"].values()} == {"snapshot"}
+    assert all(s["bytes"] > 0 for s in incident["sources"].values())
+    stages = {stage for entry in incident["moves"] for stage, *_ in entry["moves"]}
+    assert stages == {"h2d", "broadcast_src", "reload", "broadcast_dst"}
+
+
+def test_a_rank_dies_again_while_everyone_goes_back(clean: Outcome, folder: Path, control: Control) -> None:
+    """Ranks that had loaded the snapshot already load it once more, over the state that they use."""
+    faults = (*NO_COPY_IS_WHOLE, kill(2, "reset"), kill(0, "restore"))
+    outcome = run(folder, control, faults=faults, options=EVERY_3)
+    same(clean, outcome)
+    assert "from the host snapshot of step 3" in outcome.output
+
+
+# -- the device says no: the next rung, and why ------------------------------------------------------------------------
+
+RESTART = (*EVERY_3, "--max-restarts", "1")
+
+
+def test_no_room_on_the_device_for_the_buffers(clean: Outcome, folder: Path, control: Control) -> None:
+    """Each allocation of the state takes 2 MiB, the two buffers 4."""
+    control.set(largest=2 << 20)
+    outcome = run(folder, control, faults=NO_COPY_IS_WHOLE, options=RESTART)
+    same(clean, outcome)
+    assert "no room on device" in outcome.output and "the reload from the host snapshot needs 4 MiB more" in outcome.output
+    assert "all workers start again" in outcome.output
+
+
+def test_the_buffers_of_another_rank_cannot_be_mapped(clean: Outcome, folder: Path, control: Control) -> None:
+    """A replacement maps its rank's three allocations, twice (the first time it looks for a replica), then the others' buffers."""
+    control.set(refuse="cuMemImportFromShareableHandle#7")
+    outcome = run(folder, control, faults=NO_COPY_IS_WHOLE, options=RESTART)
+    same(clean, outcome)
+    assert "cannot be mapped: cuMemImportFromShareableHandle: CUDA_ERROR_NOT_PERMITTED" in outcome.output
+    assert "all workers start again" in outcome.output
