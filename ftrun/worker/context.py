@@ -21,6 +21,7 @@ from ftrun.core.errors import PlatformError, WorkerError
 from ftrun.core.steps import StepLog
 from ftrun.core.world import World, read_world
 from ftrun.worker.keeper_client import KeeperClient
+from ftrun.worker.lent import Lent
 from ftrun.worker.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Context:
         self._words = self.cell.words()
         self._steps = StepLog(self.cell)
         self.keeper = KeeperClient(run_dir / paths.KEEPER_SOCKET)
+        self.lent = Lent(self.keeper)
         self._world: World | None = None
         self.generation = 0  # that this worker takes part in; 0 before it has one
         self.restoring = False  # this incarnation took over a rank and has not restored its state yet
@@ -81,7 +83,7 @@ class Context:
         self._main = threading.main_thread().ident
         self._pid = os.getpid()
         self._heard = 0
-        self._keeper_epoch = self.board[Head.KEEPER_EPOCH]
+        self._keeper_epoch = self._lent_epoch = self.board[Head.KEEPER_EPOCH]
 
     # -- the world ---------------------------------------------------------------------------------------------------
 
@@ -214,9 +216,10 @@ class Context:
 
     def _hear(self) -> None:
         epoch = self.board[Head.KEEPER_EPOCH]
-        if epoch != self._keeper_epoch:
-            if self.on_keeper is None or self.on_keeper():
-                self._keeper_epoch = epoch
+        if epoch != self._lent_epoch and self.lent.again():
+            self._lent_epoch = epoch
+        if epoch != self._keeper_epoch and (self.on_keeper is None or self.on_keeper()):
+            self._keeper_epoch = epoch
         if self.world is None or not self.stop_pending():
             return
         generation = gate.unpack(self.board.gate()).generation

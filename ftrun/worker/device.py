@@ -305,7 +305,11 @@ class DeviceMemory:
             raise DeviceError(f"device {self.ordinal} did not finish its work in {WAIT:.0f} s")
 
     def copy_out(self, to: int, places: Sequence[tuple[int, int]]) -> None:
-        """Copy (offset, size) after (offset, size) to host memory at `to`, once what was queued is done; waits for it."""
+        """Copy (offset, size) after (offset, size) to host memory at `to`, once what was queued is done; waits for it.
+
+        Errors: DeviceError after WAIT seconds, CudaError.
+        """
+        self.settle()  # a copy to plain host memory blocks, and then without a deadline
         for offset, size in places:
             cuda.copy(self.ordinal, stream_of(self.ordinal), to, self.base + offset, size)
             to += size
@@ -313,6 +317,7 @@ class DeviceMemory:
 
     def copy_in(self, source: int, places: Sequence[tuple[int, int]]) -> None:
         """The way back."""
+        self.settle()
         for offset, size in places:
             self.copy(offset, source, size)
             source += size

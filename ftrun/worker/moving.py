@@ -88,8 +88,7 @@ def host_reload(context: Context, parts: list[Part]) -> int:
 def _exchange(context: Context, part: Part, me: int) -> Moved:
     watch = (context.board.gate_address, gate.GENERATION_SHIFT, part.facts.generation)
     with contextlib.ExitStack() as stack:
-        ring, facts = _make_ring(context, part, stack) if me == 0 else _find_ring(context, part)
-        stack.callback(ring.close)
+        ring, facts = _make_ring(context, part, stack) if me == 0 else _find_ring(context, part, stack)
         # in one go: page faults one by one would cost as much as the copies
         native.populate(ring.address, ring.length, True)
         gpu = None
@@ -133,28 +132,17 @@ def _make_ring(context: Context, part: Part, stack: contextlib.ExitStack) -> tup
     size = part.shared_bytes(facts)
     with room_for(size + count * facts.chunk, "the buffers of a reload from the host snapshot"):
         ring = Segment.create(f"{part.name}-{facts.generation}", size)
+        stack.callback(ring.close)
         facts.prepare(ring.address)
-    if not context.wait_until(lambda: _hand_on(context, part.name, ring), _EXCHANGE):
+    lent = context.rank, part.name
+    stack.callback(context.lent.take_back, *lent)
+    if not context.wait_until(lambda: context.lent.hand_on(*lent, context.cell.index, ring.fd), _EXCHANGE):
         raise WorkerError(f"there was no keeper for {_EXCHANGE:.0f} s to pass the buffers of a reload on")
-    stack.callback(_forget_ring, context, part.name)
     context.board.ring_workers()
     return ring, facts
 
 
-def _hand_on(context: Context, name: str, ring: Segment) -> bool:
-    try:
-        context.keeper.put(context.rank, name, context.cell.index, ring.fd)
-    except OSError:
-        return False  # it died: another one is being started
-    return True
-
-
-def _forget_ring(context: Context, name: str) -> None:
-    with contextlib.suppress(OSError):  # a dead keeper holds nothing any more
-        context.keeper.forget(context.rank, name)
-
-
-def _find_ring(context: Context, part: Part) -> tuple[Segment, Facts]:
+def _find_ring(context: Context, part: Part, stack: contextlib.ExitStack) -> tuple[Segment, Facts]:
     """The ring that the world's first rank made for this generation."""
     world = context.world
     assert world is not None
@@ -168,6 +156,7 @@ def _find_ring(context: Context, part: Part) -> tuple[Segment, Facts]:
             fd = context.keeper.get(world.places[0].rank, part.name)
             if fd is not None and os.readlink(f"/proc/self/fd/{fd}").startswith(wanted):
                 ring = Segment.attach(fd)
+                stack.callback(ring.close)
                 return ring, _with_chunk(part.facts, Facts.read(ring.address).chunk)
             if fd is not None:
                 os.close(fd)  # an earlier generation's

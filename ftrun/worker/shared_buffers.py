@@ -36,46 +36,30 @@ def mapped(context: Context, facts: Facts, gpu: int, timeout: float) -> Iterator
     stride = -(-facts.chunk // unit) * unit
     deadline = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
-        own = _make(context, facts, gpu, BUFFERS * stride, stack)
-        if not context.wait_until(lambda: _hand_on(context, *own), timeout):
+        own, fd, handle = _make(facts, gpu, BUFFERS * stride, stack)
+        lent = context.rank, _NAME
+        stack.callback(context.lent.take_back, *lent)
+        if not context.wait_until(lambda: context.lent.hand_on(*lent, context.cell.index, fd, handle), timeout):
             raise WorkerError(f"there was no keeper for {timeout:.0f} s to pass the buffers of a reload on")
-        stack.callback(_forget, context)
         context.board.ring_workers()
         addresses = []
         for place in world.places:
-            at = own[0]
+            at = own
             if place.cell != context.cell.index:
-                fd, handle = _find(context, place.rank, facts.generation, deadline)
-                try:
-                    at = _map(place.rank, gpu, fd, handle, BUFFERS * stride, stack)
-                finally:
-                    os.close(fd)
+                theirs = _find(context, place.rank, facts.generation, deadline)
+                at = _map(place.rank, gpu, *theirs, BUFFERS * stride, stack)
             addresses += [at + k * stride for k in range(BUFFERS)]
         yield addresses
 
 
-def _make(context: Context, facts: Facts, gpu: int, size: int, stack: contextlib.ExitStack) -> tuple[int, int, Handle]:
+def _make(facts: Facts, gpu: int, size: int, stack: contextlib.ExitStack) -> tuple[int, int, Handle]:
     """(address, descriptor, handle) of this rank's."""
     address = cuda.reserve(gpu, size)
     stack.callback(_undo, cuda.free_range, address, size)
-    fd = allocate(gpu, address, size, _WHAT, "without it the next rung of the ladder is taken")
+    fd = allocate(gpu, address, size, _WHAT, "leave that much free on each device")
     stack.callback(os.close, fd)
     stack.callback(_undo, cuda.unmap, address, size)
-    layout = facts.layout & (1 << 64) - 1
-    return address, fd, Handle(Kind.CUDA, size, cuda.device(gpu).uuid, layout, facts.generation)
-
-
-def _hand_on(context: Context, address: int, fd: int, handle: Handle) -> bool:
-    try:
-        context.keeper.put(context.rank, _NAME, context.cell.index, fd, handle)
-    except OSError:
-        return False  # it died: another one is being started
-    return True
-
-
-def _forget(context: Context) -> None:
-    with contextlib.suppress(OSError):  # a dead keeper holds nothing any more
-        context.keeper.forget(context.rank, _NAME)
+    return address, fd, Handle(Kind.CUDA, size, cuda.device(gpu).uuid, facts.layout, facts.generation)
 
 
 def _find(context: Context, rank: int, generation: int, deadline: float) -> tuple[int, Handle]:
@@ -96,7 +80,8 @@ def _find(context: Context, rank: int, generation: int, deadline: float) -> tupl
 
 
 def _map(rank: int, gpu: int, fd: int, handle: Handle, size: int, stack: contextlib.ExitStack) -> int:
-    """Address of another rank's memory."""
+    """Address of another rank's memory; closes `fd`."""
+    stack.callback(os.close, fd)
     home = ordinal_of(handle.device)
     if home is None or handle.kind is not Kind.CUDA or handle.size != size:
         raise DeviceError(f"{_WHAT}: the buffers of rank {rank} are not on a GPU that this worker sees")

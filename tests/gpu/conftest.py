@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,26 @@ def run(
     """A whole run on the fake GPU."""
     line = command(folder, *arguments, faults=faults, options=options)
     return finish(harness.start(folder, line, control.env))
+
+
+def named(folder: Path, name: str) -> list[int]:
+    """Processes of a run whose title begins with `name`."""
+    found = []
+    for pid in harness.strays(folder):
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().startswith(name):
+                found.append(pid)
+        except OSError:
+            pass
+    return found
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    """Fail with `what` when the condition does not come true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        time.sleep(0.005)
 
 
 COMPARED: tuple[str, ...] = ("weights", "optimizer", "buffers", "rng", "loss")

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.e2e import harness
 from tests.e2e.harness import kill
-from tests.gpu.conftest import Outcome, command, finish, run, same
+from tests.gpu.conftest import Outcome, command, finish, named, run, same, wait_for
 from tests.native.fake import Control
 
 SLOW_STREAM = 400_000  # bytes a second: an update of this model then takes about 0.2 s
-
-
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize(
@@ -131,13 +122,13 @@ def test_a_lost_device_ends_the_run_with_its_name(folder: Path, control: Control
 def test_a_new_keeper_gets_the_device_memory_too(folder: Path, control: Control) -> None:
     running = harness.start(folder, command(folder, "--steps", "60", "--pause", "0.05"), control.env)
     wait_for(lambda: _step(folder, 2) > 2, "some steps")
-    (keeper,) = _named(folder, "ftrun keeper")
+    (keeper,) = named(folder, "ftrun keeper")
     kept = _kept(keeper)
     os.kill(keeper, signal.SIGKILL)
-    wait_for(lambda: [p for p in _named(folder, "ftrun keeper") if p != keeper], "a new keeper")
-    (new,) = _named(folder, "ftrun keeper")
+    wait_for(lambda: [p for p in named(folder, "ftrun keeper") if p != keeper], "a new keeper")
+    (new,) = named(folder, "ftrun keeper")
     wait_for(lambda: _kept(new) >= kept > 0, "the new keeper to have every rank's device memory")
-    (victim,) = _named(folder, "ftrun rank 1")
+    (victim,) = named(folder, "ftrun rank 1")
     os.kill(victim, signal.SIGKILL)
     outcome = finish(running)
     assert outcome.code == 0, outcome.output[-4000:]
@@ -150,17 +141,6 @@ def _step(folder: Path, rank: int) -> int:
         return int((folder / "out" / f"at-{rank}").read_text())
     except (OSError, ValueError):
         return -1
-
-
-def _named(folder: Path, name: str) -> list[int]:
-    found = []
-    for pid in harness.strays(folder):
-        try:
-            if Path(f"/proc/{pid}/comm").read_text().startswith(name):
-                found.append(pid)
-        except OSError:
-            pass
-    return found
 
 
 def _kept(pid: int) -> int:

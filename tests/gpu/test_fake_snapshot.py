@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ftrun.worker.keeper_client import KeeperClient
+from tests.e2e import harness
 from tests.e2e.harness import kill
-from tests.gpu.conftest import RANKS, Outcome, run, same
+from tests.gpu.conftest import RANKS, Outcome, command, finish, named, run, same, wait_for
 from tests.native.fake import Control
 
 EVERY_3 = ("--snapshot-every", "3")
@@ -40,6 +44,35 @@ def test_a_rank_dies_again_while_everyone_goes_back(clean: Outcome, folder: Path
     assert "from the host snapshot of step 3" in outcome.output
 
 
+@pytest.mark.parametrize("victim", ["ftrun rank 1", "ftrun keeper"])
+def test_a_death_while_the_state_moves(clean: Outcome, folder: Path, control: Control, victim: str) -> None:
+    """A rank's: everybody loads once more, with its replacement. The keeper's: nobody notices."""
+    line = command(folder, faults=NO_COPY_IS_WHOLE, options=EVERY_3)
+    running = harness.start(folder, line, control.env)
+    wait_for(lambda: "goes back to the host snapshot" in running.output, "the decision")
+    control.set(rate=100_000)  # everybody now receives for about a second
+    keeper = KeeperClient(running.run_dir() / "keeper.sock")
+    wait_for(lambda: _passes_on(keeper, 1, "buffers"), "the buffers of rank 1")
+    for pid in named(folder, victim):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not _passes_on(keeper, 1, "buffers") or "recovered" in running.output, "its end")
+    control.set(rate=None)
+    outcome = finish(running)
+    same(clean, outcome)
+    assert "from the host snapshot of step 3" in outcome.output
+    assert ("rank 1 died" in outcome.output.split("goes back to the host snapshot")[1]) == (victim == "ftrun rank 1")
+
+
+def _passes_on(keeper: KeeperClient, rank: int, name: str) -> bool:
+    try:
+        fd = keeper.get(rank, name)
+    except OSError:
+        return False
+    if fd is not None:
+        os.close(fd)
+    return fd is not None
+
+
 # -- the device says no: the next rung, and why ------------------------------------------------------------------------
 
 RESTART = (*EVERY_3, "--max-restarts", "1")
@@ -50,7 +83,9 @@ def test_no_room_on_the_device_for_the_buffers(clean: Outcome, folder: Path, con
     control.set(largest=2 << 20)
     outcome = run(folder, control, faults=NO_COPY_IS_WHOLE, options=RESTART)
     same(clean, outcome)
-    assert "no room on device" in outcome.output and "the reload from the host snapshot needs 4 MiB more" in outcome.output
+    assert (
+        "no room on device" in outcome.output and "the reload from the host snapshot needs 4 MiB more" in outcome.output
+    )
     assert "all workers start again" in outcome.output
 
 
