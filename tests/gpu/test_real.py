@@ -101,9 +101,9 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> conftest.Outcome:
     return _run(tmp_path_factory.mktemp("gpu"))
 
 
-def _run(folder: Path, *faults: str) -> conftest.Outcome:
+def _run(folder: Path, *faults: str, further: tuple[str, ...] = ()) -> conftest.Outcome:
     (folder / "out").mkdir(parents=True)
-    options = ["--nproc-per-node", str(conftest.RANKS), "--spares", "1", "--max-replacements", "50"]
+    options = ["--nproc-per-node", str(conftest.RANKS), "--spares", "1", "--max-replacements", "50", *further]
     if faults:
         (folder / "plan.toml").write_text("seed = 1\n" + "".join(faults))
         options += ["--fault-plan", str(folder / "plan.toml")]
@@ -118,3 +118,10 @@ def test_a_killed_rank_is_replaced_exactly(clean: conftest.Outcome, tmp_path: Pa
     outcome = _run(tmp_path / "run", kill(2, at, 3))
     conftest.same(clean, outcome)
     assert f"state {source}" in outcome.output
+
+
+def test_everyone_goes_back_to_the_host_snapshot(clean: conftest.Outcome, tmp_path: Path) -> None:
+    faults = (kill(rank, "update", 4) for rank in range(conftest.RANKS))
+    outcome = _run(tmp_path / "run", *faults, further=("--snapshot-every", "3"))
+    conftest.same(clean, outcome)
+    assert "from the host snapshot of step 3" in outcome.output

@@ -11,11 +11,11 @@ import torch
 from ftrun.worker import snapshot
 from ftrun.worker.arena import Arena
 from ftrun.worker.segment import Segment
-from ftrun.worker.snapshot import BadSnapshot, Store
+from ftrun.worker.snapshot_store import BadSnapshot, Places, Store
 from ftrun.worker.state import Protected
 
 SIZE = 5000
-FACTS = {"world_size": 4, "committed": 4 * SIZE, "layout": 7}
+FACTS = {"world_size": 4, "committed": 4 * SIZE, "committed_gpu": 40, "layout": 7}
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def store() -> Iterator[Store]:
 
 def write(store: Store, memory: Segment, step: int) -> None:
     memory.view(0, 8)[:] = step.to_bytes(8, "little")
-    rows = [(memory.address, 100), (memory.address + 100, SIZE - 100)]
-    store.write(step, FACTS, {"share": rows, "buffers": [], "slot": b"slot of %d" % step})
+    share = Places(Arena(memory), [(0, 100), (100, SIZE - 100)])
+    store.write(step, FACTS, {"share": share, "buffers": Places(Arena(memory), []), "slot": b"slot of %d" % step})
 
 
 def test_the_older_half_is_written_over(store: Store, memory: Segment) -> None:
@@ -49,7 +49,7 @@ def test_the_older_half_is_written_over(store: Store, memory: Segment) -> None:
         assert store.bytes(record.pieces["slot"]) == b"slot of %d" % step
         share = store.bytes(record.pieces["share"])
         assert len(share) == SIZE and int.from_bytes(share[:8], "little") == step
-        assert record.agrees == (4, 4 * SIZE, 7)
+        assert record.agrees == (4, 4 * SIZE, 40, 7)
     with pytest.raises(BadSnapshot, match="no snapshot of step 0"):
         store.record(0)
 
@@ -89,6 +89,7 @@ def test_all_of_a_model_without_ddp_is_the_rank_s_own() -> None:
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
     state.absorb()
-    places = snapshot.own_places(state, state.manifest)
+    places = snapshot.own_places(state, state.manifest, on_gpu=False)
     assert sum(size for _, size in places) == 2 * 4 * (8 * 4 + 4)  # weights and their momentum
     assert len({at for at, _ in places}) == len(places) == 4
+    assert snapshot.own_places(state, state.manifest, on_gpu=True) == []
