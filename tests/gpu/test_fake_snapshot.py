@@ -44,6 +44,18 @@ def test_a_rank_dies_again_while_everyone_goes_back(clean: Outcome, folder: Path
     assert "from the host snapshot of step 3" in outcome.output
 
 
+@pytest.mark.slow
+def test_a_state_of_many_chunks(tmp_path: Path, folder: Path, control: Control) -> None:
+    """19 MiB: three chunks a rank, so that both buffers of each are used again."""
+    wide = ("--wide", "60000", "--steps", "6")
+    whole = run(tmp_path / "whole", control, *wide)
+    outcome = run(folder, control, *wide, faults=NO_COPY_IS_WHOLE, options=EVERY_3)
+    same(whole, outcome)
+    loads = [move for entry in last_incident(outcome)["moves"] for move in entry["moves"] if move[0] == "h2d"]
+    assert len(loads) >= 2 * RANKS, last_incident(outcome)
+    assert "from the host snapshot of step 3" in outcome.output
+
+
 @pytest.mark.parametrize("victim", ["ftrun rank 1", "ftrun keeper"])
 def test_a_death_while_the_state_moves(clean: Outcome, folder: Path, control: Control, victim: str) -> None:
     """A rank's: everybody loads once more, with its replacement. The keeper's: nobody notices."""
