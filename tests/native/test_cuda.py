@@ -360,10 +360,9 @@ def test_lowered_ptx_assembles(target: str, tmp_path: Path) -> None:
 
 def test_lanes_and_marks(control: fake.Control, tmp_path: Path) -> None:
     compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
-    names = ["cuda_device", "cuda_driver", "cuda_memory", "cuda_stream", "cuda_work", "checksum", "thread"]
-    sources = [os.fspath(ROOT / f"native/src/{name}.cpp") for name in names]
-    ptx = ROOT / "native/kernels/ftrun.ptx"
-    options = ["-std=c++17", "-O0", "-D_GNU_SOURCE", f'-DFTRUN_PTX="{ptx}"', "-pthread", "-ldl"]
+    sources = [os.fspath(p) for p in (ROOT / "native/src").glob("cuda_*.cpp") if p.stem != "cuda_transfer"]
+    sources += [os.fspath(ROOT / f"native/src/{name}.cpp") for name in ("checksum", "thread")]
+    options = ["-std=c++17", "-O0", "-D_GNU_SOURCE", f'-DFTRUN_NATIVE="{ROOT / "native"}"', "-pthread", "-ldl"]
     folders = ["-I", os.fspath(ROOT / "native/include"), "-I", os.fspath(ROOT / "native/src")]
     program = tmp_path / "lane_test"
     test = os.fspath(ROOT / "tests/native/lane_test.cpp")
