@@ -163,29 +163,35 @@ def report() -> dict[str, Any]:
         return {"error": error.strerror}
     return {
         "driver": f"{major}.{minor}",
-        "devices": [
-            {
-                "name": one.name,
-                "uuid": one.uuid_text,
-                "memory": one.bytes,
-                "capability": "{}.{}".format(*one.capability),
-                "vmm": one.vmm,
-                "stream_writes": one.writes64,
-                **_kernels_of(one),
-            }
-            for one in found
-        ],
+        "devices": [_facts_of(one) for one in found],
     }
 
 
-def _kernels_of(one: Device) -> dict[str, str]:
-    """How the kernels come to a device, as far as can be told without using it; "" and why not."""
-    if one.capability >= PTX_CAPABILITY:
-        return {"kernels": "PTX", "kernels_why": ""}
+def _facts_of(one: Device) -> dict[str, Any]:
+    vmm = one.vmm and one.granularity > 0  # some virtual GPUs say yes and then refuse every call
+    kernels, why = _kernels_of(one.capability)
+    return {
+        "name": one.name,
+        "uuid": one.uuid_text,
+        "memory": one.bytes,
+        "capability": "{}.{}".format(*one.capability),
+        "vmm": vmm,
+        "stream_writes": one.writes64,
+        "kernels": kernels,
+        "kernels_why": why,
+        "usable": vmm and one.writes64 and bool(kernels),
+    }
+
+
+@functools.cache  # a machine has many devices of one kind, and compiling takes a second
+def _kernels_of(capability: tuple[int, int]) -> tuple[str, str]:
+    """By which way the kernels come to devices of this kind, as far as can be told without using it; "" and why not."""
+    if capability >= PTX_CAPABILITY:
+        return "PTX", ""
     try:
-        return {"kernels": compile_kernels(one.capability).compiler, "kernels_why": ""}
+        return compile_kernels(capability).compiler, ""
     except CudaError as error:
-        return {"kernels": "", "kernels_why": str(error.strerror)}
+        return "", str(error.strerror)
 
 
 def room(ordinal: int) -> tuple[int, int]:

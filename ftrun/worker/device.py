@@ -101,8 +101,8 @@ class DeviceMemory:
         if not facts.vmm or not facts.granularity:
             raise DeviceError(
                 f"{facts.name} (device {ordinal}) cannot share its memory between processes (no virtual memory management), "
-                "so weights cannot outlive a worker there; virtual GPUs, WSL and some containers lack it: use a device of the machine "
-                "itself, or run the script without protect()"
+                "so weights cannot outlive a worker there; virtual GPUs often lack it: use a whole device or a MIG slice of one, "
+                "or run the script without protect()"
             )
         if not facts.writes64:
             raise DeviceError(
@@ -180,7 +180,7 @@ class DeviceMemory:
         self._expected[zone] = size
 
     def reserve(self, zone: str, size: int, align: int) -> int:
-        """Offset of `size` fresh bytes. Errors: DeviceError when the device is full."""
+        """Offset of `size` fresh bytes. Errors: DeviceError when the device is full or may not share; CudaError when it is broken."""
         end = self.control.load(_ENDS[zone])
         start = -(-end // align) * align
         backed = max(
@@ -219,6 +219,8 @@ class DeviceMemory:
                 return cuda.create(self.ordinal, self.base + offset, size)
             except cuda.CudaError as error:
                 why = error
+            if why.errno == cuda.BROKEN:
+                raise why
             if why.errno != errno.ENOMEM:
                 raise DeviceError(
                     f"{cuda.device(self.ordinal).name} (device {self.ordinal}) did not give memory that other processes can "
@@ -351,7 +353,7 @@ def _need_kernels(ordinal: int) -> None:
     except cuda.CudaError as error:
         if error.errno != errno.ENOEXEC:
             raise
-        raise DeviceError(f"{error.strerror}; {cuda.NVRTC_ADVICE}; or run the script without protect()") from error
+        raise DeviceError(f"{error.strerror}; {cuda.NVRTC_ADVICE}; or run the script without protect()") from None
 
 
 def _ordinal_of(uuid: bytes) -> int | None:

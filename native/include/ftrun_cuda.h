@@ -41,7 +41,13 @@ FTRUN_API int ftrun_cuda_room(int device, uint64_t *free, uint64_t *total);
 /* Whose memory `address` is: `device` of a GPU, -1 = plain host memory. `host` = 1 when the CPU can read it too. */
 FTRUN_API int ftrun_cuda_owner(const void *address, int *device, int *host);
 
-/* ---- memory that several processes map ---- */
+/* ---- memory that several processes map ----
+ *
+ * Only by virtual memory management, not by CUDA's older IPC handles. Such a handle names an allocation of the process that
+ * made it: when that process frees it or dies, what others have mapped is undefined, and weights must outlive exactly that
+ * death. The keeper would have to allocate everything, with a context on each device, and its own death, which costs nothing
+ * now, would take all weights along. What a driver of CUDA 12 serves has virtual memory management from V100 on, as far as
+ * known, but for some kinds of virtual GPUs: protect() refuses those. */
 
 /* A range of addresses without memory. `length` must be a multiple of the granularity. */
 FTRUN_API int64_t ftrun_cuda_reserve(int device, uint64_t length);

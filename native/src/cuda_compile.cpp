@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <iterator>
 #include <mutex>
 #include <set>
 #include <vector>
@@ -98,7 +100,7 @@ std::string log_of(const Nvrtc &nvrtc, Program program) {
     if (nvrtc.nvrtcGetProgramLogSize(program, &size) != nvrtc::kSuccess || size < 2) return "";
     std::string log(size, '\0');
     if (nvrtc.nvrtcGetProgramLog(program, log.data()) != nvrtc::kSuccess) return "";
-    log.resize(std::min(log.find('\0'), kMostOfLog));
+    log.resize(std::min(std::strlen(log.c_str()), kMostOfLog));
     while (!log.empty() && log.back() == '\n') log.pop_back();
     std::replace(log.begin(), log.end(), '\n', ' ');
     return ": " + log;

@@ -376,9 +376,10 @@ def test_doctor_tells_whether_weights_outlive_a_worker(control: fake.Control) ->
     control.set(devices=2)
     found = child(control, code)
     assert len(found) == 2 and all(state == "ok" and "outlive a worker" in text for state, text in found), found
-    control.set(vmm=0)
-    found = child(control, code)
-    assert all(state == "warning" and "no virtual memory management" in text for state, text in found), found
+    for lack in ({"vmm": 0}, {"vmm": None, "refuse": "cuMemGetAllocationGranularity"}):
+        control.set(**lack)
+        found = child(control, code)
+        assert all(state == "warning" and "no virtual memory management" in text for state, text in found), found
     assert child(None, code) == [] or shutil.which("nvidia-smi")
 
 
