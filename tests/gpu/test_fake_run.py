@@ -160,6 +160,7 @@ def test_a_lost_device_ends_the_run_with_its_name(folder: Path, control: Control
     assert "CUDA_ERROR_UNKNOWN" in outcome.output
 
 
+@pytest.mark.slow
 def test_a_new_keeper_gets_the_device_memory_too(folder: Path, control: Control) -> None:
     running = harness.start(folder, command(folder, "--steps", "60", "--pause", "0.05"), control.env)
     wait_for(lambda: _step(folder, 2) > 2, "some steps")
