@@ -28,12 +28,16 @@ using namespace ftrun::cuda;
 //   refuse CALL      this call gives CUDA_ERROR_NOT_PERMITTED; CALL#1 the first time in each process only
 //   lost DEVICE      every call that needs the device gives CUDA_ERROR_UNKNOWN, from now on
 //   vmm 0            devices cannot share memory
+//   capability N     of every device: 90 (the default) is compute capability 9.0
+//   ptx RESULT       loading PTX gives this error
 struct Control {
     int devices = 4;
     size_t memory = size_t{1} << 30;
     double rate = 0;
     int lost = -1;
     bool vmm = true;
+    int capability = 90;
+    int ptx = kSuccess;
     std::string refused;
 };
 Control control();
