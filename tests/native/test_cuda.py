@@ -358,6 +358,7 @@ def test_lowered_ptx_assembles(target: str, tmp_path: Path) -> None:
 # -- the pipeline's seam ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_lanes_and_marks(control: fake.Control, tmp_path: Path) -> None:
     compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
     sources = [os.fspath(p) for p in (ROOT / "native/src").glob("cuda_*.cpp") if p.stem != "cuda_transfer"]
