@@ -6,7 +6,7 @@ STAMPS := $(VENV)/.stamps
 COMPAT := .venv-compat
 BUILD := build/native
 LIBRARY := ftrun/native/libftrun_native.so
-NATIVE := native/CMakeLists.txt $(wildcard native/src/*.cpp native/src/*.hpp native/include/*.h native/kernels/*.ptx)
+NATIVE := native/CMakeLists.txt $(wildcard native/src/*.cpp native/src/*.hpp native/include/*.h native/kernels/ftrun.*)
 CMAKE = $(or $(shell command -v cmake),$(VENV)/bin/cmake)
 PYTEST = $(PY) -m pytest
 

@@ -1,7 +1,19 @@
 # bash completion for ftrun. Made by `ftrun completions bash`: do not edit, a test compares the two.
 # Use: source this file, or copy it to ~/.local/share/bash-completion/completions/ftrun
 
-_ftrun_runs() { ftrun runs 2>/dev/null | while read -r name _; do printf '%s\n' "$name"; done; }
+_ftrun_runs() {
+    sh -c '
+    if [ -n "$FTRUN_RUNS_ROOT" ]; then root=$FTRUN_RUNS_ROOT
+    elif [ -n "$XDG_RUNTIME_DIR" ] && [ -w "$XDG_RUNTIME_DIR" ]; then root=$XDG_RUNTIME_DIR/ftrun
+    elif [ -w /dev/shm ]; then root=/dev/shm/ftrun-$(id -u)
+    else root=/tmp/ftrun-$(id -u); fi
+    cd "$root" 2>/dev/null || exit 0
+    for run in *; do
+        pid=$(sed -n "s/^{[^{}]*\"pid\": \([0-9]*\).*/\1/p" "$run/run.json" 2>/dev/null)
+        [ -n "$pid" ] && [ -d "/proc/$pid" ] && echo "$run"
+    done
+'
+}
 
 _ftrun_options() {
     case $1 in

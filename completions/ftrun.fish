@@ -2,7 +2,17 @@
 # Use: copy this file to ~/.config/fish/completions/ftrun.fish
 
 function __ftrun_runs
-    ftrun runs 2>/dev/null | string replace -r ' .*' ''
+    sh -c '
+    if [ -n "$FTRUN_RUNS_ROOT" ]; then root=$FTRUN_RUNS_ROOT
+    elif [ -n "$XDG_RUNTIME_DIR" ] && [ -w "$XDG_RUNTIME_DIR" ]; then root=$XDG_RUNTIME_DIR/ftrun
+    elif [ -w /dev/shm ]; then root=/dev/shm/ftrun-$(id -u)
+    else root=/tmp/ftrun-$(id -u); fi
+    cd "$root" 2>/dev/null || exit 0
+    for run in *; do
+        pid=$(sed -n "s/^{[^{}]*\"pid\": \([0-9]*\).*/\1/p" "$run/run.json" 2>/dev/null)
+        [ -n "$pid" ] && [ -d "/proc/$pid" ] && echo "$run"
+    done
+'
 end
 
 # is the command line about command $argv[1], and is there no script yet?

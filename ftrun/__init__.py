@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
@@ -43,7 +42,7 @@ def _register(distributed: Any) -> None:
         os.environ.setdefault("MASTER_PORT", "0")
 
 
-class _WhenTorchIsImported(importlib.abc.MetaPathFinder):
+class _WhenTorchIsImported:
     """Registers the backend right after torch.distributed was imported, whoever imports it first."""
 
     def find_spec(

@@ -75,15 +75,10 @@ LIVE = [command for command in commands() if command.startswith(ON_A_LIVE_RUN)]
 FTRUN = [command for command in commands() if command.startswith("ftrun ") and command not in LIVE]
 
 
-# how a command begins -> what its output must hold
 VERIFY = "ftrun verify "
-SAID = {VERIFY: "equal: 2 ranks, {steps} steps", "ftrun doctor": " 0 broken"}
 STEPS, FEWER = 1000, 200
-
-
-def said_by(command: str, steps: int) -> str:
-    said = next((said for start, said in SAID.items() if command.startswith(start)), "every weight is 1")
-    return said.format(steps=steps)
+# how a command begins -> what its output must hold
+SAID = {VERIFY: f"equal: 2 ranks, {STEPS} steps", "ftrun doctor": " 0 broken"}
 
 
 def shorter(script: str) -> str:
@@ -92,22 +87,12 @@ def shorter(script: str) -> str:
     return script.replace(f"job.steps({STEPS})", f"job.steps({FEWER})")
 
 
-@pytest.mark.parametrize("command", FTRUN)
+@pytest.mark.parametrize(
+    "command", [pytest.param(c, marks=pytest.mark.slow if c.startswith(VERIFY) else ()) for c in FTRUN]
+)
 def test_command(folder: Path, command: str) -> None:
-    """As it stands there; `verify`, which trains again and again, with an example of fewer steps."""
-    steps = STEPS
-    if command.startswith(VERIFY):
-        steps = FEWER
-        (folder / "examples").unlink()
-        (folder / "examples").mkdir()
-        (folder / "examples" / EXAMPLE.name).write_text(shorter(EXAMPLE.read_text()))
-    assert said_by(command, steps) in run(folder, command)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [command for command in FTRUN if command.startswith(VERIFY)])
-def test_verify_of_the_whole_example(folder: Path, command: str) -> None:
-    assert said_by(command, STEPS) in run(folder, command)
+    said = next((said for start, said in SAID.items() if command.startswith(start)), "every weight is 1")
+    assert said in run(folder, command)
 
 
 def test_commands_on_a_live_run(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Completion files for bash, zsh and fish, made from the commands that the app has; `completions/` holds the output.
 
-Static on purpose: a shell that completes starts no Python, but for the names of live runs. A test compares the files with
-what this makes now.
+Static on purpose: a shell that completes starts no Python, not even for the names of live runs. A test compares the files
+with what this makes now.
 """
 
 from __future__ import annotations
@@ -106,12 +106,28 @@ def _kind(metavar: str) -> Kind:
     return words or _METAVARS.get(metavar, OTHER)
 
 
+# Names of live runs, as `ftrun runs` finds them; without a single quote, so that every shell can hold it in some.
+_RUNS = r"""
+    if [ -n "$FTRUN_RUNS_ROOT" ]; then root=$FTRUN_RUNS_ROOT
+    elif [ -n "$XDG_RUNTIME_DIR" ] && [ -w "$XDG_RUNTIME_DIR" ]; then root=$XDG_RUNTIME_DIR/ftrun
+    elif [ -w /dev/shm ]; then root=/dev/shm/ftrun-$(id -u)
+    else root=/tmp/ftrun-$(id -u); fi
+    cd "$root" 2>/dev/null || exit 0
+    for run in *; do
+        pid=$(sed -n "s/^{[^{}]*\"pid\": \([0-9]*\).*/\1/p" "$run/run.json" 2>/dev/null)
+        [ -n "$pid" ] && [ -d "/proc/$pid" ] && echo "$run"
+    done
+"""
+
+
 # ---- bash ----
 
 _BASH = r"""# bash completion for ftrun. Made by `ftrun completions bash`: do not edit, a test compares the two.
 # Use: source this file, or copy it to ~/.local/share/bash-completion/completions/ftrun
 
-_ftrun_runs() { ftrun runs 2>/dev/null | while read -r name _; do printf '%s\n' "$name"; done; }
+_ftrun_runs() {
+    sh -c '@RUNS@'
+}
 
 _ftrun_options() {
     case $1 in
@@ -218,7 +234,7 @@ def _quoted(text: str) -> str:
 
 
 def _filled(template: str, **parts: str) -> str:
-    for name, part in parts.items():
+    for name, part in {**parts, "RUNS": _RUNS}.items():
         template = template.replace(f"@{name}@", part)
     return template
 
@@ -229,9 +245,9 @@ _ZSH = r"""#compdef ftrun
 # zsh completion for ftrun. Made by `ftrun completions zsh`: do not edit, a test compares the two.
 # Use: put this file into a folder of your fpath, before compinit.
 
-_ftrun_runs() {
+_ftrun_live_names() {
     local -a names
-    names=(${${(f)"$(ftrun runs 2>/dev/null)"}%% *})
+    names=(${(f)"$(sh -c '@RUNS@')"})
     compadd -a names
 }
 
@@ -294,7 +310,9 @@ def _zsh_option(option: Opt) -> Iterator[str]:
 def _zsh_action(kind: Kind) -> str:
     if isinstance(kind, tuple):
         return f"({' '.join(word.replace(':', chr(92) + ':') for word in kind)})"
-    return {FILE: "_files", PLACE: "_files", FOLDER: "_files -/", SCRIPT: "_files", RUN: "_ftrun_runs"}.get(kind, " ")
+    return {FILE: "_files", PLACE: "_files", FOLDER: "_files -/", SCRIPT: "_files", RUN: "_ftrun_live_names"}.get(
+        kind, " "
+    )
 
 
 def _zsh_added(action: str) -> str:
@@ -315,7 +333,7 @@ _FISH = r"""# fish completion for ftrun. Made by `ftrun completions fish`: do no
 # Use: copy this file to ~/.config/fish/completions/ftrun.fish
 
 function __ftrun_runs
-    ftrun runs 2>/dev/null | string replace -r ' .*' ''
+    sh -c '@RUNS@'
 end
 
 # is the command line about command $argv[1], and is there no script yet?

@@ -35,7 +35,7 @@ def timeline(
     output: str = typer.Option(None, "-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
     as_json: bool = typer.Option(False, "--json", help="The incident as JSON."),
 ) -> int:
-    from ftrun.host.report import count
+    from ftrun.core.amounts import count
     from ftrun.view.find import find, missing
     from ftrun.view.finished import read
     from ftrun.view.journal import UNLIKE_OURS

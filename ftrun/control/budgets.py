@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftrun.control.events import Action, Died, End, Say, Spawn, Terminate
-from ftrun.control.states import Config, Phase, Result, State, Worker
+from ftrun.control.phases import Phase
+from ftrun.control.states import Config, Result, State, Worker
 from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE
 from ftrun.core.faults import Fault
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from ftrun.control import budgets, devices, incidents, policy, restarts
 from ftrun.control.events import CloseGate, DeviceBack, DeviceFault, DeviceOut, Devices, Probe, Probed, Say
+from ftrun.control.phases import Phase
 from ftrun.control.responses import Response
-from ftrun.control.states import Config, Phase, Result, State, Worker
+from ftrun.control.states import Config, Result, State, Worker
 from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE
 from ftrun.core.faults import Fault
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from ftrun.control import budgets, devices, events, policy, restarts
 from ftrun.control.events import Action, CloseGate, Deadline, Died, Fence, OpenGate, Publish, Say, Spawn
+from ftrun.control.phases import INCIDENT, Phase
 from ftrun.control.responses import Response
-from ftrun.control.states import INCIDENT, STAGES, Config, IllegalEvent, Phase, Result, Stage, State, Worker, with_item
+from ftrun.control.states import STAGES, Config, IllegalEvent, Result, Stage, State, Worker, with_item
 from ftrun.core.errors import EXIT_FAILED
 from ftrun.core.faults import Fault
 

@@ -23,15 +23,12 @@ from typing import Any
 from ftrun.control import budgets, device_faults, incidents, restarts
 from ftrun.control import events as ev
 from ftrun.control.events import Action, Event, Fence, Say, Spawn, StartService
+from ftrun.control.phases import INCIDENT, LIVE, OVER, Phase
 from ftrun.control.states import (
-    INCIDENT,
-    LIVE,
-    OVER,
     SAYS,
     STAGES,
     Config,
     IllegalEvent,
-    Phase,
     Result,
     Stage,
     State,

@@ -23,7 +23,8 @@ from ftrun.control.events import (
     Spawn,
     StartService,
 )
-from ftrun.control.states import Config, Phase, Result, State
+from ftrun.control.phases import Phase
+from ftrun.control.states import Config, Result, State
 from ftrun.core.errors import EXIT_FAILED
 
 BACKOFF_FIRST = 0.5

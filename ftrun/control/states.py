@@ -11,36 +11,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ftrun.control.events import Action
+from ftrun.control.phases import Phase
 from ftrun.control.policy import Overrides
 from ftrun.core.errors import FtrunError
 
 
 class IllegalEvent(FtrunError):
     """An event that cannot happen in this state: a defect of the agent. The state did not change."""
-
-
-class Phase(str, enum.Enum):
-    """What the run as a whole does. NEW is before Begin."""
-
-    NEW = "NEW"
-    STARTING = "STARTING"
-    RUNNING = "RUNNING"
-    STOPPING = "STOPPING"
-    CLEANING = "CLEANING"
-    RESETTING = "RESETTING"
-    RESTORING = "RESTORING"
-    RESUMING = "RESUMING"
-    RESTARTING = "RESTARTING"
-    ENDING = "ENDING"
-    ENDED = "ENDED"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-INCIDENT = (Phase.STOPPING, Phase.CLEANING, Phase.RESETTING, Phase.RESTORING, Phase.RESUMING)
-LIVE = (Phase.STARTING, Phase.RUNNING, *INCIDENT, Phase.RESTARTING)
-OVER = (Phase.ENDING, Phase.ENDED)
 
 
 class Stage(enum.IntEnum):

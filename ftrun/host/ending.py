@@ -41,7 +41,7 @@ class Ending:
         self._say = say
         self._note = note
         self._signals: list[tuple[int, float]] = []
-        self.began = 0.0  # unix time at which workers were told to end; 0 = not yet
+        self.began = 0.0  # unix time at which workers were told to end; 0 = none was
         self.signum: int = signal.SIGKILL  # what they were told, if they were
         self.killed: list[int] = []  # ranks that had to be killed
 
@@ -67,10 +67,10 @@ class Ending:
     def _tell(self) -> None:
         if self.began:
             return
-        self.began = time.time()
         self._board[Head.ENDING] = 1
         told = self._ranked()
         if told:
+            self.began = time.time()
             self.signum = self._signals[0][0] if self._signals else signal.SIGTERM
         for worker in told:
             fence.kill_group(worker.pid, self.signum)

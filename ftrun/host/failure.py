@@ -19,11 +19,11 @@ from ftrun.control import blame
 from ftrun.control.blame import Failure
 from ftrun.control.events import Action, Died, Event, Publish, Raised, Say, Terminate, WorldEnded
 from ftrun.core import paths
+from ftrun.core.amounts import seconds, times
 from ftrun.core.errors import EXIT_OK, EXIT_SIGNAL
 from ftrun.host import fence
 from ftrun.host.crew import Worker
 from ftrun.host.logformat import on_console
-from ftrun.host.report import seconds, times
 from ftrun.host.settings import Output
 
 _INDENT = "  "

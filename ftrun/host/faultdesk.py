@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ftrun.core import amounts
 from ftrun.core.board import Board, Head
 from ftrun.core.faults import Fault as Found
 from ftrun.faults import device, oom, requests, trigger
@@ -108,7 +109,7 @@ class FaultDesk:
         self.look()
         if self._plan is not None:
             for fault, count in trigger.unfired(load_plan(self._plan), self._run_dir):
-                self._say(f"planned fault did not fire ({report.count(count, 'time')} of {fault.times}): {fault}")
+                self._say(f"planned fault did not fire ({amounts.count(count, 'time')} of {fault.times}): {fault}")
                 self._note("unfired", fault=str(fault), count=count)
         for request in requests.pending(self._run_dir):
             if request.op != requests.RANDOM:

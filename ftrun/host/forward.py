@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ftrun.control.blame import ranks
+from ftrun.core.amounts import count
 from ftrun.host.crew import Crew
 from ftrun.host.loop import Loop
-from ftrun.host.report import count
 
 PATIENCE = 60.0  # seconds that a rank has to install a handler before the signal is given up
 _LOOK = 0.1

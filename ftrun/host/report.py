@@ -10,6 +10,7 @@ from typing import Any
 
 from ftrun.control import blame
 from ftrun.control.events import Say
+from ftrun.core.amounts import count, milliseconds, seconds, size
 from ftrun.core.board import Inexact
 from ftrun.core.faults import Fault
 from ftrun.core.paths import LOG_DIR
@@ -270,28 +271,3 @@ def run_shown(logs: Path) -> str:
     shown = os.path.relpath(logs)
     here = Path(shown).parent == Path(LOG_DIR)
     return logs.name if here else shown if os.sep in shown else f".{os.sep}{shown}"
-
-
-def count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def times(number: int) -> str:
-    return {1: "once", 2: "twice"}.get(number, f"{number} times")
-
-
-def milliseconds(value: float) -> str:
-    return f"{value:.1f}" if value < 2 else f"{value:.0f}"
-
-
-def seconds(value: float) -> str:
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
-
-
-def size(number: int) -> str:
-    value, unit = float(number), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"

@@ -14,7 +14,7 @@ from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_uint3
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ftrun.native import _bind, _releasing
+from ftrun.native import _bind, _releasing, cuda
 
 Extent = tuple[int, int]
 """(address, bytes)"""
@@ -185,7 +185,10 @@ def copy(to: Sequence[Extent], source: Sequence[Extent], terms: Terms | None = N
     result = _Result()
     native = (terms or Terms())._native()
     lists = _array(to), len(to), _array(source), len(source), ctypes.byref(native), ctypes.byref(result)
-    return _moved(_copy(*lists) if gpu is None else _copy_gpu(gpu, *lists), result)
+    if gpu is None:
+        return _moved(_copy(*lists), result)
+    cuda.say_where_nvrtc_is()
+    return _moved(_copy_gpu(gpu, *lists), result)
 
 
 class OnGpu(NamedTuple):

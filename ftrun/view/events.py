@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ftrun.host.report import count
+from ftrun.core.amounts import count
 from ftrun.host.rundir import process_start
 from ftrun.view.find import Found
 from ftrun.view.journal import Tail, parse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ftrun.host.report import count
+from ftrun.core.amounts import count
 from ftrun.view import text
 from ftrun.view.find import Found
 from ftrun.view.journal import Account, Tail

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftrun.control.states import INCIDENT, Phase
+from ftrun.control.phases import INCIDENT, Phase
 
 _CHUNK = 1 << 20
 UNLIKE_OURS = (KeyError, TypeError, ValueError, AttributeError)  # what a line of another version leads to

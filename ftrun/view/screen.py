@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ftrun.host.report import count, milliseconds, size
+from ftrun.core.amounts import count, milliseconds, size
 from ftrun.view import text
 from ftrun.view.text import BAD, CHOSEN, GOOD, HEAD, PLAIN, QUIET, STRONG, WARN, Column, Line, Span
 

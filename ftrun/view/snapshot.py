@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ftrun.control.states import Phase as Machine
+from ftrun.control.phases import Phase as Machine
 from ftrun.core import gate, paths, steps
 from ftrun.core.board import Board, Cell, F, Flag, Head, Inexact, Phase, collective_name, collective_of
 from ftrun.core.world import World, read_world

@@ -8,6 +8,7 @@ Nothing here waits for the device unless it says so; writes happen in the order 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -72,6 +73,13 @@ def allocate(ordinal: int, address: int, size: int, what: str, instead: str) -> 
             return cuda.create(ordinal, address, size)
         except cuda.CudaError as error:
             why = error
+        if why.errno == cuda.BROKEN:
+            raise why
+        if why.errno != errno.ENOMEM:
+            raise DeviceError(
+                f"{cuda.device(ordinal).name} (device {ordinal}) did not give memory that other processes can map, which {what} "
+                f"needs ({why.strerror}); {instead}"
+            ) from why
         if not again or not torch.cuda.is_available():
             break
         torch.cuda.empty_cache()  # what torch keeps of freed tensors, the originals of what was moved among them
@@ -125,13 +133,15 @@ class DeviceMemory:
         if not facts.vmm or not facts.granularity:
             raise DeviceError(
                 f"{facts.name} (device {ordinal}) cannot share its memory between processes (no virtual memory management), "
-                "so weights cannot outlive a worker there; run the script without protect()"
+                "so weights cannot outlive a worker there; virtual GPUs often lack it: use a whole device or a MIG slice of one, "
+                "or run the script without protect()"
             )
         if not facts.writes64:
             raise DeviceError(
                 f"{facts.name} (device {ordinal}) has no 64-bit stream writes, so a torn update could not be told; "
                 "run the script without protect()"
             )
+        _need_kernels(ordinal)
         control.view(_UUID, 16)[:] = facts.uuid
         control.store(_LENGTH, length)
         memory = cls(control, ordinal)
@@ -202,7 +212,7 @@ class DeviceMemory:
         self._expected[zone] = size
 
     def reserve(self, zone: str, size: int, align: int) -> int:
-        """Offset of `size` fresh bytes. Errors: DeviceError when the device is full."""
+        """Offset of `size` fresh bytes. Errors: DeviceError when the device is full or may not share; CudaError when it is broken."""
         end = self.control.load(_ENDS[zone])
         start = -(-end // align) * align
         self._back(zone, start + size)
@@ -380,3 +390,12 @@ class DeviceMemory:
 
 def _address(window: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(window))
+
+
+def _need_kernels(ordinal: int) -> None:
+    try:
+        cuda.load_kernels(ordinal)
+    except cuda.CudaError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        raise DeviceError(f"{error.strerror}; {cuda.NVRTC_ADVICE}; or run the script without protect()") from None

@@ -41,7 +41,13 @@ FTRUN_API int ftrun_cuda_room(int device, uint64_t *free, uint64_t *total);
 /* Whose memory `address` is: `device` of a GPU, -1 = plain host memory. `host` = 1 when the CPU can read it too. */
 FTRUN_API int ftrun_cuda_owner(const void *address, int *device, int *host);
 
-/* ---- memory that several processes map ---- */
+/* ---- memory that several processes map ----
+ *
+ * Only by virtual memory management, not by CUDA's older IPC handles. Such a handle names an allocation of the process that
+ * made it: when that process frees it or dies, what others have mapped is undefined, and weights must outlive exactly that
+ * death. The keeper would have to allocate everything, with a context on each device, and its own death, which costs nothing
+ * now, would take all weights along. What a driver of CUDA 12 serves has virtual memory management from V100 on, as far as
+ * known, but for some kinds of virtual GPUs: protect() refuses those. */
 
 /* A range of addresses without memory. `length` must be a multiple of the granularity. */
 FTRUN_API int64_t ftrun_cuda_reserve(int device, uint64_t length);
@@ -88,8 +94,19 @@ FTRUN_API int ftrun_cuda_pack(int device, uint64_t stream, const uint64_t *table
 FTRUN_API int ftrun_cuda_nonfinite(int device, uint64_t stream, uint64_t address, uint64_t count, int kind,
                                    double timeout, uint64_t *found);
 
-/* Loads the kernels for `device`: -EIO or -EOPNOTSUPP when its driver does not take them. */
+/* ---- the kernels: their PTX (for compute capability 8.0 and later), else compiled by NVRTC, looked for only then ---- */
+
+/* Loads them for `device`; every call that needs them does. 1: compiled by NVRTC. -ENOEXEC: neither way works. */
 FTRUN_API int ftrun_cuda_kernels(int device);
+
+/* Where NVRTC is looked for before the loader's own places: folders joined by ':'. */
+FTRUN_API void ftrun_cuda_nvrtc_folders(const char *folders);
+
+/* Compiles them without a device or driver. Gives the size of the image; it and the compiler's name belong to the library
+ * and last until the next call in this thread. -ENOEXEC without an NVRTC that knows the compute capability. */
+FTRUN_API int64_t ftrun_cuda_compile(int major, int minor, const void **image, const char **compiler);
+
+/* ---- transfers ---- */
 
 /* ftrun_transfer_copy between extents that kernels of `device` can reach, on streams of its own. */
 FTRUN_API int ftrun_cuda_transfer_copy(int device, const ftrun_extent *to, size_t to_count, const ftrun_extent *from,

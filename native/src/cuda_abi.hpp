@@ -42,7 +42,8 @@ struct Access {  // CUmemAccessDesc
 };
 
 constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kUnavailable = 46, kNoDevice = 100,
-                 kInvalidDevice = 101, kInvalidContext = 201, kUncorrectable = 214, kNotFound = 500, kNotReady = 600,
+                 kInvalidDevice = 101, kInvalidImage = 200, kInvalidContext = 201, kNoBinary = 209, kUncorrectable = 214,
+                 kInvalidPtx = 218, kNoJit = 221, kUnsupportedPtx = 222, kJitDisabled = 223, kInvalidSource = 300, kNotFound = 500, kNotReady = 600,
                  kIllegalAddress = 700, kAlreadyRegistered = 712, kLaunchFailed = 719, kNotPermitted = 800,
                  kNotSupported = 801, kUnknown = 999;
 constexpr int kPinned = 1, kPosixFd = 1, kOnDevice = 1, kReadWrite = 3;

@@ -28,6 +28,13 @@ int errno_of(Result result) {
         case kOutOfMemory: return ENOMEM;
         case kNoDevice:
         case kInvalidDevice: return ENODEV;
+        case kInvalidImage:
+        case kNoBinary:
+        case kInvalidPtx:
+        case kNoJit:
+        case kUnsupportedPtx:
+        case kJitDisabled:
+        case kInvalidSource: return ENOEXEC;
         case kNotReady: return EINPROGRESS;
         case kNotPermitted: return EPERM;
         case kNotSupported: return EOPNOTSUPP;

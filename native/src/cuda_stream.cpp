@@ -134,7 +134,8 @@ int ftrun_cuda_nonfinite(int device, uint64_t stream, uint64_t address, uint64_t
 int ftrun_cuda_kernels(int device) {
     const Current current(device);
     const Kernels *kernel = nullptr;
-    return current.error != 0 ? current.error : kernels(device, &kernel);
+    const int error = current.error != 0 ? current.error : kernels(device, &kernel);
+    return error != 0 ? error : kernel->compiled;
 }
 
 }  // extern "C"

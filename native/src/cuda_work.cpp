@@ -1,27 +1,13 @@
-// The kernels, and waiting.
+// Launching the kernels, and waiting.
 #include "cuda_work.hpp"
 
 #include <time.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <map>
-#include <mutex>
 
 #include "hash.hpp"
 #include "thread.hpp"
-
-// The PTX text, ended by a zero as cuModuleLoadData wants it.
-__asm__(
-    ".section .rodata\n"
-    ".balign 16\n"
-    ".hidden ftrun_ptx\n"
-    ".global ftrun_ptx\n"
-    "ftrun_ptx:\n"
-    ".incbin \"" FTRUN_PTX "\"\n"
-    ".byte 0\n"
-    ".previous\n");
-extern "C" const char ftrun_ptx[];
 
 namespace ftrun::cuda {
 namespace {
@@ -30,9 +16,6 @@ constexpr uint64_t kBatch = kChecksumScratch / (kLanes * sizeof(uint64_t));  // 
 constexpr unsigned kThreads = 128;
 constexpr uint64_t kSpinNs = 50 * 1000;
 
-std::mutex mutex;
-std::map<Ordinal, Kernels> loaded;
-
 unsigned blocks_for(uint64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
 
 int launch(Function kernel, unsigned blocks, unsigned threads, Stream stream, void **parameters, const char *what) {
@@ -40,32 +23,6 @@ int launch(Function kernel, unsigned blocks, unsigned threads, Stream stream, vo
 }
 
 }  // namespace
-
-int kernels(Ordinal device, const Kernels **found) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto known = loaded.find(device);
-    if (known != loaded.end()) {
-        *found = &known->second;
-        return 0;
-    }
-    Module module = nullptr;
-    int error = check(calls().cuModuleLoadData(&module, ftrun_ptx), "cuModuleLoadData of ftrun's kernels");
-    Kernels all;
-    const struct {
-        const char *name;
-        Function *slot;
-    } wanted[] = {{"ftrun_checksum_lanes", &all.lanes},
-                  {"ftrun_checksum_pieces", &all.pieces},
-                  {"ftrun_checksum_join", &all.join},
-                  {"ftrun_pack", &all.pack},
-                  {"ftrun_nonfinite", &all.nonfinite}};
-    for (const auto &one : wanted) {
-        if (error == 0) error = check(calls().cuModuleGetFunction(one.slot, module, one.name), one.name);
-    }
-    if (error != 0) return error;
-    *found = &(loaded[device] = all);
-    return 0;
-}
 
 int queue_checksum(Ordinal device, Stream stream, Pointer address, uint64_t length, uint64_t seed, Pointer scratch,
                    Pointer total) {

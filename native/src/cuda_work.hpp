@@ -7,9 +7,11 @@ namespace ftrun::cuda {
 
 struct Kernels {
     Function lanes = nullptr, pieces = nullptr, join = nullptr, pack = nullptr, nonfinite = nullptr;
+    bool compiled = false;  // by NVRTC, since the driver refused their PTX
 };
 
-// The kernels, loaded for `device` (whose context is current). 0 or a negative errno.
+// The kernels, loaded for `device` (whose context is current). 0 or a negative errno, -ENOEXEC when its driver takes neither
+// their PTX nor what NVRTC makes of their source.
 int kernels(Ordinal device, const Kernels **found);
 
 constexpr size_t kChecksumScratch = size_t{1} << 20;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftrun.cli import completion
+from ftrun.core import paths
 from tests.conftest import Ftrun
 from tests.e2e import harness
 
@@ -74,13 +76,13 @@ def in_fish(folder: Path, line: str, env: dict[str, str] | None = None) -> list[
     return [row.partition("\t")[0] for row in done.stdout.splitlines()]
 
 
-def in_zsh(folder: Path, line: str) -> str:
+def in_zsh(folder: Path, line: str, **env: str) -> str:
     """What a terminal shows after `line` and two Tab keys."""
     shell = need("zsh")
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
-        os.environ.update(TERM="dumb", HOME=str(folder), ZDOTDIR=str(folder), PS1="READY> ", COLUMNS="200")
+        os.environ.update(env, TERM="dumb", HOME=str(folder), ZDOTDIR=str(folder), PS1="READY> ", COLUMNS="200")
         os.execv(shell, [shell, "-f", "-i"])
     shown = ""
     try:
@@ -177,7 +179,7 @@ def test_zsh(folder: Path) -> None:
 
 
 def test_names_of_live_runs(ftrun: Ftrun, folder: Path) -> None:
-    """`ftrun status <Tab>` offers the runs that live, in bash and fish."""
+    """`ftrun status <Tab>` offers the runs that live."""
     script = ftrun.script("import time; print('up', flush=True); time.sleep(600)")
     run = ftrun.start("--run-id", "fair-otter", "--spares", "0", script)
     run.wait_output("up")
@@ -186,6 +188,26 @@ def test_names_of_live_runs(ftrun: Ftrun, folder: Path) -> None:
     assert in_bash(folder, "ftrun stop f", env) == ["fair-otter"]
     if shutil.which("fish"):
         assert "fair-otter" in in_fish(folder, "ftrun stop fair", env)
+    if shutil.which("zsh"):
+        assert "stop fair-otter" in in_zsh(folder, "ftrun stop fa", FTRUN_RUNS_ROOT=str(ftrun.runs_root)).replace(
+            "\x07", ""
+        )
     run.signal(15)
     run.wait()
     assert in_bash(folder, "ftrun status ''", env) == []
+
+
+def test_names_of_runs_are_looked_for_where_ftrun_keeps_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(paths.ENV_RUNS_ROOT, raising=False)
+    for runtime in (str(folder), ""):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        name = f"kept-{os.getpid()}"
+        kept = paths.runs_root() / name
+        kept.mkdir()
+        try:
+            (kept / paths.RUN_FILE).write_text(json.dumps({"run_id": name, "pid": os.getpid(), "start": 0}))
+            assert name in in_bash(folder, "ftrun status k")
+            (kept / paths.RUN_FILE).write_text(json.dumps({"run_id": name, "pid": 2**30, "start": 0}))
+            assert name not in in_bash(folder, "ftrun status k")
+        finally:
+            shutil.rmtree(kept)

@@ -214,7 +214,8 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[tuple[
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in ("static", "c10d", "run-path") else ()) for n in LINES]
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in ("static", "c10d", "module", "run-path") else ()) for n in LINES],
 )
 def test_workers_see_the_same(name: str, folder: Path) -> None:
     theirs, ours = both(folder, name)
@@ -237,6 +238,7 @@ def test_chance_is_each_ranks_own(folder: Path) -> None:
         assert seen["0-0"]["torch.first number"] != seen["1-0"]["torch.first number"]
 
 
+@pytest.mark.slow
 def test_nothing_is_allowed_in_vain(folder: Path) -> None:
     seen = {name: both(folder, name) for name in LINES}
     for entry in TABLE:

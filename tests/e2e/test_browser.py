@@ -99,6 +99,7 @@ def check(found: dict[str, Any]) -> None:
         assert words in found["texts"], words
 
 
+@pytest.mark.slow
 def test_svg(logs: Path, tmp_path: Path) -> None:
     svg = draw(logs, "svg", tmp_path / "incident.svg")
     inside = svg[svg.index("<svg") :]

@@ -9,6 +9,7 @@ import pytest
 from tests import calm
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_nothing_is_reported_of_a_run_that_is_only_odd(folder: Path) -> None:
     said: list[str] = []

@@ -270,6 +270,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_compilation_in_the_middle_of_a_run_is_no_hang(folder: Path) -> None:
     (folder / "train.py").write_text(COMPILING)
     options = ("--spares", "0", "--hang-floor", "1", "--nproc-per-node", "4")

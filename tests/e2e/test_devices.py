@@ -77,6 +77,7 @@ def died(outcome: harness.Outcome) -> list[tuple[int, str]]:
     return [(a["rank"], a["detail"]) for a in outcome.actions("Say") if a["what"] == "died"]
 
 
+@pytest.mark.slow
 def test_one_run_each_class_of_xid(stock: Reference, folder: Path) -> None:
     """Application: same device. Log only: nothing. NVLink: connections. Needs a reset: the spare device."""
     trial = Trial(folder, 5)

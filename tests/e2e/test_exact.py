@@ -58,7 +58,7 @@ def check(
     return outcome
 
 
-@pytest.mark.parametrize("config", configs("adamw"))
+@pytest.mark.parametrize("config", configs())
 def test_what_is_compared_with_is_what_torchrun_gives(stock: Reference, folder: Path, config: str) -> None:
     harness.same(stock(*CONFIGS[config]), harness.torchrun(folder, CONFIGS[config]))
 
@@ -72,7 +72,7 @@ def test_clean_run_equals_torchrun(stock: Reference, folder: Path, config: str) 
     assert harness.replaced_ranks(outcome) == set()
 
 
-@pytest.mark.parametrize("config", configs(*QUICK))
+@pytest.mark.parametrize("config", configs("across"))
 def test_ten_kills_in_one_run(stock: Reference, folder: Path, config: str) -> None:
     """Rank 0 and another rank, in every phase, one a step."""
     faults = [kill(rank, at, step) for step, (rank, at) in enumerate(((r, at) for at in PHASES for r in (0, 2)), 1)]

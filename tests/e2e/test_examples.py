@@ -25,7 +25,9 @@ def test_readme_shows_the_example() -> None:
     assert lines(shown) == lines(EXAMPLE.read_text().partition('"""\n')[2])
 
 
-@pytest.mark.parametrize("how", [pytest.param("ftrun", marks=pytest.mark.slow), "torchrun", "python"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("ftrun", marks=pytest.mark.slow), pytest.param("torchrun", marks=pytest.mark.slow), "python"]
+)
 def test_four_lines(folder: Path, how: str) -> None:
     plan = folder / "plan.toml"
     plan.write_text(kill(1, "backward", 300))

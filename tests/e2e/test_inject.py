@@ -180,7 +180,8 @@ def at_a_terminal(run: Struck, words: list[str], answer: str) -> tuple[int, bool
     return process.returncode, b"[y/N]" in said
 
 
-@pytest.mark.parametrize("kind", ["node-kill", pytest.param("launcher-kill", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["node-kill", "launcher-kill"])
 def test_the_whole_run_dies(live: Callable[..., Struck], folder: Path, kind: str) -> None:
     run = live(steps=400)
     run.reach(1)

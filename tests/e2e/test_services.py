@@ -214,7 +214,8 @@ def _sockets(pid: int) -> int:
     return count
 
 
-@pytest.mark.parametrize("restarts", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [0, 1])
 def test_keeper_and_a_rank_die_at_once(stock: Reference, begin: Callable[..., Live], restarts: int) -> None:
     """The rank's memory is lost with the keeper: no rung in place is left, and ftrun says so."""
     live = begin(SLOW, spares=0, options=["--max-restarts", str(restarts)])

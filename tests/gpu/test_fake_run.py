@@ -11,6 +11,7 @@ import pytest
 from tests.e2e import harness
 from tests.e2e.harness import kill
 from tests.gpu.conftest import Outcome, command, finish, named, run, same, wait_for
+from tests.native import fake
 from tests.native.fake import Control
 
 SLOW_STREAM = 400_000  # bytes a second: an update of this model then takes about 0.2 s
@@ -105,7 +106,38 @@ def test_a_device_that_cannot_share_memory_is_refused(folder: Path, control: Con
     control.set(vmm=0)
     outcome = run(folder, control)
     assert outcome.code == 1
-    assert "cannot share its memory between processes" in outcome.output
+    assert "DeviceError: Fake GPU" in outcome.output and "cannot share its memory between processes" in outcome.output
+    assert "run the script without protect()" in outcome.output
+
+
+def test_a_device_that_says_it_shares_and_does_not_is_refused(folder: Path, control: Control) -> None:
+    control.set(refuse="cuMemExportToShareableHandle")
+    outcome = run(folder, control)
+    assert outcome.code == 1
+    assert "did not give memory that other processes can map" in outcome.output
+    assert "CUDA_ERROR_NOT_PERMITTED" in outcome.output and "no room" not in outcome.output
+
+
+def test_a_device_too_old_for_the_ptx_runs_on_kernels_compiled_here(
+    clean: Outcome, folder: Path, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.fspath(fake.nvrtc()))
+    control.set(capability=75)
+    outcome = run(folder, control, faults=(kill(2, "backward", 3),))
+    same(clean, outcome)
+    assert "state adopted in place" in outcome.output
+
+
+def test_a_device_too_old_for_the_ptx_is_refused_when_nothing_compiles_them(
+    folder: Path, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.fspath(fake.nvrtc()))
+    control.set(capability=70)
+    outcome = run(folder, control)
+    assert outcome.code == 1
+    assert "ftrun's kernels cannot be loaded on Fake GPU" in outcome.output
+    assert "CUDA_ERROR_INVALID_PTX" in outcome.output and "for sm_70: NVRTC_ERROR_INVALID_OPTION" in outcome.output
+    assert "pip install nvidia-cuda-nvrtc" in outcome.output
 
 
 @pytest.mark.slow
@@ -119,6 +151,7 @@ def test_a_lost_device_ends_the_run_with_its_name(folder: Path, control: Control
     assert "CUDA_ERROR_UNKNOWN" in outcome.output
 
 
+@pytest.mark.slow
 def test_a_new_keeper_gets_the_device_memory_too(folder: Path, control: Control) -> None:
     running = harness.start(folder, command(folder, "--steps", "60", "--pause", "0.05"), control.env)
     wait_for(lambda: _step(folder, 2) > 2, "some steps")

@@ -155,6 +155,7 @@ def repeat(cycles: Cycles, first: int, times: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_start_and_stop(cycles: Cycles) -> None:
     repeat(cycles, 0, FEW)
 

@@ -157,39 +157,55 @@ import os, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
 print("here", flush=True)
-if dist.get_rank() == 1:
-    while not os.path.exists("go"): time.sleep(0.001)
-    sys.exit(7)
-dist.all_reduce(torch.ones(1))
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if dist.get_rank() == 1:
+        while not os.path.exists("go"): time.sleep(0.001)
+        sys.exit(7)
+    dist.all_reduce(torch.ones(1))
 """
 
 
-def test_the_cause_is_told_first_also_when_both_are_learnt_of_at_once(ftrun: Ftrun) -> None:
-    run = ftrun.start("--nproc-per-node", 2, "--spares", 0, ftrun.script(BEREFT))
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_the_cause_is_told_first_also_when_both_are_learnt_of_at_once(ftrun: Ftrun, restarts: int) -> None:
+    run = ftrun.start("--nproc-per-node", 2, "--spares", 0, "--max-restarts", restarts, ftrun.script(BEREFT))
     run.wait_output("here", 2)
     nursery, *ranks = (run.pid(f"ftrun {name}") for name in ("nursery", "rank 0", "rank 1"))
     os.kill(nursery, signal.SIGSTOP)  # it reaps rank 0 first, whoever died first
     (ftrun.base / "go").touch()
     wait_for(lambda: all(fence.ended(pid) for pid in ranks), "both ranks to die")
     os.kill(nursery, signal.SIGCONT)
-    assert run.wait() == 1
-    lines = report(run)
-    assert lines[0].startswith("root cause: rank 1 left with exit code 7, "), run.stderr
-    assert lines[-1].startswith("rank 0 failed only because of it: RuntimeError: "), run.stderr
+    assert run.wait() == 1 - restarts, run.stderr
+    if restarts:
+        assert "ftrun: rank 1 failed (exit 7); all workers start again" in run.stderr
+    else:
+        lines = report(run)
+        assert lines[0].startswith("root cause: rank 1 left with exit code 7, "), run.stderr
+        assert lines[-1].startswith("rank 0 failed only because of it: RuntimeError: "), run.stderr
+
+
+TWO = """
+import os, time
+def wait_for(name):
+    while not os.path.exists(name): time.sleep(0.001)
+print("here", flush=True)
+if os.environ["RANK"] == "1":
+    wait_for("go")
+    open("first", "w").close()
+    raise ValueError("the first")
+wait_for("first")
+time.sleep(0.02)
+os._exit(9)
+"""
 
 
 def test_two_failures_of_their_own(ftrun: Ftrun) -> None:
-    script = ftrun.script(
-        "import os, time\n"
-        f"mark = {str(ftrun.base / 'first')!r}\n"
-        "if os.environ['RANK'] == '1':\n"
-        "    open(mark, 'w').close()\n"
-        "    raise ValueError('the first')\n"
-        "while not os.path.exists(mark): time.sleep(0.001)\n"
-        "time.sleep(0.02)\n"
-        "os._exit(9)\n"
-    )
-    run = ftrun.start("--nproc-per-node", 2, "--spares", 0, script)
+    run = ftrun.start("--nproc-per-node", 2, "--spares", 0, ftrun.script(TWO))
+    run.wait_output("here", 2)
+    ranks = [run.pid("ftrun rank 0"), run.pid("ftrun rank 1")]
+    run.signal(signal.SIGSTOP)  # or it would end the second one before its own failure
+    (ftrun.base / "go").touch()
+    wait_for(lambda: all(fence.ended(pid) for pid in ranks), "both ranks to die")
+    run.signal(signal.SIGCONT)
     assert run.wait() == 1
     lines = report(run)
     assert lines[0].startswith("root cause: rank 1 raised ValueError")

@@ -54,6 +54,7 @@ def test_the_module_stays_until_the_end(ftrun: Ftrun, start: str) -> None:
     assert lines == [f"file {ftrun.base}/train.py class Thing:    pass", "thread True True", "atexit True True"]
 
 
+@pytest.mark.slow
 def test_folder_package_and_relative_path(ftrun: Ftrun) -> None:
     """`ftrun folder`, `ftrun -m package` and `ftrun -m package.part`."""
     for name in ("folder", "package"):

@@ -1,4 +1,4 @@
-"""The fake CUDA driver of tests/native/fake_cuda: built once, put before the real one, steered by a control file."""
+"""The fake CUDA driver and the fake NVRTC: built once, put where real ones would be found, steered by a control file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = Path(__file__).resolve().parent / "fake_cuda"
+HERE = Path(__file__).resolve().parent
 PRELUDE = """
 import ctypes, errno, json, os, random, signal, sys, time
 from ftrun import native
@@ -30,21 +30,35 @@ def memory(size, device=0):
 
 def library() -> Path:
     """Folder with the fake libcuda.so.1; built when its sources changed."""
+    return _built(
+        "fake_cuda", "libcuda.so.1", [ROOT / "native/src/cuda_abi.hpp", ROOT / "native/src/hash.hpp", *_kernels()]
+    )
+
+
+def nvrtc() -> Path:
+    """Folder with the fake libnvrtc.so.12; built when its sources changed."""
+    return _built("fake_nvrtc", "libnvrtc.so.12", [ROOT / "native/src/nvrtc_abi.hpp"])
+
+
+def _kernels() -> list[Path]:
+    return sorted((ROOT / "native/kernels").glob("*.cu"))
+
+
+def _built(name: str, library: str, needs: list[Path]) -> Path:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
-        pytest.skip("the fake CUDA driver needs a C++ compiler")
-    parts = [*sorted(SOURCES.iterdir()), *sorted((ROOT / "native/kernels").glob("*.cu"))]
-    parts += [ROOT / "native/src/cuda_abi.hpp", ROOT / "native/src/hash.hpp"]
-    digest = hashlib.sha256(b"".join(p.read_bytes() for p in parts)).hexdigest()[:16]
-    folder = ROOT / "build" / f"fake-cuda-{digest}"
-    if not (folder / "libcuda.so.1").exists():
+        pytest.skip("the fake CUDA libraries need a C++ compiler")
+    sources = sorted((HERE / name).iterdir())
+    digest = hashlib.sha256(b"".join(p.read_bytes() for p in [*sources, *needs])).hexdigest()[:16]
+    folder = ROOT / "build" / f"{name.replace('_', '-')}-{digest}"
+    if not (folder / library).exists():
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = folder / f"unfinished-{os.getpid()}"
         options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
         # two runs at a time may build it: each under a name of its own, the last rename wins
-        files = [os.fspath(p) for p in SOURCES.glob("*.cpp")]
+        files = [os.fspath(p) for p in sources if p.suffix == ".cpp"]
         subprocess.run([compiler, *options, "-Wno-unknown-pragmas", *files, "-o", os.fspath(unfinished)], check=True)
-        unfinished.rename(folder / "libcuda.so.1")
+        unfinished.rename(folder / library)
     return folder
 
 

@@ -93,6 +93,7 @@ def test_an_agent_that_vanishes_leaves_a_smaller_world(agents: Agents, backend: 
     assert "world of 2 workers on 1 node (after: node 1 (" in first.stderr
 
 
+@pytest.mark.slow
 def test_a_late_agent_makes_the_world_larger(agents: Agents) -> None:
     body = "if dist.get_world_size() == 2:\n    up(f'small{rank}')\n    time.sleep(120)\n"
     nodes = meeting(agents, "file", least=1, conf={"last_call_timeout": "0.5"})
@@ -144,6 +145,7 @@ def test_the_server_is_killed(agents: Agents) -> None:
     assert "the run ends: the rendezvous server on 127.0.0.1:" in agents.runs[1].stderr
 
 
+@pytest.mark.slow
 def test_a_signal_on_one_node_ends_all(agents: Agents) -> None:
     nodes = meeting(agents, "c10d")
     for _ in range(2):
@@ -188,6 +190,7 @@ def test_what_an_earlier_run_left_in_the_folder(agents: Agents) -> None:
     assert not any("earlier run" in run.stderr for run in agents.runs[4:])
 
 
+@pytest.mark.slow
 def test_the_store_dies(agents: Agents) -> None:
     body = "up(f'there{rank}{os.environ[\"MASTER_PORT\"]}')\nif not os.path.exists(out + '/again'): time.sleep(120)\n"
     nodes = meeting(agents, "c10d")

@@ -68,6 +68,7 @@ def test_node_ranks(agents: Agents) -> None:
     check_world(agents, [1, 1, 2])
 
 
+@pytest.mark.slow
 def test_run_directories_and_logs_are_each_agents_own(agents: Agents) -> None:
     nodes = {"least": 2, "most": 2, "backend": "c10d", "endpoint": f"127.0.0.1:{free_port()}"}
     for _ in range(2):

@@ -46,13 +46,13 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
 @pytest.mark.parametrize(
     ("place", "ranks", "spares"),
     [
-        ("call 1@0", 3, 1),
-        ("call 5 late@1", 3, 1),
+        pytest.param("call 1@0", 3, 1, marks=pytest.mark.slow),
+        pytest.param("call 5 late@1", 3, 1, marks=pytest.mark.slow),
         ("handed out 4@2", 3, 1),
         pytest.param("subgroups 5@1", 3, 0, marks=pytest.mark.slow),
         pytest.param("left 3@2", 3, 1, marks=pytest.mark.slow),
-        ("after loop 0@0", 3, 1),
-        ("before loop 2@2", 3, 1),
+        pytest.param("after loop 0@0", 3, 1, marks=pytest.mark.slow),
+        pytest.param("before loop 2@2", 3, 1, marks=pytest.mark.slow),
         pytest.param("after loop 2@0", 3, 1, marks=pytest.mark.slow),
         pytest.param("tail@1", 3, 0, marks=pytest.mark.slow),
         ("very end@2", 3, 1),

@@ -60,9 +60,8 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return digests(run(Ftrun(base), "False"))
 
 
-@pytest.mark.parametrize(
-    "body", ["body(step)", pytest.param(SWALLOW, marks=pytest.mark.slow)], ids=["let out", "swallowed"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("body", ["body(step)", SWALLOW], ids=["let out", "swallowed"])
 def test_one_rank_raises_after_its_update(ftrun: Ftrun, clean: set[str], body: str) -> None:
     ended = run(ftrun, ONCE, body)
     assert ended.process.returncode == 0, ended.stderr

@@ -181,13 +181,15 @@ print("end:", model.weight.sum().item(), flush=True)
 @pytest.mark.parametrize(
     ("loop", "message"),
     [
-        (
+        pytest.param(
             "for step in job.steps(3):\n    if step.index == 0:\n        with step:\n" + indent(BODY, 12),
             "step 1 was taken from the loop, but its `with step:` was skipped",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "steps = job.steps(3)\nstep = next(steps)\nwith step:\n    with next(steps):\n" + indent(BODY),
             "the next step was asked for inside the body of step 0; leave it first",
+            marks=pytest.mark.slow,
         ),
         (
             "for step in job.steps(3):\n    with step:\n"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ftrun.host.doctor import BROKEN, OK, WARNING, Finding
 from ftrun.host.doctor.asking import ask
 from ftrun.host.settings import gpu_count
+from ftrun.native.cuda import NVRTC_ADVICE
 
 AREA = "devices"
 _SECONDS = 15.0
@@ -26,18 +28,20 @@ def check() -> Iterator[Finding]:
             )
         return
     for index, device in enumerate(found["devices"]):
-        name = f"CUDA device {index}"
-        if device["usable"]:
-            text = (
-                f"{device['name']}, {device['uuid']}: weights there outlive a worker (driver: CUDA {found['driver']})"
-            )
-            yield Finding(AREA, name, OK, text)
-        else:
-            missing = "virtual memory management" if not device["vmm"] else "64-bit stream writes"
-            yield Finding(
-                AREA,
-                name,
-                WARNING,
-                f"{device['name']}, {device['uuid']}: no {missing}, so protect() refuses models there",
-                "run the script without protect(), or use another device",
-            )
+        yield _finding(f"CUDA device {index}", device, found["driver"])
+
+
+def _finding(name: str, device: dict[str, Any], driver: str) -> Finding:
+    who = f"{device['name']}, {device['uuid']}"
+    if device["usable"]:
+        text = f"{who}: weights there outlive a worker (driver: CUDA {driver}; kernels: {device['kernels']})"
+        return Finding(AREA, name, OK, text)
+    if not device["vmm"] or not device["stream_writes"]:
+        missing = "virtual memory management" if not device["vmm"] else "64-bit stream writes"
+        fix = "run the script without protect(), or use another device: virtual GPUs often lack this"
+        return Finding(AREA, name, WARNING, f"{who}: no {missing}, so protect() refuses models there", fix)
+    text = (
+        f"{who}: compute capability {device['capability']} needs ftrun's kernels compiled here, and that fails "
+        f"({device['kernels_why']}), so protect() refuses models there"
+    )
+    return Finding(AREA, name, WARNING, text, NVRTC_ADVICE)

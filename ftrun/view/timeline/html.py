@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from ftrun.host.report import milliseconds
+from ftrun.core.amounts import milliseconds
 from ftrun.view.timeline import svg, words
 from ftrun.view.timeline.model import Story
 

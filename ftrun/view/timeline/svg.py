@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from ftrun.host.report import count, milliseconds
+from ftrun.core.amounts import count, milliseconds
 from ftrun.view.timeline import model, svg_transfer, words
 from ftrun.view.timeline.model import Bar, Lane, Story
 from ftrun.view.timeline.scale import Scale, scale

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ftrun.host.report import count, milliseconds
+from ftrun.core.amounts import count, milliseconds
 from ftrun.view.timeline import transfer
 from ftrun.view.timeline.svg_parts import LEFT, RIGHT, WIDTH, rect, words_at
 from ftrun.view.timeline.transfer import Piece, Row, Transfer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftrun.host.report import count, milliseconds, size
+from ftrun.core.amounts import count, milliseconds, size
 from ftrun.view import text
 from ftrun.view.text import BAD, GOOD, HEAD, PLAIN, QUIET, STRONG, WARN, Line
 from ftrun.view.timeline import model, transfer, words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ftrun.host.report import count, milliseconds, size
+from ftrun.core.amounts import count, milliseconds, size
 from ftrun.view.timeline.model import Story
 
 _PHASES = {

@@ -32,6 +32,8 @@ Control control() {
         if (name == "largest") found.largest = std::strtoull(value.c_str(), nullptr, 10);
         if (name == "rate") found.rate = std::atof(value.c_str());
         if (name == "lost") found.lost = std::atoi(value.c_str());
+        if (name == "capability") found.capability = std::atoi(value.c_str());
+        if (name == "ptx") found.ptx = std::atoi(value.c_str());
         if (name == "vmm") found.vmm = value != "0";
         if (name == "refuse") found.refused += value + " ";
     }
@@ -93,6 +95,9 @@ API Result cuGetErrorName(Result result, const char **name) {
                                                          {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
                                                          {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
                                                          {kNoDevice, "CUDA_ERROR_NO_DEVICE"},
+                                                         {kNoBinary, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+                                                         {kInvalidPtx, "CUDA_ERROR_INVALID_PTX"},
+                                                         {kUnsupportedPtx, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
                                                          {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
                                                          {kNotPermitted, "CUDA_ERROR_NOT_PERMITTED"},
                                                          {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
@@ -133,7 +138,8 @@ API Result cuDeviceGetUuid(Uuid *uuid, Ordinal device) {
 
 API Result cuDeviceGetAttribute(int *value, int which, Ordinal) {
     const bool vmm = control().vmm;
-    *value = which == kMajor ? 9 : which == kMinor ? 0 : which == kVmm || which == kExportsFd ? vmm : which == kWrites64;
+    const int capability = control().capability;
+    *value = which == kMajor ? capability / 10 : which == kMinor ? capability % 10 : which == kVmm || which == kExportsFd ? vmm : which == kWrites64;
     return kSuccess;
 }
 

@@ -29,6 +29,8 @@ using namespace ftrun::cuda;
 //   refuse CALL      this call gives CUDA_ERROR_NOT_PERMITTED; CALL#3 the third time in each process only
 //   lost DEVICE      every call that needs the device gives CUDA_ERROR_UNKNOWN, from now on
 //   vmm 0            devices cannot share memory
+//   capability N     of every device: 90 (the default) is compute capability 9.0
+//   ptx RESULT       loading PTX gives this error
 struct Control {
     int devices = 4;
     size_t memory = size_t{1} << 30;
@@ -36,6 +38,8 @@ struct Control {
     double rate = 0;
     int lost = -1;
     bool vmm = true;
+    int capability = 90;
+    int ptx = kSuccess;
     std::string refused;
 };
 Control control();

@@ -128,6 +128,7 @@ API Result cuMemHostGetDevicePointer(Pointer *seen, void *address, unsigned) {
 }
 
 API Result cuMemGetAllocationGranularity(size_t *granularity, const Properties *, int) {
+    NEED(cuMemGetAllocationGranularity)
     *granularity = kGranularity;
     return kSuccess;
 }

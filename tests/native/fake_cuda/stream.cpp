@@ -1,6 +1,8 @@
 // What happens in a stream's order: copies, kernels, events.
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "fake.hpp"
@@ -77,6 +79,18 @@ void copy(char *to, const char *from, size_t size) {
         const double rate = control().rate;
         if (rate > 0) std::this_thread::sleep_for(std::chrono::duration<double>(static_cast<double>(part) / rate));
     }
+}
+
+// PTX for the device's capability or an older one; or what the fake NVRTC makes, for the same generation of devices.
+Result fits(const std::string &image) {
+    const Control wanted = control();
+    int target = 0;
+    if (std::sscanf(image.c_str(), "fake cubin sm_%d", &target) == 1)
+        return target / 10 == wanted.capability / 10 && target <= wanted.capability ? kSuccess : kNoBinary;
+    const size_t at = image.find(".target sm_");
+    if (at == std::string::npos) return kInvalidValue;
+    if (wanted.ptx != kSuccess) return wanted.ptx;
+    return std::atoi(image.c_str() + at + std::strlen(".target sm_")) <= wanted.capability ? kSuccess : kInvalidPtx;
 }
 
 }  // namespace
@@ -182,14 +196,15 @@ API Result cuEventQuery(Event event) {
 
 API Result cuModuleLoadData(Module *module, const void *image) {
     NEED(cuModuleLoadData)
-    if (std::strstr(static_cast<const char *>(image), ".version") == nullptr) return kInvalidValue;
-    *module = const_cast<void *>(image);
-    return kSuccess;
+    const std::string text = static_cast<const char *>(image);
+    const Result taken = fits(text);
+    if (taken == kSuccess) *module = new std::string(text);
+    return taken;
 }
 
 API Result cuModuleGetFunction(Function *function, Module module, const char *name) {
     const std::string entry = std::string(".visible .entry ") + name + "(";
-    if (std::strstr(static_cast<const char *>(module), entry.c_str()) == nullptr) return kNotFound;
+    if (std::strstr(static_cast<const std::string *>(module)->c_str(), entry.c_str()) == nullptr) return kNotFound;
     *function = new Kernel{name};
     return kSuccess;
 }

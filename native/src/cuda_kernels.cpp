@@ -1,0 +1,80 @@
+// The kernels of a device: from their PTX, or compiled here where the driver does not take that.
+#include <cerrno>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "cuda_compile.hpp"
+#include "cuda_work.hpp"
+
+// The PTX text, ended by a zero as cuModuleLoadData wants it.
+__asm__(
+    ".section .rodata\n"
+    ".balign 16\n"
+    ".hidden ftrun_ptx\n"
+    ".global ftrun_ptx\n"
+    "ftrun_ptx:\n"
+    ".incbin \"" FTRUN_NATIVE "/kernels/ftrun.ptx\"\n"
+    ".byte 0\n"
+    ".previous\n");
+extern "C" const char ftrun_ptx[];
+
+namespace ftrun::cuda {
+namespace {
+
+std::mutex mutex;
+std::map<Ordinal, Kernels> loaded;
+
+int compile_for(Ordinal device, Module *module) {
+    const std::string refused = why();
+    char name[96] = "the device";
+    int major = 0, minor = 0;
+    calls().cuDeviceGetName(name, sizeof(name) - 1, device);
+    int error = check(calls().cuDeviceGetAttribute(&major, kMajor, device), "cuDeviceGetAttribute");
+    if (error == 0) error = check(calls().cuDeviceGetAttribute(&minor, kMinor, device), "cuDeviceGetAttribute");
+    if (error != 0) return error;
+    error = compile_kernels(major, minor, [module](const Compiled &made) {
+        return check(calls().cuModuleLoadData(module, made.image.data()), "cuModuleLoadData");
+    });
+    if (error != -ENOEXEC) return error;
+    const std::string capability = std::to_string(major) + "." + std::to_string(minor);
+    return refuse(ENOEXEC, "ftrun's kernels cannot be loaded on " + std::string(name) + " (device " + std::to_string(device) +
+                               ", compute capability " + capability + "): the driver refused their PTX (" + refused +
+                               "), and they cannot be compiled here (" + why() + ")");
+}
+
+int load_module(Ordinal device, Module *module, bool *compiled) {
+    const int error = check(calls().cuModuleLoadData(module, ftrun_ptx), "cuModuleLoadData of ftrun's kernels");
+    *compiled = error == -ENOEXEC;
+    return *compiled ? compile_for(device, module) : error;
+}
+
+}  // namespace
+
+int kernels(Ordinal device, const Kernels **found) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto known = loaded.find(device);
+    if (known != loaded.end()) {
+        *found = &known->second;
+        return 0;
+    }
+    Module module = nullptr;
+    Kernels all;
+    int error = load_module(device, &module, &all.compiled);
+    const struct {
+        const char *name;
+        Function *slot;
+    } wanted[] = {{"ftrun_checksum_lanes", &all.lanes},
+                  {"ftrun_checksum_pieces", &all.pieces},
+                  {"ftrun_checksum_join", &all.join},
+                  {"ftrun_pack", &all.pack},
+                  {"ftrun_nonfinite", &all.nonfinite}};
+    for (const auto &one : wanted) {
+        if (error == 0) error = check(calls().cuModuleGetFunction(one.slot, module, one.name), one.name);
+    }
+    if (error != 0) return error;
+    *found = &(loaded[device] = all);
+    return 0;
+}
+
+}  // namespace ftrun::cuda
