@@ -36,7 +36,8 @@ def survivor(engine: Engine) -> None:
             context.wait_until(lambda: False, _STOP)
         raise WorkerError(f"the reload from the host snapshot failed: {error}") from error
     except (snapshot.BadSnapshot, DeviceError, CudaError) as error:
-        raise WorkerError(f"cannot go back to the host snapshot: {error}") from error
+        why = error.strerror if isinstance(error, CudaError) else error
+        raise WorkerError(f"cannot go back to the host snapshot: {why}") from error
     engine.state.reattach(engine.state.arena, manifest)
     engine.use_snapshot(manifest, restart, moved)
     engine.go_on_with(world.resume, restart)

@@ -55,7 +55,8 @@ class Snapshots:
             self._take(step)
         except (DeviceError, PlatformError, CudaError) as error:
             self._every = 0
-            print(f"ftrun: rank {self._engine.context.rank}: no more host snapshots: {error}", file=sys.stderr)
+            why = error.strerror if isinstance(error, CudaError) else error
+            print(f"ftrun: rank {self._engine.context.rank}: no more host snapshots: {why}", file=sys.stderr)
 
     def _take(self, step: int) -> None:
         engine, context = self._engine, self._engine.context
