@@ -17,7 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from ftrun.native import cuda
+from ftrun import native
+from ftrun.native import cuda, transfer
 from tests.gpu import holding, machine
 
 _GB = 1 << 30
@@ -87,6 +88,42 @@ def copies(size: int) -> dict[str, float]:
     return {f"{name}_gb_s": size / seconds / 1e9 for name, seconds in rates.items()}
 
 
+def reload(size: int) -> dict[str, float]:
+    """GB/s of one participant's reload from plain host memory: pinned buffer, shared buffer, weights, hashed at both ends."""
+    chunk = transfer.chunk_size(size)
+    facts = transfer.Facts(1, chunk, size)
+    unit = cuda.device(0).granularity
+    stride = -(-chunk // unit) * unit
+    place = transfer.BUFFERS * stride
+    base = cuda.reserve(0, place + size)
+    for at, length in ((base, place), (base + place, size)):
+        os.close(cuda.create(0, at, length))
+    host = _shared(size)
+    native.populate(host, size, True)
+
+    def once() -> None:
+        ring = _shared(facts.control_bytes)
+        facts.prepare(ring)
+        on = transfer.OnGpu(0, [base, base + stride])
+        facts.run(ring, 0, [(host, size)], [(base + place, size)], transfer.Terms(timeout=_WAIT), on)
+        native.unmap(ring, facts.control_bytes)
+
+    rate = size / timed(once) / 1e9
+    for at, length in ((base, place), (base + place, size)):
+        cuda.unmap(at, length)
+    cuda.free_range(base, place + size)
+    native.unmap(host, size)
+    return {"one_rank_gb_s": rate}
+
+
+def _shared(size: int) -> int:
+    fd = os.memfd_create("ftrun-bench")
+    os.ftruncate(fd, size)
+    address = native.map_fd(fd, size)
+    os.close(fd)
+    return address
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="sizes up to 1 GB only")
@@ -105,6 +142,7 @@ def main() -> int:
         free, _ = cuda.room(0)
         found[f"adopt_{gigabytes}_gb"] = mapping(size) if free > size + 4 * _GB else f"no room: {free >> 20} MiB free"
     found["copies"] = copies(_GB // 4 if options.quick else _GB)
+    found["host_reload"] = reload(_GB // 4 if options.quick else _GB)
     for name, value in found.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
         for part, figure in parts:

@@ -36,6 +36,7 @@ def test_every_rank_dies_in_its_update(clean: Outcome, folder: Path, control: Co
     assert stages == {"h2d", "broadcast_src", "reload", "broadcast_dst"}
 
 
+@pytest.mark.slow
 def test_a_rank_dies_again_while_everyone_goes_back(clean: Outcome, folder: Path, control: Control) -> None:
     """Ranks that had loaded the snapshot already load it once more, over the state that they use."""
     faults = (*NO_COPY_IS_WHOLE, kill(2, "reset"), kill(0, "restore"))
@@ -56,7 +57,7 @@ def test_a_state_of_many_chunks(tmp_path: Path, folder: Path, control: Control) 
     assert "from the host snapshot of step 3" in outcome.output
 
 
-@pytest.mark.parametrize("victim", ["ftrun rank 1", "ftrun keeper"])
+@pytest.mark.parametrize("victim", ["ftrun rank 1", pytest.param("ftrun keeper", marks=pytest.mark.slow)])
 def test_a_death_while_the_state_moves(clean: Outcome, folder: Path, control: Control, victim: str) -> None:
     """A rank's: everybody loads once more, with its replacement. The keeper's: nobody notices."""
     line = command(folder, faults=NO_COPY_IS_WHOLE, options=EVERY_3)
