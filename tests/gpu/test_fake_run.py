@@ -110,6 +110,7 @@ def test_a_device_that_cannot_share_memory_is_refused(folder: Path, control: Con
     assert "run the script without protect()" in outcome.output
 
 
+@pytest.mark.slow
 def test_a_device_that_says_it_shares_and_does_not_is_refused(folder: Path, control: Control) -> None:
     control.set(refuse="cuMemExportToShareableHandle")
     outcome = run(folder, control)
@@ -128,6 +129,7 @@ def test_a_device_too_old_for_the_ptx_runs_on_kernels_compiled_here(
     assert "state adopted in place" in outcome.output
 
 
+@pytest.mark.slow
 def test_a_device_too_old_for_the_ptx_is_refused_when_nothing_compiles_them(
     folder: Path, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,8 @@ def test_a_state_of_many_chunks(tmp_path: Path, folder: Path, control: Control) 
     assert "from the host snapshot of step 3" in outcome.output
 
 
-@pytest.mark.parametrize("victim", ["ftrun rank 1", pytest.param("ftrun keeper", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["ftrun rank 1", "ftrun keeper"])
 def test_a_death_while_the_state_moves(clean: Outcome, folder: Path, control: Control, victim: str) -> None:
     """A rank's: everybody loads once more, with its replacement. The keeper's: nobody notices."""
     line = command(folder, faults=NO_COPY_IS_WHOLE, options=EVERY_3)
@@ -93,6 +94,7 @@ def _passes_on(keeper: KeeperClient, rank: int, name: str) -> bool:
 RESTART = (*EVERY_3, "--max-restarts", "1")
 
 
+@pytest.mark.slow
 def test_no_room_on_the_device_for_the_buffers(clean: Outcome, folder: Path, control: Control) -> None:
     """Each allocation of the state takes 2 MiB, the two buffers 4."""
     control.set(largest=2 << 20)
