@@ -7,6 +7,7 @@ it: a script that has not come to its `signal.signal` yet, or a replacement that
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import signal
 import time
@@ -33,6 +34,7 @@ class Forwarder:
         self._say = say
         self._note = note
         self._waiting: dict[int, tuple[set[int], float]] = {}  # signal -> (ranks that got it, until when)
+        self._blocked: set[tuple[int, int]] = set()  # (process, signal) as of the last look
         self._looking = False
 
     def forward(self, signum: int) -> None:
@@ -76,22 +78,42 @@ class Forwarder:
         for worker in self._crew.living():
             if worker.rank is None or not worker.pid or worker.reported or worker.rank in got:
                 continue
-            if survives(worker.pid, signum):
+            if self._takes(worker.pid, signum):
                 with contextlib.suppress(OSError):
                     os.kill(worker.pid, signum)
                 sent.append(worker.rank)
         got.update(sent)
         return sorted(sent)
 
+    def _takes(self, pid: int, signum: int) -> bool:
+        answer = answer_of(pid, signum)
+        before = (pid, signum) in self._blocked
+        (self._blocked.add if answer is Answer.BLOCKED else self._blocked.discard)((pid, signum))
+        # every process blocks all signals for a moment when it starts a child
+        return answer is Answer.TAKEN or (answer is Answer.BLOCKED and before)
 
-def survives(pid: int, signum: int) -> bool:
-    """Would the process live on after the signal: does it handle, ignore or block it?"""
+
+class Answer(enum.Enum):
+    """What a process does with a signal."""
+
+    TAKEN = "handles or ignores it"
+    BLOCKED = "holds it back, to wait for it or only for now"
+    DIES = "ends, or is gone"
+
+
+def answer_of(pid: int, signum: int) -> Answer:
+    """What the signal would do to the process now."""
     if signum in _HARMLESS:
-        return True
+        return Answer.TAKEN
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return False
+        return Answer.DIES
     fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
-    bit = 1 << (signum - 1)
-    return any(int(fields.get(name, "0"), 16) & bit for name in ("SigCgt", "SigIgn", "SigBlk"))
+
+    def has(name: str) -> bool:
+        return bool(int(fields.get(name, "0"), 16) & 1 << (signum - 1))
+
+    if has("SigCgt") or has("SigIgn"):
+        return Answer.TAKEN
+    return Answer.BLOCKED if has("SigBlk") else Answer.DIES

@@ -31,8 +31,8 @@ def survivor(engine: Engine) -> None:
     try:
         manifest, restart, moved = snapshot.reload(engine, engine.state.arena)
     except TransferError as error:
-        if error.failed >= 0 or error.errno in (errno.ECANCELED, errno.ETIMEDOUT):
-            # whose fault it was ends or reports it, and the world is stopped for that
+        if error.errno != errno.EBADMSG and (error.failed >= 0 or error.errno in (errno.ECANCELED, errno.ETIMEDOUT)):
+            # whose fault it was ends or reports it, and the world is stopped for that; of damaged bytes their source knows nothing
             context.wait_until(lambda: False, _STOP)
         raise WorkerError(f"the reload from the host snapshot failed: {error}") from error
     except (snapshot.BadSnapshot, DeviceError, CudaError) as error:

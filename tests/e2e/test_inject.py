@@ -107,7 +107,7 @@ def test_a_rank_is_moved_without_losing_anything(stock: Reference, live: Callabl
 
 
 def test_what_is_refused(live: Callable[..., Struck]) -> None:
-    run = live(steps=40)
+    run = live(steps=4000)
     run.reach(3)
     name = run.run_dir.name
     refused = [
@@ -134,8 +134,10 @@ def test_what_is_refused(live: Callable[..., Struck]) -> None:
         os.chown(run.run_dir, 0, -1)
         assert (done.returncode, f"run {name} belongs to user 12345, not to you" in done.stderr) == (2, True)
     assert run.call("inject-fault", name, "kill", "--after", "0.1").returncode == 0
+    run.said("recovered in")
+    assert run.call("stop").returncode == 0
     outcome = run.finish()
-    assert outcome.code == 0 and fired(outcome) == [("kill", 3, outcome.notes("fault")[0]["fired"]["phase"])]
+    assert outcome.code == 143 and fired(outcome) == [("kill", 3, outcome.notes("fault")[0]["fired"]["phase"])]
     assert outcome.notes("unfired") == [], "what was taken back is not waiting"
     assert run.call("inject-fault", "kill").returncode == 4
 

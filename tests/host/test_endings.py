@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ftrun.host import forward
+from ftrun.host.loop import Loop
 from tests.conftest import Ftrun, Run, processes_of, wait_for
 from tests.host import direct
 
@@ -291,18 +295,59 @@ def test_forwarded_signal_that_is_also_an_ending_one_only_goes_to_the_ranks(ftru
     assert run.wait() == 0, "the script ended by itself"
 
 
-def test_what_survives_a_signal(ftrun: Ftrun) -> None:
-    import subprocess
-    import sys
+WAITS = """
+import signal, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+print("up", flush=True)
+while signal.SIGUSR1 not in signal.sigpending():
+    time.sleep(0.01)
+print("got it", flush=True)
+"""
 
-    code = "import signal, time; signal.signal(signal.SIGUSR1, print); print(flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
+
+def test_forwarded_signal_that_a_script_blocks(ftrun: Ftrun) -> None:
+    run = direct.start(ftrun, ftrun.script(WAITS), forward=[signal.SIGUSR1])
+    run.wait_output("up", 2)
+    run.signal(signal.SIGUSR1)
+    assert run.wait() == 0, run.stderr
+    assert run.stdout.count("got it") == 2
+
+
+ANSWERS = """
+import signal, sys
+signal.signal(signal.SIGUSR1, print)
+for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK):
+    signal.pthread_sigmask(how, [signal.SIGUSR2])
+    print(flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_signal_that_is_blocked_for_a_moment_is_held_back() -> None:
+    loop = Loop()
+    with subprocess.Popen(
+        [sys.executable, "-c", ANSWERS], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        worker = SimpleNamespace(rank=0, pid=process.pid, reported=False)
+        crew = SimpleNamespace(living=lambda: [worker])
+        said: list[str] = []
+        forwarder = forward.Forwarder(crew, loop, 1, lambda text, *_: said.append(text), lambda *_, **__: None)  # type: ignore[arg-type]
         process.stdout.readline()
-        answers = {s: forward.survives(process.pid, s) for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)}
+        answers = {s: forward.answer_of(process.pid, s) for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)}
+        forwarder.forward(signal.SIGUSR2)
+        print(file=process.stdin, flush=True)
+        process.stdout.readline()
+        loop.run_once()  # the next look
+        assert forward.answer_of(process.pid, signal.SIGUSR2) is forward.Answer.DIES and process.poll() is None
         process.kill()
-    assert answers == {signal.SIGUSR1: True, signal.SIGUSR2: False, signal.SIGWINCH: True}
-    assert not forward.survives(process.pid, signal.SIGUSR1), "it is gone"
+    assert answers == {
+        signal.SIGUSR1: forward.Answer.TAKEN,
+        signal.SIGUSR2: forward.Answer.BLOCKED,
+        signal.SIGWINCH: forward.Answer.TAKEN,
+    }
+    assert said == ["got SIGUSR2; 1 worker of 1 will get it once it is handled there"]
+    assert forward.answer_of(process.pid, signal.SIGUSR1) is forward.Answer.DIES, "it is gone"
 
 
 # ---- ftrun stop ------------------------------------------------------------------------------------------------------
