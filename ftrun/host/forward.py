@@ -106,14 +106,19 @@ def answer_of(pid: int, signum: int) -> Answer:
     if signum in _HARMLESS:
         return Answer.TAKEN
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
+        threads = [_signals(task) for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return Answer.DIES
-    fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 
-    def has(name: str) -> bool:
-        return bool(int(fields.get(name, "0"), 16) & 1 << (signum - 1))
+    def in_all(name: str) -> bool:
+        return all(fields.get(name, 0) >> (signum - 1) & 1 for fields in threads)
 
-    if has("SigCgt") or has("SigIgn"):
+    if in_all("SigCgt") or in_all("SigIgn"):
         return Answer.TAKEN
-    return Answer.BLOCKED if has("SigBlk") else Answer.DIES
+    return Answer.BLOCKED if in_all("SigBlk") else Answer.DIES  # else a thread takes it that does not block it
+
+
+def _signals(task: Path) -> dict[str, int]:
+    """The signal masks of a thread. Errors: OSError when it is gone."""
+    lines = (line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if line.startswith("Sig"))
+    return {name: int(mask, 16) for name, mask in lines if name != "SigQ"}

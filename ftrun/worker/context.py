@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
 _PROGRESS, _PHASE = int(F.PROGRESS), int(F.PHASE)
 _COMPLETE_AFTER = 0.004  # seconds that an aborted collective gets to end by itself
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 
 class Interrupt(BaseException):
@@ -202,6 +204,8 @@ class Context:
         threading.Thread(target=self._listen, name="ftrun-doorbell", daemon=True).start()
 
     def _listen(self) -> None:
+        # a signal that the script blocks, to wait for it, is not to end the process in this thread
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         schedule.shorten_slice()
         where = Whereabouts(self)
         while True:
