@@ -215,7 +215,7 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[tuple[
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow if n in ("static", "c10d", "module", "run-path") else ()) for n in LINES],
+    [pytest.param(n, marks=pytest.mark.slow if n != "usual" else ()) for n in LINES],
 )
 def test_workers_see_the_same(name: str, folder: Path) -> None:
     theirs, ours = both(folder, name)

@@ -104,6 +104,7 @@ def test_one_run_each_class_of_xid(stock: Reference, folder: Path) -> None:
     assert [a["device"] for a in outcome.actions("Quarantine")] == [nvml.uuids[2]]
 
 
+@pytest.mark.slow
 def test_a_lost_gpu_and_one_that_is_suspect(stock: Reference, folder: Path) -> None:
     """The lost one is given up at once; an unknown Xid: probe, one restart, then another device."""
     trial = Trial(folder, 6)

@@ -142,9 +142,7 @@ BREAKS = {
 }
 
 
-@pytest.mark.parametrize(
-    "part", [p if p in ("slots", "prime") else pytest.param(p, marks=pytest.mark.slow) for p in BREAKS]
-)
+@pytest.mark.parametrize("part", [p if p == "prime" else pytest.param(p, marks=pytest.mark.slow) for p in BREAKS])
 def test_negative_control(stock: Reference, folder: Path, part: str) -> None:
     """With one part of the recovery left out the same comparison must fail."""
     config, faults = BREAKS[part]
@@ -164,6 +162,7 @@ def test_other_ends_of_a_worker(stock: Reference, folder: Path) -> None:
     harness.check_survivors(outcome)
 
 
+@pytest.mark.slow
 def test_exception_once_is_retried_in_place(stock: Reference, folder: Path) -> None:
     outcome = harness.ftrun(folder, [], [fault("exception", 2, "forward", 4)])
     harness.same(stock(), outcome)
@@ -180,6 +179,7 @@ def test_exception_again_ends_the_run(folder: Path) -> None:
     assert harness.replaced_ranks(outcome) == set()
 
 
+@pytest.mark.slow
 def test_too_many_replacements_end_with_75(folder: Path) -> None:
     faults = [kill(1, "backward", step) for step in (2, 4)]
     outcome = harness.ftrun(folder, [], faults, options=["--max-replacements", "1"])

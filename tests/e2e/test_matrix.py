@@ -19,7 +19,6 @@ KEEP = "FTRUN_MATRIX"  # set by `make matrix`: write what happened into matrix.j
 
 SAMPLE = (
     Batch("exit", (Cell("exit", "gate", 1, 2), Cell("exit", "update", 2, 5))),
-    Batch("segv", (Cell("segv", "stop", 3, 3, 0), Cell("segv", "reset", 1, 7, 2))),
     Batch("freeze", (Cell("freeze", "restore", 2, 4, 1),)),
 )
 

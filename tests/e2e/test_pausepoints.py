@@ -35,7 +35,8 @@ def test_death_between_two_writes(stock: Reference, folder: Path, point: str, ra
     harness.check_survivors(outcome)
 
 
-@pytest.mark.parametrize("at", [pytest.param("update", marks=pytest.mark.slow), "backward"])
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["update", "backward"])
 def test_replacement_dies_before_its_first_step(stock: Reference, folder: Path, at: str) -> None:
     """It has the weights, copied or adopted, and nothing in its slots for the step that it was to begin."""
     resume = 6 if at == "update" else 5

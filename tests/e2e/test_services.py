@@ -128,7 +128,7 @@ def held(folder: Path, *ranks: int) -> list[str]:
     return [str(script) if part == str(harness.REFERENCE) else part for part in command]
 
 
-@pytest.mark.parametrize("service", ["nursery", "keeper", "store"])
+@pytest.mark.parametrize("service", ["nursery", "keeper", pytest.param("store", marks=pytest.mark.slow)])
 def test_service_dies_in_training_and_then_a_rank(stock: Reference, begin: Callable[..., Live], service: str) -> None:
     live = begin(SLOW)
     live.reach(2)

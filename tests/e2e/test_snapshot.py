@@ -88,6 +88,7 @@ def test_with_loader_processes_and_gradients_that_live_on(stock: Reference, fold
     assert "from the host snapshot of step 6" in outcome.output
 
 
+@pytest.mark.slow
 def test_a_rank_dies_again_while_everyone_goes_back(stock: Reference, folder: Path) -> None:
     """Ranks that had loaded the snapshot already load it once more, over the state that they use."""
     faults = [*all_killed("update", 7), kill(2, "reset"), kill(0, "restore")]

@@ -163,7 +163,8 @@ def test_a_run_that_faults_end_is_a_failure(folder: Path) -> None:
     assert "died too often" in done.stderr
 
 
-@pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_it_is_ended(folder: Path, signum: signal.Signals) -> None:
     (folder / "plan.toml").write_text(BACKWARD)
     command = [

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from tests.native import fake
 from tests.native.fake import Control
 
@@ -66,6 +68,7 @@ def run(control: Control, code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_what_was_laid_out_is_found_again(control: Control) -> None:
     """Parameters, buffers and momenta on the device, step counts on the host; nothing is copied to map them."""
     run(
@@ -127,6 +130,7 @@ def test_buffers_go_back_to_the_start_of_the_step(control: Control) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_replica_takes_it_over(control: Control) -> None:
     """As a rank does whose own memory is gone: through the transfer engine, checked on the way."""
     run(

@@ -21,7 +21,7 @@ SLOW_STREAM = 400_000  # bytes a second: an update of this model then takes abou
     ("at", "step", "source"),
     [
         ("backward", 3, "adopted"),
-        ("update", 4, "copied from a peer"),
+        pytest.param("update", 4, "copied from a peer", marks=pytest.mark.slow),
         pytest.param("update", 0, "copied from a peer", marks=pytest.mark.slow),
     ],
 )
@@ -62,6 +62,7 @@ def test_kills_elsewhere(clean: Outcome, folder: Path, control: Control, at: str
 # -- the keeper and the driver say no ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_memory_that_cannot_be_mapped_is_made_anew_from_a_replica(
     clean: Outcome, folder: Path, control: Control
 ) -> None:
@@ -94,6 +95,7 @@ def test_no_room_for_the_parameters(folder: Path, control: Control) -> None:
     assert "no room on device" in outcome.output and "MiB are free" in outcome.output
 
 
+@pytest.mark.slow
 def test_no_room_for_the_optimizer_state(folder: Path, control: Control) -> None:
     """Parameters and buffers take an allocation of 2 MiB each; the state that the first update makes needs a third."""
     control.set(memory=17 << 19)

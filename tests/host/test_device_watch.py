@@ -76,6 +76,7 @@ def test_a_quarantine_outlives_the_run(ftrun: Ftrun, nvml: FakeNvml) -> None:
     assert "no healthy device is left" in none.stderr and nvml.uuids[1][:12] in none.stderr
 
 
+@pytest.mark.slow
 def test_a_watcher_that_is_killed_is_started_again(ftrun: Ftrun, nvml: FakeNvml) -> None:
     run = start(ftrun, nvml)
     first = run.pid("ftrun nvml")

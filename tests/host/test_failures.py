@@ -232,6 +232,7 @@ def test_failures_at_import_are_retried_exactly_as_often_as_asked(ftrun: Ftrun) 
     assert sorted(error_files(ftrun)) == [f"attempt_{n}/0" for n in range(4)]
 
 
+@pytest.mark.slow
 def test_start_that_succeeds_after_some_failures(ftrun: Ftrun) -> None:
     script = ftrun.script(
         "import os\nif int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 2: import absent_module_of_the_test\nprint('up')\n"

@@ -215,7 +215,8 @@ def test_stdin_is_inherited(ftrun: Ftrun, launch: Launch, mode: str) -> None:
     assert result.stdout.count("'hello\\n'") == 1 and result.stdout.count("''") == 2, result.stdout
 
 
-@pytest.mark.parametrize("mode", ["exec_workers=False", pytest.param("exec_workers=True", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["exec_workers=False", "exec_workers=True"])
 def test_a_spare_reads_stdin_once_it_has_a_rank(ftrun: Ftrun, mode: str) -> None:
     script = ftrun.script(
         "import os, signal, sys\nimport torch, torch.distributed as dist, ftrun\n"

@@ -79,6 +79,7 @@ def test_the_cause_is_named_on_every_node(agents: Agents, backend: str) -> None:
         assert "failed: exit 7; no restart is allowed (--max-restarts 0)" in run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_agent_that_vanishes_leaves_a_smaller_world(agents: Agents, backend: str) -> None:
     nodes = meeting(agents, backend, least=1, conf={"keep_alive": "2", "last_call_timeout": "30"})
@@ -157,6 +158,7 @@ def test_a_signal_on_one_node_ends_all(agents: Agents) -> None:
     assert "was ended: signal 15" in agents.runs[0].stderr
 
 
+@pytest.mark.slow
 def test_a_usage_error_of_a_worker_ends_all_at_once(agents: Agents) -> None:
     body = "if rank == 3:\n    import ftrun\n    raise ftrun.UsageError('wrong')\ndist.all_reduce(total.clone())\n"
     nodes = meeting(agents, "c10d")

@@ -224,6 +224,7 @@ def _story(seed: int) -> Simulation:
     return world
 
 
+@pytest.mark.slow
 def test_long_stories_of_faults_end() -> None:
     seen: Counter[str] = Counter()
     for seed in range(500):

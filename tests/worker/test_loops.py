@@ -48,7 +48,7 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
     [
         pytest.param("call 1@0", 3, 1, marks=pytest.mark.slow),
         pytest.param("call 5 late@1", 3, 1, marks=pytest.mark.slow),
-        ("handed out 4@2", 3, 1),
+        pytest.param("handed out 4@2", 3, 1, marks=pytest.mark.slow),
         pytest.param("subgroups 5@1", 3, 0, marks=pytest.mark.slow),
         pytest.param("left 3@2", 3, 1, marks=pytest.mark.slow),
         pytest.param("after loop 0@0", 3, 1, marks=pytest.mark.slow),
