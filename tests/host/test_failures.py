@@ -165,7 +165,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 """
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("restarts", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_the_cause_is_told_first_also_when_both_are_learnt_of_at_once(ftrun: Ftrun, restarts: int) -> None:
     run = ftrun.start("--nproc-per-node", 2, "--spares", 0, "--max-restarts", restarts, ftrun.script(BEREFT))
     run.wait_output("here", 2)

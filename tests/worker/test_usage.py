@@ -191,10 +191,11 @@ print("end:", model.weight.sum().item(), flush=True)
             "the next step was asked for inside the body of step 0; leave it first",
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "for step in job.steps(3):\n    with step:\n"
             + indent("for p in model.parameters(): p.data.add_(1)\n" + BODY),
             "parameters changed between the start of the step and its gate",
+            marks=pytest.mark.slow,
         ),
         (
             "for step in job.steps(3):\n    with step:\n" + indent(BODY + "dist.barrier()"),
