@@ -41,6 +41,7 @@ from ftrun.host.memory import Kills
 _PEEK = 0.002  # seconds given to learn the exit code before a death is reported without it
 _CODE_PATIENCE = 1.0  # seconds to wait for the exit code when nobody is in a hurry
 _CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
+_CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
 _FENCE_INLINE = 0.005
 _FENCE_DEADLINE = 5.0
 _LOOK, _LOOK_GPU = 0.001, 0.005  # seconds between two looks at a process that is being fenced
@@ -337,19 +338,19 @@ class Crew:
         if fault == Fault.LINK.value and not (worker.cause or worker.ours or self.ending):
             self._held.append(death)
             if len(self._held) == 1:
-                self._await_cause(now)
+                self._await_cause()
         else:
             self._emit(death)
             self._tell_held()
 
-    def _await_cause(self, since: float) -> None:
+    def _await_cause(self) -> None:
         """Who lost a peer is reported after it: two ends that come close together are not learnt of in their order."""
         if not self._held:
             return
         others = [w for w in self.living() if w.rank is not None and w.pid and not w.reported]
         patience = _CODE_PATIENCE if any(fence.quiet(w.pid) for w in others) else _CAUSE_PATIENCE
-        if others and time.monotonic() < since + patience:
-            self._loop.after(_LOOK_GPU, lambda: self._await_cause(since))
+        if others and time.monotonic() < self._held[0].t + patience:
+            self._loop.after(_CAUSE_LOOK, self._await_cause)
         else:
             self._tell_held()
 

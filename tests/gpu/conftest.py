@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,14 +79,6 @@ def named(folder: Path, name: str) -> list[int]:
         except OSError:
             pass
     return found
-
-
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Fail with `what` when the condition does not come true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.005)
 
 
 COMPARED: tuple[str, ...] = ("weights", "optimizer", "buffers", "rng", "loss")

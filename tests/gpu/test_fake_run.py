@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_for
 from tests.e2e import harness
 from tests.e2e.harness import kill
-from tests.gpu.conftest import Outcome, command, finish, named, run, same, wait_for
+from tests.gpu.conftest import Outcome, command, finish, named, run, same
 from tests.native import fake
 from tests.native.fake import Control
 

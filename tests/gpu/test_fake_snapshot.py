@@ -12,9 +12,10 @@ import pytest
 from ftrun.core.board import Board, F, Head
 from ftrun.core.world import read_world
 from ftrun.worker.keeper_client import KeeperClient
+from tests.conftest import wait_for
 from tests.e2e import harness
 from tests.e2e.harness import kill
-from tests.gpu.conftest import RANKS, Outcome, command, finish, named, run, same, wait_for
+from tests.gpu.conftest import RANKS, Outcome, command, finish, named, run, same
 from tests.native.fake import Control
 
 EVERY_3 = ("--snapshot-every", "3")
