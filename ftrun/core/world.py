@@ -7,6 +7,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ftrun.core.board import Board, F
+
 
 @dataclass(frozen=True)
 class Place:
@@ -57,6 +59,10 @@ class World:
             if place.rank == rank:
                 return place.cell
         raise KeyError(rank)
+
+    def everyone(self, board: Board, stage: F) -> bool:
+        """Has every rank answered `stage` of this generation (or of a later one)?"""
+        return all(board.cell(p.cell)[stage] >= self.generation for p in self.places)
 
     def prefix(self) -> str:
         """Prefix of every store key of this generation."""

@@ -444,3 +444,5 @@ class Crew:
             worker.cell[F.FENCED_NS] = time.monotonic_ns()
             worker.cell[F.FENCED] = how
             self._board.ring_workers()
+            if how == 1 and not worker.ended and not worker.cell[F.DEVICE]:
+                fence.step_aside(worker.pid)

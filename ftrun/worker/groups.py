@@ -24,8 +24,9 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from ftrun.core.board import F, Flag, collective_word, name_word
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.world import World
+from ftrun.worker.connecting import Connecting
 from ftrun.worker.context import Context, Interrupt
-from ftrun.worker.inner import Inner, build_inner
+from ftrun.worker.inner import Inner
 from ftrun.worker.recording import Recorder, tensors_of
 from ftrun.worker.vigil import Vigil
 from ftrun.worker.works import Direct, Finished, Pending
@@ -54,6 +55,7 @@ class SwapGroup(ProcessGroup):
         self.my_rank = rank
         self.timeout = timeout
         self.inner: Inner | None = None
+        self.ahead: Connecting | None = None  # the connection that a replacement makes while it restores its state
         self._name, self._desc = key, key
         self._pending: set[Pending] = set()
         self._draining: list[Pending] = []
@@ -211,7 +213,7 @@ class SwapGroup(ProcessGroup):
     def drained(self) -> bool:
         """Are the inner collectives that were given up over? Until then they may write into their tensors."""
         self._draining = [w for w in self._draining if not w.inner_is_completed()]
-        return not self._draining
+        return not self._draining or (self.inner is not None and self.inner.still)
 
     def retire(self) -> None:
         """Forget the inner group; it is destroyed in the background, since its destructor may wait for a stuck peer."""
@@ -277,8 +279,12 @@ class Registry:
         self._made[members] = count + 1
         group = SwapGroup(self, f"{'.'.join(map(str, members))}#{count}", rank, members, timeout)
         self.groups.append(group)
+        world = self._world()
         if not self.recorder.replaying:
-            self.connect(group, self._world())
+            self.connect(group, world)
+        elif len(self.groups) == 1 and not world.tail:
+            # the others need not wait for the rest of the script and this rank's state: they meet it in this group now
+            group.ahead = self._connecting(group, world, ahead=True)
         return group
 
     def _world(self) -> World:
@@ -288,7 +294,14 @@ class Registry:
 
     def connect(self, group: SwapGroup, world: World, meanwhile: Callable[[], None] | None = None) -> None:
         """Build the inner group for `world`. Raises Interrupt when a later generation stops it."""
-        group.inner = build_inner(self.context, world, group.key, group.ranks, group.my_rank, group.timeout, meanwhile)
+        ahead, group.ahead = group.ahead, None
+        if ahead is not None and ahead.generation != world.generation:
+            ahead.forget()
+            ahead = None
+        group.inner = (ahead or self._connecting(group, world)).result(meanwhile)
+
+    def _connecting(self, group: SwapGroup, world: World, ahead: bool = False) -> Connecting:
+        return Connecting(self.context, world, group.key, group.ranks, group.my_rank, group.timeout, ahead)
 
     def rebuild(self, world: World, meanwhile: Callable[[], None] | None = None) -> None:
         """Retire every inner group and build it again for `world`, in the order of creation.
@@ -466,7 +479,7 @@ def build_plain(options: Any) -> Any:
     # a group that is left to the interpreter's end aborts the process there, while its threads run
     atexit.unregister(_destroy_plain)
     atexit.register(_destroy_plain)
-    return make_group(options.store, options.group_rank, options.group_size, options.timeout, None).group
+    return make_group(options.store, options.group_rank, options.group_size, options.timeout, swappable=False).group
 
 
 def _destroy_plain() -> None:

@@ -3,35 +3,70 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore
-
-from ftrun.core.world import World
-from ftrun.worker.context import Context, Interrupt
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
-_HOLD = 30.0  # seconds that a failed connection is held back for the stop that should explain it
+
+
+class Stillness:
+    """Some threads of this process that wait for one another and for connections which were shut down.
+
+    Each of them asleep, and none run in between two looks: whatever they wait for will not come.
+    """
+
+    def __init__(self, threads: set[str]) -> None:
+        self._threads = threads
+        self._last: list[str] | None = None
+
+    def seen(self) -> bool:
+        """Are they asleep, and were they since the look before?"""
+        try:
+            now = [_asleep(thread) for thread in sorted(self._threads)]
+        except OSError:
+            return False  # one of them ended just now
+        before, self._last = self._last, now
+        return bool(now) and "" not in now and now == before
+
+
+def _threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+def _asleep(thread: str) -> str:
+    """How often it was switched out so far; empty when it runs or waits for a disk. Errors: OSError when it is gone."""
+    lines = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
+    state = next(line for line in lines if line.startswith("State:"))
+    return " ".join(line for line in lines if "ctxt_switches" in line) if state.split()[1] == "S" else ""
 
 
 class Inner:
     """A full ProcessGroup with its devices and the sockets that wake it."""
 
-    def __init__(self, group: Any, devices: list[torch.device], sockets: list[socket.socket], keep: Any) -> None:
+    def __init__(
+        self, group: Any, devices: list[torch.device], sockets: list[socket.socket], threads: set[str], keep: Any
+    ) -> None:
         self.group = group
         self.devices = devices
         self._sockets = sockets
         self._keep = keep
-        self._aborted = False
+        self._aborted = self._shut = False
+        self._stillness = Stillness(threads)
         self.generation = 0
+
+    @property
+    def still(self) -> bool:
+        """Is it aborted, and all its threads asleep, so that no collective of it writes anything any more?"""
+        return self._shut and self._stillness.seen()
 
     def abort(self) -> None:
         """Wake threads blocked in this group: shut down its connections (Gloo), abort its communicators (NCCL)."""
@@ -43,6 +78,7 @@ class Inner:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # the peer's end is gone already
+        self._shut = True
         if torch.device("cuda") in self.devices and _has_nccl(self.group):
             self.group._get_backend(torch.device("cuda")).abort()
 
@@ -72,12 +108,8 @@ def _inodes() -> dict[str, int]:
     return found
 
 
-def _connected(before: set[str], loopback: bool) -> list[socket.socket]:
-    """Duplicates of the connected TCP sockets that appeared since `before`. Listening ones must not be touched.
-
-    `loopback`: only those to this machine, so that what another thread connects meanwhile is left alone.
-    """
-    found = []
+def _opened_since(before: set[str]) -> Iterator[socket.socket]:
+    """A duplicate of every TCP socket that this process has opened since; closed when the next one is asked for."""
     for inode, fd in _inodes().items():
         if inode in before:
             continue
@@ -85,29 +117,48 @@ def _connected(before: set[str], loopback: bool) -> list[socket.socket]:
             sock = socket.socket(fileno=os.dup(fd))
         except OSError:
             continue
+        with sock:
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type & 0xF == socket.SOCK_STREAM:
+                yield sock
+
+
+def _listening(before: set[str]) -> set[int]:
+    """The ports on which this process has begun to listen since."""
+    sockets = _opened_since(before)
+    return {s.getsockname()[1] for s in sockets if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)}
+
+
+def _connected(before: set[str], mine: set[int], theirs: set[int], loopback: bool) -> list[socket.socket]:
+    """Duplicates of the connections opened since that came in on ports `mine` or go out to `theirs`.
+
+    Listening sockets must not be touched. `loopback`: only connections to this machine.
+    """
+    found = []
+    for sock in _opened_since(before):
         try:
-            internet = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type & 0xF == socket.SOCK_STREAM
-            ours = internet and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if ours and (not loopback or sock.getpeername()[0] == "127.0.0.1"):
-                found.append(sock)
-                continue
+            host, port = sock.getpeername()[:2]
         except OSError:
-            pass
-        sock.close()
+            continue  # it listens, or the peer is gone
+        if (sock.getsockname()[1] in mine or port in theirs) and (not loopback or host == "127.0.0.1"):
+            found.append(socket.socket(fileno=sock.detach()))  # `dup` would make the connection block, for Gloo too
     return found
 
 
-def _gloo(store: Any, rank: int, size: int, timeout: timedelta, loopback: bool) -> Any:
-    options = ProcessGroupGloo._Options()
-    options._timeout = timeout
+def _devices(loopback: bool) -> list[Any]:
+    """Gloo's, each of which listens on a port of its own."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
-        options._devices = [ProcessGroupGloo.create_device(interface=name) for name in interface.split(",")]
-    elif loopback:
-        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    else:
-        options._devices = [ProcessGroupGloo.create_default_device()]
-    options._threads = 2 * len(options._devices)
+        return [ProcessGroupGloo.create_device(interface=name) for name in interface.split(",")]
+    if loopback:
+        return [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    return [ProcessGroupGloo.create_default_device()]
+
+
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta, devices: list[Any]) -> Any:
+    options = ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = devices
+    options._threads = 2 * len(devices)
     return ProcessGroupGloo(store, rank, size, options)
 
 
@@ -128,12 +179,19 @@ def _no_handling() -> Iterator[None]:
             os.environ[_HANDLING] = said
 
 
-def make_group(
-    store: Any, rank: int, size: int, timeout: timedelta, before: set[str] | None, loopback: bool = False
-) -> Inner:
-    """Build Gloo for CPU tensors, and NCCL (Gloo where ranks share a GPU) for CUDA tensors when there is one."""
+def make_group(store: Any, rank: int, size: int, timeout: timedelta, swappable: bool) -> Inner:
+    """Build Gloo for CPU tensors, and NCCL (Gloo where ranks share a GPU) for CUDA tensors when there is one.
+
+    `swappable`: inside a SwapGroup, so that it can be aborted; its members are on this machine.
+    """
     group = ProcessGroup(store, rank, size)
-    gloo = _gloo(PrefixStore("cpu/", store), rank, size, timeout, loopback)
+    others, before = _threads(), set(_inodes())
+    gloo_devices = _devices(loopback=swappable)
+    mine = _listening(before) if swappable else set()
+    if swappable:
+        store.set(f"ports/{rank}", json.dumps(sorted(mine)))
+    gloo = _gloo(PrefixStore("cpu/", store), rank, size, timeout, gloo_devices)
+    threads = _threads() - others
     devices = [torch.device("cpu")]
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
@@ -148,58 +206,13 @@ def make_group(
                 nccl = ProcessGroupNCCL(PrefixStore("cuda/", store), rank, size, options)
             group._set_default_backend(ProcessGroup.BackendType.NCCL)
             group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)
+            threads = set()  # that its threads are asleep says nothing of what the GPU does
         else:
             group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.GLOO, gloo)
-    sockets = _connected(before, loopback and "GLOO_SOCKET_IFNAME" not in os.environ) if before is not None else []
-    return Inner(group, devices, sockets, store)
-
-
-def build_inner(
-    context: Context,
-    world: World,
-    key: str,
-    ranks: Sequence[int],
-    my_rank: int,
-    timeout: timedelta,
-    meanwhile: Callable[[], None] | None = None,
-) -> Inner:
-    """Connect the members of a group in `world`. Raises Interrupt when a later generation stops it.
-
-    `meanwhile` runs in this thread while the connection is made.
-
-    The connection is made in a thread of its own with a store client of its own: both are abandoned when the world
-    stops, since nothing wakes a thread that waits in a TCPStore for a rank that died.
-    """
-    box: list[Any] = []
-    ready = threading.Event()
-
-    def connect() -> None:
-        try:
-            store = TCPStore(world.store_host, world.store_port, None, False, timeout, wait_for_workers=False)
-            before = set(_inodes())
-            prefixed = PrefixStore(f"{world.prefix()}/{key}", store)
-            box.append(make_group(prefixed, my_rank, len(ranks), timeout, before, loopback=True))
-        except BaseException as error:
-            box.append(error)
-        ready.set()
-
-    worker = threading.Thread(target=connect, name="ftrun-connect", daemon=True)
-    worker.start()
-    if meanwhile is not None:
-        meanwhile()
-    deadline = time.monotonic() + timeout.total_seconds()
-    while not ready.wait(0.02):
-        if context.stop_pending():
-            raise Interrupt
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"process group {key} of generation {world.generation} was not complete in {timeout}")
-    if isinstance(box[0], BaseException):
-        # a peer or the store died, and this world will be stopped; in a fresh one there is nothing to stop for
-        context.wait_until(lambda: False, 0.0 if world.fresh else _HOLD)
-        raise box[0]
-    if context.stop_pending():
-        box[0].abort()
-        raise Interrupt
-    inner: Inner = box[0]
-    inner.generation = world.generation
-    return inner
+    sockets: list[socket.socket] = []
+    if swappable and size > 1:
+        # every member has said where it listens: what other threads of this process connect meanwhile is not ours
+        said = store.multi_get([f"ports/{r}" for r in range(size) if r != rank])
+        theirs = {port for ports in said for port in json.loads(ports)}
+        sockets = _connected(before, mine, theirs, "GLOO_SOCKET_IFNAME" not in os.environ)
+    return Inner(group, devices, sockets, threads, store)

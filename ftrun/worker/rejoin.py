@@ -56,14 +56,15 @@ class Rejoining:
         context.restoring = False
         context.answer(F.RESTORED)
         engine.redo = (world.generation, world.resume)
+        context.board.ring_workers()
+        self._await(world, F.RESTORED)  # the next step changes what others may still be copying from us
         return world.resume
 
     def _stop(self) -> World:
         """Answer that this rank stopped, and wait for the world that comes."""
         engine, context = self._engine, self._context
         stopped = gate.unpack(context.board.gate()).generation
-        if context.cell[F.STOPPED] < stopped:
-            context.answer(F.STOPPED, stopped)
+        self._answer_once(F.STOPPED, stopped)
         engine.fire("stop", engine.step)
         newest = context.await_world(lambda w: w.generation >= stopped, stopped - 1, WORLD)
         if newest.rank_of(context.cell.index) is None:
@@ -81,7 +82,7 @@ class Rejoining:
             engine.state.set_grads([False] * len(engine.state.params), None)
             if world.resume == engine.step:
                 engine.state.rewind_buffers()
-        context.answer(F.CLEANED)
+        self._answer_once(F.CLEANED, world.generation)
         if context.stop_pending():
             raise Interrupt
 
@@ -89,27 +90,33 @@ class Rejoining:
         engine, context = self._engine, self._context
         engine.fire("reset", engine.step)
         engine.registry.drain(world.generation)
-        context.answer(F.READY)
+        self._answer_once(F.READY, world.generation)
         if context.restoring:
             # the others wait for this rank: connect at once, prime while the connection is made
-            self._await_ready(world)
+            context.board.ring_workers()
+            self._await(world, F.READY)
             engine.registry.rebuild(world, lambda: self._reset_reducers(world.resume))
         else:
             self._reset_reducers(world.resume)
-            self._await_ready(world)
+            # start connecting when every rank is about to: connecting wakes on nobody's death
+            context.board.ring_workers()
+            self._await(world, F.READY)
             engine.registry.rebuild(world)
-        context.answer(F.RESET)
+        self._answer_once(F.RESET, world.generation)
         if engine.reducers.agree(world.resume):
             self._reset_reducers(world.resume)
+
+    def _answer_once(self, stage: F, generation: int) -> None:
+        """A replacement that met the others ahead of time has answered some of them then."""
+        if self._context.cell[stage] < generation:
+            self._context.answer(stage, generation)
 
     def _reset_reducers(self, resume: int) -> None:
         if not self._engine.reducers.reset(resume):
             self._engine.note_inexact(Inexact.DDP_LAYOUT)
 
-    def _await_ready(self, world: World) -> None:
-        """Start connecting when every rank of the world is about to: connecting wakes on nobody's death."""
+    def _await(self, world: World, stage: F) -> None:
+        """Wait for every rank of the world. Raises Interrupt when it is stopped: the launcher sets the deadline."""
         context = self._context
-        cells = [context.board.cell(p.cell) for p in world.places]
-        context.board.ring_workers()
-        while not context.wait_until(lambda: all(c[F.READY] >= world.generation for c in cells), 3600.0):
+        while not context.wait_until(lambda: world.everyone(context.board, stage), 3600.0):
             pass

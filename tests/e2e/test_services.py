@@ -177,6 +177,45 @@ def test_store_dies_while_the_ranks_connect(stock: Reference, begin: Callable[..
     harness.check_survivors(outcome)
 
 
+def test_the_others_meet_a_rank_before_it_is_restored_and_wait_for_it_then(
+    stock: Reference, begin: Callable[..., Live]
+) -> None:
+    """A step done meanwhile would change the buffers that the rank may have to copy."""
+    live = begin([], [kill(1, "update", 5), fault("hang", 1, "restore") + "for = 2.0\n"])
+    live.ended_or(lambda: live.board[Head.PUBLISHED] == 2, "the second world")
+    cells = live.cells()
+    live.ended_or(lambda: sum(c[F.RESTORED] == 2 for c in cells) == 3, "the three others")
+    looks = 0
+
+    def restored() -> bool:
+        nonlocal looks
+        went_on = [c[F.RESUMED] == 2 for c in cells]
+        if cells[1][F.RESTORED] == 2:
+            return True
+        looks += 1
+        assert not any(went_on)
+        return False
+
+    live.ended_or(restored, "the state of rank 1")
+    assert looks >= 20
+    outcome = live.finish()
+    harness.same(stock(), outcome)
+    assert [a["generation"] for a in outcome.actions("Publish")] == [1, 2]
+
+
+def test_what_is_left_of_a_dead_worker_steps_aside(stock: Reference, begin: Callable[..., Live]) -> None:
+    live = begin(SLOW)
+    live.reach(2)
+    nursery = live.pid("ftrun nursery")
+    os.kill(nursery, signal.SIGSTOP)  # it reaps nobody meanwhile
+    try:
+        dead = live.kill("ftrun rank 2")
+        live.ended_or(lambda: os.getpriority(os.PRIO_PROCESS, dead) == 19, "the lowest priority")
+    finally:
+        os.kill(nursery, signal.SIGCONT)
+    harness.same(stock(), live.finish())
+
+
 @pytest.mark.slow
 def test_store_dies_before_anybody_connected(stock: Reference, folder: Path) -> None:
     live = Live(folder, held(folder, 0, 1, 2, 3))

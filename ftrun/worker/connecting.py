@@ -1,0 +1,119 @@
+"""Connecting the members of a process group, in a thread of its own: nothing wakes one that waits for a rank that died.
+
+When the world is stopped meanwhile, thread and store client are left behind.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from ftrun.core.board import F
+from ftrun.core.world import World
+from ftrun.worker.context import Context, Interrupt
+from ftrun.worker.inner import Inner, make_group
+
+_HOLD = 30.0  # seconds that a failed connection is held back for the stop that should explain it
+
+
+class Connecting:
+    """One group of `world` while it is being connected.
+
+    `ahead`: by a replacement that has not restored its state yet. It answers for itself that it is ready and reset.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        world: World,
+        key: str,
+        ranks: Sequence[int],
+        my_rank: int,
+        timeout: timedelta,
+        ahead: bool,
+    ) -> None:
+        self.generation = world.generation
+        self._context = context
+        self._world = world
+        self._key = key
+        self._place = my_rank, len(ranks)
+        self._timeout = timeout
+        self._ahead = ahead
+        self._wanted = True
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+        self._outcome: Inner | BaseException = Interrupt()
+        if ahead:
+            for stage in (F.STOPPED, F.CLEANED, F.READY):
+                context.answer(stage, world.generation)
+            context.board.ring_workers()
+        threading.Thread(target=self._run, name="ftrun-connect", daemon=True).start()
+
+    def forget(self) -> None:
+        """Nobody will ask for the result."""
+        with self._lock:
+            self._wanted = False
+
+    def result(self, meanwhile: Callable[[], None] | None = None) -> Inner:
+        """The connected group. `meanwhile` runs in this thread until it is there.
+
+        Raises Interrupt when a later generation stops the world. Errors: TimeoutError, or what torch raised.
+        """
+        context, world = self._context, self._world
+        if meanwhile is not None:
+            meanwhile()
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while not self._ready.wait(0.02):
+            if context.stop_pending():
+                raise Interrupt
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"process group {self._key} of generation {world.generation} was not complete in {self._timeout}"
+                )
+        inner = self._outcome
+        if isinstance(inner, BaseException):
+            # a peer or the store died, and this world will be stopped; in a fresh one there is nothing to stop for
+            context.wait_until(lambda: False, 0.0 if world.fresh else _HOLD)
+            raise inner
+        if context.stop_pending():
+            inner.abort()
+            raise Interrupt
+        return inner
+
+    def _run(self) -> None:
+        try:
+            if not self._ahead or self._all_ready():
+                self._outcome = self._connected()
+                self._answer_reset()
+        except BaseException as error:
+            self._outcome = error
+        self._ready.set()
+
+    def _all_ready(self) -> bool:
+        """Wait until every rank is about to connect; False = the world was stopped."""
+        board = self._context.board
+        while True:
+            seen = board.worker_bell()
+            if board.generation() > self.generation:
+                return False
+            if self._world.everyone(board, F.READY):
+                return True
+            board.wait_workers(seen, 0.25)
+
+    def _connected(self) -> Inner:
+        world = self._world
+        store: Any = TCPStore(world.store_host, world.store_port, None, False, self._timeout, wait_for_workers=False)
+        prefixed = PrefixStore(f"{world.prefix()}/{self._key}", store)
+        inner = make_group(prefixed, *self._place, self._timeout, swappable=True)
+        inner.generation = self.generation
+        return inner
+
+    def _answer_reset(self) -> None:
+        with self._lock:  # once it is forgotten the main thread answers for a later generation
+            if self._ahead and self._wanted and self._context.board.generation() == self.generation:
+                self._context.answer(F.RESET, self.generation)
