@@ -17,7 +17,7 @@ from typing import Any
 
 LIFE_BYTES = 64
 SLOT_HEADER = 64  # bytes before a slot's content
-_ABI_VERSION = 4
+_ABI_VERSION = 5
 _LIBRARY = Path(__file__).with_name("libftrun_native.so")
 
 
@@ -117,7 +117,7 @@ The content is `data` and what the ranges hold now.
 
 
 class AddressList:
-    """A fixed list of addresses of 64-bit words, laid out once for `all_equal64`."""
+    """A fixed list of addresses of 64-bit words, laid out once for `all_equal64` and `arrive`."""
 
     __slots__ = ("_as_parameter_",)
 
@@ -130,6 +130,9 @@ class AddressList:
 
 all_equal64: Callable[[AddressList, int], bool] = _bind(_holding, "all_equal64", c_bool, c_void_p, c_uint64)
 """all_equal64(addresses, value) -> whether each word (acquire) equals `value`; True for an empty list."""
+
+arrive: Callable[[int, int, AddressList], bool] = _bind(_holding, "arrive", c_bool, c_void_p, c_uint64, c_void_p)
+"""arrive(address, value, addresses): writes a word, then `all_equal64`. Of all that arrive at least one gets True."""
 
 
 # ---- life locks ----

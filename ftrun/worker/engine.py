@@ -34,7 +34,9 @@ from ftrun.worker.strikes import trigger_of
 from ftrun.worker.vigil import Vigil
 
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
-_FIRST = int(Busy.FIRST)  # a plain number: `&` of a flag takes forty times as long
+# plain numbers for what every step asks: `&` of a flag takes forty times as long
+_FIRST, _REQUESTS = int(Busy.FIRST), int(Head.REQUESTS)
+_ATTEMPT, _STEP, _PHASE, _BUSY = int(F.ATTEMPT), int(F.STEP), int(F.PHASE), int(F.BUSY)
 _GUARDED = 3  # first steps in which hidden updates are looked for; then every 100th
 
 
@@ -69,7 +71,9 @@ class Engine:
         self._fired_forward = False
         self._seen_steps = 0
         self._guarding = True  # hidden updates are looked for in this step
-        self._arrivals: Any = None
+        self._head, self._words = context.board.words(), context.cell.words()
+        self._arrival = context.cell.field_address(F.ARRIVAL)
+        self._arrivals: Any = None  # that of every rank
         self.redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
         self.vigil = registry.vigil = Vigil(self, context.nonfinite, context.check_replicas)
         self._trigger = trigger_of(self)
@@ -98,7 +102,8 @@ class Engine:
         if self.ledger.slots.tag(START) == resume:
             self.attempt = 1
         self.vigil.inherit()
-        probe.point("restored", resume, self.context.rank)
+        if probe.armed:
+            probe.point("restored", resume, self.context.rank)
 
     def use_snapshot(self, manifest: Manifest, restart: dict[str, Any], moved: int) -> None:
         """Arena and slots hold the host snapshot, and the state lies over them: what else must go back with it."""
@@ -232,43 +237,46 @@ class Engine:
 
     def arrive(self, step: int) -> bool:
         """Arrive at a gate; True = passed, False = the world was stopped first."""
-        context, board, cell = self.context, self.context.board, self.context.cell
+        context, board = self.context, self.context.board
         generation = context.generation
         wanted = gate.arrival(generation, step)
-        cell[F.ARRIVAL] = wanted
-        probe.point("arrive", step, context.rank)
-        board.ring_gate()
+        # nobody is woken by an arrival: the last one sees all others, and opens the gate
+        complete = native.arrive(self._arrival, wanted, self._arrivals)
+        if probe.armed:
+            probe.point("arrive", step, context.rank)
         self.fire("gate", step)
         while True:
             seen = board.gate_bell()
             raw = board.gate()
             verdict = gate.verdict(raw, generation, step)
             if verdict == gate.PASS:
-                probe.point("pass", step, context.rank)
+                if probe.armed:
+                    probe.point("pass", step, context.rank)
                 return True
             if verdict == gate.STOPPED:
                 return False
-            complete = native.all_equal64(self._arrivals, wanted) and not self.vigil.holds(step)
-            arrivals = (wanted,) if complete else (0,)
-            new = gate.opened(raw, generation, step, arrivals)
-            if new is not None and not probe.leaves_gate(step, context.rank):
-                if board.swap_gate(raw, new):
-                    probe.point("swap", step, context.rank)
-                    board.ring_gate()
-                continue
+            if complete and not self.vigil.holds(step) and not (probe.armed and probe.leaves_gate(step, context.rank)):
+                new = gate.opened(raw, generation, step, (wanted,))
+                if new is not None:
+                    if board.swap_gate(raw, new):
+                        if probe.armed:
+                            probe.point("swap", step, context.rank)
+                        board.ring_gate()
+                    continue
             board.wait_gate(seen, _GATE_LOOK)
+            complete = native.all_equal64(self._arrivals, wanted)
 
     def fire(self, phase: str, step: int) -> None:
         """Let injected faults strike."""
         trigger = self._trigger
-        if trigger.armed or self.context.board[Head.REQUESTS] != trigger.heard:
+        if trigger.armed or self._head[_REQUESTS] != trigger.heard:
             trigger.fire(phase, self.index_of(step), self.attempt)
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def hand_out(self, step: int) -> None:
         """The loop is about to give `step` to the script: seal its START slot, or put back what it holds."""
-        context, cell = self.context, self.context.cell
+        context, words = self.context, self._words
         if step == self.step:
             self.attempt += 1
             self._restart = self.ledger.start_state(step)
@@ -278,15 +286,16 @@ class Engine:
         self.entered = False
         self.calls.forget()
         self.registry.handed_out()
-        cell[F.ATTEMPT] = self.attempt
-        cell[F.STEP] = self.index_of(step) + 1
+        words[_ATTEMPT] = self.attempt
+        words[_STEP] = self.index_of(step) + 1
         self.reducers.pay(step)
         self.apply_restart(step)
         if self.ledger.loader is not None:
             self.ledger.loader.ensure(self.index_of(step))
         if self.ledger.slots.tag(START) != step:
             self.ledger.start(step)
-            probe.point("slot-start", step, context.rank)
+            if probe.armed:
+                probe.point("slot-start", step, context.rank)
         self._recorder.start(self.index_of(step))
         context.phase(Phase.IDLE)
         self.fire("idle", step)
@@ -338,7 +347,7 @@ class Engine:
 
     def backward_started(self) -> None:
         """The first gradient of a body is about to be computed."""
-        if not self.context.in_body or self.passed or self.context.cell[F.PHASE] == Phase.BACKWARD:
+        if not self.context.in_body or self.passed or self._words[_PHASE] == Phase.BACKWARD:
             return
         self.context.phase(Phase.BACKWARD)
         if self._marks is not None:
@@ -374,7 +383,8 @@ class Engine:
         grads = self._grads = self.state.grads()
         self.vigil.arriving(step, optimizer, grads)
         self.ledger.gate(step, not updating or self.carry, grads)
-        probe.point("slot-gate", step, context.rank)
+        if probe.armed:
+            probe.point("slot-gate", step, context.rank)
         if not self.arrive(step):
             raise Interrupt
         self.passed = True
@@ -382,7 +392,8 @@ class Engine:
         self.vigil.passed()
         self._recorder.gate(self.index_of(step))
         self.state.arena.open()
-        probe.point("open", step, context.rank)
+        if probe.armed:
+            probe.point("open", step, context.rank)
         context.phase(Phase.UPDATE)
         self.fire("update", step)
 
@@ -396,16 +407,19 @@ class Engine:
             self.state.manifest.facts["reducers"] = self.reducers.facts()
             self.state.arena.write_manifest(self.state.manifest)
         self.ledger.end(step + 1, accumulating=not updated or self.carry)
-        probe.point("slot-end", step, rank)
+        if probe.armed:
+            probe.point("slot-end", step, rank)
         self.state.arena.sealed(step + 1)
-        probe.point("sealed", step, rank)
+        if probe.armed:
+            probe.point("sealed", step, rank)
         self.ledger.body_complete(look=self._guarding)
         context.phase(Phase.DONE)
-        if context.cell[F.BUSY] & _FIRST:
+        if self._words[_BUSY] & _FIRST:
             context.busy(Busy.FIRST, False)
         with context.lock:
             context.in_body = False
-        probe.point("done", step, rank)
+        if probe.armed:
+            probe.point("done", step, rank)
         self.registry.gate_passed = False
         if context.stop_pending():
             context.board.ring_workers()  # a replacement may wait for this seal

@@ -33,6 +33,7 @@ def _parse(text: str) -> frozenset[Target]:
 
 
 _targets = _parse(os.environ.get("FTRUN_TEST_PAUSE", ""))
+armed = bool(_targets)  # look here first: a call in every step of a production run is not free
 
 
 def point(name: str, step: int, rank: int) -> None:

@@ -20,7 +20,7 @@
 #define FTRUN_API
 #endif
 
-#define FTRUN_ABI_VERSION 4
+#define FTRUN_ABI_VERSION 5
 #define FTRUN_SLOT_HEADER 64 /* bytes before a slot's content */
 #define FTRUN_LIFE_BYTES 64 /* room that a life lock takes on the board */
 
@@ -40,6 +40,9 @@ FTRUN_API uint64_t ftrun_cas64(uint64_t *word, uint64_t expected, uint64_t desir
 
 /* `list` is a count followed by that many addresses of words; true when each word (acquire) equals `value`. */
 FTRUN_API bool ftrun_all_equal64(const uint64_t *list, uint64_t value);
+
+/* Stores `value` in `mine` and then looks at the list. Of all that arrive, at least one gets true: the last one. */
+FTRUN_API bool ftrun_arrive(uint64_t *mine, uint64_t value, const uint64_t *list);
 
 /* Adds one to the bell and wakes every waiter in every process. */
 FTRUN_API void ftrun_bell_ring(uint32_t *bell);

@@ -32,6 +32,13 @@ bool ftrun_all_equal64(const uint64_t *list, uint64_t value) {
     return true;
 }
 
+bool ftrun_arrive(uint64_t *mine, uint64_t value, const uint64_t *list) {
+    ftrun_store64(mine, value);
+    // Of several that arrive at once, the one whose fence comes last sees every other's word.
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return ftrun_all_equal64(list, value);
+}
+
 void ftrun_bell_ring(uint32_t *bell) {
     __atomic_fetch_add(bell, 1, __ATOMIC_SEQ_CST);
     syscall(SYS_futex, bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);

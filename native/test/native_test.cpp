@@ -31,6 +31,7 @@ void test_words() {
     EXPECT(ftrun_cas64(word, 5, 6) == 5 && ftrun_load64(word) == 6);
     const uint64_t list[] = {2, reinterpret_cast<uint64_t>(word), reinterpret_cast<uint64_t>(word)};
     EXPECT(ftrun_all_equal64(list, 6) && !ftrun_all_equal64(list, 5));
+    EXPECT(ftrun_arrive(word, 7, list) && ftrun_load64(word) == 7);
     EXPECT(!ftrun_bell_wait(bell, 0, 0.01));
     ftrun_bell_ring(bell);
     EXPECT(ftrun_bell_wait(bell, 0, 1e300) && ftrun_load32(bell) == 1);

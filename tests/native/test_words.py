@@ -55,6 +55,29 @@ def test_all_equal_sees_one_that_differs(page: int, count: int) -> None:
         native.store64(address, 0)
 
 
+def test_of_all_that_arrive_at_least_one_sees_the_others(page: int, children: Children) -> None:
+    rounds, ranks = 3000, 2
+    words = [page + 64 * rank for rank in range(ranks)]
+    seen = [page + 64 * (ranks + rank) for rank in range(ranks)]
+    turn = page + 64 * 2 * ranks
+
+    def go(rank: int) -> None:
+        listed = native.AddressList(words)
+        for number in range(1, rounds + 1):
+            last = native.arrive(words[rank], number, listed)
+            native.store64(seen[rank], 2 * number + last)
+            while native.load64(turn) < number:
+                pass
+
+    pids = [children.fork(lambda rank=rank: go(rank)) for rank in range(ranks)]  # type: ignore[misc]
+    for number in range(1, rounds + 1):
+        while any(native.load64(word) // 2 < number for word in seen):
+            pass
+        assert any(native.load64(word) & 1 for word in seen), f"nobody saw the others in round {number}"
+        native.store64(turn, number)
+    assert [children.wait(pid) for pid in pids] == [0, 0]
+
+
 def test_a_bell_rung_before_the_wait_is_not_missed(page: int) -> None:
     seen = native.load32(page)
     native.bell_ring(page)
