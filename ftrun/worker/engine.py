@@ -218,7 +218,7 @@ class Engine:
             return
         self.registry.looping = True
         if not self.registry.recorder.replaying:
-            self.ledger.recording(*self.registry.recorder.dump())
+            self.ledger.recording(*self.registry.recorder.dump(len(self.registry.groups)))
             self.ledger.end(0, accumulating=False)  # what the script did since protect() counts
             self.snapshots.take_if_due(0)
         self.registry.recorder.replaying = False

@@ -282,8 +282,9 @@ class Registry:
         world = self._world()
         if not self.recorder.replaying:
             self.connect(group, world)
-        elif len(self.groups) == 1 and not world.tail:
-            # the others need not wait for the rest of the script and this rank's state: they meet it in this group now
+        elif self.recorder.groups == 1 and not world.tail:
+            # the others need not wait for the rest of the script and this rank's state: they meet it in this group now.
+            # With more groups they would wait in the second one, for no longer than a collective may take.
             group.ahead = self._connecting(group, world, ahead=True)
         return group
 

@@ -33,6 +33,7 @@ class Recorder:
     def __init__(self) -> None:
         self.replaying = False
         self.overflow = False
+        self.groups = 0  # that the replaced rank made
         self._entries: list[tuple[str, list[bytes]]] = []
         self._bytes = 0
         self._next = 0
@@ -52,11 +53,12 @@ class Recorder:
 
         return store
 
-    def dump(self) -> tuple[dict[str, Any], list[bytes]]:
-        """(JSON header, blobs)."""
+    def dump(self, groups: int) -> tuple[dict[str, Any], list[bytes]]:
+        """(JSON header, blobs). `groups`: how many process groups the script made."""
         if self.overflow:
             return {"overflow": True, "entries": []}, []
-        header = {"overflow": False, "entries": [[n, [len(b) for b in blobs]] for n, blobs in self._entries]}
+        entries = [[n, [len(b) for b in blobs]] for n, blobs in self._entries]
+        header = {"overflow": False, "groups": groups, "entries": entries}
         return header, [b for _, blobs in self._entries for b in blobs]
 
     def load(self, header: dict[str, Any], data: memoryview) -> None:
@@ -64,6 +66,7 @@ class Recorder:
         if header["overflow"]:
             raise WorkerError(f"the collectives before the first step moved more than {CAP_BYTES >> 20} MiB")
         offset = 0
+        self.groups = header["groups"]
         self._entries = []
         for name, sizes in header["entries"]:
             blobs = []
