@@ -240,10 +240,11 @@ class Engine:
         context, board = self.context, self.context.board
         generation = context.generation
         wanted = gate.arrival(generation, step)
-        # nobody is woken by an arrival: the last one sees all others, and opens the gate
         complete = native.arrive(self._arrival, wanted, self._arrivals)
         if probe.armed:
             probe.point("arrive", step, context.rank)
+        if complete:
+            board.ring_gate()  # the last one sees all others: they wake up while it opens the gate
         self.fire("gate", step)
         while True:
             seen = board.gate_bell()
