@@ -277,10 +277,6 @@ class Board:
     def __setitem__(self, field: Head, value: int) -> None:
         self._words[field] = value
 
-    def words(self) -> memoryview:
-        """All words of the board, for who reads some of them in every step."""
-        return self._words
-
     def cell(self, index: int) -> Cell:
         """The cell of incarnation `index`. IndexError outside the board."""
         if not 0 <= index < self.cells:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ftrun.worker.segment import Segment
 
 _LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
-_PROGRESS, _PHASE, _GATE = int(F.PROGRESS), int(F.PHASE), int(Head.GATE)
+_PROGRESS, _PHASE = int(F.PROGRESS), int(F.PHASE)
 _COMPLETE_AFTER = 0.004  # seconds that an aborted collective gets to end by itself
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
@@ -59,7 +59,7 @@ class Context:
         self.run_dir = run_dir
         self.board = Board.open(run_dir / paths.BOARD)
         self.cell: Cell = self.board.cell(cell)
-        self._head, self._words = self.board.words(), self.cell.words()
+        self._words = self.cell.words()
         self._steps = StepLog(self.cell)
         self.keeper = KeeperClient(run_dir / paths.KEEPER_SOCKET)
         self.lent = Lent(self.keeper)
@@ -108,16 +108,11 @@ class Context:
 
     def stop_pending(self) -> bool:
         """Has a later generation stopped the one this worker takes part in?"""
-        return self._head[_GATE] >> gate.GENERATION_SHIFT > self.generation
-
-    def passing(self) -> bool:
-        """A sign of life from a place that is passed many times a step. Is a stop pending?"""
-        self._words[_PROGRESS] = time.monotonic_ns()
-        return self._head[_GATE] >> gate.GENERATION_SHIFT > self.generation
+        return self.board.generation() > self.generation
 
     def check_stop_in_collective(self) -> None:
         """Raise Interrupt when the world stops (collectives outside a body are inside job.call or group set-up)."""
-        if self._head[_GATE] >> gate.GENERATION_SHIFT > self.generation:
+        if self.stop_pending():
             raise Interrupt
 
     def await_world(

@@ -35,7 +35,7 @@ from ftrun.worker.vigil import Vigil
 
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
 # plain numbers for what every step asks: `&` of a flag takes forty times as long
-_FIRST, _REQUESTS = int(Busy.FIRST), int(Head.REQUESTS)
+_FIRST = int(Busy.FIRST)
 _ATTEMPT, _STEP, _PHASE, _BUSY = int(F.ATTEMPT), int(F.STEP), int(F.PHASE), int(F.BUSY)
 _GUARDED = 3  # first steps in which hidden updates are looked for; then every 100th
 
@@ -71,7 +71,7 @@ class Engine:
         self._fired_forward = False
         self._seen_steps = 0
         self._guarding = True  # hidden updates are looked for in this step
-        self._head, self._words = context.board.words(), context.cell.words()
+        self._words = context.cell.words()
         self._arrival = context.cell.field_address(F.ARRIVAL)
         self._arrivals: Any = None  # that of every rank
         self.redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
@@ -270,7 +270,7 @@ class Engine:
     def fire(self, phase: str, step: int) -> None:
         """Let injected faults strike."""
         trigger = self._trigger
-        if trigger.armed or self._head[_REQUESTS] != trigger.heard:
+        if trigger.armed or self.context.board[Head.REQUESTS] != trigger.heard:
             trigger.fire(phase, self.index_of(step), self.attempt)
 
     # -- a step ------------------------------------------------------------------------------------------------------

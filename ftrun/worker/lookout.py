@@ -37,7 +37,8 @@ class Lookout:
         context = self._context
 
         def look(*_: Any) -> None:
-            if context.passing() and context.in_body and not engine.passed and not engine.registry.local:
+            context.progress()
+            if context.stop_pending() and context.in_body and not engine.passed and not engine.registry.local:
                 raise Interrupt
 
         for root in modules:
