@@ -17,6 +17,7 @@ from pathlib import Path
 from ftrun import native
 from ftrun.core import gate
 from ftrun.core.errors import PlatformError
+from ftrun.core.gate import GENERATION_SHIFT as _GENERATION_SHIFT
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
 VERSION = 3
@@ -146,6 +147,10 @@ class Busy(enum.IntFlag):
     FIRST = 1  # this process has completed no body yet
     COMPILING = 2
     CALL = 4  # in job.call
+
+
+# plain numbers of words that are read many times a step: a member of an enum takes longer to look up than the word
+_GATE, _REQUESTS = int(Head.GATE), int(Head.REQUESTS)
 
 
 class Source(enum.IntEnum):
@@ -295,7 +300,11 @@ class Board:
 
     def generation(self) -> int:
         """Of the gate word, by a plain read: for places that are passed many times a step and look again anyway."""
-        return self._words[Head.GATE] >> gate.GENERATION_SHIFT
+        return self._words[_GATE] >> _GENERATION_SHIFT
+
+    def requests(self) -> int:
+        """Number of the newest request for a fault or a drain; passed as often as `generation`."""
+        return self._words[_REQUESTS]
 
     def swap_gate(self, expected: int, desired: int) -> bool:
         """Compare and swap the gate word; True when it was `expected`. Rings nobody."""

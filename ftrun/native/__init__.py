@@ -17,7 +17,7 @@ from typing import Any
 
 LIFE_BYTES = 64
 SLOT_HEADER = 64  # bytes before a slot's content
-_ABI_VERSION = 5
+_ABI_VERSION = 6
 _LIBRARY = Path(__file__).with_name("libftrun_native.so")
 
 
@@ -103,9 +103,6 @@ class RangeList:
 
 gather: Callable[[Any, RangeList], None] = _bind(_holding, "gather", None, c_void_p, c_void_p)
 """gather(buffer or address, ranges): copies the ranges one behind the other; there is room for `ranges.size` bytes."""
-
-ranges_sum: Callable[[RangeList], int] = _bind(_holding, "ranges_sum", c_uint64, c_void_p)
-"""ranges_sum(ranges) -> `checksum` of what `gather` would give."""
 
 slot_write: Callable[[int, bytes, int, RangeList, int, int], None] = _bind(
     _holding, "slot_write", None, c_void_p, ctypes.c_char_p, c_size_t, c_void_p, c_size_t, c_uint64

@@ -56,9 +56,11 @@ class Ledger:
         streams, ranges = rng.look()
         captured = (streams, self._state.python_state())
         self._check_between(step, captured)
-        self.alive = self._state.grads_alive()
-        self.slots.invalidate(START)
-        self._state.save_buffers(step)
+        if any(self.alive) or self._at_end is None:  # none after the body: a backward outside of one is nobody's
+            self.alive = self._state.grads_alive()
+        if self._state.buffers:  # they are copied aside for this step before its slot is written
+            self.slots.invalidate(START)
+            self._state.save_buffers(step)
         carried = self._carried and self.slots.tag(END) != step
         self._write(START, step, self._state.grads() if carried else None, captured, ranges)
 
@@ -110,7 +112,7 @@ class Ledger:
             return
         # mostly it is what the same slot held a step ago: all that changes with every step lies in the ranges
         if content != self._written[slot]:
-            self._written[slot], self._pieces[slot] = content, codec.plain(content)
+            self._written[slot], self._pieces[slot] = content, [b"".join(codec.plain(content))]
         self.slots.write(slot, tag, self._pieces[slot], ranges)
 
     def _update_changed(self, before: Captured, now: Captured) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,10 +16,13 @@ import torch
 from ftrun import native
 from ftrun.worker import generators, probe
 
-Mark = tuple[int, dict[str, Any]]  # hash of what is copied as memory, and the rest
+Mark = tuple[bytes, dict[str, Any]]  # what tells the memory of one state from that of any other, and the rest
 
 _NUMPY_BYTES = 625 * 4  # numpy's mt19937_state: 624 words and the position
 _RAW_BYTES = {"python": generators.PYTHON_BYTES, "torch": generators.TORCH_BYTES, "numpy": _NUMPY_BYTES}
+# Where an mt19937 stands (its position and, in 64 bytes, how often its words were made anew, or from what seed) is in these
+# (offset, length) of its raw bytes. The other words follow from these, so they need not be read to see that it was used.
+_TELLING = {"python": [(0, 64)], "torch": generators.TELLING, "numpy": [(0, 64), (_NUMPY_BYTES - 4, 4)]}
 
 
 class _Memory:
@@ -36,13 +40,23 @@ class _Memory:
             self._words = memoryview((ctypes.c_uint32 * 625).from_address(address)).cast("B").cast("I")
         self.parts = [name for name, ranges in found.items() if ranges]
         self.ranges = native.RangeList([r for name in self.parts for r in found[name] or ()])
+        telling = [piece for name in self.parts for piece in _pieces(found[name] or [], _TELLING[name])]
+        self._telling = native.RangeList(telling)
+        self._told = ctypes.create_string_buffer(self._telling.size)
         self._normal: tuple[tuple[int, int], list[Any]] | None = None
+        self.whole = {"python", "torch"} <= set(self.parts) and (numpy_generator is None or "numpy" in self.parts)
+        self.mark: Mark | None = None  # as last looked at
 
     def read(self) -> bytes:
         """The bytes of all ranges."""
         buffer = ctypes.create_string_buffer(self.ranges.size)
         native.gather(buffer, self.ranges)
         return buffer.raw
+
+    def tell(self) -> bytes:
+        """Other bytes for every other state that drawing or seeding can lead to."""
+        native.gather(self._told, self._telling)
+        return self._told.raw
 
     def numpy_normal(self, numpy: Any) -> list[Any]:
         """Whether numpy's generator has a normal cached, and which. Asking takes longer than all the rest.
@@ -85,14 +99,24 @@ def look() -> tuple[Mark, native.RangeList]:
     `join` makes of the mark's second half and those bytes what `capture` gives.
     """
     memory = _memory_now()
-    return (native.ranges_sum(memory.ranges), _beside(memory)), memory.ranges
+    told, mark = memory.tell(), memory.mark
+    if mark is None or mark[0] != told or not memory.whole or _moved_beside(mark[1]):
+        mark = memory.mark = (told, _beside(memory))
+    return mark, memory.ranges
+
+
+def _moved_beside(beside: dict[str, Any]) -> bool:
+    """With equal memory: may a normal have been taken that was drawn before? Streams on GPUs are always asked."""
+    if random._inst.gauss_next is not beside["python_normal"]:  # type: ignore[attr-defined]
+        return True
+    return ("numpy_normal" in beside and beside["numpy_normal"][0]) or torch.cuda.is_initialized()
 
 
 def mark_of(state: dict[str, Any]) -> Mark:
     """The mark that `look` would have given when `state` was captured."""
-    raw = state["raw"]
-    buffer = ctypes.create_string_buffer(raw, len(raw))
-    return native.checksum(ctypes.addressof(buffer), len(raw)), {k: v for k, v in state.items() if k != "raw"}
+    parts = _split(state)
+    told = [parts[name][at : at + length] for name in state["parts"] for at, length in _TELLING[name]]
+    return b"".join(told), {k: v for k, v in state.items() if k != "raw"}
 
 
 def join(beside: dict[str, Any], raw: bytes) -> dict[str, Any]:
@@ -135,10 +159,7 @@ def apply(state: dict[str, Any]) -> None:
     """Put every stream back to `state`."""
     if probe.broken("rng"):
         return
-    raw, at = {}, 0
-    for name in state["parts"]:
-        raw[name] = state["raw"][at : at + _RAW_BYTES[name]]
-        at += _RAW_BYTES[name]
+    raw = _split(state)
     if "python" in raw:
         random.setstate((random.Random.VERSION, generators.python_words(raw["python"]), state["python_normal"]))
     else:
@@ -154,6 +175,26 @@ def apply(state: dict[str, Any]) -> None:
     if state.get("cuda"):
         for ordinal, device_state in zip(_cuda_devices(), state["cuda"], strict=False):
             torch.cuda.set_rng_state(_tensor(device_state), ordinal)
+
+
+def _split(state: dict[str, Any]) -> dict[str, bytes]:
+    """The raw bytes of each part."""
+    raw, at = {}, 0
+    for name in state["parts"]:
+        raw[name] = state["raw"][at : at + _RAW_BYTES[name]]
+        at += _RAW_BYTES[name]
+    return raw
+
+
+def _pieces(ranges: list[generators.Range], wanted: list[tuple[int, int]]) -> Iterator[generators.Range]:
+    """Where `wanted` (offset, length) of what the ranges hold, one behind the other, lies in memory."""
+    for offset, length in wanted:
+        at = 0
+        for address, size in ranges:
+            first, end = max(offset, at), min(offset + length, at + size)
+            if first < end:
+                yield address + first - at, end - first
+            at += size
 
 
 def _tensor(data: bytes) -> torch.Tensor:

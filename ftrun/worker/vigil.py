@@ -31,7 +31,8 @@ _REDUCING = {
 }  # fmt: skip
 """Collective -> which of its arguments holds this rank's own contribution."""
 
-_LAYOUT = operator.attrgetter("dtype", "layout")
+_PHASE, _WORK, _BACKWARD = int(F.PHASE), int(F.WORK), Phase.BACKWARD  # looked up once, since every step asks for them
+_DTYPE = operator.attrgetter("dtype")
 _FORMATS = {getattr(torch, name): name for name in native.FLOAT_FORMATS}
 _WHOLE = 1 << 17  # numbers of a body that are all looked at before they are exchanged
 _PIECE, _PIECES = 4096, 16  # of larger ones
@@ -47,6 +48,7 @@ class Vigil:
     def __init__(self, engine: Engine, nonfinite: str, every: int) -> None:
         self._engine = engine
         self._cell = engine.context.cell
+        self._words = self._cell.words()
         self._nonfinite = nonfinite
         self._every = every
         self._inspected = 0  # numbers of this body that were looked at on their way into a collective
@@ -71,7 +73,7 @@ class Vigil:
     def sending(self, name: str, args: tuple[Any, ...]) -> None:
         """A collective is about to start: what this rank puts in is still its own."""
         place = _REDUCING.get(name)
-        if place is None or self._engine.passed or self._cell[F.PHASE] != Phase.BACKWARD:
+        if place is None or self._engine.passed or self._words[_PHASE] != _BACKWARD:
             return
         if not self._measured:
             self._measure()
@@ -124,7 +126,7 @@ class Vigil:
         self._measured = True
         if self._since:
             waited = self._engine.registry.waited - self._waited
-            self._cell[F.WORK] = max(0, time.monotonic_ns() - self._since - waited)
+            self._words[_WORK] = max(0, time.monotonic_ns() - self._since - waited)
 
     # -- finite gradients --------------------------------------------------------------------------------------------
 
@@ -154,11 +156,14 @@ class Vigil:
         if not first.is_cpu or first.dtype not in _FORMATS:
             return False
         # C loops, since this is done in every step for every parameter
-        if set(map(type, grads)) - {torch.Tensor} or set(map(_LAYOUT, grads)) - {(first.dtype, torch.strided)}:
+        if set(map(type, grads)) - {torch.Tensor} or set(map(_DTYPE, grads)) - {first.dtype}:
             return False
-        if not all(map(torch.Tensor.is_contiguous, grads)):
+        try:
+            if not all(map(torch.Tensor.is_contiguous, grads)):
+                return False
+            addresses = array("Q", map(torch.Tensor.data_ptr, grads))
+        except RuntimeError:  # sparse ones have no such
             return False
-        addresses = array("Q", map(torch.Tensor.data_ptr, grads))
         counts = array("Q", map(torch.Tensor.numel, grads))
         return native.find_nonfinite_each(addresses, counts, _FORMATS[first.dtype]) < 0
 

@@ -20,7 +20,7 @@
 #define FTRUN_API
 #endif
 
-#define FTRUN_ABI_VERSION 5
+#define FTRUN_ABI_VERSION 6
 #define FTRUN_SLOT_HEADER 64 /* bytes before a slot's content */
 #define FTRUN_LIFE_BYTES 64 /* room that a life lock takes on the board */
 
@@ -101,9 +101,6 @@ FTRUN_API void ftrun_copy(void *destination, const void *source, size_t length, 
 
 /* Copies ranges one behind the other: `list` is their number, then address and length of each. */
 FTRUN_API void ftrun_gather(void *destination, const uint64_t *list);
-
-/* ftrun_checksum of what ftrun_gather would give, with seed 0. */
-FTRUN_API uint64_t ftrun_ranges_sum(const uint64_t *list);
 
 /* Replaces a slot's content: tag word 0, then `length` bytes and what the ranges of `list` hold behind the
  * FTRUN_SLOT_HEADER, their length (word 1) and the checksum of at most `summed` of them (word 2), then the tag word.

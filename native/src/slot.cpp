@@ -2,7 +2,6 @@
 // of the caches while the model ran.
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "ftrun_native.h"
 
@@ -25,13 +24,6 @@ void ftrun_gather(void *destination, const uint64_t *list) {
         std::memcpy(at, reinterpret_cast<const void *>(address), length);
         at += length;
     }
-}
-
-uint64_t ftrun_ranges_sum(const uint64_t *list) {
-    thread_local std::vector<char> all;
-    all.resize(size_of(list));
-    ftrun_gather(all.data(), list);
-    return ftrun_checksum(all.data(), all.size(), 0, 1);
 }
 
 void ftrun_slot_write(uint64_t *slot, const void *data, size_t length, const uint64_t *list, size_t summed, uint64_t tag) {

@@ -40,3 +40,34 @@ def test_a_slot_that_was_overwritten_is_noticed() -> None:
     slots.data(END)[-1] ^= 1
     with pytest.raises(WorkerError, match="overwritten"):
         read_state(slots, END)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_mark_tells_every_draw(backwards: bool) -> None:
+    """A normal that was drawn before and is taken now moves no position; seeding anew moves all words."""
+    random.seed(3)
+    np.random.seed(4)
+    torch.manual_seed(5)
+    draws = [
+        random.random,
+        lambda: random.gauss(0, 1),  # draws two
+        lambda: random.gauss(0, 1),  # takes the second
+        np.random.rand,
+        np.random.randn,  # draws two
+        np.random.randn,  # takes the second
+        lambda: torch.rand(()),
+        lambda: torch.randn(()),  # draws two
+        lambda: torch.randn(()),  # takes the second
+        lambda: torch.rand(624 * 5),  # to the same position
+        lambda: [random.getrandbits(32) for _ in range(624)],
+        lambda: np.random.bytes(4 * 624),
+        lambda: random.seed(6),
+        lambda: np.random.seed(6),
+        lambda: torch.manual_seed(6),
+    ]
+    seen = [rng.look()[0]]
+    for draw in [*reversed(draws)] if backwards else draws:
+        draw()
+        seen.append(rng.look()[0])
+        assert seen[-1] == rng.look()[0] == rng.mark_of(rng.capture())
+    assert all(a != b for i, a in enumerate(seen) for b in seen[:i])
