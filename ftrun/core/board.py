@@ -322,8 +322,10 @@ class Board:
     def gate_bell(self) -> int:
         return native.load32(self._gate_bell)
 
-    def wait_gate(self, seen: int, timeout: float) -> bool:
-        """As `wait_workers`, for the gate's bell."""
+    def wait_gate(self, seen: int, timeout: float, spin: float = 0.0) -> bool:
+        """As `wait_workers`, for the gate's bell; awake for the first `spin` seconds."""
+        if spin and native.bell_spin(self._gate_bell, seen, spin):
+            return True
         return native.bell_wait(self._gate_bell, seen, timeout)
 
     def ring_launcher(self) -> None:
