@@ -56,8 +56,7 @@ class Ledger:
         streams, ranges = rng.look()
         captured = (streams, self._state.python_state())
         self._check_between(step, captured)
-        if any(self.alive) or self._at_end is None:  # none after the body: a backward outside of one is nobody's
-            self.alive = self._state.grads_alive()
+        self.alive = self._state.grads_alive()
         if self._state.buffers:  # they are copied aside for this step before its slot is written
             self.slots.invalidate(START)
             self._state.save_buffers(step)
