@@ -40,6 +40,7 @@ from ftrun.host.memory import Kills
 
 _PEEK = 0.002  # seconds in which nothing else is done but look for the exit code of a worker that died
 _CODE_SHOWS = 0.05  # seconds after which its death is reported without one
+_CODE_LOOK = 0.001  # seconds between two looks until then
 _CODE_PATIENCE = 1.0  # seconds to wait for the exit code when nobody is in a hurry
 _CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
 _CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
@@ -263,15 +264,22 @@ class Crew:
         flags = worker.cell[F.FLAGS]
         in_loop = flags & Flag.LOOPING and not flags & (Flag.LOOP_DONE | Flag.EXITING)
         if in_loop and not worker.reported:
-            self._report_early(worker, time.monotonic() + _CODE_SHOWS)
+            self._report_early(worker, time.monotonic() + _CODE_SHOWS, _PEEK)
         else:
             self._loop.after(_CODE_PATIENCE, lambda: self._report(worker, worker.code))
 
-    def _report_early(self, worker: Worker, deadline: float) -> None:
-        """Before it is reaped, as soon as its exit code shows: a busy machine may run its last thread late."""
-        code = worker.code if worker.code is not None else fence.peek_exit(worker.pid, _PEEK)
-        if code is None and not worker.reported and time.monotonic() < deadline:
-            self._loop.after(_PEEK, lambda: self._report_early(worker, deadline))
+    def _report_early(self, worker: Worker, deadline: float, seconds: float = 0.0) -> None:
+        """Before it is reaped, as soon as its exit code shows: a busy machine may run its last thread late.
+
+        Once every thread is on its way out it shows, or it is 0, which cannot be told from none before the very end.
+        """
+        if worker.reported:
+            return
+        code = worker.code if worker.code is not None else fence.peek_exit(worker.pid, seconds)
+        if code is None and fence.quiet(worker.pid):
+            self._report(worker, fence.peek_exit(worker.pid, 0.0))
+        elif code is None and time.monotonic() < deadline:
+            self._loop.after(_CODE_LOOK, lambda: self._report_early(worker, deadline))
         else:
             self._report(worker, code)
 

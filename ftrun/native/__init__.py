@@ -90,7 +90,7 @@ False after the timeout, or early when a signal came, so that Python can run its
 """
 
 bell_spin: Callable[[int, int, float], bool] = _bind(_releasing, "bell_spin", c_bool, c_void_p, c_uint32, c_double)
-"""bell_spin(address, seen, timeout seconds): `bell_wait` without sleeping, for some ten microseconds at the most."""
+"""bell_spin(address, seen, timeout seconds): `bell_wait` without sleeping; for microseconds, since no signal ends it."""
 
 
 class RangeList:

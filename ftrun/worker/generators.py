@@ -22,7 +22,9 @@ PYTHON_BYTES = 4 + 4 * _WORDS  # index, words
 _ENGINE = struct.Struct("<Qi?" + f"I{4 * _WORDS}s" + "4s?3x8s?")
 _PIECES = ((0, 13), (16, 2500), (2520, 17))  # offset and length: what lies between means nothing, and changes
 _WORDS_AT = 20
-TELLING = [(0, 13 + 4 + 64), (2513, 17)]  # of what was read: all but most of the words
+# of what was read: where it stands, the first words, and whether normals are cached (their values follow from the rest, and
+# mean nothing while there are none)
+TELLING = [(0, 13 + 4 + 64), (2517, 1), (2529, 1)]
 # seed, left, seeded, next, words; normal x, y (the double), rho and whether it holds; the float and whether it holds
 _LEGACY = struct.Struct(f"<QiiQ{8 * _WORDS}s" + "8s8s8si" + "4s?7x")
 TORCH_BYTES = _ENGINE.size

@@ -21,7 +21,8 @@ Mark = tuple[bytes, dict[str, Any]]  # what tells the memory of one state from t
 _NUMPY_BYTES = 625 * 4  # numpy's mt19937_state: 624 words and the position
 _RAW_BYTES = {"python": generators.PYTHON_BYTES, "torch": generators.TORCH_BYTES, "numpy": _NUMPY_BYTES}
 # Where an mt19937 stands (its position and, in 64 bytes, how often its words were made anew, or from what seed) is in these
-# (offset, length) of its raw bytes. The other words follow from these, so they need not be read to see that it was used.
+# (offset, length) of its raw bytes. The other words follow from these, but for collisions and states that somebody makes up,
+# so they need not be read to see that it was used.
 _TELLING = {"python": [(0, 64)], "torch": generators.TELLING, "numpy": [(0, 64), (_NUMPY_BYTES - 4, 4)]}
 
 
@@ -58,10 +59,16 @@ class _Memory:
         native.gather(self._told, self._telling)
         return self._told.raw
 
+    def forget(self) -> None:
+        """A state was put back: what was last seen says nothing of it."""
+        self.mark = self._normal = None
+
     def numpy_normal(self, numpy: Any) -> list[Any]:
         """Whether numpy's generator has a normal cached, and which. Asking takes longer than all the rest.
 
-        While none is cached, one can only appear by drawing, which moves the position, or all words and the position.
+        While none is cached, one can only appear by drawing, which moves the position, or all words and the position; or by
+        putting back a state, which only `apply` is known to do: a script that takes a normal and then restores the state in
+        which it was cached, by `numpy.random.set_state`, is not seen.
         """
         place = self._words[624], self._words[0]
         if self._normal is None or self._normal[0] != place or self._normal[1][0]:
@@ -175,6 +182,8 @@ def apply(state: dict[str, Any]) -> None:
     if state.get("cuda"):
         for ordinal, device_state in zip(_cuda_devices(), state["cuda"], strict=False):
             torch.cuda.set_rng_state(_tensor(device_state), ordinal)
+    if _memory is not None:
+        _memory.forget()
 
 
 def _split(state: dict[str, Any]) -> dict[str, bytes]:

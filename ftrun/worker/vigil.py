@@ -164,6 +164,8 @@ class Vigil:
             addresses = array("Q", map(torch.Tensor.data_ptr, grads))
         except RuntimeError:  # sparse ones have no such
             return False
+        if 0 in addresses:
+            return False
         counts = array("Q", map(torch.Tensor.numel, grads))
         return native.find_nonfinite_each(addresses, counts, _FORMATS[first.dtype]) < 0
 

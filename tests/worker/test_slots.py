@@ -71,3 +71,28 @@ def test_a_mark_tells_every_draw(backwards: bool) -> None:
         seen.append(rng.look()[0])
         assert seen[-1] == rng.look()[0] == rng.mark_of(rng.capture())
     assert all(a != b for i, a in enumerate(seen) for b in seen[:i])
+
+
+def test_a_normal_that_is_put_back_is_seen() -> None:
+    """It is cached, taken, and cached again by `apply`, all at the same position of the generator."""
+    np.random.seed(4)
+    torch.manual_seed(5)
+    np.random.randn()
+    torch.randn(1, dtype=torch.float64)
+    cached = rng.capture()
+    mark = rng.look()[0]
+    wanted = np.random.randn()
+    assert rng.look()[0] != mark
+    rng.apply(cached)
+    assert rng.look()[0] == mark == rng.mark_of(rng.capture())
+    assert rng.capture()["numpy_normal"] == cached["numpy_normal"]
+    assert np.random.randn() == wanted
+
+
+def test_what_leaves_the_streams_alone_leaves_the_mark() -> None:
+    torch.manual_seed(5)
+    mark = rng.look()[0]
+    with torch.random.fork_rng():
+        torch.randn(3)
+    torch.set_rng_state(torch.get_rng_state())
+    assert rng.look()[0] == mark == rng.mark_of(rng.capture())
