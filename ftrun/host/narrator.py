@@ -267,6 +267,7 @@ class Narrator:
     def end(self, code: int) -> None:
         """Sum up the run that ended with `code`; nothing to say about one without incidents."""
         self._look_exact()
+        drawn = self.incidents > 0
         if self._incident is not None:
             self._account(self._incident.facts(self._board, self.holders))
         if self.incidents:
@@ -274,6 +275,7 @@ class Narrator:
             lines = report.summary(
                 report.run_shown(self._services_log.parent),
                 self.incidents,
+                drawn,
                 self.restarts,
                 self.redone,
                 lost,

@@ -248,11 +248,14 @@ def last_words(path: Path) -> str:
     return f"its last words: {last.strip()} (all of them: {path})"
 
 
-def summary(run: str, incidents: int, restarts: int, redone: int, seconds: float, inexact: Inexact) -> list[str]:
-    """The lines at the end of a run that had incidents."""
+def summary(
+    run: str, incidents: int, drawn: bool, restarts: int, redone: int, seconds: float, inexact: Inexact
+) -> list[str]:
+    """The lines at the end of a run that had incidents; `drawn`: one of them came to its end, and can be drawn."""
+    command = "timeline" if drawn else "events"
     lines = [
         f"{count(incidents, 'incident')}, {count(redone, 'step')} done again, {seconds:.2f} s lost; "
-        f"to see {'it' if incidents == 1 else 'them'}: ftrun timeline {run}"
+        f"to see {'it' if incidents == 1 else 'them'}: ftrun {command} {run}"
     ]
     if restarts:
         lines.append(
