@@ -3,7 +3,8 @@
     python tests/bench/recovery.py [--quick] [--json FILE]
 
 Definitions. Stall: from just before kill(2), on the killer's clock, to the moment when the slowest rank has finished
-the first step that nobody finished before. That step counts as this run's median step; "rest" is the stall without it.
+the first step that nobody finished before. That step counts as this run's median step; "rest" is the stall without it,
+also as a part of a step, which tells more on a machine that is not always equally fast.
 Runs of both systems take turns; every figure is a median, with the smallest and largest beside it. torchrun runs with a
 fresh store for each restart (without it most of its restarts fail here) and a checkpoint every 10 steps; kills come
 5 steps after one.
@@ -66,6 +67,7 @@ def stalls(root: Path, rounds: int, kills: int) -> dict[str, Any]:
         entry: dict[str, Any] = {
             "stall_ms": spread([k.stall for _, k in killed]),
             "rest_ms": spread([k.stall - run.step for run, k in killed]),
+            "rest_steps": spread([k.stall / run.step - 1 for run, k in killed]),
             "steps_lost": spread([float(k.again) for _, k in killed]),
             "cold_start_ms": spread([run.cold_start for run in these]),
             "step_ms": spread([run.step for run in these]),
@@ -88,7 +90,8 @@ def print_stalls(result: dict[str, Any]) -> None:
         for name, key in (("kill to first new step", "stall_ms"), ("cold start to first step", "cold_start_ms")):
             ratio = theirs[key]["median"] / ours[key]["median"]
             print(f"  {name:26s} ftrun {shown(ours[key])}, torchrun {shown(theirs[key])}: {ratio:.1f} times faster")
-        print(f"  {'without the redone step':26s} ftrun {shown(ours['rest_ms'])}")
+        rest = f"{shown(ours['rest_ms'])}, {ours['rest_steps']['median']:.2f} of a step"
+        print(f"  {'without the redone step':26s} ftrun {rest}")
         print(f"  {'steady step':26s} ftrun {shown(ours['step_ms'])}, torchrun {shown(theirs['step_ms'])}")
         lost = f"ftrun {ours['steps_lost']['median']:.0f}, torchrun {theirs['steps_lost']['median']:.0f}"
         print(f"  {'finished steps lost':26s} {lost}")
