@@ -17,7 +17,6 @@ from pathlib import Path
 from ftrun import native
 from ftrun.core import gate
 from ftrun.core.errors import PlatformError
-from ftrun.core.gate import GENERATION_SHIFT as _GENERATION_SHIFT
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
 VERSION = 3
@@ -151,6 +150,7 @@ class Busy(enum.IntFlag):
 
 # plain numbers of words that are read many times a step: a member of an enum takes longer to look up than the word
 _GATE, _REQUESTS = int(Head.GATE), int(Head.REQUESTS)
+_SHIFT = gate.GENERATION_SHIFT
 
 
 class Source(enum.IntEnum):
@@ -300,7 +300,7 @@ class Board:
 
     def generation(self) -> int:
         """Of the gate word, by a plain read: for places that are passed many times a step and look again anyway."""
-        return self._words[_GATE] >> _GENERATION_SHIFT
+        return self._words[_GATE] >> _SHIFT
 
     def requests(self) -> int:
         """Number of the newest request for a fault or a drain; passed as often as `generation`."""
@@ -322,10 +322,8 @@ class Board:
     def gate_bell(self) -> int:
         return native.load32(self._gate_bell)
 
-    def wait_gate(self, seen: int, timeout: float, spin: float = 0.0) -> bool:
-        """As `wait_workers`, for the gate's bell; awake for the first `spin` seconds."""
-        if spin and native.bell_spin(self._gate_bell, seen, spin):
-            return True
+    def wait_gate(self, seen: int, timeout: float) -> bool:
+        """As `wait_workers`, for the gate's bell."""
         return native.bell_wait(self._gate_bell, seen, timeout)
 
     def ring_launcher(self) -> None:

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import environment, limits, paths
+from ftrun.core import environment, paths
 from ftrun.host.crew import Worker
 from ftrun.host.rendezvous.table import Place
 from ftrun.host.settings import Settings
@@ -23,7 +23,6 @@ class Specs:
         self._run_dir = run_dir
         self._logs = logs
         self._run_id = run_id
-        self._crowded = limits.processors() < settings.nproc
 
     def of(self, worker: Worker, store: tuple[str, int], attempt: int, place: Place | None) -> dict[str, Any]:
         """`store`: host and port of the workers' store; `place`: where this node stands, None = it is the only one."""
@@ -36,7 +35,6 @@ class Specs:
             "argv": list(settings.argv),
             "kind": settings.kind,
             "numa": settings.numa_binding,
-            "crowded": self._crowded,
             "virtual": settings.virtual_local_rank,
             "logs": self._logs,
             "beat": settings.heartbeat_interval,

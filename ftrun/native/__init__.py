@@ -89,9 +89,6 @@ bell_wait: Callable[[int, int, float], bool] = _bind(_releasing, "bell_wait", c_
 False after the timeout, or early when a signal came, so that Python can run its handlers: look again in a loop.
 """
 
-bell_spin: Callable[[int, int, float], bool] = _bind(_releasing, "bell_spin", c_bool, c_void_p, c_uint32, c_double)
-"""bell_spin(address, seen, timeout seconds): `bell_wait` without sleeping; for microseconds, since no signal ends it."""
-
 
 class RangeList:
     """A fixed list of memory ranges (address, bytes), laid out once for `gather`. `size`: their bytes together."""

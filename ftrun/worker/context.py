@@ -72,7 +72,6 @@ class Context:
         self.snapshot_every = 0  # steps between two host snapshots, 0 = none
         self.local_rank = 0  # of the world it takes part in
         self.on_rank: Callable[[], None] | None = None  # called when that is known
-        self.crowded = True  # there are fewer processors than ranks on this machine
         self.one_console = False  # every rank's stderr is shown to the same person
         self.wakers: list[Waker] = []
         self.mapped: dict[tuple[int, str], Segment] = {}  # segments of ranks mapped ahead of their use

@@ -34,7 +34,6 @@ from ftrun.worker.strikes import trigger_of
 from ftrun.worker.vigil import Vigil
 
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
-_AWAKE = 50e-6  # seconds for which it waits there awake when each rank has a processor: the others are about to come
 # what every step asks for, looked up once: a member of an enum takes ten times as long, `&` of a flag forty times
 _FIRST = int(Busy.FIRST)
 _ATTEMPT, _STEP, _PHASE, _BUSY = int(F.ATTEMPT), int(F.STEP), int(F.PHASE), int(F.BUSY)
@@ -83,7 +82,6 @@ class Engine:
         self.lookout = Lookout(context)
         context.on_keeper = self.send_descriptors
         self._recorder = recorder.of(self)
-        self._awake = 0.0 if context.crowded else _AWAKE
 
     # -- set-up ------------------------------------------------------------------------------------------------------
 
@@ -268,7 +266,7 @@ class Engine:
                             probe.point("swap", step, context.rank)
                         board.ring_gate()
                     continue
-            board.wait_gate(seen, _GATE_LOOK, self._awake)
+            board.wait_gate(seen, _GATE_LOOK)
             complete = native.all_equal64(self._arrivals, wanted)
 
     def fire(self, phase: str, step: int) -> None:

@@ -54,7 +54,6 @@ def _run(spec: dict[str, Any]) -> int:
     )
     context.snapshot_every = int(spec.get("snapshot_every", 0))
     context.one_console = bool(spec.get("one_console", False))
-    context.crowded = bool(spec.get("crowded", True))
     # without it the library behaves as under torchrun: nothing is recovered in place in a world of several nodes yet
     Context.current = None if spec.get("plain") else context
     os.environ.update(spec["env"])

@@ -45,8 +45,6 @@ class _Memory:
         self._telling = native.RangeList(telling)
         self._told = ctypes.create_string_buffer(self._telling.size)
         self._normal: tuple[tuple[int, int], list[Any]] | None = None
-        self.whole = {"python", "torch"} <= set(self.parts) and (numpy_generator is None or "numpy" in self.parts)
-        self.mark: Mark | None = None  # as last looked at
 
     def read(self) -> bytes:
         """The bytes of all ranges."""
@@ -61,7 +59,7 @@ class _Memory:
 
     def forget(self) -> None:
         """A state was put back: what was last seen says nothing of it."""
-        self.mark = self._normal = None
+        self._normal = None
 
     def numpy_normal(self, numpy: Any) -> list[Any]:
         """Whether numpy's generator has a normal cached, and which. Asking takes longer than all the rest.
@@ -106,17 +104,7 @@ def look() -> tuple[Mark, native.RangeList]:
     `join` makes of the mark's second half and those bytes what `capture` gives.
     """
     memory = _memory_now()
-    told, mark = memory.tell(), memory.mark
-    if mark is None or mark[0] != told or not memory.whole or _moved_beside(mark[1]):
-        mark = memory.mark = (told, _beside(memory))
-    return mark, memory.ranges
-
-
-def _moved_beside(beside: dict[str, Any]) -> bool:
-    """With equal memory: may a normal have been taken that was drawn before? Streams on GPUs are always asked."""
-    if random._inst.gauss_next is not beside["python_normal"]:  # type: ignore[attr-defined]
-        return True
-    return ("numpy_normal" in beside and beside["numpy_normal"][0]) or torch.cuda.is_initialized()
+    return (memory.tell(), _beside(memory)), memory.ranges
 
 
 def mark_of(state: dict[str, Any]) -> Mark:

@@ -31,7 +31,7 @@ extern "C" {
 /* FTRUN_ABI_VERSION of the library that was loaded. */
 FTRUN_API int ftrun_abi_version(void);
 
-/* ---- words and bells (bell.cpp): never fail, never block but for ftrun_bell_wait and _spin ---- */
+/* ---- words and bells (bell.cpp): never fail, never block but for ftrun_bell_wait ---- */
 
 FTRUN_API uint64_t ftrun_load64(const uint64_t *word);                                        /* acquire */
 FTRUN_API uint32_t ftrun_load32(const uint32_t *word);                                        /* acquire */
@@ -49,9 +49,6 @@ FTRUN_API void ftrun_bell_ring(uint32_t *bell);
 
 /* Sleeps until the bell's count differs from `seen` (true) or `timeout` seconds passed or a signal came (false). */
 FTRUN_API bool ftrun_bell_wait(const uint32_t *bell, uint32_t seen, double timeout);
-
-/* The same without sleeping, for a ring that is due in less time than going to sleep and waking up takes. */
-FTRUN_API bool ftrun_bell_spin(const uint32_t *bell, uint32_t seen, double timeout);
 
 /* ---- life locks (life.cpp): robust process-shared mutexes; the kernel frees them when the owner thread ends ---- */
 

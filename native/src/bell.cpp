@@ -10,19 +10,6 @@
 #include "ftrun_native.h"
 #include "thread.hpp"
 
-namespace {
-
-// Lets the other thread of the core run while this one only looks.
-inline void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-}  // namespace
-
 extern "C" {
 
 int ftrun_abi_version(void) { return FTRUN_ABI_VERSION; }
@@ -71,18 +58,6 @@ bool ftrun_bell_wait(const uint32_t *bell, uint32_t seen, double timeout) {
         if (ftrun_load32(bell) != seen) return true;
         // EINTR returns early, so that an interpreter can run its signal handlers.
         if (result != 0 && error != EAGAIN) return false;
-    }
-}
-
-bool ftrun_bell_spin(const uint32_t *bell, uint32_t seen, double timeout) {
-    constexpr int kLooks = 32;  // between two looks at the clock
-    const uint64_t end = ftrun::now_ns() + ftrun::to_ns(timeout);
-    for (;;) {
-        for (int i = 0; i < kLooks; ++i) {
-            if (ftrun_load32(bell) != seen) return true;
-            relax();
-        }
-        if (ftrun::now_ns() >= end) return false;
     }
 }
 

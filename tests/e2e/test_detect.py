@@ -24,7 +24,6 @@ import ctypes, hashlib, os, signal, sys, time
 import torch
 import torch.distributed as dist
 import ftrun
-from ftrun import native
 from torch import nn
 
 torch.manual_seed(1)
@@ -51,10 +50,6 @@ for step in job.steps(int(os.environ.get("STEPS", "40"))):
     with step:
         time.sleep(0.02)
         if strikes(step, "exit"):
-            os._exit(3)
-        if strikes(step, "late-exit"):  # on a busy machine the main thread may end long after the one that beats
-            native.beat_stop()
-            time.sleep(0.015)
             os._exit(3)
         if strikes(step, "kill"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -175,12 +170,6 @@ def test_every_kind_in_one_run(folder: Path, clean: set[str]) -> None:
         assert re.search(words, outcome.output), words + "\n" + outcome.tail()
     parts = {i["fault"]: i["ms"]["detect"] for i in incidents}
     assert parts["collective"] < 3000 and parts["frozen"] < 1500
-
-
-def test_an_exit_code_that_shows_late_is_waited_for(folder: Path, clean: set[str]) -> None:
-    outcome = run(folder, "late-exit:1:6 late-exit:0:11")
-    assert seen(outcome) == [("exit", 1), ("exit", 0)], outcome.tail()
-    assert weights(outcome) == clean
 
 
 def test_the_same_poison_twice_ends_the_run(folder: Path) -> None:

@@ -6,15 +6,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ftrun import native
 from tests.native.conftest import DEADLINE, Children, until
-
-Wait = Callable[[int, int, float], bool]
 
 BIG = (1 << 64) - 1
 
@@ -81,27 +78,24 @@ def test_of_all_that_arrive_at_least_one_sees_the_others(page: int, children: Ch
     assert [children.wait(pid) for pid in pids] == [0, 0]
 
 
-@pytest.mark.parametrize("wait", [native.bell_wait, native.bell_spin], ids=["asleep", "awake"])
-def test_a_bell_rung_before_the_wait_is_not_missed(page: int, wait: Wait) -> None:
+def test_a_bell_rung_before_the_wait_is_not_missed(page: int) -> None:
     seen = native.load32(page)
     native.bell_ring(page)
-    assert wait(page, seen, 0.0)
+    assert native.bell_wait(page, seen, 0.0)
     assert native.load32(page) == seen + 1
 
 
-@pytest.mark.parametrize("wait", [native.bell_wait, native.bell_spin], ids=["asleep", "awake"])
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), 0.02])
-def test_a_silent_bell_times_out(page: int, timeout: float, wait: Wait) -> None:
+def test_a_silent_bell_times_out(page: int, timeout: float) -> None:
     start = time.monotonic()
-    assert not wait(page, 0, timeout)
+    assert not native.bell_wait(page, 0, timeout)
     assert timeout != 0.02 or time.monotonic() - start >= timeout
 
 
-@pytest.mark.parametrize("wait", [native.bell_wait, native.bell_spin], ids=["asleep", "awake"])
-def test_an_endless_wait_ends_with_a_ring(page: int, wait: Wait) -> None:
+def test_an_endless_wait_ends_with_a_ring(page: int) -> None:
     ringer = threading.Timer(0.02, native.bell_ring, [page])  # also: the wait gives up the GIL
     ringer.start()
-    assert wait(page, 0, float("inf"))
+    assert native.bell_wait(page, 0, float("inf"))
     ringer.join()
 
 

@@ -114,23 +114,6 @@ def test_file_cache_counts_as_free_and_every_level_limits(tmp_path: Path) -> Non
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text(f"{used}\n")
         (folder / "memory.stat").write_text("anon 5\ninactive_file 30\nactive_file 10\n")
-    names = ("memory.max", "memory.current", "")
-    assert [limits._left(tmp_path / level, *names) for level in ("a/b", "a", "", "gone")] == [970, 60, None, None]
-
-
-def test_a_quota_counts_as_processors(tmp_path: Path) -> None:
-    """v1 and v2 files; without a quota there is `max`, -1, or no file at all."""
-    for name, text in (
-        ("two", "200000 100000\n"),
-        ("none", "max 100000\n"),
-        ("v1", "150000\n"),
-        ("no", "-1\n"),
-        ("period", "100000\n"),
-    ):
-        (tmp_path / name).write_text(text)
-    period = tmp_path / "period"
-    assert limits._quota(tmp_path / "two", None) == 2.0
-    assert limits._quota(tmp_path / "v1", period) == 1.5
-    assert limits._quota(tmp_path / "none", None) is limits._quota(tmp_path / "no", period) is None
-    assert limits._quota(tmp_path / "missing", None) is None
-    assert 0 < limits.processors() <= len(os.sched_getaffinity(0))
+    assert limits._left_under(tmp_path, "/a/b", "memory.max", "memory.current", "") == [970, 60]
+    assert limits._left_under(tmp_path, "/", "memory.max", "memory.current", "") == []
+    assert limits._left_under(tmp_path, "/gone/x", "memory.max", "memory.current", "") == []

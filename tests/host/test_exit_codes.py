@@ -1,0 +1,102 @@
+"""A rank's death is told once, with its exit code as soon as that shows, and without one when it does not show in time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftrun.control import events as ev
+from ftrun.core import paths
+from ftrun.core.board import Board, F, Flag
+from ftrun.core.faults import Fault
+from ftrun.host.crew import Crew, Worker
+from ftrun.host.loop import Loop
+
+
+class Dying:
+    """A crew of one rank whose life lock is gone while its process still runs: it ends when and how the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        board = Board.create(folder / paths.BOARD, 2)
+        self.loop = Loop()
+        self.told: list[ev.Died] = []
+        nothing: Any = None
+        self.crew = Crew(folder, board, self.loop, nothing, self._hear, lambda *_, **__: None, set)
+        self.worker = self.crew.workers[0] = Worker(board.cell(0), 0)
+        self.worker.cell[F.FLAGS] = Flag.LOOPING
+        self.worker.flags = int(Flag.LOOPING)
+        ear, self._mouth = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(os.read(ear, 1)[0])
+        os.close(ear)
+        self.crew.forked(0, pid)
+
+    def _hear(self, event: ev.Event) -> None:
+        assert isinstance(event, ev.Died), event
+        self.told.append(event)
+
+    def life_lost(self) -> None:
+        self.crew._life_lost(self.worker)
+
+    def exits(self, code: int) -> None:
+        """The process has ended and nobody has reaped it."""
+        os.write(self._mouth, bytes([code]))
+        os.waitid(os.P_PID, self.worker.pid, os.WEXITED | os.WNOWAIT)
+
+    def hear(self) -> ev.Died:
+        for _ in range(1000):
+            if self.told:
+                return self.told[0]
+            self.loop.run_once(1.0)
+        pytest.fail("the death was never told")
+
+    def close(self) -> None:
+        os.close(self._mouth)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.worker.pid, signal.SIGKILL)
+        os.waitpid(self.worker.pid, 0)
+        self.crew._release(self.worker)
+        self.loop.close()
+
+
+@pytest.fixture
+def dying(tmp_path: Path) -> Iterator[Dying]:
+    dying = Dying(tmp_path)
+    yield dying
+    dying.close()
+
+
+@pytest.mark.parametrize("code", [3, 0])
+def test_a_code_that_shows_late_is_waited_for(dying: Dying, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftrun.host.crew._CODE_SHOWS", 60.0)
+    dying.life_lost()
+    dying.loop.run_once(1.0)
+    assert not dying.told, "it still runs"
+    dying.exits(code)
+    death = dying.hear()
+    assert (death.code, death.fault, death.cause) == (code, Fault.EXIT.value, f"exit {code}")
+
+
+def test_a_code_that_does_not_show_is_done_without(dying: Dying) -> None:
+    dying.life_lost()
+    death = dying.hear()
+    assert (death.code, death.cause) == (None, "died")
+    dying.exits(3)
+    assert dying.crew.exited(dying.worker.pid, 3)
+    assert len(dying.told) == 1 and dying.worker.cell[F.EXIT_STATUS] == 3
+
+
+def test_one_that_is_condemned_meanwhile_is_told_once(dying: Dying, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftrun.host.crew._CODE_SHOWS", 60.0)
+    dying.life_lost()
+    dying.crew.condemn(dying.worker, "frozen", Fault.FROZEN, "its process is stopped")
+    dying.exits(3)
+    dying.loop.run_once(1.0)
+    assert [(death.code, death.cause) for death in dying.told] == [(None, "frozen")]
