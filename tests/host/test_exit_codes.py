@@ -34,7 +34,7 @@ class Dying:
         ear, self._mouth = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os._exit(os.read(ear, 1)[0])
+            os._exit(int.from_bytes(os.read(ear, 1), "big"))
         os.close(ear)
         self.crew.forked(0, pid)
 
