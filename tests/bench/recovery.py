@@ -34,7 +34,7 @@ from tests.bench.memory import descendants, memory
 from tests.e2e import harness
 
 RANKS = 4
-BLOCK = 10  # steps; the shorter, the less the machine changes between two blocks, and the narrower the interval
+BLOCK = 4  # steps; the shorter, the less the machine changes between two blocks, and the narrower the interval
 ORDERS = {"early": "model built above the line where the rank is read", "late": "LOCAL_RANK read first"}
 
 
@@ -200,6 +200,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one short round of everything")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--only", choices=["stall", "help", "detect", "memory", "overhead"], help="one section")
+    parser.add_argument("--blocks", type=int, default=750, help="pairs of blocks that tell the cost of a step")
     args = parser.parse_args()
     quick = args.quick
     results: dict[str, Any] = {"cores": os.cpu_count(), "ranks": RANKS, "quick": quick}
@@ -228,7 +229,7 @@ def main() -> int:
         results["memory"] = footprint(root)
         print_footprint(results["memory"])
     if wanted("overhead"):
-        results["overhead"] = overhead(root, 30 if quick else 300)
+        results["overhead"] = overhead(root, 75 if quick else args.blocks)
         print(f"\ncost of a protected step, {results['overhead']['blocks']} blocks")
         for name, what in (("wall", "wall clock"), ("cpu", "CPU time of rank 0")):
             cost = results["overhead"][name]

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from datetime import timedelta
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import torch
@@ -31,6 +31,7 @@ import train_gpt
 # DDP's reducer must not be the last to hold a Gloo group: it destroys it while it holds the GIL, which the group's threads
 # may be waiting for
 KEPT: list[dist.ProcessGroup] = []
+WARM = 20  # protected steps before the first block: buckets are rebuilt, and hidden updates are looked for in the first ones
 
 
 def stock_group(folder: Path, rank: int, size: int) -> dist.ProcessGroup:
@@ -88,25 +89,25 @@ def main() -> None:
             times.append(now())
         return typical(times)
 
-    plain: list[Moment] = []
-    protected: list[Moment] = []
-    times: list[Moment] = []
-    stock_block(0)  # buckets are rebuilt, caches are warm
-    for step in job.steps((args.blocks + 1) * args.block):
-        if step.index % args.block == 0:
-            if step.index >= 2 * args.block:
-                protected.append(typical(times))
-            if step.index:
-                plain.append(stock_block(step.index))
-            times = [now()]
-        with step:
-            inputs, targets = text.batch("train", step.index, rank, args.batch, model.context)
-            ddp(inputs, targets).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        times.append(now())
-    protected.append(typical(times))
-    plain.append(stock_block((args.blocks + 1) * args.block))
+    def protected_block(count: int) -> Moment:
+        times = [now()]
+        for step in islice(steps, count):
+            with step:
+                inputs, targets = text.batch("train", step.index, rank, args.batch, model.context)
+                ddp(inputs, targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            times.append(now())
+        return typical(times)
+
+    steps = job.steps(WARM + args.blocks * args.block)
+    protected_block(WARM)
+    stock_block(0)
+    plain, protected = [stock_block(WARM)], []
+    for number in range(args.blocks):
+        protected.append(protected_block(args.block))
+        plain.append(stock_block(WARM + number * args.block))
+    assert next(steps, None) is None
     if rank == 0:
         found = {
             name: [[(a[i] + b[i]) / 2, ours[i]] for (a, b), ours in zip(pairwise(plain), protected, strict=True)]
