@@ -224,7 +224,7 @@ class _Run:
         try:
             journal.copy_to(folder / paths.JOURNAL)
         except OSError as error:
-            self._say(f"the journal is not kept: {error.strerror}", "warning")
+            self._say(f"the journal is not kept: {error.strerror}; nothing can show this run later", "warning")
         if journal.broken:
             self._say(f"the journal is incomplete: {journal.broken}", "warning")
 

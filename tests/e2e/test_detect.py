@@ -179,7 +179,9 @@ def test_the_same_poison_twice_ends_the_run(folder: Path) -> None:
     assert "also after a retry; the run ends (--nonfinite ignore would make such updates)" in outcome.output
     name = re.search(r"to see it: ftrun events (\S+)", outcome.output)
     assert name, "an incident that came to no end cannot be drawn\n" + outcome.tail()
-    told = subprocess.run([harness.tool("ftrun"), "events", name[1]], cwd=folder, capture_output=True, text=True, timeout=30)
+    told = subprocess.run(
+        [harness.tool("ftrun"), "events", name[1]], cwd=folder, capture_output=True, text=True, timeout=30
+    )
     assert told.returncode == 0 and "nonfinite" in told.stdout
 
 

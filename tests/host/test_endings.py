@@ -412,3 +412,14 @@ def test_a_restart_lets_healthy_workers_clean_up(ftrun: Ftrun) -> None:
     told = [line["t"] for line in run.journal() for a in line.get("actions", ()) if a["kind"] == "Dismiss"]
     killed = [line["t"] for line in run.journal() if line.get("event", {}).get("name") == "leave"]
     assert len(told) == 2 and killed[0] - told[0] >= 1.0
+
+
+# ---- the journal -----------------------------------------------------------------------------------------------------
+
+
+def test_a_journal_that_cannot_be_kept_fails_nothing(ftrun: Ftrun) -> None:
+    kept = str(ftrun.base / "logs" / "*")
+    in_its_place = f"import glob, os\nos.mkdir(glob.glob({kept!r})[0] + '/journal.jsonl')\n"
+    run = ftrun.start("--nproc-per-node", 1, ftrun.script(in_its_place))
+    assert run.wait() == 0, run.stderr
+    assert "the journal is not kept: Is a directory; nothing can show this run later" in run.stderr
