@@ -1,6 +1,6 @@
 """ftrun against torchrun on this machine: the stall after a SIGKILL, cold start, cost per step, memory, detection.
 
-    python tests/bench/recovery.py [--quick] [--json FILE]
+    python tests/bench/recovery.py [--quick] [--json FILE] [--only SECTION] [--blocks N]
 
 Definitions. Stall: from just before kill(2), on the killer's clock, to the moment when the slowest rank has finished
 the first step that nobody finished before. That step counts as this run's median step; "rest" is the stall without it,
@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one short round of everything")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--only", choices=["stall", "help", "detect", "memory", "overhead"], help="one section")
-    parser.add_argument("--blocks", type=int, default=750, help="pairs of blocks that tell the cost of a step")
+    parser.add_argument("--blocks", type=int, help="pairs of blocks that tell the cost of a step (750; quick: 75)")
     args = parser.parse_args()
     quick = args.quick
     results: dict[str, Any] = {"cores": os.cpu_count(), "ranks": RANKS, "quick": quick}
@@ -229,7 +229,7 @@ def main() -> int:
         results["memory"] = footprint(root)
         print_footprint(results["memory"])
     if wanted("overhead"):
-        results["overhead"] = overhead(root, 75 if quick else args.blocks)
+        results["overhead"] = overhead(root, args.blocks or (75 if quick else 750))
         print(f"\ncost of a protected step, {results['overhead']['blocks']} blocks")
         for name, what in (("wall", "wall clock"), ("cpu", "CPU time of rank 0")):
             cost = results["overhead"][name]

@@ -98,5 +98,6 @@ def test_one_that_is_condemned_meanwhile_is_told_once(dying: Dying, monkeypatch:
     dying.life_lost()
     dying.crew.condemn(dying.worker, "frozen", Fault.FROZEN, "its process is stopped")
     dying.exits(3)
-    dying.loop.run_once(1.0)
+    for _ in range(3):  # the end of the process, and the look that was due when it was condemned
+        dying.loop.run_once(0.05)
     assert [(death.code, death.cause) for death in dying.told] == [(None, "frozen")]
