@@ -115,9 +115,10 @@ class Died(Event):
 
 @dataclass(frozen=True)
 class Raised(Event):
-    """A body raised a user exception before the gate; the process lives and waits. `step` is a gate number.
+    """A body raised a user exception before the gate, or a rank could not be connected; the process lives and waits.
 
-    `generation`: in which it raised (F.RAISED); None = the newest one the worker ran in. `fault`, `evidence` as in Died.
+    `step` is a gate number. `generation`: in which it raised (F.RAISED); None = the newest one the worker ran in.
+    `fault`, `evidence` as in Died.
     """
 
     t: float

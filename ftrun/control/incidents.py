@@ -180,6 +180,8 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
         )
     if generation < worker.generation:
         return state, ()
+    if fault == Fault.LINK and state.store_lost and meeting(state):
+        return state, ()  # they could not meet in a store that died: everyone is stopped when there is another one
     state, again = budgets.seen_before(state, f"raised {event.signature} at {event.step}", generation)
     if again:
         reason = f"rank {worker.rank}: {event.signature}, twice"

@@ -53,9 +53,9 @@ def of_exception(error: BaseException) -> Fault:
 
 
 def exception_evidence(kind: str, message: str, where: str) -> str:
-    """One line that names an exception."""
+    """One line that names an exception; `where` is "at FILE:LINE", or what was being done."""
     first = message.strip().split("\n")[0][:_MESSAGE]
-    return f"{kind}: {first} (at {where})" if first else f"{kind} at {where}"
+    return f"{kind}: {first} ({where})" if first else f"{kind} {where}"
 
 
 def of_code(code: int | None) -> tuple[Fault, str]:

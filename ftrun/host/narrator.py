@@ -65,7 +65,7 @@ class Narrator:
         self._phases = PhaseRecord()  # of that incident
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
         self._told: set[int] = set()  # ranks whose replacement was told in this incident
-        self._replaced: tuple[int, ...] = ()
+        self._replaced: set[int] = set()  # ranks with a new worker since the last incident was over
         self._shift = 0  # step index minus gate number
         self._reached = 0  # steps that some rank had begun when the gate was closed, as a gate number + 1
         self._claimed: set[str] = set()  # injected faults already matched with a death
@@ -81,7 +81,7 @@ class Narrator:
         """A world was published; `spares` maps ranks to the spares that took them."""
         self.holders = dict(enumerate(publish.workers))
         self._spares_used.update(spares)
-        self._replaced = publish.replaced
+        self._replaced = set() if publish.fresh else self._replaced | set(publish.replaced)
         if self._incident is not None:
             self._incident.generation = publish.generation
             self._incident.resume = max(publish.resume + self._shift, 0)
@@ -188,6 +188,8 @@ class Narrator:
             line = _RAISED[say.what](say.rank or 0, say.detail, step)
             if isinstance(event, Raised) and event.fault == Fault.NONFINITE:
                 line = report.poisoned(event.evidence, again=say.what == "raised_again")
+            elif isinstance(event, Raised) and event.fault == Fault.LINK:
+                line = report.cut_off(say.rank or 0, event.evidence, again=say.what == "raised_again")
             self._say(line, report.level(say.what))
         elif say.what in ("restarting", "world_stopped", "peer_failed"):
             self.restarts += 1
@@ -223,7 +225,7 @@ class Narrator:
         if incident is None:
             return
         sources = incident.facts(self._board, self.holders)["sources"]
-        for rank in self._replaced:
+        for rank in sorted(self._replaced):
             if rank in self._told or rank not in self.holders:
                 continue
             self._told.add(rank)
@@ -235,6 +237,7 @@ class Narrator:
     def _recovered(self) -> None:
         self._tell_replaced()
         self._look_at_phases()
+        self._replaced = set()
         incident, self._incident = self._incident, None
         if incident is None:
             return

@@ -176,6 +176,14 @@ def poisoned(evidence: str, again: bool) -> str:
     return f"{what}; everyone does the step again"
 
 
+def cut_off(rank: int, evidence: str, again: bool) -> str:
+    """A rank's connections failed; `again`: also after they were made again."""
+    what = f"rank {rank} lost its connections to the others ({evidence})"
+    if again:
+        return f"{what}, also after all connections were made again; the run ends"
+    return f"{what}; making all connections again"
+
+
 def raised_again(rank: int, signature: str, step: int | None) -> str:
     where = "" if step is None else f" in step {step}"
     return f"rank {rank} raised {signature}{where} again after a retry; the run ends (the traceback is above)"

@@ -16,9 +16,12 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from ftrun.core.board import F
 from ftrun.core.world import World
 from ftrun.worker.context import Context, Interrupt
+from ftrun.worker.failing import await_answer, report_no_connection
 from ftrun.worker.inner import Inner, make_group
 
-_HOLD = 30.0  # seconds that a failed connection is held back for the stop that should explain it
+# seconds that a failed connection is held back for the stop that should explain it: before it is reported, and, the second
+# time, before it ends this process
+_GRACE, _HOLD = 1.0, 30.0
 
 
 class Connecting:
@@ -77,13 +80,26 @@ class Connecting:
                 )
         inner = self._outcome
         if isinstance(inner, BaseException):
-            # a peer or the store died, and this world will be stopped; in a fresh one there is nothing to stop for
-            context.wait_until(lambda: False, 0.0 if world.fresh else _HOLD)
+            if not world.fresh:  # in a fresh one there is nothing to stop for
+                self._tell(inner)
             raise inner
         if context.stop_pending():
             inner.abort()
             raise Interrupt
         return inner
+
+    def _tell(self, error: BaseException) -> None:
+        """When no peer's death explains the failure, have all connections made again; once for a step.
+
+        Raises Interrupt when the world is stopped.
+        """
+        context, resume = self._context, self._world.resume
+        again = context.unconnected_at == resume
+        context.wait_until(lambda: False, _HOLD if again else _GRACE)
+        if not again:
+            context.unconnected_at = resume
+            report_no_connection(context, error)
+            await_answer(context)
 
     def _run(self) -> None:
         try:

@@ -9,6 +9,7 @@ from ftrun.control import events as ev
 from ftrun.control import machine as m
 from ftrun.control.machine import Phase
 from ftrun.control.replay import replay
+from ftrun.core.faults import Fault
 from tests.unit.driver import STAGES, Driver
 
 SERVICES = ("nursery", "store", "keeper")
@@ -284,6 +285,17 @@ class Simulation:
         resumed = process.stage_of == self.gate and process.stage >= STAGES.index("resumed")
         generation = self.gate if resumed else max(1, min(process.world, self.gate - 1))
         self.send(ev.Raised(self.run.t, process.cell, self.last + 1, signature, generation if known else None))
+
+    def connecting(self) -> list[Process]:
+        """Workers of the newest world while it is being put together."""
+        if self.published is None or self.gate_open or self.published.fresh or self.published.generation != self.gate:
+            return []
+        return [p for p in self.alive() if p.rank is not None and p.world == self.gate and p.started and not p.through]
+
+    def cut_off(self, process: Process) -> None:
+        """It cannot be connected with the others."""
+        what = ("no connection", self.gate, Fault.LINK.value, "closed by peer")
+        self.send(ev.Raised(self.run.t, process.cell, self.last + 1, *what))
 
     def expire(self, name: str) -> None:
         self.send(ev.Expired(self.run.t, name, self.deadlines.pop(name)))

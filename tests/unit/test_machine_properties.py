@@ -88,6 +88,11 @@ class World(Simulation, RuleBasedStateMachine):
     def a_body_raises(self, data: st.DataObject, kind: int, known: bool) -> None:
         self.raise_in(data.draw(st.sampled_from(self.looping())), f"E{kind}", known=known)
 
+    @precondition(lambda self: self.connecting())
+    @rule(data=st.data())
+    def a_rank_cannot_connect(self, data: st.DataObject) -> None:
+        self.cut_off(data.draw(st.sampled_from(self.connecting())))
+
     @rule(ahead=st.integers(0, 2))
     def everybody_waits(self, ahead: int) -> None:
         self.send(ev.Stuck(self.run.t, self.last + 1 + ahead, max(1, self.gate), "allreduce"))
@@ -205,6 +210,8 @@ def _story(seed: int) -> Simulation:
             world.die(pick.choice(world.alive()), pick.choice(CODES), pick.choice(["", f"E{seed % 7}{roll}"]))
         elif roll < 0.963 and world.looping():
             world.raise_in(pick.choice(world.looping()), f"E{pick.randrange(5)}", known=pick.random() < 0.8)
+        elif roll < 0.965 and world.connecting():
+            world.cut_off(pick.choice(world.connecting()))
         elif roll < 0.967 and world.deadlines:
             world.expire(pick.choice(sorted(world.deadlines)))
         elif roll < 0.97 and world.published is not None and world.published.replaced:
@@ -247,4 +254,5 @@ def test_long_stories_of_faults_end() -> None:
         assert seen[what] > 1, what
     for what in ("incidents", "tails", "restarts", "recovered", "raised", "raised_again", "spare_died", "code 75"):
         assert seen[what] > 1, what
-    assert seen[f"Raised in {Phase.RESUMING}"] > 0
+    for phase in (Phase.RESETTING, Phase.RESUMING):
+        assert seen[f"Raised in {phase}"] > 0

@@ -6,6 +6,7 @@ import pytest
 
 from ftrun.control import events as ev
 from ftrun.control.machine import Phase
+from ftrun.core.faults import Fault
 from tests.unit.driver import STAGES, Driver, in_incident, kinds, only, says
 
 
@@ -100,6 +101,38 @@ def test_exceptions_for_want_of_a_store_are_not_the_programs() -> None:
     assert run.at(Phase.STOPPING)
     run.send(ev.ServiceReady(0.0, "store"))
     run.recover()
+
+
+def test_ranks_that_cannot_connect_for_want_of_a_store_wait_for_it() -> None:
+    run = in_incident(3)
+    run.send(ev.ServiceDied(0.0, "store"))
+    for worker in run.state.holder:
+        assert worker is not None
+        assert run.send(cut_off(worker, run.state.generation)) == ()
+    assert kinds(run.send(ev.ServiceReady(0.0, "store"))) == ["CloseGate", "Deadline"]
+    run.recover()
+
+
+@pytest.mark.parametrize("stages", [3, 4])
+def test_a_rank_that_cannot_connect_has_all_connections_made_again_once(stages: int) -> None:
+    run = in_incident(stages)
+    generation, workers = run.state.generation, run.state.holder
+    assert None not in workers
+    actions = run.send(cut_off(workers[0] or 0, generation))
+    assert kinds(actions) == ["Say", "CloseGate", "Deadline"] and says(actions) == ["raised"]
+    assert run.state.generation == generation + 1
+    assert run.send(cut_off(workers[1] or 0, generation)) == (), "the stop is its answer, too"
+    run.recover()
+    assert run.state.holder == workers, "nobody is replaced"
+    run.kill(workers[1] or 0)
+    run.close()
+    actions = run.send(cut_off(run.holder(1), run.state.generation))
+    assert says(actions) == ["raised_again"]
+    assert only(actions, ev.End).code == 1
+
+
+def cut_off(worker: int, generation: int) -> ev.Raised:
+    return ev.Raised(0.0, worker, 5, "RuntimeError while connecting", generation, Fault.LINK.value, "closed by peer")
 
 
 def test_a_start_that_the_store_spoiled_is_made_again() -> None:
