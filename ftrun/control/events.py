@@ -115,10 +115,9 @@ class Died(Event):
 
 @dataclass(frozen=True)
 class Raised(Event):
-    """A body raised a user exception before the gate, or a rank could not be connected; the process lives and waits.
+    """A body raised a user exception before the gate; the process lives and waits. `step` is a gate number.
 
-    `step` is a gate number. `generation`: in which it raised (F.RAISED); None = the newest one the worker ran in.
-    `fault`, `evidence` as in Died.
+    `generation`: in which it raised (F.RAISED); None = the newest one the worker ran in. `fault`, `evidence` as in Died.
     """
 
     t: float
@@ -169,6 +168,20 @@ class Unrestorable(Event):
     generation: int
     why: str
     snapshot: int = -1
+
+
+@dataclass(frozen=True)
+class Unconnected(Event):
+    """A rank of a repair's world could not be connected with the others, though no death explains it; it waits.
+
+    `fault`, `evidence` as in Died.
+    """
+
+    t: float
+    worker: int
+    generation: int
+    fault: str = ""
+    evidence: str = ""
 
 
 @dataclass(frozen=True)

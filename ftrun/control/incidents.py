@@ -155,7 +155,7 @@ def progress(config: Config, state: State) -> Result:
             state, spawns = budgets.replenish(config, state)
             orders += spawns
     if _recovered(state):
-        state = replace(state, recovering=False)
+        state = replace(state, recovering=False, reconnected=False)
         orders.append(Say("recovered", detail=str(state.generation)))
     return state, tuple(orders)
 
@@ -180,8 +180,6 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
         )
     if generation < worker.generation:
         return state, ()
-    if fault == Fault.LINK and state.store_lost and meeting(state):
-        return state, ()  # they could not meet in a store that died: everyone is stopped when there is another one
     state, again = budgets.seen_before(state, f"raised {event.signature} at {event.step}", generation)
     if again:
         reason = f"rank {worker.rank}: {event.signature}, twice"
@@ -228,6 +226,24 @@ def unrestorable(config: Config, state: State, event: events.Unrestorable) -> Re
         state, orders = stop(config, replace(state, rollback=event.snapshot))
         return state, (replace(said, what="rolling_back"), *orders)
     return restarts.restart_or_end(config, state, event.t, said, full=False)
+
+
+def unconnected(config: Config, state: State, event: events.Unconnected) -> Result:
+    """The links are the suspects: make all connections again, once in an incident; then it is the rank."""
+    worker = state.worker(event.worker)
+    if worker is None or worker.rank is None or event.generation < state.generation or not meeting(state):
+        return state, ()  # stopped meanwhile: that is its answer
+    if state.store_lost:
+        return state, ()  # they cannot meet in a store that died: everyone is stopped when there is another one
+    said = Say("unconnected", worker.cell, worker.rank, event.evidence)
+    if policy.of_worker(config.policy, Fault.LINK) is Response.STOP:
+        reason = f"rank {worker.rank}: {event.evidence}"
+        return budgets.finish(state, EXIT_FAILED, reason, replace(said, what="stopped_by_policy", detail=reason))
+    if state.reconnected:
+        cause = "could not be connected with the other ranks again"
+        return lose(config, state, condemned([worker], event.t, cause, Fault.LINK.value, event.evidence))
+    state, orders = stop(config, replace(state, reconnected=True))
+    return state, (said, *orders)
 
 
 def stuck(config: Config, state: State, event: events.Stuck) -> Result:

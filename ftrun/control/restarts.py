@@ -52,6 +52,7 @@ def open_world(config: Config, state: State, t: float) -> Result:
         protected=(False,) * config.nproc,
         attempt_since=t,
         store_lost=False,
+        reconnected=False,
     )
     publish = Publish(
         generation=state.generation,

@@ -54,6 +54,7 @@ SAYS = {
     "spare_died": "worker; detail = cause",
     "spares_given_up": "detail = how many spares died in a row before they parked",
     "spare_unneeded": "worker: the script ends without asking for a rank, so no spare can wait for one",
+    "unconnected": "worker, rank; detail = evidence: all connections are made again",
     "stuck": "detail = what every rank waits in: all connections are made again",
     "stuck_again": "detail = what every rank waits in once more, the run ends",
     "stopped_by_policy": "worker, rank; detail = to whom what happened: the policy wants a person to look, the run ends",
@@ -152,6 +153,7 @@ class State:
     published: bool = False  # the world file of an incident's generation was ordered
     opened: bool = False  # ... and its gate opened again
     recovering: bool = False  # "recovered" is still to be said
+    reconnected: bool = False  # in this incident all connections were made again, since a rank had none
     rollback: int = -1  # gate number of the host snapshot that everyone goes back to in this incident, -1 = nobody does
     # budgets
     deaths: tuple[tuple[int, float], ...] = ()  # (rank, t) of replacements

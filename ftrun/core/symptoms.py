@@ -52,10 +52,12 @@ def of_exception(error: BaseException) -> Fault:
     return Fault.EXCEPTION
 
 
-def exception_evidence(kind: str, message: str, where: str) -> str:
-    """One line that names an exception; `where` is "at FILE:LINE", or what was being done."""
+def exception_evidence(kind: str, message: str, where: str = "") -> str:
+    """One line that names an exception; `where` is FILE:LINE."""
     first = message.strip().split("\n")[0][:_MESSAGE]
-    return f"{kind}: {first} ({where})" if first else f"{kind} {where}"
+    if not where:
+        return f"{kind}: {first}" if first else kind
+    return f"{kind}: {first} (at {where})" if first else f"{kind} at {where}"
 
 
 def of_code(code: int | None) -> tuple[Fault, str]:

@@ -27,6 +27,7 @@ from ftrun.control.events import (
     Raised,
     Stage,
     Started,
+    Unconnected,
     Unrestorable,
 )
 from ftrun.core import symptoms
@@ -81,6 +82,7 @@ class Worker:
         self.flags = 0
         self.raised = 0
         self.no_source = 0
+        self.unconnected = 0
         self.stages = [0] * len(_STAGES)
         self.fencing = False
         self.ours = False  # its end was reported after we had killed it
@@ -234,6 +236,11 @@ class Crew:
             told = self._read_error(f"{index}-{no_source}-unrestorable")
             why, snapshot = told.get("why", "no source is left"), int(told.get("snapshot", -1))
             self._emit(Unrestorable(now, index, no_source, str(why), snapshot))
+        unconnected = cell[F.UNCONNECTED]
+        if unconnected != worker.unconnected:
+            worker.unconnected = unconnected
+            told = self._read_error(f"{index}-{unconnected}-unconnected")
+            self._emit(Unconnected(now, index, unconnected, Fault.LINK.value, str(told.get("evidence", ""))))
         if changed & Flag.LOOP_DONE:
             self._emit(LoopDone(now, index, bool(flags & Flag.LOOP_DONE)))
 

@@ -69,7 +69,7 @@ class Failures:
     _open: dict[int, Failure] = field(default_factory=dict)  # by cell: not repaired (yet)
     _facts: dict[int, Facts] = field(default_factory=dict)
     _local: dict[int, int] = field(default_factory=dict)  # cell -> local rank
-    _replaced: dict[int, set[int]] = field(default_factory=dict)  # local rank -> cells it lost
+    _replaced: dict[int, set[int]] = field(default_factory=dict)  # local rank -> cells that took it over
     _holders: tuple[int, ...] = ()  # cells of the present world, by local rank
     _verdict: Say | None = None
     _elsewhere: bool = False  # another node's failure ended the run
@@ -102,8 +102,8 @@ class Failures:
             self.attempt = world.attempt
         self._holders = world.workers
         self._local.update({cell: local for local, cell in enumerate(world.workers)})
-        for lost in world.lost:
-            self._replaced.setdefault(self._local.get(lost, -1), set()).add(lost)
+        for local in world.replaced:
+            self._replaced.setdefault(local, set()).add(world.workers[local])
 
     def _died(self, event: Died) -> None:
         worker = self.workers.get(event.worker)

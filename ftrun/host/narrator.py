@@ -64,7 +64,7 @@ class Narrator:
         self._incident: Incident | None = None
         self._phases = PhaseRecord()  # of that incident
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
-        self._told: set[int] = set()  # ranks whose replacement was told in this incident
+        self._told: set[tuple[int, int]] = set()  # (rank, cell) of the replacements told in this incident
         self._replaced: set[int] = set()  # ranks with a new worker since the last incident was over
         self._shift = 0  # step index minus gate number
         self._reached = 0  # steps that some rank had begun when the gate was closed, as a gate number + 1
@@ -94,10 +94,12 @@ class Narrator:
     def closed(self, last: int) -> None:
         """The gate was closed; steps beyond `last` that some rank had begun are done again."""
         if self._incident is not None:
-            cells = [self._board.cell(c) for c in self.holders.values()]
-            self._shift = next((c.shift for c in cells if c.shift), 0)
-            begun = any(c.step is not None and c.step > last + c.shift for c in cells)
-            if not self._incident.generation:  # later on the cells of replacements say where they are to begin
+            cells = {rank: self._board.cell(c) for rank, c in self.holders.items()}
+            self._shift = next((c.shift for c in cells.values() if c.shift), 0)
+            # the cell of a replacement says where it is to begin
+            steps = [c.step - c.shift for rank, c in cells.items() if c.step is not None and rank not in self._replaced]
+            begun = any(step > last for step in steps)
+            if not self._incident.generation:
                 self._reached = last + 1 + begun
             self._incident.redone = max(self._incident.redone, int(begun))
             self._incident.last = last + self._shift
@@ -188,8 +190,6 @@ class Narrator:
             line = _RAISED[say.what](say.rank or 0, say.detail, step)
             if isinstance(event, Raised) and event.fault == Fault.NONFINITE:
                 line = report.poisoned(event.evidence, again=say.what == "raised_again")
-            elif isinstance(event, Raised) and event.fault == Fault.LINK:
-                line = report.cut_off(say.rank or 0, event.evidence, again=say.what == "raised_again")
             self._say(line, report.level(say.what))
         elif say.what in ("restarting", "world_stopped", "peer_failed"):
             self.restarts += 1
@@ -226,10 +226,10 @@ class Narrator:
             return
         sources = incident.facts(self._board, self.holders)["sources"]
         for rank in sorted(self._replaced):
-            if rank in self._told or rank not in self.holders:
+            cell = self.holders.get(rank)
+            if cell is None or (rank, cell) in self._told:
                 continue
-            self._told.add(rank)
-            cell = self.holders[rank]
+            self._told.add((rank, cell))
             was_spare = self._spares_used.get(rank) == cell
             redone = bool(incident.redone)
             self._say(report.replaced(rank, cell, was_spare, incident.resume, redone, sources.get(str(rank))))

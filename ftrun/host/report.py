@@ -44,6 +44,7 @@ _WORDS = {
     "world_ended": "the run ends: {detail}",
     "spare_died": "spare {worker} ended ({detail})",
     "spares_given_up": "{detail} spares in a row ended before they were ready; going on without spares",
+    "unconnected": "rank {rank} could not be connected with the others ({detail}); making all connections again",
     "stuck": "every rank waits for the others in {detail}; making all connections again",
     "stuck_again": "every rank waits for the others in {detail}, also after all connections were made again; the run ends",
     "stopped_by_policy": "{who}{detail}; the policy says that a person must look, the run ends",
@@ -174,14 +175,6 @@ def poisoned(evidence: str, again: bool) -> str:
     if again:
         return f"{what}, also after a retry; the run ends (--nonfinite ignore would make such updates)"
     return f"{what}; everyone does the step again"
-
-
-def cut_off(rank: int, evidence: str, again: bool) -> str:
-    """A rank's connections failed; `again`: also after they were made again."""
-    what = f"rank {rank} lost its connections to the others ({evidence})"
-    if again:
-        return f"{what}, also after all connections were made again; the run ends"
-    return f"{what}; making all connections again"
 
 
 def raised_again(rank: int, signature: str, step: int | None) -> str:

@@ -75,6 +75,8 @@ class _Teller:
             yield f"{who} died{where}: {event['cause']}"
         elif kind == "Raised":
             yield f"{who} raised {event['signature']} in step {event['step']}"
+        elif kind == "Unconnected":
+            yield f"{who} could not be connected with the others: {event['evidence']}"
         elif kind == "Parked":
             yield f"{who} is ready as a spare"
         elif kind == "Stage":

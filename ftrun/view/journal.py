@@ -83,7 +83,6 @@ class Account:
         self.training: float | None = None  # when the first step could begin, monotonic
         self.current: Current | None = None
         self.incidents: list[dict[str, Any]] = []
-        self.replacements = 0
         self.restarts = 0
         self.faults: list[dict[str, Any]] = []
         self.quarantined: list[dict[str, Any]] = []
@@ -92,6 +91,7 @@ class Account:
         self.unread = 0  # lines that are not as this version writes them
         self.ended: float | None = None
         self._protected: set[int] = set()
+        self._took_over: set[int] = set()  # cells that were given a dead worker's rank
         self._quiet = b""  # the end of an answer that changed nothing
 
     def add(self, line: bytes) -> None:
@@ -127,6 +127,10 @@ class Account:
             self.add(line)
 
     # -- figures that are always asked for ---------------------------------------------------------------------------
+
+    @property
+    def replacements(self) -> int:
+        return len(self._took_over)
 
     def lost(self, now: float) -> float:
         """Seconds spent on incidents, including the one that goes on; `now` is monotonic."""
@@ -184,7 +188,7 @@ class Account:
         kind = action.get("kind")
         if kind == "Publish":
             self.holders = dict(enumerate(action["workers"]))
-            self.replacements += len(action["replaced"])
+            self._took_over.update(action["workers"][rank] for rank in action["replaced"])
             self.restarts += bool(action.get("fresh") and action.get("attempt"))
         elif kind == "Say" and action.get("what") in ("stuck", "restarting", "world_stopped", "peer_failed"):
             self.current = self.current or Current(self.latest)

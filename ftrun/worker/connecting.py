@@ -5,6 +5,7 @@ When the world is stopped meanwhile, thread and store client are left behind.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,15 +14,17 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from ftrun.core.board import F
+from ftrun.core import symptoms
+from ftrun.core.board import F, Head
+from ftrun.core.faults import Fault
 from ftrun.core.world import World
 from ftrun.worker.context import Context, Interrupt
-from ftrun.worker.failing import await_answer, report_no_connection
+from ftrun.worker.failing import final_code
 from ftrun.worker.inner import Inner, make_group
 
-# seconds that a failed connection is held back for the stop that should explain it: before it is reported, and, the second
-# time, before it ends this process
-_GRACE, _HOLD = 1.0, 30.0
+# seconds that a failed connection is held back for the stop that should explain it (a launcher takes up to one to be sure
+# of a death), and until it ends this process then
+_GRACE, _HOLD = 2.0, 120.0
 
 
 class Connecting:
@@ -81,25 +84,28 @@ class Connecting:
         inner = self._outcome
         if isinstance(inner, BaseException):
             if not world.fresh:  # in a fresh one there is nothing to stop for
-                self._tell(inner)
+                self._report(inner)
             raise inner
         if context.stop_pending():
             inner.abort()
             raise Interrupt
         return inner
 
-    def _tell(self, error: BaseException) -> None:
-        """When no peer's death explains the failure, have all connections made again; once for a step.
+    def _report(self, error: BaseException) -> None:
+        """Nobody's death explains the failure: the launcher decides what becomes of this world.
 
-        Raises Interrupt when the world is stopped.
+        Raises Interrupt when the world is stopped; returns when it is not.
         """
-        context, resume = self._context, self._world.resume
-        again = context.unconnected_at == resume
-        context.wait_until(lambda: False, _HOLD if again else _GRACE)
-        if not again:
-            context.unconnected_at = resume
-            report_no_connection(context, error)
-            await_answer(context)
+        context = self._context
+        context.wait_until(lambda: False, _GRACE)
+        ours = final_code(error) or symptoms.of_exception(error) not in (Fault.LINK, Fault.EXCEPTION)
+        if not ours:  # a full disk or a broken device would be the same with other connections
+            evidence = symptoms.exception_evidence(type(error).__name__, symptoms.message(error))
+            with contextlib.suppress(OSError):
+                context.report(f"{context.cell.index}-{self.generation}-unconnected", {"evidence": evidence})
+            context.cell[F.UNCONNECTED] = self.generation
+            context.board.ring_launcher()
+        context.wait_until(lambda: bool(context.board[Head.ENDING]), _HOLD)
 
     def _run(self) -> None:
         try:

@@ -28,7 +28,6 @@ from ftrun.worker.whereabouts import Whereabouts
 if TYPE_CHECKING:
     from ftrun.worker.segment import Segment
 
-WORLD = 120.0  # seconds that a stopped rank waits for the next world
 _LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
 _PROGRESS, _PHASE = int(F.PROGRESS), int(F.PHASE)
 _COMPLETE_AFTER = 0.004  # seconds that an aborted collective gets to end by itself
@@ -75,7 +74,6 @@ class Context:
         self.on_rank: Callable[[], None] | None = None  # called when that is known
         self.one_console = False  # every rank's stderr is shown to the same person
         self.wakers: list[Waker] = []
-        self.unconnected_at = -1  # gate number before which this rank last reported that it could not connect
         self.mapped: dict[tuple[int, str], Segment] = {}  # segments of ranks mapped ahead of their use
         self.mapped_epoch = self.board[Head.KEEPER_EPOCH]  # keeper that the first of them came from
         self.on_keeper: Callable[[], bool] | None = None

@@ -13,20 +13,20 @@ from typing import Any
 
 from ftrun import native
 from ftrun.core import gate, symptoms
-from ftrun.core.board import Busy, F, Flag, Inexact, Phase, Source
+from ftrun.core.board import Busy, F, Flag, Head, Inexact, Phase, Source
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
 from ftrun.worker import probe, recorder
 from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.calls import Calls
 from ftrun.worker.context import Context, Interrupt
-from ftrun.worker.failing import await_answer, final_code, report_exception
+from ftrun.worker.failing import final_code, report_exception
 from ftrun.worker.groups import Registry
 from ftrun.worker.kept import Kept, use_gpu
 from ftrun.worker.ledger import Ledger
 from ftrun.worker.lookout import LEARNED, Lookout
 from ftrun.worker.reducer import Reducers
-from ftrun.worker.rejoin import Rejoining
+from ftrun.worker.rejoin import WORLD, Rejoining
 from ftrun.worker.slots import START, Slots
 from ftrun.worker.snapshot import Snapshots
 from ftrun.worker.state import Protected
@@ -458,8 +458,11 @@ class Engine:
         report_exception(context, error, "body")
         if self.passed or final_code(error) or symptoms.of_exception(error) is Fault.CUDA:
             return False  # after a CUDA error nothing works in this process: it ends, and is replaced
+        context.cell[F.RAISED_NS] = time.monotonic_ns()
+        context.cell[F.RAISED] = context.generation
+        context.board.ring_launcher()
         try:
-            await_answer(context)
+            context.wait_until(lambda: bool(context.board[Head.ENDING]), WORLD)
         except Interrupt:
             return True
         return False

@@ -16,10 +16,8 @@ import zlib
 from types import TracebackType
 
 from ftrun.core import paths, symptoms
-from ftrun.core.board import F, Head
 from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, DeviceError, NonFiniteError, PlatformError, UsageError
-from ftrun.core.faults import Fault
-from ftrun.worker.context import WORLD, Context
+from ftrun.worker.context import Context
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -51,20 +49,25 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     text = _text(error, user)
     name, message = type(error).__name__, symptoms.message(error)
     now = time.time()
-    _report(
-        context,
-        error,
-        {
-            "traceback": text,
-            "where": where,
-            "signature": f"{name} at {where}",
-            "fault": symptoms.of_exception(error).value,
-            "evidence": symptoms.exception_evidence(name, message, f"at {where}"),
-            "kind": kind,
-            "final": final_code(error),
-            "time": now,
-        },
-    )
+    with contextlib.suppress(OSError):
+        context.report(
+            f"{cell.index}-{context.generation}",
+            {
+                "rank": cell.rank,
+                "step": step,
+                "phase": cell.phase.name.lower(),
+                "type": name,
+                "message": message,
+                "traceback": text,
+                "where": where,
+                "signature": f"{name} at {where}",
+                "fault": symptoms.of_exception(error).value,
+                "evidence": symptoms.exception_evidence(name, message, where),
+                "kind": kind,
+                "final": final_code(error),
+                "time": now,
+            },
+        )
     if kind == "uncaught" and not isinstance(error, KeyboardInterrupt):
         _leave_error_file(f"{name}: {message}", text, now)
     if getattr(error, "_ftrun_reported", False):
@@ -80,39 +83,6 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     else:
         shown = f"ftrun: rank {cell.rank}{at}: {name}: {message} (with the same traceback as rank {first})\n"
     print(shown, end="", file=sys.stderr, flush=True)
-
-
-def report_no_connection(context: Context, error: BaseException) -> None:
-    """Leave for the launcher that this rank could not be connected with the others. It says so, with the evidence."""
-    name = type(error).__name__
-    facts = {
-        "signature": f"{name} while connecting",
-        "fault": Fault.LINK.value,
-        "evidence": symptoms.exception_evidence(name, symptoms.message(error), "while connecting"),
-        "kind": "connecting",
-        "final": 0,
-        "time": time.time(),
-    }
-    _report(context, error, facts)
-
-
-def _report(context: Context, error: BaseException, facts: dict[str, object]) -> None:
-    cell = context.cell
-    where = {"rank": cell.rank, "step": cell.step, "phase": cell.phase.name.lower()}
-    what = {"type": type(error).__name__, "message": symptoms.message(error)}
-    with contextlib.suppress(OSError):
-        context.report(f"{cell.index}-{context.generation}", {**where, **what, **facts})
-
-
-def await_answer(context: Context) -> None:
-    """Tell the launcher of a report of ours; it stops the world, so that everyone does the step again.
-
-    Raises Interrupt when it does; returns when the run ends instead.
-    """
-    context.cell[F.RAISED_NS] = time.monotonic_ns()
-    context.cell[F.RAISED] = context.generation
-    context.board.ring_launcher()
-    context.wait_until(lambda: bool(context.board[Head.ENDING]), WORLD)
 
 
 def give_up(context: Context, step: int) -> None:

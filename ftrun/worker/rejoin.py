@@ -13,10 +13,12 @@ from ftrun.core import gate, schedule
 from ftrun.core.board import F, Inexact, Source
 from ftrun.core.world import World
 from ftrun.worker import goback
-from ftrun.worker.context import WORLD, Interrupt
+from ftrun.worker.context import Interrupt
 
 if TYPE_CHECKING:
     from ftrun.worker.engine import Engine
+
+WORLD = 120.0  # seconds that a stopped rank waits for the next world
 
 
 class Rejoining:

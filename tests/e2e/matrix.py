@@ -207,7 +207,7 @@ def findings(outcome: Outcome) -> list[Found]:
     for line in outcome.journal:
         event = line.get("event", event)  # the line after it says what was ordered
         kind = event.get("kind")
-        if "event" in line and kind in ("Died", "Raised", "Noticed", "Stuck", "DeviceFault"):
+        if "event" in line and kind in ("Died", "Raised", "Unconnected", "Noticed", "Stuck", "DeviceFault"):
             rank = holder.get(event.get("worker", -1))
             if kind == "DeviceFault":
                 found += [
@@ -289,7 +289,8 @@ def _became(outcome: Outcome, mine: list[Found], named: list[Found]) -> str:
         return ENDED
     if any(f.what in ("Died", "DeviceFault") for f in named):
         return REPLACED
-    return REDONE if any(f.what == "Raised" for f in named) or any(f.what == "Stuck" for f in mine) else UNHARMED
+    redone = any(f.what in ("Raised", "Unconnected") for f in named) or any(f.what == "Stuck" for f in mine)
+    return REDONE if redone else UNHARMED
 
 
 def _wrong(outcome: Outcome, result: Result, wanted: Fault | None, then: str, trouble: str) -> str:

@@ -127,9 +127,9 @@ def kinds(actions: tuple[ev.Action, ...]) -> list[str]:
     return [type(a).__name__ for a in actions]
 
 
-def in_incident(stages: int) -> Driver:
+def in_incident(stages: int, **options: Any) -> Driver:
     """A run whose rank 1 died, `stages` stages into its recovery."""
-    run = Driver().up()
+    run = Driver(**options).up()
     run.kill(1)
     run.close()
     for stage in STAGES[:stages]:

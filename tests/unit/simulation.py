@@ -294,8 +294,7 @@ class Simulation:
 
     def cut_off(self, process: Process) -> None:
         """It cannot be connected with the others."""
-        what = ("no connection", self.gate, Fault.LINK.value, "closed by peer")
-        self.send(ev.Raised(self.run.t, process.cell, self.last + 1, *what))
+        self.send(ev.Unconnected(self.run.t, process.cell, self.gate, Fault.LINK.value, "closed by peer"))
 
     def expire(self, name: str) -> None:
         self.send(ev.Expired(self.run.t, name, self.deadlines.pop(name)))

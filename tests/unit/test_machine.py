@@ -49,6 +49,7 @@ EVENTS: list[ev.Event] = [
     ev.GateClosed(1.0, 1, 4),
     ev.Stage(1.0, 0, 1, "stopped"),
     ev.Unrestorable(1.0, 0, 1, "no replica"),
+    ev.Unconnected(1.0, 0, 1, "link", "closed by peer"),
     ev.Stuck(1.0, 5, 1, "allreduce"),
     ev.Noticed(1.0, None, "disk-full", "no room"),
     ev.Expired(1.0, "stop", 1),

@@ -6,6 +6,7 @@ import pytest
 
 from ftrun.control import events as ev
 from ftrun.control.machine import Phase
+from ftrun.control.policy import Overrides
 from ftrun.core.faults import Fault
 from tests.unit.driver import STAGES, Driver, in_incident, kinds, only, says
 
@@ -104,35 +105,55 @@ def test_exceptions_for_want_of_a_store_are_not_the_programs() -> None:
 
 
 def test_ranks_that_cannot_connect_for_want_of_a_store_wait_for_it() -> None:
-    run = in_incident(3)
+    run = in_incident(3, policy=Overrides(faults=(("link", "stop"),)))
     run.send(ev.ServiceDied(0.0, "store"))
-    for worker in run.state.holder:
-        assert worker is not None
-        assert run.send(cut_off(worker, run.state.generation)) == ()
+    for rank in range(2):
+        assert run.send(unconnected(run, rank)) == ()
     assert kinds(run.send(ev.ServiceReady(0.0, "store"))) == ["CloseGate", "Deadline"]
     run.recover()
 
 
-@pytest.mark.parametrize("stages", [3, 4])
-def test_a_rank_that_cannot_connect_has_all_connections_made_again_once(stages: int) -> None:
-    run = in_incident(stages)
-    generation, workers = run.state.generation, run.state.holder
-    assert None not in workers
-    actions = run.send(cut_off(workers[0] or 0, generation))
-    assert kinds(actions) == ["Say", "CloseGate", "Deadline"] and says(actions) == ["raised"]
-    assert run.state.generation == generation + 1
-    assert run.send(cut_off(workers[1] or 0, generation)) == (), "the stop is its answer, too"
-    run.recover()
-    assert run.state.holder == workers, "nobody is replaced"
-    run.kill(workers[1] or 0)
+@pytest.mark.parametrize("others", [(), (1,)], ids=["nobody is connected", "the others are"])
+def test_a_rank_that_cannot_connect_has_all_connections_made_again_then_loses_its_worker(others: tuple[int, ...]) -> None:
+    run = in_incident(3)
+    run.answer("reset", others)
+    workers, late = run.state.holder, unconnected(run, 1)
+    actions = run.send(unconnected(run, 0))
+    assert kinds(actions) == ["Say", "CloseGate", "Deadline"] and says(actions) == ["unconnected"]
+    assert run.send(late) == (), "the stop is its answer, too"
     run.close()
-    actions = run.send(cut_off(run.holder(1), run.state.generation))
-    assert says(actions) == ["raised_again"]
-    assert only(actions, ev.End).code == 1
+    assert run.state.holder == workers, "nobody is replaced"
+    assert run.send(late) == ()
+    actions = run.send(unconnected(run, 1))
+    assert says(actions) == ["died"] and only(actions, ev.Fence).worker == workers[1]
+    run.recover()
+    assert run.state.holder[0] == workers[0] and run.state.holder[1] != workers[1]
+    # another incident, also at the same step, is another matter
+    run.kill(run.holder(1))
+    run.close()
+    assert says(run.send(unconnected(run, 0))) == ["unconnected"]
 
 
-def cut_off(worker: int, generation: int) -> ev.Raised:
-    return ev.Raised(0.0, worker, 5, "RuntimeError while connecting", generation, Fault.LINK.value, "closed by peer")
+def test_connections_that_fail_for_ever_end_the_run() -> None:
+    run = in_incident(3, max_replacements=2)
+    for _ in range(9):
+        actions = run.send(unconnected(run, 0))
+        if run.at(Phase.ENDING):
+            break
+        run.close()
+    assert says(actions)[-1] == "too_many_replacements"
+    assert only(actions, ev.End).code == 75
+
+
+def test_the_policy_may_want_a_person_to_look_at_the_links() -> None:
+    run = in_incident(3, policy=Overrides(faults=(("link", "stop"),)))
+    actions = run.send(unconnected(run, 1))
+    assert says(actions) == ["stopped_by_policy"]
+    assert only(actions, ev.Say).detail == "rank 1: closed by peer"
+
+
+def unconnected(run: Driver, rank: int) -> ev.Unconnected:
+    return ev.Unconnected(0.0, run.holder(rank), run.state.generation, Fault.LINK.value, "closed by peer")
 
 
 def test_a_start_that_the_store_spoiled_is_made_again() -> None:
