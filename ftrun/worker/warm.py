@@ -12,6 +12,7 @@ from ftrun.worker.context import Context
 from ftrun.worker.segment import Segment
 
 _ROOM = 64 << 20  # bytes of heap for what is not as large as the state: activations, alignment
+_MANIFESTS_MOST = 2 << 20  # bytes of manifests, some 15,000 tensors, for which tensors are made ahead at the most
 _HEAP_MOST = 1 << 30  # bytes of heap touched ahead of their use at the most
 
 
@@ -52,7 +53,7 @@ class Ahead:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._attempt = 0
-        self._extent: dict[int, tuple[int, int]] = {}
+        self._extent: dict[int, tuple[int, int, int]] = {}
         self._heap = 0
 
     def look(self) -> None:
@@ -85,9 +86,15 @@ class Ahead:
                     return
                 context.mapped[(rank, name)] = Segment.attach(fd)
         arena = Arena(context.mapped[(rank, "arena")])
-        extent = (arena.committed[1], arena.volatile[1])
+        extent = (arena.committed[1], arena.volatile[1], arena.manifest_length)
         if self._extent.get(rank) == extent:
             return
+        others = sum(length for other, (_, _, length) in self._extent.items() if other != rank)
+        if not arena.has_gpu and others + extent[2] <= _MANIFESTS_MOST:
+            try:
+                arena.make_ready()
+            except ValueError:
+                return  # it is being written: at the next look
         self._extent[rank] = extent
         for offset, size in (arena.committed, arena.volatile):
             if size:
