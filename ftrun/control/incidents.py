@@ -152,12 +152,11 @@ def progress(config: Config, state: State) -> Result:
             now = state.generation
             state = replace(state, rollback=-1)
             state = state.each(lambda w: w if w.rank is None else replace(w, generation=now))
+            state, spawns = budgets.replenish(config, state)
+            orders += spawns
     if _recovered(state):
         state = replace(state, recovering=False, reconnected=False)
         orders.append(Say("recovered", detail=str(state.generation)))
-        # not before: a spare's start takes processor time that the step which is done again needs
-        state, spawns = budgets.replenish(config, state)
-        orders += spawns
     return state, tuple(orders)
 
 

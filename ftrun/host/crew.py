@@ -237,7 +237,8 @@ class Crew:
             why, snapshot = told.get("why", "no source is left"), int(told.get("snapshot", -1))
             self._emit(Unrestorable(now, index, no_source, str(why), snapshot))
         unconnected = cell[F.UNCONNECTED]
-        if unconnected != worker.unconnected:
+        # a death that is about to be reported explains it: it is told then, of a world that is stopped
+        if unconnected != worker.unconnected and not any(w.lost and not w.reported for w in self.workers.values()):
             worker.unconnected = unconnected
             told = self._read_error(f"{index}-{unconnected}-unconnected")
             self._emit(Unconnected(now, index, unconnected, Fault.LINK.value, str(told.get("evidence", ""))))

@@ -63,17 +63,22 @@ def describe(cell: Cell, word: gate.GateWord) -> Rank:
     since, arrival = cell[F.COLLECTIVE_SINCE], cell[F.ARRIVAL]
     at = gate.unpack(arrival)
     phase = cell.phase
+    waiting = since > 0
+    at_gate = bool(arrival) and at.generation == word.generation and at.last > word.last
+    busy = Busy(cell[F.BUSY])
+    if (waiting or at_gate) and not cell[F.DEVICE]:
+        busy &= ~Busy.FIRST  # it waits, and on the CPU connections are made before anything waits for them
     return Rank(
         rank=cell.rank or 0,
         cell=cell.index,
         step=cell.step or 0,
         looping=cell.has(Flag.LOOPING) and not cell.has(Flag.LOOP_DONE) and not cell.has(Flag.EXITING),
-        waiting=since > 0,
-        at_gate=bool(arrival) and at.generation == word.generation and at.last > word.last,
+        waiting=waiting,
+        at_gate=at_gate,
         group=group,
         number=number,
         name=collective_name(cell[F.COLLECTIVE_NAME]),
-        excuse=_excuse(Busy(cell[F.BUSY]), phase),
+        excuse=_excuse(busy, phase),
         mark=(cell[F.PROGRESS], cell[F.COLLECTIVE], since, arrival, int(phase), cell[F.STEP], cell[F.ATTEMPT]),
         python=cell[F.PYTHON],
     )

@@ -281,7 +281,8 @@ class Arena:
         tensors = {}
         for entry in manifest.entries:
             tensor = self.tensor(entry, blocks)
-            tensors[entry.name] = (entry, blocks[entry.offset], tensor)
+            if entry.block:
+                tensors[entry.name] = (entry, blocks[entry.offset], tensor)
         self.segment.ready = Ready(written, manifest, tensors)
 
     # -- tensors -----------------------------------------------------------------------------------------------------
@@ -295,13 +296,12 @@ class Arena:
                 return made[2]
         dtype = getattr(torch, entry.dtype)
         place: Segment | DeviceMemory = self.gpu_part if entry.on_gpu else self.segment
+        if entry.block == 0:  # the next one begins at the same offset
+            return torch.empty(entry.shape, dtype=dtype, device=place.block(entry.offset, 1).device)
         key = ~entry.offset if entry.on_gpu else entry.offset
         block = blocks.get(key)
         if block is None:
-            size = max(entry.block, 1)
-            block = blocks[key] = place.block(entry.offset, size)
-        if entry.block == 0:
-            return torch.empty(entry.shape, dtype=dtype, device=block.device)
+            block = blocks[key] = place.block(entry.offset, entry.block)
         view = torch.empty(0, dtype=dtype, device=block.device)
         view.set_(block.untyped_storage(), entry.storage_offset, entry.shape, entry.stride)
         return view

@@ -25,6 +25,7 @@ from ftrun.worker.inner import Inner, make_group
 # seconds that a failed connection is held back for the stop that should explain it (a launcher takes up to one to be sure
 # of a death), and until it ends this process then
 _GRACE, _HOLD = 2.0, 120.0
+_AFTER_YOU = 0.5  # seconds more when its peer hung up: that one may have a reason of its own
 
 
 class Connecting:
@@ -74,14 +75,11 @@ class Connecting:
         if meanwhile is not None:
             meanwhile()
         deadline = time.monotonic() + self._timeout.total_seconds()
-        while not self._ready.wait(0.02):
+        while not self._ready.wait(0.02) and time.monotonic() < deadline:
             if context.stop_pending():
                 raise Interrupt
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"process group {self._key} of generation {world.generation} was not complete in {self._timeout}"
-                )
-        inner = self._outcome
+        late = f"process group {self._key} of generation {world.generation} was not complete in {self._timeout}"
+        inner = self._outcome if self._ready.is_set() else TimeoutError(late)
         if isinstance(inner, BaseException):
             if not world.fresh:  # in a fresh one there is nothing to stop for
                 self._report(inner)
@@ -96,15 +94,15 @@ class Connecting:
 
         Raises Interrupt when the world is stopped; returns when it is not.
         """
-        context = self._context
-        context.wait_until(lambda: False, _GRACE)
-        ours = final_code(error) or symptoms.of_exception(error) not in (Fault.LINK, Fault.EXCEPTION)
-        if not ours:  # a full disk or a broken device would be the same with other connections
-            evidence = symptoms.exception_evidence(type(error).__name__, symptoms.message(error))
-            with contextlib.suppress(OSError):
-                context.report(f"{context.cell.index}-{self.generation}-unconnected", {"evidence": evidence})
-            context.cell[F.UNCONNECTED] = self.generation
-            context.board.ring_launcher()
+        context, fault = self._context, symptoms.of_exception(error)
+        if final_code(error) or fault not in (Fault.LINK, Fault.EXCEPTION):
+            return  # a full disk or a broken device would be the same with other connections
+        context.wait_until(lambda: False, _GRACE + (_AFTER_YOU if fault is Fault.LINK else 0.0))
+        evidence = symptoms.exception_evidence(type(error).__name__, symptoms.message(error))
+        with contextlib.suppress(OSError):
+            context.report(f"{context.cell.index}-{self.generation}-unconnected", {"evidence": evidence})
+        context.cell[F.UNCONNECTED] = self.generation
+        context.board.ring_launcher()
         context.wait_until(lambda: bool(context.board[Head.ENDING]), _HOLD)
 
     def _run(self) -> None:

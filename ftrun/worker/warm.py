@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from ftrun import native
@@ -89,17 +91,23 @@ class Ahead:
         extent = (arena.committed[1], arena.volatile[1], arena.manifest_length)
         if self._extent.get(rank) == extent:
             return
-        others = sum(length for other, (_, _, length) in self._extent.items() if other != rank)
-        if not arena.has_gpu and others + extent[2] <= _MANIFESTS_MOST:
-            try:
-                arena.make_ready()
-            except ValueError:
-                return  # it is being written: at the next look
+        if not arena.manifest_length:
+            return  # it is being written: at the next look
+        self._make_ready(arena)
         self._extent[rank] = extent
         for offset, size in (arena.committed, arena.volatile):
             if size:
                 native.populate(arena.segment.address + offset, size, True)
         self._touch_heap(extent[0])
+
+    def _make_ready(self, arena: Arena) -> None:
+        """Make the tensors, or none: whatever the script is in the middle of, it asked for its rank and nothing else."""
+        arena.segment.ready = None
+        made = sum(len(s.ready.written) for s in self._context.mapped.values() if s.ready is not None)
+        if arena.has_gpu or made + arena.manifest_length > _MANIFESTS_MOST:
+            return
+        with contextlib.suppress(Exception), torch.inference_mode(False):
+            arena.make_ready()
 
     def _touch_heap(self, size: int) -> None:
         """Gradients and buckets will be allocated at once: have the pages ready in the heap."""

@@ -11,7 +11,7 @@ import pytest
 from ftrun.core.board import F
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
-from tests.e2e.harness import kill
+from tests.e2e.harness import fault, kill
 from tests.e2e.test_services import Live, until
 
 BAD_LINK = harness.SCRIPTS / "bad_link.py"
@@ -52,6 +52,17 @@ def test_connections_that_fail_again_cost_the_rank_its_worker(stock: Reference, 
     assert "rank 2 died in" in outcome.output and "could not be connected with the other ranks again" in outcome.output
     for rank in (1, 2):
         assert outcome.output.count(f"rank {rank} is now ") == 1
+
+
+def test_connections_cut_in_a_repair_are_missed_in_a_replacements_first_step(stock: Reference, folder: Path) -> None:
+    faults = [kill(1, "backward", 5), fault("comm", 3, "restore")]
+    outcome = harness.ftrun(folder, [], faults)
+    harness.same(stock(), outcome)
+    harness.check_survivors(outcome)
+    (cut,) = [n["fired"] for n in outcome.notes("fault") if n["fired"]["kind"] == "comm"]
+    found = outcome.events("Stuck") + outcome.events("Unconnected")
+    assert found and found[0]["fault"] == "link"
+    assert found[0]["t"] - cut["t"] < 15, "a first step that computes has a minute"
 
 
 def test_a_launcher_that_was_stopped_learns_of_a_death_and_of_its_consequence_at_once(

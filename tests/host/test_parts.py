@@ -212,6 +212,11 @@ def test_what_the_board_says_of_a_rank(board: Board) -> None:
     assert (rank.waiting, rank.at_gate) == (False, True)
     assert not describe(cell, word._replace(last=7)).at_gate, "that gate is open"
     assert not describe(cell, word._replace(generation=4)).at_gate, "it waited in a world that is over"
+    cell[F.BUSY], cell[F.PHASE] = Busy.FIRST, Phase.BACKWARD
+    assert describe(cell, word).excuse == "", "a rank that waits has nothing to begin with"
+    cell[F.DEVICE] = 1
+    assert describe(cell, word).excuse == "first", "but on a GPU: NCCL connects in the first collective"
+    cell[F.DEVICE] = cell[F.ARRIVAL] = 0
     for busy, phase, excuse in (
         (Busy.FIRST, Phase.FORWARD, "first"),
         (Busy.FIRST | Busy.COMPILING, Phase.FORWARD, "compiling"),

@@ -183,10 +183,10 @@ def test_a_whole_incident() -> None:
         (Phase.RESETTING, Phase.RESETTING, []),
         (Phase.RESETTING, Phase.RESTORING, []),
         (Phase.RESTORING, Phase.RESUMING, ["OpenGate"]),
-        (Phase.RESUMING, Phase.RUNNING, []),
-        (Phase.RUNNING, Phase.RUNNING, ["Say", "Spawn"]),
+        (Phase.RESUMING, Phase.RUNNING, ["Spawn"]),
+        (Phase.RUNNING, Phase.RUNNING, ["Say"]),
     ]
-    assert run.orders[-2:] == [ev.Say("recovered", detail="2"), ev.Spawn(4, None)]
+    assert run.orders[-2:] == [ev.Spawn(4, None), ev.Say("recovered", detail="2")]
 
 
 def test_stages_may_jump_and_come_before_the_decision() -> None:
@@ -198,7 +198,7 @@ def test_stages_may_jump_and_come_before_the_decision() -> None:
     assert run.at(Phase.RESETTING)
     run.answer("first_done", (1,))
     actions = run.answer("first_done", (0,))
-    assert kinds(actions) == ["OpenGate", "Say", "Spawn"]
+    assert kinds(actions) == ["OpenGate", "Spawn", "Say"]
     assert run.at(Phase.RUNNING)
 
 
