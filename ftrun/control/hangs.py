@@ -160,6 +160,9 @@ class Watch:
         self._at = now
         if last == self._last:
             return
+        if last < self._last:  # a new attempt: its first steps say how long steps take
+            self._steps.clear()
+            self._opened = 0
         if self._last >= 0 and last > self._last:
             passed = last - self._last
             self._steps.extend([(self._clock - self._opened_at) / passed] * min(passed, _STEPS))

@@ -238,7 +238,8 @@ class Crew:
             self._emit(Unrestorable(now, index, no_source, str(why), snapshot))
         unconnected = cell[F.UNCONNECTED]
         # a death that is about to be reported explains it: it is told then, of a world that is stopped
-        if unconnected != worker.unconnected and not any(w.lost and not w.reported for w in self.workers.values()):
+        dying = self._held or any(w.lost and not w.reported for w in self.workers.values())
+        if unconnected != worker.unconnected and not dying:
             worker.unconnected = unconnected
             told = self._read_error(f"{index}-{unconnected}-unconnected")
             self._emit(Unconnected(now, index, unconnected, Fault.LINK.value, str(told.get("evidence", ""))))

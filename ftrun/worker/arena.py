@@ -297,7 +297,8 @@ class Arena:
         dtype = getattr(torch, entry.dtype)
         place: Segment | DeviceMemory = self.gpu_part if entry.on_gpu else self.segment
         if entry.block == 0:  # the next one begins at the same offset
-            return torch.empty(entry.shape, dtype=dtype, device=place.block(entry.offset, 1).device)
+            on_gpu = entry.on_gpu and torch.cuda.is_available()
+            return torch.empty(entry.shape, dtype=dtype, device=f"cuda:{self.gpu_part.ordinal}" if on_gpu else "cpu")
         key = ~entry.offset if entry.on_gpu else entry.offset
         block = blocks.get(key)
         if block is None:
@@ -323,9 +324,9 @@ def place(
     in_host = sum(size for key, size in sizes.items() if not gpus[key])
     with room_for(in_host, f"moving {what} into memory that outlives the worker"):
         for name, tensor, private in items:
-            on_gpu = gpus[tensor.untyped_storage().data_ptr()]
             storage = tensor.untyped_storage()
             key = storage.data_ptr()
+            on_gpu = gpus[key] if key else arena.memory is not None and gpu_of(tensor) is not None
             dense = tensor.numel() * tensor.element_size()
             if storage.nbytes() > 2 * dense + _PAGE:  # a small view of something large: take only what is used
                 key, size, offset_in, stride = -id(tensor), dense, 0, _dense(tensor)

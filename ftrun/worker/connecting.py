@@ -78,6 +78,8 @@ class Connecting:
         while not self._ready.wait(0.02) and time.monotonic() < deadline:
             if context.stop_pending():
                 raise Interrupt
+        if not self._ready.is_set():
+            self.forget()  # from here on nobody is told that it is connected after all
         late = f"process group {self._key} of generation {world.generation} was not complete in {self._timeout}"
         inner = self._outcome if self._ready.is_set() else TimeoutError(late)
         if isinstance(inner, BaseException):

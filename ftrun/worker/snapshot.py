@@ -126,8 +126,9 @@ def own_places(state: Protected, manifest: Manifest, on_gpu: bool) -> list[tuple
 
     In the host's part of the arena, or in that on a GPU.
     """
-    replicated = {e.offset for e in state.replicated(manifest) if e.on_gpu == on_gpu}
-    committed = [e for e in manifest.entries if e.zone == "committed" and e.on_gpu == on_gpu]
+    # one of no bytes lies where the next one does
+    replicated = {e.offset for e in state.replicated(manifest) if e.on_gpu == on_gpu and e.block}
+    committed = [e for e in manifest.entries if e.zone == "committed" and e.on_gpu == on_gpu and e.block]
     return sorted({e.offset: e.block for e in committed if e.offset not in replicated}.items())
 
 

@@ -93,6 +93,13 @@ def test_everybody_may_wait_longer_where_work_is_of_another_kind(excuse: str, li
     assert limit <= seconds <= limit + 1
 
 
+def test_a_new_attempt_is_as_patient_as_the_first() -> None:
+    world = World()
+    world.last = -1
+    seconds, verdict = world.wait([inside(0), inside(1), inside(2)])
+    assert hangs.STUCK_FIRST <= seconds <= hangs.STUCK_FIRST + 1 and verdict is not None
+
+
 def test_the_second_look_at_the_same_gate_is_more_patient() -> None:
     world = World()
     ranks = WORLDS[3][1]

@@ -93,3 +93,19 @@ def test_all_of_a_model_without_ddp_is_the_rank_s_own() -> None:
     assert sum(size for _, size in places) == 2 * 4 * (8 * 4 + 4)  # weights and their momentum
     assert len({at for at, _ in places}) == len(places) == 4
     assert snapshot.own_places(state, state.manifest, on_gpu=True) == []
+
+
+def test_what_lies_behind_a_tensor_of_no_elements_is_the_rank_s_own_all_the_same() -> None:
+    class Hollow(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.none = torch.nn.Parameter(torch.empty(0, 4))
+
+    first, second = Hollow(), torch.nn.Linear(8, 4, bias=False)
+    state = Protected([first, second], [torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)], {})
+    arena = Arena.create(0, state.bytes_now())
+    state.move_in(arena)
+    hollow, weight = state.manifest.entries
+    assert (hollow.block, hollow.offset) == (0, weight.offset)
+    state.replicated = lambda manifest: iter([hollow])  # type: ignore[method-assign]
+    assert snapshot.own_places(state, state.manifest, on_gpu=False) == [(weight.offset, weight.block)]
