@@ -43,6 +43,7 @@ _PEEK = 0.002  # seconds in which nothing else is done but look for the exit cod
 _CODE_SHOWS = 0.05  # seconds after which its death is reported without one
 _CODE_LOOK = 0.001  # seconds between two looks until then
 _CODE_PATIENCE = 1.0  # seconds to wait for the exit code when nobody is in a hurry
+_CODE_LATEST, _CODE_LATE_LOOK = 10.0, 0.1  # seconds after which it is done without, and between two looks until then
 _CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
 _CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
 _FENCE_INLINE = 0.005
@@ -275,7 +276,7 @@ class Crew:
         if in_loop and not worker.reported:
             self._report_early(worker, time.monotonic() + _CODE_SHOWS, _PEEK)
         else:
-            self._loop.after(_CODE_PATIENCE, lambda: self._report(worker, worker.code))
+            self._report_later(worker)
 
     def _report_early(self, worker: Worker, deadline: float, seconds: float = 0.0) -> None:
         """Before it is reaped, as soon as its exit code shows: a busy machine may run its last thread late.
@@ -295,7 +296,21 @@ class Crew:
     def _gone(self, worker: Worker) -> None:
         """The pidfd says so: the exit code comes from the nursery, or from our own wait when that is dead."""
         self._loop.forget(worker.pidfd)
-        self._loop.after(_CODE_PATIENCE, lambda: self._report(worker, worker.code))
+        self._report_later(worker)
+
+    def _report_later(self, worker: Worker) -> None:
+        """The nursery says with which code, soon; on a busy machine it may take its time, and so may the process to end."""
+        latest = time.monotonic() + _CODE_LATEST
+        self._loop.after(_CODE_PATIENCE, lambda: self._report_ended(worker, latest))
+
+    def _report_ended(self, worker: Worker, latest: float) -> None:
+        if worker.reported:
+            return
+        code = worker.code if worker.code is not None else fence.peek_exit(worker.pid, 0.0)
+        if code is None and time.monotonic() < latest:
+            self._loop.after(_CODE_LATE_LOOK, lambda: self._report_ended(worker, latest))
+        else:
+            self._report(worker, code)
 
     def exited(self, pid: int, code: int) -> bool:
         """`pid` was reaped; False when it is no worker."""

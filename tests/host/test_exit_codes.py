@@ -26,6 +26,7 @@ class Dying:
         board = Board.create(folder / paths.BOARD, 2)
         self.loop = Loop()
         self.told: list[ev.Died] = []
+        self.finished = 0
         nothing: Any = None
         self.crew = Crew(folder, board, self.loop, nothing, self._hear, lambda *_, **__: None, set)
         self.worker = self.crew.workers[0] = Worker(board.cell(0), 0)
@@ -39,8 +40,11 @@ class Dying:
         self.crew.forked(0, pid)
 
     def _hear(self, event: ev.Event) -> None:
-        assert isinstance(event, ev.Died), event
-        self.told.append(event)
+        if isinstance(event, ev.Finished):
+            self.finished += 1
+        else:
+            assert isinstance(event, ev.Died), event
+            self.told.append(event)
 
     def life_lost(self) -> None:
         self.crew._life_lost(self.worker)
@@ -101,3 +105,21 @@ def test_one_that_is_condemned_meanwhile_is_told_once(dying: Dying, monkeypatch:
     for _ in range(3):  # the end of the process, and the look that was due when it was condemned
         dying.loop.run_once(0.05)
     assert [(death.code, death.cause) for death in dying.told] == [(None, "frozen")]
+
+
+@pytest.mark.parametrize("known_by", ["lock", "process"])
+def test_a_script_that_is_over_has_time_to_end(dying: Dying, monkeypatch: pytest.MonkeyPatch, known_by: str) -> None:
+    """Its lock is gone, and neither its process nor the nursery's word of it comes within the usual time."""
+    monkeypatch.setattr("ftrun.host.crew._CODE_PATIENCE", 0.05)
+    dying.worker.cell[F.FLAGS] = dying.worker.flags = int(Flag.LOOPING | Flag.LOOP_DONE | Flag.EXITING)
+    if known_by == "lock":
+        dying.life_lost()
+        for _ in range(3):
+            dying.loop.run_once(0.1)
+        assert not dying.told and not dying.finished
+    dying.exits(0)
+    for _ in range(100):
+        if dying.finished:
+            break
+        dying.loop.run_once(0.1)
+    assert dying.finished == 1 and not dying.told
