@@ -93,6 +93,16 @@ def test_everybody_may_wait_longer_where_work_is_of_another_kind(excuse: str, li
     assert limit <= seconds <= limit + 1
 
 
+def test_a_rank_that_was_stopped_where_it_waits_gets_its_time_from_then_on() -> None:
+    """A debugger lets it go after half a minute: its collective goes on only now."""
+    world = World()
+    held = [inside(0), inside(1, python=7), inside(2)]
+    for _ in range(600):
+        assert world.look(held) is None, "nobody knows yet what it would do"
+    seconds, verdict = world.wait([inside(0), inside(1), inside(2)])
+    assert 0.9 <= seconds <= 1.0 and verdict is not None and not verdict.accused
+
+
 def test_a_new_attempt_is_as_patient_as_the_first() -> None:
     world = World()
     world.last = -1
