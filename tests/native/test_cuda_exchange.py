@@ -18,6 +18,7 @@ from ftrun.native.transfer import BUFFERS, Facts, OnGpu, Terms, TransferError
 MIB = 1 << 20
 COUNT, TOTAL = 4, 10 * MIB + 4321
 SLOW = "rate 20000000\\n"  # a chunk takes 50 ms
+SLOWER = "rate 4000000\\n"  # 250 ms
 
 def shared(size):
     fd = os.memfd_create("test")
@@ -203,10 +204,10 @@ def test_a_lost_device_is_its_owners_error_and_a_dead_source_to_the_others(contr
     codes, blamed = child(
         control,
         """
-control(SLOW)
+control(SLOWER)
 exchange = Exchange().start().go()
 until(lambda: exchange.progress(2).produced >= 1)
-control(SLOW + "lost 2\\n")
+control(SLOWER + "lost 2\\n")
 print(json.dumps([exchange.codes(), exchange.blamed()]))
 """,
     )
