@@ -143,12 +143,12 @@ class Watch:
         for rank in ranks:
             if self._marks.get(rank.cell, ((), 0.0))[0] != rank.mark:
                 self._marks[rank.cell] = rank.mark, self._clock
-            python, since = self._python.get(rank.cell, (rank.python, self._clock))
-            if python != rank.python and self._clock - since > GIL_AFTER and (rank.waiting or rank.at_gate):
-                # it was stopped, by a debugger maybe: what it waits for gets its time from now on
-                self._marks[rank.cell] = rank.mark, self._clock
-            if python != rank.python or rank.cell not in self._python:
+            python, since = self._python.setdefault(rank.cell, (rank.python, self._clock))
+            if python != rank.python:
                 self._python[rank.cell] = rank.python, self._clock
+                if self._clock - since > GIL_AFTER and (rank.waiting or rank.at_gate):
+                    # it was stopped, by a debugger maybe: what it waits for gets its time from now on
+                    self._marks[rank.cell] = rank.mark, self._clock
         here = [r for r in ranks if r.looping]
         waiting = [r for r in here if self._waits(r)]
         if here and len(waiting) == len(here):

@@ -238,14 +238,16 @@ class Crew:
             why, snapshot = told.get("why", "no source is left"), int(told.get("snapshot", -1))
             self._emit(Unrestorable(now, index, no_source, str(why), snapshot))
         unconnected = cell[F.UNCONNECTED]
-        # a death that is about to be reported explains it: it is told then, of a world that is stopped
-        dying = self._held or any(w.lost and not w.reported for w in self.workers.values())
-        if unconnected != worker.unconnected and not dying:
+        if unconnected != worker.unconnected and not self._explained():
             worker.unconnected = unconnected
             told = self._read_error(f"{index}-{unconnected}-unconnected")
             self._emit(Unconnected(now, index, unconnected, Fault.LINK.value, str(told.get("evidence", ""))))
         if changed & Flag.LOOP_DONE:
             self._emit(LoopDone(now, index, bool(flags & Flag.LOOP_DONE)))
+
+    def _explained(self) -> bool:
+        """Is a death about to be reported? A connection that fails is told after it, of a world that is stopped."""
+        return bool(self._held) or any(w.lost and not w.reported for w in self.workers.values())
 
     def _show_output(self, worker: Worker) -> None:
         """A person reads the program's own exception before what we say about it."""

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
+_TRIES = 5  # each takes less than a millisecond
 
 
 class Stillness:
@@ -30,10 +31,12 @@ class Stillness:
 
     def seen(self) -> bool:
         """Are they asleep, and were they since the look before?"""
-        try:
-            now = [_asleep(thread) for thread in sorted(self._threads)]
-        except OSError:
-            return False  # one of them ended just now
+        now = []
+        for thread in sorted(self._threads):
+            try:
+                now.append(_asleep(thread))
+            except OSError:
+                self._threads.discard(thread)  # it ended
         before, self._last = self._last, now
         return bool(now) and "" not in now and now == before
 
@@ -154,6 +157,20 @@ def _devices(loopback: bool) -> list[Any]:
     return [ProcessGroupGloo.create_default_device()]
 
 
+def _own_devices(loopback: bool) -> tuple[list[Any], set[str], set[int]]:
+    """Gloo's devices, the sockets that this process had before, and the ports on which the devices listen.
+
+    Made anew when another thread began to listen in the same moment: its port would be taken for one of theirs.
+    """
+    for _ in range(_TRIES):
+        before = set(_inodes())
+        devices = _devices(loopback)
+        mine = _listening(before)
+        if len(mine) == len(devices):
+            break
+    return devices, before, mine
+
+
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta, devices: list[Any]) -> Any:
     options = ProcessGroupGloo._Options()
     options._timeout = timeout
@@ -185,9 +202,8 @@ def make_group(store: Any, rank: int, size: int, timeout: timedelta, swappable: 
     `swappable`: inside a SwapGroup, so that it can be aborted; its members are on this machine.
     """
     group = ProcessGroup(store, rank, size)
-    others, before = _threads(), set(_inodes())
-    gloo_devices = _devices(loopback=swappable)
-    mine = _listening(before) if swappable else set()
+    others = _threads()
+    gloo_devices, before, mine = _own_devices(loopback=swappable)
     if swappable:
         store.set(f"ports/{rank}", json.dumps(sorted(mine)))
     gloo = _gloo(PrefixStore("cpu/", store), rank, size, timeout, gloo_devices)

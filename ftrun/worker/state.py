@@ -154,7 +154,6 @@ class Protected:
                     self._held.setdefault(id(state), set()).add(key)
             for state in optimizer.state.values():
                 self._known[id(state)] = len(state)
-        arena.segment.ready = None
 
     def reattach(self, arena: Arena, manifest: Manifest) -> None:
         """As `attach`, for a rank that has used its state and goes back to an earlier one."""

@@ -55,6 +55,20 @@ def test_threads_are_still_when_all_sleep_and_none_ran_between_two_looks() -> No
     assert not both.seen() and not Stillness(set()).seen()
 
 
+def test_a_thread_that_ended_holds_up_no_judgement() -> None:
+    ended, stop = threading.Event(), threading.Event()
+    threads = [threading.Thread(target=stop.wait), threading.Thread(target=ended.wait)]
+    for thread in threads:
+        thread.start()
+    look = Stillness({str(t.native_id) for t in threads})
+    look.seen()
+    ended.set()
+    threads[1].join()
+    wait_for(look.seen, "the other thread asleep")
+    stop.set()
+    threads[0].join()
+
+
 def test_a_thread_that_woke_in_between_was_not_still() -> None:
     turn, stop = threading.Event(), threading.Event()
 
