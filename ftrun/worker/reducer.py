@@ -4,7 +4,8 @@ The order in which gradients became ready in the first synchronized backward is 
 with it (its hooks are called in that order, with collectives switched to local) and rebuilds its buckets as an
 uninterrupted run did. A survivor's buckets are laid out that way already, and a reset leaves them so; but a reset reducer
 wants to rebuild them after its next backward, by the order that it sees then. So every rank owes a priming after a
-recovery, and pays after the step that is done again, when nobody waits for it.
+recovery, and pays after the step that is done again, when nobody waits for it. A replacement that can read how rank 0's
+buckets lie builds a reducer with the same at once: priming would fill every bucket with zeros while all wait for it.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class Reducers:
             one.pay(step)
 
 
+_TRIES = 12  # steps in which torch is asked for its layout: it notes one in the first ten of a reducer, then rarely
 _OWN: list[int] = []  # stands for the layout that torch made itself, from rank 0's order
 
 
@@ -99,6 +101,8 @@ class _One:
         self.order: list[int] = []
         self.fact: list[Any] | None = None
         self.layout: list[int] | None = None  # None: as DDP's constructor made it, or not known
+        self._buckets: list[list[int]] | None = None  # as rank 0 published them
+        self._tries = _TRIES
         self._owes = -1  # the resume step of a recovery that left this reducer unprimed, -1 = none
         self._handles: list[Any] = []
         self.rebuilds = not ddp.find_unused_parameters
@@ -125,6 +129,8 @@ class _One:
         if self.fact is not None:
             if self.layout is None and self.rebuilds and step > self.fact[1]:
                 self.layout = _OWN  # torch rebuilt in this step's forward, and all collectives of the step were good
+            elif self.layout is _OWN and self._tries > 0:
+                self._tell_buckets()
             return False
         if len(self.order) < len(self.params):
             self.order.clear()
@@ -151,34 +157,44 @@ class _One:
         attempt = context.world.attempt if context.world else 0
         return context.run_dir / f"buckets-{attempt}-{self._index}-{self.ddp.process_group.ranks[0]}.json"
 
-    def _publish(self) -> None:
+    def _publish(self, buckets: list[list[int]] | None = None) -> None:
         """Rank 0 of this module's group leaves its order in the run directory, whole, before it enters another step."""
         if self.fact is not None and self.ddp.process_group.rank() == 0:
             temporary = self._path().with_suffix(".tmp")
-            temporary.write_text(json.dumps(self.fact[0]))
+            temporary.write_text(json.dumps({"order": self.fact[0], "buckets": buckets}))
             os.replace(temporary, self._path())
+
+    def _tell_buckets(self) -> None:
+        """Publish how the buckets lie that torch laid out itself, once it has noted that."""
+        self._tries -= 1
+        if self.ddp.process_group.rank() != 0:
+            self._tries = 0
+        elif noted := self.ddp.logger._get_ddp_logging_data().strs_map.get("rebuilt_per_bucket_param_indices"):
+            self._publish([[int(index) for index in bucket.split()] for bucket in noted.split(",")])
+            self._tries = 0
 
     def _read(self) -> bool:
         """Take the published order; False when there is none."""
         assert self.fact is not None
         try:
-            self.fact[0] = json.loads(self._path().read_text())
+            published = json.loads(self._path().read_text())
         except (OSError, ValueError):
             return False
+        self.fact[0], self._buckets = published["order"], published["buckets"]
         return True
 
     def reset(self, resume: int) -> bool:
         rebuilt = self.fact is not None and resume > self.fact[1]
         exact = rebuilt or not self.ddp._has_rebuilt_buckets
+        if not exact:
+            self.layout, self._tries = None, 0  # torch will rebuild once more, and may have noted this layout for good
         self._reset_state()
         if rebuilt and self.rebuilds and self.fact is not None:
             # in the first step after the recorded one a survivor may or may not have rebuilt, or from garbage
             kept = resume > self.fact[1] + 1
             exact = exact and (not kept or self._read())
             if not kept or (self.layout is not _OWN and self.layout != self.fact[0]):
-                self._prime()
-                if kept:
-                    self._reset_state()
+                self._lay_out(kept)
             self._owes = resume if kept else -1
         return exact or not self.rebuilds
 
@@ -191,6 +207,28 @@ class _One:
     def _reset_state(self) -> None:
         self.ddp._has_rebuilt_buckets = False
         self.ddp.reducer._reset_state()
+
+    def _lay_out(self, kept: bool) -> None:
+        """Have the buckets of an uninterrupted run; `kept`: as a survivor has them, who owes a priming."""
+        if kept and self._buckets is not None and not probe.broken("prime"):
+            self._build(self._buckets)
+            return
+        self._prime()
+        if kept:
+            self._reset_state()
+
+    def _build(self, buckets: list[list[int]]) -> None:
+        """A new reducer with these buckets, which torch's constructor takes the last one first."""
+        ddp, laid_out = self.ddp, (buckets[::-1], [self.ddp.bucket_bytes_cap] * len(buckets))
+        parameters, sparse = ddp._build_params_for_reducer()
+        names = ddp._build_debug_param_to_name_mapping(parameters)
+        assign, dist._compute_bucket_assignment_by_size = dist._compute_bucket_assignment_by_size, lambda *_: laid_out
+        try:
+            ddp._ddp_init_helper(parameters, sparse, names, False)
+        finally:
+            dist._compute_bucket_assignment_by_size = assign
+        assert self.fact is not None
+        self.layout = self.fact[0]
 
     def _prime(self) -> None:
         assert self.fact is not None

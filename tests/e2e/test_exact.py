@@ -85,6 +85,16 @@ def test_step_0_in_every_phase(stock: Reference, folder: Path) -> None:
     check(stock, folder, "adamw", faults, died=5)
 
 
+def test_a_replacement_builds_its_buckets_as_the_others_have_them(stock: Reference, folder: Path) -> None:
+    """Priming would fill them all with zeros while everybody waits; where the layout is not known yet it has to be."""
+    outcome = check(stock, folder, "adamw", [kill(1, "backward", 2), kill(0, "backward", 5), kill(2, "update", 6)], died=3)
+    results = outcome.need()
+    assert len({tuple(r["layout"]) for r in results}) == 1
+    sizes = [[len(h["buckets"]) for h in r["history"]] for r in results]
+    built = results[0]["buckets"]
+    assert built >= 3 and sizes == [[1, built], [1, 1], [1, built], [1]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("at", PHASES)
 def test_step_0(stock: Reference, folder: Path, at: str) -> None:

@@ -170,6 +170,11 @@ def inode_under(address: int) -> int:
     raise LookupError(hex(address))
 
 
+def noted(ddp: DistributedDataParallel, what: str) -> list[str]:
+    """What DDP's logger says of each bucket."""
+    return str(ddp._get_ddp_logging_data().get(what, "")).split(", ")
+
+
 def main() -> None:
     args = parse()
     if args.order == "early":
@@ -217,7 +222,8 @@ def main() -> None:
                 first = False
                 inode = inode_under(next(net.parameters()).data_ptr())
                 with log.open("a") as file:
-                    file.write(json.dumps({"pid": os.getpid(), "step": step.index, "inode": inode}) + "\n")
+                    begun = {"pid": os.getpid(), "step": step.index, "inode": inode}
+                    file.write(json.dumps(begun | {"buckets": noted(ddp, "bucket_sizes")}) + "\n")
             x = x * (1.0 + 0.05 * torch.rand(1)) + 0.05 * random.random() + 0.05 * np.random.random()
             record.batches.append(sha([x, y])[:12])
             steps_optimizer = args.accum != "across" or step.index % 2 == 1
@@ -258,7 +264,8 @@ def main() -> None:
         "rng_torch": sha([torch.get_rng_state()]),
         "batches": record.batches,
         "losses": record.losses,
-        "buckets": len(str(ddp._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")).split(", ")),
+        "buckets": len(noted(ddp, "rebuilt_bucket_sizes")),
+        "layout": noted(ddp, "rebuilt_per_bucket_param_indices"),
         "pid": os.getpid(),
         "history": [json.loads(line) for line in log.read_text().splitlines()],
     }
