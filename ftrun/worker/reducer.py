@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,13 @@ class Reducers:
 
     def __init__(self, modules: list[torch.nn.Module], registry: Registry) -> None:
         self._registry = registry
-        wrapped = [m for m in modules if isinstance(m, DistributedDataParallel)]
-        self._each = [_One(m, i, registry) for i, m in enumerate(wrapped)]
+        self._each: list[_One] = []
+        of_group: Counter[str] = Counter()
+        for module in modules:
+            if isinstance(module, DistributedDataParallel):
+                key = str(module.process_group.key)
+                self._each.append(_One(module, f"{zlib.crc32(key.encode()):08x}-{of_group[key]}", registry))
+                of_group[key] += 1
 
     def record(self) -> None:
         """Note the order of gradients from now on, until one backward is complete."""
@@ -85,24 +92,24 @@ class Reducers:
             one.pay(step)
 
 
-_TRIES = 12  # steps in which torch is asked for its layout: it notes one in the first ten of a reducer, then rarely
 _OWN: list[int] = []  # stands for the layout that torch made itself, from rank 0's order
 
 
 class _One:
     """One DDP module. `fact` is [order, gate step in which it was complete], `layout` the order of its buckets."""
 
-    def __init__(self, ddp: Any, index: int, registry: Registry) -> None:
+    def __init__(self, ddp: Any, name: str, registry: Registry) -> None:
         self.ddp = ddp
-        self._index = index
+        self._name = name  # the same on every rank of the module's group
         self._registry = registry
         _refuse(ddp)
-        self.params: list[torch.nn.Parameter] = list(ddp._build_params_for_reducer()[0])
+        params, self._sparse = ddp._build_params_for_reducer()
+        self.params: list[torch.nn.Parameter] = list(params)
         self.order: list[int] = []
         self.fact: list[Any] | None = None
         self.layout: list[int] | None = None  # None: as DDP's constructor made it, or not known
         self._buckets: list[list[int]] | None = None  # as rank 0 published them
-        self._tries = _TRIES
+        self._told = False  # it published them, or nobody will
         self._owes = -1  # the resume step of a recovery that left this reducer unprimed, -1 = none
         self._handles: list[Any] = []
         self.rebuilds = not ddp.find_unused_parameters
@@ -127,9 +134,10 @@ class _One:
 
     def commit(self, step: int) -> bool:
         if self.fact is not None:
-            if self.layout is None and self.rebuilds and step > self.fact[1]:
-                self.layout = _OWN  # torch rebuilt in this step's forward, and all collectives of the step were good
-            elif self.layout is _OWN and self._tries > 0:
+            since = step - self.fact[1]
+            if self.layout is None and self.ddp._has_rebuilt_buckets and since > 0:
+                self.layout = _OWN  # torch rebuilt in a forward since, and all collectives of the step were good
+            elif self.layout is _OWN and not self._told and since & (since - 1) == 0:
                 self._tell_buckets()
             return False
         if len(self.order) < len(self.params):
@@ -155,7 +163,7 @@ class _One:
     def _path(self) -> Path:
         context = self._registry.context
         attempt = context.world.attempt if context.world else 0
-        return context.run_dir / f"buckets-{attempt}-{self._index}-{self.ddp.process_group.ranks[0]}.json"
+        return context.run_dir / f"buckets-{attempt}-{self._name}.json"
 
     def _publish(self, buckets: list[list[int]] | None = None) -> None:
         """Rank 0 of this module's group leaves its order in the run directory, whole, before it enters another step."""
@@ -165,13 +173,13 @@ class _One:
             os.replace(temporary, self._path())
 
     def _tell_buckets(self) -> None:
-        """Publish how the buckets lie that torch laid out itself, once it has noted that."""
-        self._tries -= 1
-        if self.ddp.process_group.rank() != 0:
-            self._tries = 0
-        elif noted := self.ddp.logger._get_ddp_logging_data().strs_map.get("rebuilt_per_bucket_param_indices"):
-            self._publish([[int(index) for index in bucket.split()] for bucket in noted.split(",")])
-            self._tries = 0
+        """Publish how the buckets lie that torch laid out itself, once it has noted that: in one of its first forwards."""
+        self._told = self.ddp.process_group.rank() != 0
+        noted = self.ddp.logger._get_ddp_logging_data().strs_map.get("rebuilt_per_bucket_param_indices")
+        if noted and not self._told:
+            self._told = True
+            with suppress(OSError):  # a replacement can do without
+                self._publish([[int(index) for index in bucket.split()] for bucket in noted.split(",")])
 
     def _read(self) -> bool:
         """Take the published order; False when there is none."""
@@ -185,9 +193,12 @@ class _One:
 
     def reset(self, resume: int) -> bool:
         rebuilt = self.fact is not None and resume > self.fact[1]
-        exact = rebuilt or not self.ddp._has_rebuilt_buckets
+        exact = rebuilt or (self.layout is None and not self.ddp._has_rebuilt_buckets)
         if not exact:
-            self.layout, self._tries = None, 0  # torch will rebuild once more, and may have noted this layout for good
+            self.layout, self._told = (
+                None,
+                True,
+            )  # torch will rebuild once more, and may have noted this layout for good
         self._reset_state()
         if rebuilt and self.rebuilds and self.fact is not None:
             # in the first step after the recorded one a survivor may or may not have rebuilt, or from garbage
@@ -199,6 +210,7 @@ class _One:
         return exact or not self.rebuilds
 
     def pay(self, step: int) -> None:
+        _refuse(self.ddp)  # a hook may be registered after protect()
         if 0 <= self._owes < step:
             self._owes = -1
             self._reset_state()
@@ -210,25 +222,34 @@ class _One:
 
     def _lay_out(self, kept: bool) -> None:
         """Have the buckets of an uninterrupted run; `kept`: as a survivor has them, who owes a priming."""
-        if kept and self._buckets is not None and not probe.broken("prime"):
-            self._build(self._buckets)
+        if kept and self._build():
             return
         self._prime()
         if kept:
             self._reset_state()
 
-    def _build(self, buckets: list[list[int]]) -> None:
-        """A new reducer with these buckets, which torch's constructor takes the last one first."""
-        ddp, laid_out = self.ddp, (buckets[::-1], [self.ddp.bucket_bytes_cap] * len(buckets))
-        parameters, sparse = ddp._build_params_for_reducer()
-        names = ddp._build_debug_param_to_name_mapping(parameters)
-        assign, dist._compute_bucket_assignment_by_size = dist._compute_bucket_assignment_by_size, lambda *_: laid_out
+    def _build(self) -> bool:
+        """A new reducer with the published buckets, which torch's constructor takes the last one first. False: cannot."""
+        ddp, buckets = self.ddp, self._buckets or []
+        params, sparse = ddp._build_params_for_reducer()
+        theirs = sorted(index for bucket in buckets for index in bucket)
+        if list(map(id, params)) != list(map(id, self.params)) or theirs != list(range(len(params))):
+            return False
+        if probe.broken("prime"):
+            return False
+        names, laid_out = ddp._build_debug_param_to_name_mapping(params), buckets[::-1]
+        assign = dist._compute_bucket_assignment_by_size
+        dist._compute_bucket_assignment_by_size = lambda *_: (laid_out, [ddp.bucket_bytes_cap] * len(laid_out))
         try:
-            ddp._ddp_init_helper(parameters, sparse, names, False)
+            ddp._ddp_init_helper(params, sparse, names, False)
         finally:
             dist._compute_bucket_assignment_by_size = assign
+        made = ddp.logger._get_ddp_logging_data().strs_map.get("bucket_sizes", "").split(",")
+        if len(made) != len(buckets):
+            return False
         assert self.fact is not None
         self.layout = self.fact[0]
+        return True
 
     def _prime(self) -> None:
         assert self.fact is not None
@@ -240,8 +261,8 @@ class _One:
 
     def _rebuild(self, order: list[int]) -> None:
         grads = [p.grad for p in self.params]
-        for param in self.params:
-            param.grad = None
+        for param, sparse in zip(self.params, self._sparse, strict=True):
+            param.grad = torch.zeros_like(param, layout=torch.sparse_coo) if sparse else None
         self.ddp.reducer.prepare_for_forward()
         self.ddp.reducer.prepare_for_backward([])
         _announce(self.ddp.reducer, self.params, order)

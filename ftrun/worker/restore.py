@@ -261,7 +261,7 @@ class Restorer:
             raise NoSource(f"this script built another model than the one that died: {', '.join(different[:3])} differ")
 
     def _replica(self, ready: Callable[[Slots, Arena], bool], refused: Mapping[int, str] | None = None) -> Replica:
-        """The next rank after this one whose memory is `ready` and that is not `refused`. Waits for those still in the update.
+        """The next replica after this rank whose memory is `ready` and that is not `refused`. Waits for those still updating.
 
         Errors: NoSource, Superseded.
         """
@@ -271,9 +271,13 @@ class Restorer:
         found: dict[int, Replica] = {}
         unusable: dict[int, str] = {}
         begin = time.monotonic()
+        same = self.state.replicas(world.size)
+        if same == {context.rank}:
+            raise NoSource("no other rank holds the same: its modules exchange gradients with no common one")
         while True:
             seen = context.board.worker_bell()
-            order = [rank for rank in donors(context.board, world, context.rank) if rank not in (refused or ())]
+            others = [rank for rank in donors(context.board, world, context.rank) if rank in same]
+            order = [rank for rank in others if rank not in (refused or ())]
             for rank in order:
                 if rank not in found:
                     arena, slots = (fetch(context, rank, name) for name in ("arena", "slots"))

@@ -357,9 +357,15 @@ class Protected:
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 
+    def replicas(self, world_size: int) -> set[int]:
+        """Ranks that hold the same as this one: those with which each DDP module exchanges its gradients."""
+        groups = [m.process_group.ranks for m in self.modules if isinstance(m, DistributedDataParallel)]
+        return set(range(world_size)).intersection(*groups)
+
     def replicated(self, manifest: Manifest) -> Iterator[Entry]:
-        """Where parameters of DDP modules and their optimizer state lie: the same on every rank, bit for bit."""
-        shared = {f"param.{i}." for i, m in enumerate(self.modules) if isinstance(m, DistributedDataParallel)}
+        """Where parameters of the whole world's DDP modules and their optimizer state lie: equal everywhere, bit for bit."""
+        wrapped = [(i, m) for i, m in enumerate(self.modules) if isinstance(m, DistributedDataParallel)]
+        shared = {f"param.{i}." for i, m in wrapped if m.process_group.mark == 0}
         names = {id(p): n for n, p, private in self.params if not private and n.startswith(tuple(shared) or ("-",))}
         wanted = set(names.values())
         for i, optimizer in enumerate(self.optimizers):

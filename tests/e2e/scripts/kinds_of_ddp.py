@@ -1,0 +1,98 @@
+"""Trains in ways that few scripts do, the same under ftrun and torchrun; each rank writes digests of all it has.
+
+    kinds_of_ddp.py --case subgroups|in-turns|sparse|unfrozen|hook --backend ftrun|gloo --out FOLDER
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ftrun
+
+STEPS = 10
+
+
+class Net(nn.Module):
+    """Used in another order than defined, so that DDP's rebuilt buckets differ from the first."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.last, self.middle, self.first = nn.Linear(40, 5), nn.Linear(40, 40), nn.Linear(24, 40)
+        self.table = nn.Embedding(50, 24, sparse=sparse)
+        self.shift = nn.Parameter(torch.zeros(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.table((x[:, 0].abs() * 20).long().clamp(0, 49))
+        return self.last(self.middle(self.first(x).relu()).tanh()) + self.shift
+
+
+def sha(parts: Iterable[object]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.detach().numpy().tobytes() if isinstance(part, torch.Tensor) else repr(part).encode())
+    return digest.hexdigest()
+
+
+def half_precision(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    small = bucket.buffer().half().div_(dist.get_world_size())
+    dist.all_reduce(small, group=group)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer().copy_(small))
+    return done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--case", choices=["subgroups", "in-turns", "sparse", "unfrozen", "hook"], required=True)
+    parser.add_argument("--backend", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    dist.init_process_group(args.backend)
+    rank = dist.get_rank()
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])] if args.case == "subgroups" else []
+    torch.manual_seed(3)
+    nets = [Net(args.case == "sparse") for _ in range(2 if args.case == "in-turns" else 1)]
+    for net in nets:
+        net.shift.requires_grad_(args.case != "unfrozen")
+    group = pairs[rank // 2] if pairs else None
+    ddps = [DistributedDataParallel(net, bucket_cap_mb=0.004, process_group=group) for net in nets]
+    momentum = 0.0 if args.case == "sparse" else 0.9
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05, momentum=momentum) for net in nets]
+    job = ftrun.protect(model=ddps, optimizer=optimizers)
+    torch.manual_seed(rank)
+    random.seed(rank)
+    for net in nets:
+        net.shift.requires_grad_()  # DDP leaves it alone where it was frozen before: a rank's own
+    if args.case == "hook":
+        ddps[0].register_comm_hook(dist.group.WORLD, half_precision)
+    for step in job.steps(STEPS):
+        with step:
+            turn = step.index % len(ddps)
+            loss = ddps[turn](torch.randn(6, 24) + random.random()).square().mean()
+            loss.backward()
+            optimizers[turn].step()
+            optimizers[turn].zero_grad()
+    momenta = [s["momentum_buffer"] for o in optimizers for s in o.state.values() if s.get("momentum_buffer") is not None]
+    result = {
+        "weights": sha(p for net in nets for p in net.parameters()),
+        "optimizer": sha(momenta),
+        "rng": sha([torch.get_rng_state(), random.getstate()]),
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    target = args.out / f"rank-{rank}.json"
+    target.with_suffix(".tmp").write_text(json.dumps(result))
+    os.replace(target.with_suffix(".tmp"), target)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

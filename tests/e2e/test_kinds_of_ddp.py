@@ -1,0 +1,51 @@
+"""What few scripts do with DistributedDataParallel ends bit for bit where torchrun ends, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import harness
+from tests.e2e.harness import kill
+
+SCRIPT = harness.SCRIPTS / "kinds_of_ddp.py"
+KILLS = {
+    "subgroups": [kill(1, "update", 5), kill(2, "backward", 7)],
+    "in-turns": [kill(1, "forward", 3), kill(0, "update", 6), kill(2, "backward", 7)],
+    "sparse": [kill(1, "backward", 2), kill(0, "update", 5), kill(2, "backward", 7)],
+    "unfrozen": [kill(1, "backward", 2), kill(0, "forward", 5), kill(2, "backward", 7)],
+}
+
+
+def command(folder: Path, case: str, faults: Sequence[str], *options: str) -> list[str]:
+    command = harness.ftrun_command(folder, [], faults, options=["--max-replacements", "20", *options])
+    at = command.index(str(harness.REFERENCE))
+    return [*command[:at], str(SCRIPT), "--case", case, "--backend", "ftrun", "--out", str(folder / "out")]
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_deaths_change_nothing(folder: Path, case: str) -> None:
+    stock = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "4", str(SCRIPT), "--case", case]
+    stock += ["--backend", "gloo", "--out", str(folder / "stock" / "out")]
+    wanted = harness.finish(harness.start(folder / "stock", stock)).ranks  # torch may abort at exit after sparse sums
+    assert None not in wanted
+    outcome = harness.finish(harness.start(folder / "ours", command(folder / "ours", case, KILLS[case])))
+    assert outcome.need() == wanted, outcome.tail()
+    assert len(harness.deaths(outcome)) == len(KILLS[case]), outcome.tail()
+    assert "bit-identical to an uninterrupted run: yes" in outcome.output
+
+
+def test_a_rank_without_a_replica_takes_a_lower_rung(folder: Path) -> None:
+    """Both ranks of a pair die in the update: the other pair's weights are whole, and are not theirs."""
+    faults = [kill(0, "update", 5), kill(1, "update", 5)]
+    outcome = harness.finish(harness.start(folder, command(folder, "subgroups", faults, "--snapshot-every", "2")))
+    assert outcome.code == 0, outcome.tail()
+    assert "host snapshot" in outcome.output, outcome.tail()
+
+
+def test_a_hook_that_is_registered_late_is_refused(folder: Path) -> None:
+    outcome = harness.finish(harness.start(folder, command(folder, "hook", [])))
+    assert outcome.code == 2, outcome.tail()
+    assert "DDP communication hooks keep state that ftrun cannot rewind" in outcome.output
