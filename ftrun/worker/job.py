@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ftrun.core.board import Flag, Phase
 from ftrun.core.errors import UsageError, WorkerError
+from ftrun.worker import compiled
 from ftrun.worker.context import Context
 from ftrun.worker.engine import Engine
 from ftrun.worker.failing import give_up
@@ -18,7 +19,6 @@ from ftrun.worker.groups import end_replay, registry
 from ftrun.worker.restore import restore
 from ftrun.worker.state import Protected
 from ftrun.worker.step import Step
-from ftrun.worker.vigil import excuse_compilation
 
 T = TypeVar("T")
 
@@ -230,7 +230,8 @@ def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful
     for optimizer in optimizers:
         optimizer.register_step_pre_hook(_before_update(engine))
     engine.lookout.install(engine, modules)
-    excuse_compilation(context)
+    compiled.stay_out()
+    compiled.excuse(context)
     for module in modules:
         module.register_forward_pre_hook(lambda *_: engine.forward_started())
         module.register_forward_hook(_after_forward(engine))

@@ -6,7 +6,6 @@ arrives, so the gate stays shut and nothing of it reaches the weights.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import sys
 import time
@@ -16,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftrun import native
-from ftrun.core.board import Busy, F, Inexact, Phase, sum_of, sum_word
+from ftrun.core.board import F, Inexact, Phase, sum_of, sum_word
 from ftrun.core.errors import NonFiniteError
 from ftrun.core.replicas import corrupt
 from ftrun.worker.recording import tensors_of
 
 if TYPE_CHECKING:
-    from ftrun.worker.context import Context
     from ftrun.worker.engine import Engine
 
 _REDUCING = {
@@ -226,15 +224,6 @@ class Vigil:
         lost = (world.lost or {}).get(str(context.rank))
         if lost is not None and context.board.cell(lost)[F.CORRUPT] and self._every != 1:
             self._engine.note_inexact(Inexact.WAS_CORRUPT)
-
-
-def excuse_compilation(context: Context) -> None:
-    """While torch compiles something the launcher is to be patient: it may take minutes, at any step."""
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch._dynamo.callback import callback_handler
-
-        callback_handler.register_start_callback(lambda _: context.busy(Busy.COMPILING, True))
-        callback_handler.register_end_callback(lambda _: context.busy(Busy.COMPILING, False))
 
 
 def _bad_index(tensor: torch.Tensor) -> int:

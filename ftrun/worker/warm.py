@@ -9,6 +9,7 @@ import torch
 from ftrun import native
 from ftrun.core.board import Flag, Head
 from ftrun.core.world import read_world
+from ftrun.worker import compiled
 from ftrun.worker.arena import Arena
 from ftrun.worker.context import Context
 from ftrun.worker.segment import Segment
@@ -47,6 +48,7 @@ def up() -> None:
         optimizer.zero_grad()
     torch.set_rng_state(state)
     torch.set_num_threads(threads)
+    compiled.stay_out()
 
 
 class Ahead:

@@ -16,6 +16,8 @@ KILLS = {
     "in-turns": [kill(1, "forward", 3), kill(0, "update", 6), kill(2, "backward", 7)],
     "sparse": [kill(1, "backward", 2), kill(0, "update", 5), kill(2, "backward", 7)],
     "unfrozen": [kill(1, "backward", 2), kill(0, "forward", 5), kill(2, "backward", 7)],
+    "compiled": [kill(1, "backward", 2), kill(0, "update", 5), kill(2, "backward", 7)],
+    "compiled-inside": [kill(1, "backward", 2), kill(0, "update", 5), kill(2, "backward", 7)],
 }
 
 
@@ -25,7 +27,10 @@ def command(folder: Path, case: str, faults: Sequence[str], *options: str) -> li
     return [*command[:at], str(SCRIPT), "--case", case, "--backend", "ftrun", "--out", str(folder / "out")]
 
 
-@pytest.mark.parametrize("case", KILLS)
+OFTEN = ("subgroups", "sparse", "compiled")
+
+
+@pytest.mark.parametrize("case", [c if c in OFTEN else pytest.param(c, marks=pytest.mark.slow) for c in KILLS])
 def test_deaths_change_nothing(folder: Path, case: str) -> None:
     stock = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "4", str(SCRIPT), "--case", case]
     stock += ["--backend", "gloo", "--out", str(folder / "stock" / "out")]
@@ -35,6 +40,7 @@ def test_deaths_change_nothing(folder: Path, case: str) -> None:
     assert outcome.need() == wanted, outcome.tail()
     assert len(harness.deaths(outcome)) == len(KILLS[case]), outcome.tail()
     assert "bit-identical to an uninterrupted run: yes" in outcome.output
+    assert not outcome.events("Raised"), outcome.tail()
 
 
 def test_a_rank_without_a_replica_takes_a_lower_rung(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Trains in ways that few scripts do, the same under ftrun and torchrun; each rank writes digests of all it has.
 
-    kinds_of_ddp.py --case subgroups|in-turns|sparse|unfrozen|hook --backend ftrun|gloo --out FOLDER
+kinds_of_ddp.py --case subgroups|in-turns|sparse|unfrozen|hook|compiled|compiled-inside --backend ftrun|gloo --out FOLDER
 """
 
 import argparse
@@ -52,7 +52,11 @@ def half_precision(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.f
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--case", choices=["subgroups", "in-turns", "sparse", "unfrozen", "hook"], required=True)
+    parser.add_argument(
+        "--case",
+        choices=["subgroups", "in-turns", "sparse", "unfrozen", "hook", "compiled", "compiled-inside"],
+        required=True,
+    )
     parser.add_argument("--backend", required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -64,8 +68,14 @@ def main() -> None:
     for net in nets:
         net.shift.requires_grad_(args.case != "unfrozen")
     group = pairs[rank // 2] if pairs else None
-    ddps = [DistributedDataParallel(net, bucket_cap_mb=0.004, process_group=group) for net in nets]
+    cap = None if args.case.startswith("compiled") else 0.004  # torch compiles no module with a small one
+    inside = [torch.compile(net, backend="eager", fullgraph=True) if args.case == "compiled-inside" else net for net in nets]
+    ddps = [DistributedDataParallel(net, bucket_cap_mb=cap, process_group=group) for net in inside]
     momentum = 0.0 if args.case == "sparse" else 0.9
+    if args.case == "compiled":
+        called = [torch.compile(ddp, backend="eager") for ddp in ddps]
+    else:
+        called = ddps
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.05, momentum=momentum) for net in nets]
     job = ftrun.protect(model=ddps, optimizer=optimizers)
     torch.manual_seed(rank)
@@ -77,11 +87,13 @@ def main() -> None:
     for step in job.steps(STEPS):
         with step:
             turn = step.index % len(ddps)
-            loss = ddps[turn](torch.randn(6, 24) + random.random()).square().mean()
+            loss = called[turn](torch.randn(6, 24) + random.random()).square().mean()
             loss.backward()
             optimizers[turn].step()
             optimizers[turn].zero_grad()
-    momenta = [s["momentum_buffer"] for o in optimizers for s in o.state.values() if s.get("momentum_buffer") is not None]
+    momenta = [
+        s["momentum_buffer"] for o in optimizers for s in o.state.values() if s.get("momentum_buffer") is not None
+    ]
     result = {
         "weights": sha(p for net in nets for p in net.parameters()),
         "optimizer": sha(momenta),

@@ -1,0 +1,35 @@
+"""torch.compile beside ftrun: the launcher is patient with it, and it leaves ftrun's own functions as they are."""
+
+from __future__ import annotations
+
+import contextlib
+
+from ftrun.core.board import Busy
+from ftrun.worker.context import Context
+
+_out = False
+
+
+def stay_out() -> None:
+    """Have torch.compile call the functions of this package as they are. The first call takes 2 ms: the nursery makes it.
+
+    The hooks of a protected module and the methods of a SwapGroup are called in the middle of a compiled module; a
+    group is an opaque object to the compiler, which raises when it looks into one.
+    """
+    global _out
+    if _out:
+        return
+    _out = True
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._dynamo import trace_rules
+
+        trace_rules.add(__package__)
+
+
+def excuse(context: Context) -> None:
+    """While torch compiles something the launcher is to be patient: it may take minutes, at any step."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._dynamo.callback import callback_handler
+
+        callback_handler.register_start_callback(lambda _: context.busy(Busy.COMPILING, True))
+        callback_handler.register_end_callback(lambda _: context.busy(Busy.COMPILING, False))
