@@ -198,14 +198,12 @@ def _script(context: Context, spec: dict[str, Any]) -> int:
 
 
 def _ended(context: Context) -> None:
+    import atexit
     import threading
 
-    # the interpreter is left by os._exit: give the script what a normal end gives it
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    import atexit
-
+    # the interpreter is left by os._exit: give the script what a normal end gives it, in the same order. The first ends
+    # idle threads of executors and waits for all that are no daemons
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     context.phase(Phase.DONE)
     context.milestone(Flag.EXITING)

@@ -54,6 +54,19 @@ def test_the_module_stays_until_the_end(ftrun: Ftrun, start: str) -> None:
     assert lines == [f"file {ftrun.base}/train.py class Thing:    pass", "thread True True", "atexit True True"]
 
 
+@pytest.mark.parametrize("start", ["forkserver", "exec"])
+def test_idle_threads_of_an_executor_do_not_hold_up_the_end(ftrun: Ftrun, start: str) -> None:
+    """Few scripts shut theirs down, and torch.compile has one: Python ends such threads before it waits for others."""
+    ftrun.script(
+        "import atexit\nfrom concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(2)\n"
+        "atexit.register(print, 'atexit')\nprint(pool.submit(int, '3').result())\n"
+        "last = pool.submit(lambda: (__import__('time').sleep(0.3), print('late', flush=True)))\n"
+    )
+    run = ftrun.start("--spares=0", f"--worker-start={start}", "train.py")
+    assert run.wait() == 0, run.stderr
+    assert [line.removeprefix("[rank 0] ") for line in run.stdout.splitlines()] == ["3", "late", "atexit"]
+
+
 @pytest.mark.slow
 def test_folder_package_and_relative_path(ftrun: Ftrun) -> None:
     """`ftrun folder`, `ftrun -m package` and `ftrun -m package.part`."""
