@@ -88,12 +88,13 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
         check_program(script)
     elif kind == "script":
         check_script(script)
-    plan = values["fault-plan"]
+    plan, text = values["fault-plan"], ""
     if plan is not None:
-        from ftrun.faults.plan import load_plan
+        from ftrun.faults.plan import parse_plan, read_text
 
         plan = os.fspath(Path(plan).absolute())
-        read = load_plan(plan)
+        text = read_text(plan)
+        read = parse_plan(text, plan)
         read.check_ranks(values["nproc-per-node"] * values["nnodes"][1])
         _check_possible(read)
     both = [s.name for s in values["signals-to-handle"] if s in (values["forward-signals"] or ())]
@@ -134,6 +135,7 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
         rdzv_id=rdzv_id,
         log_dir=values["log-dir"],
         fault_plan=plan,
+        fault_text=text,
         random_faults=f"{values['random-faults']}:{values['fault-seed']}" if values["random-faults"] else "",
         stop_timeout=values["stop-timeout"],
         heartbeat_interval=values["heartbeat-interval"],

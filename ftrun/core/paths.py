@@ -17,6 +17,7 @@ LOG_DIR = "ftrun-logs"  # where log folders are made when nobody says otherwise
 CONTROL_SOCKET = "control.sock"
 KEEPER_SOCKET = "keeper.sock"
 DEVICES = "devices.json"
+FAULT_PLAN = "fault-plan.toml"
 
 # variables a worker gets beside torchrun's
 ENV_RUN_DIR = "FTRUN_RUN_DIR"

@@ -98,19 +98,27 @@ class _Lines:
 
 def load_plan(path: Path | str) -> Plan:
     """Read a plan. Errors: ConfigError for a file that cannot be read or is not a good plan."""
-    path = Path(path)
+    return parse_plan(read_text(path), path)
+
+
+def read_text(path: Path | str) -> str:
+    """The text of a plan. Errors: ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"{path}: cannot read the fault plan: {reason}") from error
+
+
+def parse_plan(text: str, path: Path | str) -> Plan:
+    """The plan that a text says; `path` is named in errors. Errors: ConfigError for one that is no good plan."""
     try:
         raw: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"at line (\d+)", str(error))
         line = int(at[1]) if at else text.count("\n") + 1
         raise ConfigError(f"{path}:{line}: not valid TOML: {error}") from error
-    return _Reader(path, _Lines(text)).plan(raw)
+    return _Reader(Path(path), _Lines(text)).plan(raw)
 
 
 class _Reader:

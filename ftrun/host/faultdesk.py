@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import amounts
+from ftrun.core import amounts, paths
 from ftrun.core.board import Board, Head
 from ftrun.core.faults import Fault as Found
 from ftrun.faults import device, oom, requests, trigger
@@ -34,7 +34,7 @@ class FaultDesk:
         say: Callable[..., None],
         device_said: Callable[[dict[str, Any]], None],
     ) -> None:
-        self._plan = settings.fault_plan
+        self._plan = run_dir / paths.FAULT_PLAN if settings.fault_plan else None
         self._run_dir = run_dir
         self._board = board
         self._crew = crew

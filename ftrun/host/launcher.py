@@ -125,6 +125,8 @@ class _Run:
         env["PYTHONUNBUFFERED"] = "1"
         for key in (paths.ENV_FAULT_PLAN, paths.ENV_RANDOM_FAULTS):
             env.pop(key, None)  # those of a run that this one is started in
+        if settings.fault_plan is not None:
+            (run_dir / paths.FAULT_PLAN).write_text(settings.fault_text, encoding="utf-8")
         self._limited = settings.nproc > 1 and "OMP_NUM_THREADS" not in env
         if self._limited:
             env["OMP_NUM_THREADS"] = "1"

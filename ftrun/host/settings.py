@@ -63,6 +63,8 @@ class Output:
 class Settings:
     """One run, as this node's launcher sees it. Times in seconds. `fault_plan` is an absolute path or None.
 
+    `fault_text` is what was read there: a pipe cannot be read twice, and a file may be gone when a replacement needs it.
+
     `hang_timeout` None: learned from the run, between `hang_floor` and `hang_ceiling`. `nonfinite` is redo, stop or ignore;
     `check_replicas` is in steps, 0 = never.
 
@@ -80,6 +82,7 @@ class Settings:
     run_id: str | None = None
     log_dir: str = "ftrun-logs"
     fault_plan: str | None = None
+    fault_text: str = ""
     random_faults: str = ""  # RATE:SEED, "" = none
     stop_timeout: float = 10.0
     heartbeat_interval: float = 0.2

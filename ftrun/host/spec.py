@@ -65,7 +65,7 @@ class Specs:
             nodes=place.nodes if place else 1,
         )
         if settings.fault_plan is not None:
-            env[paths.ENV_FAULT_PLAN] = settings.fault_plan
+            env[paths.ENV_FAULT_PLAN] = str(self._run_dir / paths.FAULT_PLAN)
         if settings.random_faults:
             env[paths.ENV_RANDOM_FAULTS] = settings.random_faults
         return env

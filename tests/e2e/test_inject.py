@@ -265,3 +265,18 @@ def test_faults_of_a_device(stock: Reference, folder: Path, real: bool) -> None:
 
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
+
+
+def test_a_plan_that_can_be_read_only_once(stock: Reference, folder: Path) -> None:
+    """`--fault-plan <(...)`, and a file that is gone when a replacement reads it: the run has a copy."""
+    plan = [harness.kill(1, "backward", 3), harness.kill(1, "backward", 6)]
+    command = harness.ftrun_command(folder, [], plan)
+    text = (folder / "plan.toml").read_text()
+    (folder / "plan.toml").unlink()
+    os.mkfifo(folder / "plan.toml")
+    running = harness.start(folder, command)
+    with (folder / "plan.toml").open("w") as pipe:
+        pipe.write(text)
+    outcome = harness.finish(running)
+    harness.same(stock(), outcome)
+    assert len(harness.deaths(outcome)) == 2
