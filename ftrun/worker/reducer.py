@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.errors import UsageError
 from ftrun.worker import probe
-from ftrun.worker.groups import Registry
+from ftrun.worker.groups import Registry, SwapGroup
 
 
 class Reducers:
@@ -37,6 +37,7 @@ class Reducers:
         of_group: Counter[str] = Counter()
         for module in modules:
             if isinstance(module, DistributedDataParallel):
+                _refuse(module)
                 key = str(module.process_group.key)
                 self._each.append(_One(module, f"{zlib.crc32(key.encode()):08x}-{of_group[key]}", registry))
                 of_group[key] += 1
@@ -102,7 +103,6 @@ class _One:
         self.ddp = ddp
         self._name = name  # the same on every rank of the module's group
         self._registry = registry
-        _refuse(ddp)
         params, self._sparse = ddp._build_params_for_reducer()
         self.params: list[torch.nn.Parameter] = list(params)
         self.order: list[int] = []
@@ -292,6 +292,11 @@ def _announce(reducer: Any, params: list[torch.nn.Parameter], order: list[int]) 
 
 
 def _refuse(ddp: Any) -> None:
+    if not isinstance(ddp.process_group, SwapGroup):
+        raise UsageError(
+            f'DistributedDataParallel over a "{dist.get_backend(ddp.process_group)}" group, which cannot be rebuilt in place: '
+            "make its group by new_group() without a backend"
+        )
     if ddp.static_graph:
         raise UsageError(
             "DistributedDataParallel(static_graph=True) cannot be recovered exactly; use static_graph=False"

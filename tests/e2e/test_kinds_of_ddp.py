@@ -51,7 +51,15 @@ def test_a_rank_without_a_replica_takes_a_lower_rung(folder: Path) -> None:
     assert "host snapshot" in outcome.output, outcome.tail()
 
 
-def test_a_hook_that_is_registered_late_is_refused(folder: Path) -> None:
-    outcome = harness.finish(harness.start(folder, command(folder, "hook", [])))
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("hook", "DDP communication hooks keep state that ftrun cannot rewind"),
+        ("stock-group", 'DistributedDataParallel over a "gloo" group, which cannot be rebuilt in place'),
+    ],
+)
+def test_what_cannot_be_recovered_is_refused(folder: Path, case: str, why: str) -> None:
+    """A hook that is registered after protect(), a group that is not ours."""
+    outcome = harness.finish(harness.start(folder, command(folder, case, [])))
     assert outcome.code == 2, outcome.tail()
-    assert "DDP communication hooks keep state that ftrun cannot rewind" in outcome.output
+    assert why in outcome.output

@@ -1,6 +1,6 @@
 """Trains in ways that few scripts do, the same under ftrun and torchrun; each rank writes digests of all it has.
 
-kinds_of_ddp.py --case subgroups|in-turns|sparse|unfrozen|hook|compiled|compiled-inside --backend ftrun|gloo --out FOLDER
+kinds_of_ddp.py --case subgroups|in-turns|sparse|unfrozen|hook|compiled|compiled-inside|stock-group --backend ftrun|gloo --out FOLDER
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument(
         "--case",
-        choices=["subgroups", "in-turns", "sparse", "unfrozen", "hook", "compiled", "compiled-inside"],
+        choices=["subgroups", "in-turns", "sparse", "unfrozen", "hook", "compiled", "compiled-inside", "stock-group"],
         required=True,
     )
     parser.add_argument("--backend", required=True)
@@ -68,6 +68,8 @@ def main() -> None:
     for net in nets:
         net.shift.requires_grad_(args.case != "unfrozen")
     group = pairs[rank // 2] if pairs else None
+    if args.case == "stock-group":
+        group = dist.new_group(backend="gloo")
     cap = None if args.case.startswith("compiled") else 0.004  # torch compiles no module with a small one
     inside = [torch.compile(net, backend="eager", fullgraph=True) if args.case == "compiled-inside" else net for net in nets]
     ddps = [DistributedDataParallel(net, bucket_cap_mb=cap, process_group=group) for net in inside]
