@@ -283,12 +283,12 @@ class Crew:
     def _report_early(self, worker: Worker, deadline: float, seconds: float = 0.0) -> None:
         """Before it is reaped, as soon as its exit code shows: a busy machine may run its last thread late.
 
-        Once every thread is on its way out it shows, or it is 0, which cannot be told from none before the very end.
+        Once it is set it shows, or it is 0, which cannot be told from none before the very end.
         """
         if worker.reported:
             return
         code = worker.code if worker.code is not None else fence.peek_exit(worker.pid, seconds)
-        if code is None and fence.quiet(worker.pid):
+        if code is None and fence.code_is_set(worker.pid):
             self._report(worker, fence.peek_exit(worker.pid, 0.0))
         elif code is None and time.monotonic() < deadline:
             self._loop.after(_CODE_LOOK, lambda: self._report_early(worker, deadline))

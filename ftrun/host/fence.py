@@ -14,7 +14,7 @@ from pathlib import Path
 _PF_EXITING = 0x4
 _PAUSE = 0.0002
 # indices into /proc/PID/stat after the command's closing parenthesis (field number - 3)
-_STATE, _GROUP, _FLAGS, _EXIT_CODE = 0, 2, 6, 49
+_STATE, _GROUP, _FLAGS, _VSIZE, _EXIT_CODE = 0, 2, 6, 20, 49
 
 
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
@@ -64,6 +64,15 @@ def quiet(pid: int) -> bool:
         if fields is not None and not int(fields[_FLAGS]) & _PF_EXITING and fields[_STATE] not in "ZX":
             return False
     return True
+
+
+def code_is_set(pid: int) -> bool:
+    """Is it known by now with which code the process ends? False while that cannot be told, and when it was reaped.
+
+    The kernel marks a task as exiting, notes its code, then takes its memory away: a busy machine may stop it in between.
+    """
+    fields = _stat(f"/proc/{pid}/stat")
+    return fields is not None and int(fields[_VSIZE]) == 0 and quiet(pid)
 
 
 def ended(pid: int) -> bool:

@@ -373,6 +373,16 @@ def test_fence_sees_the_end_and_its_reason_before_anybody_reaped(tmp_path: Path)
     assert fence.peek_exit(process.pid, 0) is None
 
 
+def test_an_exit_code_that_is_set_can_be_read() -> None:
+    for _ in range(20):
+        with subprocess.Popen(["sh", "-c", "read line; exit 3"], stdin=subprocess.PIPE) as process:
+            assert not fence.code_is_set(process.pid) and process.stdin is not None
+            process.stdin.close()
+            wait_for(lambda: fence.code_is_set(process.pid), "its exit code", 10)
+            assert fence.peek_exit(process.pid, 0) == 3
+        assert not fence.code_is_set(process.pid), "it was reaped: who did that knows"
+
+
 # ---- services --------------------------------------------------------------------------------------------------------
 
 
