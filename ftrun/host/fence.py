@@ -13,6 +13,7 @@ from pathlib import Path
 
 _PF_EXITING = 0x4
 _PAUSE = 0.0002
+_LOWEST = 19  # niceness
 # indices into /proc/PID/stat after the command's closing parenthesis (field number - 3)
 _STATE, _GROUP, _FLAGS, _VSIZE, _EXIT_CODE = 0, 2, 6, 20, 49
 
@@ -29,14 +30,33 @@ def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
             os.kill(pid, signum)
 
 
-def step_aside(pid: int) -> None:
-    """Let a worker that only gives its memory back do so when nobody else needs the processor; nothing when it is gone.
+class Aside:
+    """Lets a worker that only gives its memory back do so when nobody else needs the processor.
 
-    Taking a process of 400 MB down takes tens of milliseconds, and those who repair the world want them.
+    Taking a process of 400 MB down takes tens of milliseconds, and those who repair the world want them. Where Linux
+    groups processes by session (autogroup) a process's own niceness counts only inside its session, so the session gets
+    the lowest one, too; the file for that is opened while the process lives: that of a dying one belongs to root.
     """
-    if pid > 1:
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._session = -1
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PGRP, pid, 19)
+            self._session = os.open(f"/proc/{pid}/autogroup", os.O_WRONLY | os.O_CLOEXEC)
+
+    def step(self) -> None:
+        """Do it. Nothing happens when the process is gone."""
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, self._pid, _LOWEST)
+        with contextlib.suppress(OSError):
+            if self._session >= 0 and os.getsid(self._pid) == self._pid:  # it had left the nursery's
+                os.write(self._session, str(_LOWEST).encode())
+
+    def close(self) -> None:
+        """Forget the process."""
+        if self._session >= 0:
+            os.close(self._session)
+            self._session = -1
 
 
 def _stat(path: str) -> list[str] | None:

@@ -156,7 +156,7 @@ def test_the_keeper_is_reached_in_a_folder_whose_name_is_too_long_for_a_socket(s
 
 
 def test_store_dies_while_the_ranks_connect(stock: Reference, begin: Callable[..., Live]) -> None:
-    """The launcher is held back, so that every rank really runs into the dead store."""
+    """They do not need it for that. The launcher is held back: it may have everyone meet again when it hears of it."""
     faults = [kill(1, "backward", 5), fault("freeze", 2, "reset")]
     live = begin([], faults, options=["--heartbeat-timeout", "60"])
     live.ended_or(lambda: live.world().generation == 2, "the second world")
@@ -167,13 +167,13 @@ def test_store_dies_while_the_ranks_connect(stock: Reference, begin: Callable[..
     try:
         live.kill("ftrun store")
         os.kill(frozen, signal.SIGCONT)
-        until(lambda: all(c[F.READY] == 2 for c in live.cells()), "every rank to connect")
+        until(lambda: all(c[F.RESET] == 2 for c in live.cells()), "every rank to be connected")
     finally:
         os.kill(live.launcher, signal.SIGCONT)
     outcome = live.finish()
     harness.same(stock(), outcome)
     assert [e["service"] for e in outcome.events("ServiceDied")] == ["store"]
-    assert [a["generation"] for a in outcome.actions("Publish")] == [1, 2, 3]
+    assert [a["generation"] for a in outcome.actions("Publish")] in ([1, 2], [1, 2, 3])
     harness.check_survivors(outcome)
 
 
@@ -203,6 +203,11 @@ def test_the_others_meet_a_rank_before_it_is_restored_and_wait_for_it_then(
     assert [a["generation"] for a in outcome.actions("Publish")] == [1, 2]
 
 
+def _sessions_compete() -> bool:
+    switch = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    return switch.exists() and switch.read_text().strip() == "1"
+
+
 def test_what_is_left_of_a_dead_worker_steps_aside(stock: Reference, begin: Callable[..., Live]) -> None:
     live = begin(SLOW)
     live.reach(2)
@@ -211,6 +216,9 @@ def test_what_is_left_of_a_dead_worker_steps_aside(stock: Reference, begin: Call
     try:
         dead = live.kill("ftrun rank 2")
         live.ended_or(lambda: os.getpriority(os.PRIO_PROCESS, dead) == 19, "the lowest priority")
+        if _sessions_compete():
+            nice = Path(f"/proc/{dead}/autogroup")
+            live.ended_or(lambda: nice.read_text().split()[-1] == "19", "the lowest priority of its session")
     finally:
         os.kill(nursery, signal.SIGCONT)
     harness.same(stock(), live.finish())
@@ -231,26 +239,17 @@ def test_store_dies_before_anybody_connected(stock: Reference, folder: Path) -> 
 
 @pytest.mark.slow
 def test_store_dies_while_the_first_groups_are_made(stock: Reference, folder: Path) -> None:
-    """Those who waited in it cannot go on; the start is made again without being asked for --max-restarts."""
+    """They meet without it, and whoever comes late finds another one in its place."""
     live = Live(folder, held(folder, 3))
     live.ended_or(lambda: len(list(folder.glob("up-*"))) == 4, "the ranks")
-    store = live.pid("ftrun store")
-    # two connections of each of three ranks: torch's own, and that of its "ftrun" group
-    until(lambda: _sockets(store) >= 6, "three ranks in the store")
-    live.kill("ftrun store")
-    live.said("all workers start again")
+    until(lambda: len(list(live.run_dir.glob("meetings/*/*/ports_*"))) == 3, "three ranks to meet")
+    old = live.kill("ftrun store")
+    live.said("our store process died")
+    assert live.pid("ftrun store") != old
     (folder / "go").touch()
     outcome = live.finish()
     harness.same(stock(), outcome)
-    assert [a["attempt"] for a in outcome.actions("Publish")] == [0, 1]
-
-
-def _sockets(pid: int) -> int:
-    count = 0
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            count += os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:")
-    return count
+    assert [a["attempt"] for a in outcome.actions("Publish")] == [0], "nobody needed a second start"
 
 
 @pytest.mark.slow
