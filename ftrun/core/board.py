@@ -106,6 +106,9 @@ class F(enum.IntEnum):
     LIFE = 48  # held by the beat thread: its loss is the death of the process
     MAIN = 56  # held by the main thread: its loss means no more Python runs
     NO_SOURCE = 72  # generation in which it found no source for its rank's state; see Flag.UNRESTORABLE
+    SETTLED = (
+        75  # generation in which it takes nothing more from other ranks' memory, and its script has come to the loop
+    )
     UNCONNECTED = 74  # generation in which it could not be connected; why: errors/<cell>-<generation>-unconnected.json
     CORRUPT = 73  # written by the launcher: 1 = its memory is corrupt, nobody takes anything from there
     # written by the worker: the phases of its last steps, see ftrun.core.steps

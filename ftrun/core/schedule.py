@@ -6,6 +6,7 @@ smaller pieces, and is scheduled sooner when it wakes. On older kernels the requ
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -21,16 +22,17 @@ def shorten_slice() -> bool:
     return _set_slice(_SHORT_NS)
 
 
-def reset_slice() -> None:
-    """Back to the system's slice, in a thread that has (or inherited) a short one."""
-    _set_slice(0)
+def reset_slice(thread: int = 0) -> None:
+    """Back to the system's slice, in a thread that has (or inherited) a short one. By its number; 0 = the calling one."""
+    with contextlib.suppress(OSError):  # it ended
+        _set_slice(0, thread)
 
 
-def _set_slice(nanoseconds: int) -> bool:
+def _set_slice(nanoseconds: int, thread: int = 0) -> bool:
     number = _SYSCALL.get(platform.machine())
     if number is None:
         return False
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    nice = os.getpriority(os.PRIO_PROCESS, thread)
     # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
     attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_OTHER, 0, nice, 0, nanoseconds, 0, 0)
-    return bool(_libc.syscall(number, 0, attributes, 0) == 0)
+    return bool(_libc.syscall(number, thread, attributes, 0) == 0)

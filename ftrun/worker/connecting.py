@@ -6,6 +6,7 @@ When the world is stopped meanwhile, thread and store client are left behind.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,17 +15,19 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from ftrun.core import symptoms
+from ftrun.core import schedule, symptoms
 from ftrun.core.board import F, Head
 from ftrun.core.faults import Fault
 from ftrun.core.world import World
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.failing import final_code
 from ftrun.worker.inner import Inner, make_group
+from ftrun.worker.meeting import Meeting
 
 # seconds that a failed connection is held back for the stop that should explain it (a launcher takes up to one to be sure
 # of a death), and until it ends this process then
 _GRACE, _HOLD = 2.0, 120.0
+_SWITCH = 0.0001  # seconds that a thread keeps the interpreter when another one wants it
 _AFTER_YOU = 0.5  # seconds more when its peer hung up: that one may have a reason of its own
 
 
@@ -52,19 +55,33 @@ class Connecting:
         self._timeout = timeout
         self._ahead = ahead
         self._wanted = True
+        self._met = world.fresh
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._outcome: Inner | BaseException = Interrupt()
+        self._usual_interval: float | None = None
         if ahead:
+            self._hand_over_soon()
             for stage in (F.STOPPED, F.CLEANED, F.READY):
                 context.answer(stage, world.generation)
-            context.board.ring_workers()
         threading.Thread(target=self._run, name="ftrun-connect", daemon=True).start()
 
     def forget(self) -> None:
         """Nobody will ask for the result."""
+        self._use_usual_interval()
         with self._lock:
             self._wanted = False
+
+    def _hand_over_soon(self) -> None:
+        """The main thread runs Python too: it would keep this one waiting for 5 ms each time that it wants to go on."""
+        self._usual_interval = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH)
+
+    def _use_usual_interval(self) -> None:
+        """Unless the script has set one of its own meanwhile."""
+        usual, self._usual_interval = self._usual_interval, None
+        if usual is not None and round(sys.getswitchinterval() / _SWITCH, 3) == 1:
+            sys.setswitchinterval(usual)
 
     def result(self, meanwhile: Callable[[], None] | None = None) -> Inner:
         """The connected group. `meanwhile` runs in this thread until it is there.
@@ -74,10 +91,13 @@ class Connecting:
         context, world = self._context, self._world
         if meanwhile is not None:
             meanwhile()
-        deadline = time.monotonic() + self._timeout.total_seconds()
-        while not self._ready.wait(0.02) and time.monotonic() < deadline:
+        counted = time.monotonic()
+        while not self._ready.wait(0.02) and time.monotonic() - counted < self._timeout.total_seconds():
             if context.stop_pending():
+                self.forget()
                 raise Interrupt
+            if not self._all_on_their_way():
+                counted = time.monotonic()
         if not self._ready.is_set():
             self.forget()  # from here on nobody is told that it is connected after all
         late = f"process group {self._key} of generation {world.generation} was not complete in {self._timeout}"
@@ -108,32 +128,39 @@ class Connecting:
         context.wait_until(lambda: bool(context.board[Head.ENDING]), _HOLD)
 
     def _run(self) -> None:
+        schedule.shorten_slice()
         try:
-            if not self._ahead or self._all_ready():
-                self._outcome = self._connected()
-                self._answer_reset()
+            self._outcome = self._connected()
+            self._answer_reset()
         except BaseException as error:
             self._outcome = error
+        self._use_usual_interval()
         self._ready.set()
 
-    def _all_ready(self) -> bool:
-        """Wait until every rank is about to connect; False = the world was stopped."""
-        board = self._context.board
-        while True:
-            seen = board.worker_bell()
-            if board.generation() > self.generation:
-                return False
-            if self._world.everyone(board, F.READY):
-                return True
-            board.wait_workers(seen, 0.25)
-
     def _connected(self) -> Inner:
+        rank, size = self._place
+        meeting = Meeting(self._context.run_dir, self._world, self._key, self._timeout, self._go_on)
+        inner = make_group(meeting, rank, size, self._timeout, swappable=True, far=self._store)
+        inner.generation = self.generation
+        if rank == 0:
+            meeting.forget_earlier()
+        return inner
+
+    def _go_on(self) -> bool:
+        if self._context.board.generation() > self.generation:
+            raise Interrupt
+        return self._all_on_their_way()
+
+    def _all_on_their_way(self) -> bool:
+        """Has every rank come to where it connects? Before, the launcher's deadlines count, and not the group's timeout."""
+        self._met = self._met or self._world.everyone(self._context.board, F.READY)
+        return self._met
+
+    def _store(self) -> Any:
+        """The store process of this run, for NCCL, which asks it for as long as a group lives."""
         world = self._world
         store: Any = TCPStore(world.store_host, world.store_port, None, False, self._timeout, wait_for_workers=False)
-        prefixed = PrefixStore(f"{world.prefix()}/{self._key}", store)
-        inner = make_group(prefixed, *self._place, self._timeout, swappable=True)
-        inner.generation = self.generation
-        return inner
+        return PrefixStore(f"{world.prefix()}/{self._key}", store)
 
     def _answer_reset(self) -> None:
         with self._lock:  # once it is forgotten the main thread answers for a later generation

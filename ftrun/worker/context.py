@@ -169,6 +169,12 @@ class Context:
         self.cell[field] = self.generation if generation is None else generation
         self.board.ring_launcher()
 
+    def settled(self, generation: int) -> None:
+        """Tell the others that this rank takes nothing from their memory in `generation` any more: they may go on."""
+        if self.cell[F.SETTLED] < generation:
+            self.cell[F.SETTLED] = generation
+            self.board.ring_workers()
+
     def milestone(self, flag: Flag) -> None:
         self.cell.add_flag(flag)
         self.board.ring_launcher()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Any
 
 from ftrun import native
 from ftrun.core import gate, symptoms
-from ftrun.core.board import Busy, F, Flag, Head, Inexact, Phase, Source
+from ftrun.core.board import Busy, Cell, F, Flag, Head, Inexact, Phase, Source
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
 from ftrun.worker import probe, recorder
@@ -33,6 +34,7 @@ from ftrun.worker.state import Protected
 from ftrun.worker.strikes import trigger_of
 from ftrun.worker.vigil import Vigil
 
+_PATIENCE = 0.1  # seconds that a rank which is done with it waits for the others
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
 # what every step asks for, looked up once: a member of an enum takes ten times as long, `&` of a flag forty times
 _FIRST = int(Busy.FIRST)
@@ -78,6 +80,7 @@ class Engine:
         self._arrivals: Any = None  # that of every rank
         self.redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
         self.vigil = registry.vigil = Vigil(self, context.nonfinite, context.check_replicas)
+        self._recovered = False  # since the step handed out last: what could wait is still to be done
         self._trigger = trigger_of(self)
         self.lookout = Lookout(context)
         context.on_keeper = self.send_descriptors
@@ -291,6 +294,8 @@ class Engine:
         self.registry.handed_out()
         words[_ATTEMPT] = self.attempt
         words[_STEP] = self.index_of(step) + 1
+        if self._recovered:
+            self._tidy_up()
         self.reducers.pay(step)
         self.apply_restart(step)
         if self.ledger.loader is not None:
@@ -302,6 +307,23 @@ class Engine:
         self._recorder.start(self.index_of(step))
         context.phase(_IDLE)
         self.fire("idle", step)
+
+    def _tidy_up(self) -> None:
+        """Do what could wait once every rank is through with the interrupted step: they may share a processor."""
+        self._recovered = False
+        context, world = self.context, self.context.world
+        if world is not None:
+            cells, here = [context.board.cell(p.cell) for p in world.places], self._words[_STEP]
+            if self._all_at(cells, here):
+                context.board.ring_workers()
+            else:
+                with suppress(Interrupt):
+                    context.wait_until(lambda: self._all_at(cells, here), _PATIENCE)
+        self.registry.destroy_retired()
+
+    @staticmethod
+    def _all_at(cells: list[Cell], step: int) -> bool:
+        return all(cell[F.STEP] >= step for cell in cells)
 
     def outside_body(self, what: str) -> None:
         """Errors: UsageError when `what` is asked for inside a body."""
@@ -439,6 +461,7 @@ class Engine:
             self.context.cell[F.REDONE_NS] = time.monotonic_ns()
             self.context.answer(F.FIRST_DONE, self.redo[0])
             self.redo = None
+            self._recovered = True
 
     def leave(self) -> None:
         """The body was aborted."""

@@ -7,7 +7,6 @@ inner group does. Results of an aborted collective are garbage, and the closed g
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -18,12 +17,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from ftrun.core.board import F, Flag, collective_word, name_word
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.world import World
+from ftrun.worker import plain
 from ftrun.worker.connecting import Connecting
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.inner import Inner
@@ -33,6 +32,7 @@ from ftrun.worker.works import Direct, Finished, Pending
 
 _HOLD = 30.0  # seconds that an error of the inner group is held back for the stop that should explain it
 _DRAIN = 0.05  # seconds
+_FEW = 4  # groups whose old connections may stay open while there are new ones: each takes descriptors and threads
 _COLLECTIVES = (
     "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single",
     "all_gather_single_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
@@ -101,6 +101,7 @@ class SwapGroup(ProcessGroup):
     def shutdown(self) -> None:
         self.retire()
         self.registry.drop(self)
+        self.registry.destroy_retired()
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
@@ -216,12 +217,12 @@ class SwapGroup(ProcessGroup):
         return not self._draining or (self.inner is not None and self.inner.still)
 
     def retire(self) -> None:
-        """Forget the inner group; it is destroyed in the background, since its destructor may wait for a stuck peer."""
+        """Abort and forget the inner group, which the registry destroys later."""
         inner, self.inner = self.inner, None
         if inner is not None:
             inner.abort()
             self.release(inner.generation + 1)
-            threading.Thread(target=inner.close, name="ftrun-retire", daemon=True).start()
+            self.registry.retired.append(inner)
 
 
 def _forward(name: str) -> Callable[..., Any]:
@@ -267,6 +268,7 @@ class Registry:
         self.entries: dict[int, int] = {}  # group -> collectives of this iteration so far
         self.waited = 0  # ns that the main thread has waited in collectives
         self.vigil: Vigil | None = None
+        self.retired: list[Inner] = []  # inner groups that are to be destroyed when there is time
         self._made: dict[tuple[int, ...], int] = {}
         context.wakers.append(self)
 
@@ -310,13 +312,21 @@ class Registry:
         `meanwhile` runs while the first one connects.
         """
         self.broken = None
+        self.destroy_retired()
         for group in self.groups:
             group.retire()
+        if len(self.groups) > _FEW:
+            self.destroy_retired()
         for group in self.groups:
             self.connect(group, world, meanwhile)
             meanwhile = None
         if meanwhile is not None:
             meanwhile()
+
+    def destroy_retired(self) -> None:
+        """In the background, since a destructor may wait for a stuck peer."""
+        while self.retired:
+            threading.Thread(target=self.retired.pop().close, name="ftrun-retire", daemon=True).start()
 
     def drop(self, group: SwapGroup) -> None:
         if group in self.groups:
@@ -427,7 +437,7 @@ def create(options: Any, _backend_options: Any) -> Any:
     global _registry
     context = Context.current
     if context is None or not context.is_main_process():
-        return build_plain(options)
+        return plain.build(options)
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if _registry is None:
         _registry = Registry(context)
@@ -471,21 +481,6 @@ def end_replay() -> None:
     """protect() was reached: DDP's constructor synchronizes again."""
     while _undo:
         _undo.pop()()
-
-
-def build_plain(options: Any) -> Any:
-    """Outside ftrun: the group that "nccl" or "gloo" would have given."""
-    from ftrun.worker.inner import make_group
-
-    # a group that is left to the interpreter's end aborts the process there, while its threads run
-    atexit.unregister(_destroy_plain)
-    atexit.register(_destroy_plain)
-    return make_group(options.store, options.group_rank, options.group_size, options.timeout, swappable=False).group
-
-
-def _destroy_plain() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 __all__ = ["Interrupt", "Registry", "SwapGroup", "create", "registry"]

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
+
+from ftrun.core import schedule
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
 _TRIES = 5  # each takes less than a millisecond
@@ -196,18 +198,34 @@ def _no_handling() -> Iterator[None]:
             os.environ[_HANDLING] = said
 
 
-def make_group(store: Any, rank: int, size: int, timeout: timedelta, swappable: bool) -> Inner:
+def make_group(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    swappable: bool,
+    far: Callable[[], Any] | None = None,
+) -> Inner:
     """Build Gloo for CPU tensors, and NCCL (Gloo where ranks share a GPU) for CUDA tensors when there is one.
 
-    `swappable`: inside a SwapGroup, so that it can be aborted; its members are on this machine.
+    `swappable`: inside a SwapGroup, so that it can be aborted; its members are on this machine. They wait for one another
+    in `store` before any of them connects. `far` gives the store that NCCL keeps, None: `store`.
     """
     group = ProcessGroup(store, rank, size)
     others = _threads()
     gloo_devices, before, mine = _own_devices(loopback=swappable)
-    if swappable:
-        store.set(f"ports/{rank}", json.dumps(sorted(mine)))
-    gloo = _gloo(PrefixStore("cpu/", store), rank, size, timeout, gloo_devices)
     threads = _threads() - others
+    theirs: set[int] = set()
+    if swappable:
+        # every member says where it listens: what other threads of this process connect meanwhile is not ours
+        store.set(f"ports/{rank}", json.dumps(sorted(mine)))
+        said = store.multi_get([f"ports/{r}" for r in range(size) if r != rank])
+        theirs = {port for ports in said for port in json.loads(ports)}
+    others = _threads()
+    gloo = _gloo(PrefixStore("cpu/", store), rank, size, timeout, gloo_devices)
+    threads |= _threads() - others
+    for thread in threads:
+        schedule.reset_slice(int(thread))  # theirs is that of the thread which made them
     devices = [torch.device("cpu")]
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
@@ -219,7 +237,7 @@ def make_group(store: Any, rank: int, size: int, timeout: timedelta, swappable: 
             options = ProcessGroupNCCL.Options()
             options._timeout = timeout
             with _no_handling():
-                nccl = ProcessGroupNCCL(PrefixStore("cuda/", store), rank, size, options)
+                nccl = ProcessGroupNCCL(PrefixStore("cuda/", far() if far else store), rank, size, options)
             group._set_default_backend(ProcessGroup.BackendType.NCCL)
             group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)
             threads = set()  # that its threads are asleep says nothing of what the GPU does
@@ -227,8 +245,5 @@ def make_group(store: Any, rank: int, size: int, timeout: timedelta, swappable: 
             group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.GLOO, gloo)
     sockets: list[socket.socket] = []
     if swappable and size > 1:
-        # every member has said where it listens: what other threads of this process connect meanwhile is not ours
-        said = store.multi_get([f"ports/{r}" for r in range(size) if r != rank])
-        theirs = {port for ports in said for port in json.loads(ports)}
         sockets = _connected(before, mine, theirs, "GLOO_SOCKET_IFNAME" not in os.environ)
     return Inner(group, devices, sockets, threads, store)

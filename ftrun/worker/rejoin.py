@@ -56,8 +56,7 @@ class Rejoining:
         context.restoring = False
         context.answer(F.RESTORED)
         engine.redo = (world.generation, world.resume)
-        context.board.ring_workers()
-        self._await(world, F.RESTORED)  # the next step changes what others may still be copying from us
+        self._await(world, F.SETTLED)  # the next step changes what others may still be copying from us
         return world.resume
 
     def _stop(self) -> World:
@@ -69,11 +68,18 @@ class Rejoining:
         newest = context.await_world(lambda w: w.generation >= stopped, stopped - 1, WORLD)
         if newest.rank_of(context.cell.index) is None:
             os.kill(os.getpid(), signal.SIGKILL)  # another incarnation has our rank: this one must not go on
+        if self._raised(context.world):
+            engine.vigil.suspect()
         context.world = newest
         context.cell[F.GENERATION] = newest.generation
         if engine.redo is None and not context.restoring:
             context.cell[F.SOURCE] = Source.NONE  # of an incident that is over
         return newest
+
+    def _raised(self, world: World | None) -> bool:
+        """Was `world` stopped because a body raised: for gradients that are not finite, maybe?"""
+        board = self._context.board
+        return world is not None and any(board.cell(p.cell)[F.RAISED] == world.generation for p in world.places)
 
     def _clean(self, world: World, rewind: bool) -> None:
         engine, context = self._engine, self._context
@@ -90,18 +96,9 @@ class Rejoining:
         engine, context = self._engine, self._context
         engine.fire("reset", engine.step)
         engine.registry.drain(world.generation)
+        context.settled(world.generation)
         self._answer_once(F.READY, world.generation)
-        if context.restoring:
-            # the others wait for this rank: connect at once, prime while the connection is made
-            context.board.ring_workers()
-            self._await(world, F.READY)
-            engine.registry.rebuild(world, lambda: self._reset_reducers(world.resume))
-        else:
-            self._reset_reducers(world.resume)
-            # start connecting when every rank is about to: connecting wakes on nobody's death
-            context.board.ring_workers()
-            self._await(world, F.READY)
-            engine.registry.rebuild(world)
+        engine.registry.rebuild(world, lambda: self._reset_reducers(world.resume))
         self._answer_once(F.RESET, world.generation)
         if engine.reducers.agree(world.resume):
             self._reset_reducers(world.resume)

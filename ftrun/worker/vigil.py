@@ -51,6 +51,7 @@ class Vigil:
         self._every = every
         self._inspected = 0  # numbers of this body that were looked at on their way into a collective
         self._poisoned = False  # some of them were not finite
+        self._thorough = False  # the step is done again, and its gradients may not have been finite
         self._flags: list[torch.Tensor] = []  # the same for tensors on devices, not read yet
         self._since = 0  # when this rank's own work in the step began, ns
         self._waited = 0  # ns of waiting for others before that
@@ -92,7 +93,7 @@ class Vigil:
         if not tensor.is_contiguous():
             return True
         address, format_ = tensor.data_ptr(), _FORMATS[tensor.dtype]
-        if self._inspected <= _WHOLE or count <= _PIECE * _PIECES or self._engine.attempt:
+        if self._inspected <= _WHOLE or count <= _PIECE * _PIECES or self._thorough:
             return native.find_nonfinite(address, count, format_) < 0
         stride = (count - _PIECE) // (_PIECES - 1) * tensor.element_size()
         starts = array("Q", range(address, address + _PIECES * stride, stride))
@@ -111,6 +112,7 @@ class Vigil:
 
     def passed(self) -> None:
         """The gate opened: every rank starts its next share of work at this moment."""
+        self._thorough = False
         self._start_clock()
 
     # -- its own time ------------------------------------------------------------------------------------------------
@@ -216,8 +218,13 @@ class Vigil:
         assert context.world is not None
         return any(sum_of(context.board.cell(p.cell)[F.SUM_AT])[1] for p in context.world.places)
 
+    def suspect(self) -> None:
+        """A step is done again after somebody's exception: look at every number that this rank gives to the others."""
+        self._thorough = True
+
     def inherit(self) -> None:
-        """A replacement: what a corrupt predecessor may have spoilt."""
+        """A replacement: what its predecessor saw is not known, nor what it spoilt when it was corrupt."""
+        self.suspect()
         context = self._engine.context
         world = context.world
         assert world is not None

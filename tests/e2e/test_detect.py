@@ -185,6 +185,15 @@ def test_the_same_poison_twice_ends_the_run(folder: Path) -> None:
     assert told.returncode == 0 and "nonfinite" in told.stdout
 
 
+def test_a_rank_that_another_one_stopped_before_it_looked_is_found_in_the_second_try(folder: Path) -> None:
+    command = harness.ftrun_command(folder, [], ranks=3, spares=0)
+    command = [*command[: command.index(str(harness.REFERENCE))], str(harness.SCRIPTS / "late_to_its_gate.py")]
+    outcome = harness.finish(harness.start(folder, command), ranks=0)
+    assert outcome.code == 1, outcome.tail()
+    reasons = [e["evidence"] for e in outcome.events("Raised") if e["generation"] == 2]
+    assert any("on rank 1 (element 6000, its own, before the exchange)" in reason for reason in reasons), reasons
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "code"), [("stop", 1), ("ignore", 0)])
 def test_nonfinite_can_stop_at_once_or_be_ignored(folder: Path, what: str, code: int) -> None:

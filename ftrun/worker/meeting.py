@@ -1,0 +1,77 @@
+"""Where the ranks of one machine leave their addresses for one another: files in the run directory, no server in between.
+
+A TCPStore takes two round trips through one more process for each address, on processors that are busy just then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C._distributed_c10d import Store
+
+from ftrun.core.world import World
+
+_PAUSE, _LONGEST = 0.0002, 0.02  # seconds between two looks for a value that is not there yet
+_GROWTH = 0.02  # of the time waited so far
+
+
+class Meeting(Store):
+    """A torch Store for one group (by its key) in one generation: each key is a file, set once.
+
+    `go_on` is asked while a value is waited for. It raises when that need not be waited for any longer, and says whether
+    the time counts: it does not while a member is known to be on its way.
+    """
+
+    def __init__(self, run_dir: Path, world: World, group: str, timeout: timedelta, go_on: Callable[[], bool]) -> None:
+        super().__init__()
+        self._of_group = run_dir / "meetings" / hashlib.blake2s(group.encode(), digest_size=8).hexdigest()
+        self._when = world.attempt, world.generation
+        self._folder = self._of_group / f"{world.attempt}.{world.generation}"
+        self._patience = timeout
+        self._go_on = go_on
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key.replace("/", "_")
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Make `value` known, whole. Errors: OSError."""
+        path = self._path(key)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_bytes(value.encode() if isinstance(value, str) else value)
+        os.replace(temporary, path)
+
+    def get(self, key: str) -> bytes:
+        """The value of `key`, once it is there. Errors: TimeoutError, or what `go_on` raises."""
+        path = self._path(key)
+        begin = counted = time.monotonic()
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return path.read_bytes()
+            now = time.monotonic()
+            if not self._go_on():
+                counted = now
+            if now - counted > self._patience.total_seconds():
+                raise TimeoutError(f"nobody set {key} within {self._patience}")
+            time.sleep(min(max(_PAUSE, _GROWTH * (now - begin)), _LONGEST))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """The values of `keys`, once all are there. Errors: as `get`."""
+        return [self.get(key) for key in keys]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Until all of `keys` are there. Errors: as `get`."""
+        self.multi_get(keys)
+
+    def forget_earlier(self) -> None:
+        """What was left for earlier meetings of this group is of no use any more: every member came to this one."""
+        for folder in self._of_group.iterdir():
+            if tuple(map(int, folder.name.split("."))) < self._when:
+                shutil.rmtree(folder, ignore_errors=True)
