@@ -17,6 +17,7 @@ LOG_DIR = "ftrun-logs"  # where log folders are made when nobody says otherwise
 CONTROL_SOCKET = "control.sock"
 KEEPER_SOCKET = "keeper.sock"
 DEVICES = "devices.json"
+RESERVE = "reserve"
 FAULT_PLAN = "fault-plan.toml"
 
 # variables a worker gets beside torchrun's

@@ -35,6 +35,7 @@ from ftrun.host.loop import Loop
 from ftrun.host.narrator import Narrator
 from ftrun.host.nursery import exit_code
 from ftrun.host.peers import Peers
+from ftrun.host.reserve import Reserve
 from ftrun.host.services import Services
 from ftrun.host.settings import Settings
 from ftrun.host.spec import Specs
@@ -42,6 +43,7 @@ from ftrun.host.spec import Specs
 SERVICES_LOG = "services.log"
 _SPARE_LOOK = 0.05  # seconds between two looks whether spares may start
 _SPARE_PATIENCE = 3.0  # seconds after which they start anyhow: the script may never make a step
+_RESERVE_AGAIN = 1.0  # seconds after a world was published until room for another one is looked for
 _LOOK_AGAIN = 0.5  # seconds between two looks at the board when nobody rings
 
 
@@ -101,6 +103,7 @@ class Agent:
         self._devices.ask(lambda: self._state, self._world_rank)
         self._detectors = Detectors(settings, run_dir, logs.folder, board, self._crew, self._queue.append)
         self._faults = FaultDesk(settings, run_dir, board, self._crew, journal.note, say, self._devices.heard)
+        self._reserve = Reserve(run_dir, say)
         self._deadlines: dict[str, object] = {}
         self._store: tuple[str, int] | None = None
         self._store_asked = False
@@ -256,12 +259,13 @@ class Agent:
         if action.rollback:
             gates.rewind(self._board, action.generation, action.resume)
         self._board[Head.ATTEMPT] = world.attempt
-        write_world(self._run_dir, world)
+        self._reserve.write(lambda: write_world(self._run_dir, world))
         self._board[Head.PUBLISHED] = action.generation
         self._board.ring_workers()
         self._later.append(lambda: self._published(action))
 
     def _published(self, action: ev.Publish) -> None:
+        self._loop.after(_RESERVE_AGAIN, self._reserve.keep)
         spares: dict[int, int] = {}
         for rank, cell in enumerate(action.workers):
             worker = self._crew.workers.get(cell)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -287,3 +288,31 @@ def test_launcher_dies_and_nothing_is_left(begin: Callable[..., Live], folder: P
     harness.check_no_strays(folder, 5.0)
     assert leaked_memory(memory) == set()
     assert harness.read_journal(folder)[0]["config"]["nproc"] == 4
+
+
+def test_a_rank_dies_while_the_run_directory_is_full(stock: Reference, folder: Path) -> None:
+    """As when data loaders have filled /dev/shm; what is kept in reserve is enough for a repair, and is made again."""
+    runs = folder / "runs"
+    runs.mkdir(mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m,mode=0700", "none", str(runs)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        live = Live(folder, harness.ftrun_command(folder, ["--stretch", "0.1"]))
+        live.reach(2)
+        until(lambda: list(live.run_dir.glob("errors/parked-*.json")), "a spare")
+        ballast = runs / "ballast"
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        live.kill("ftrun rank 2")
+        live.said("the repair goes on in a reserve of 256 kB")
+        live.said("recovered in")
+        ballast.unlink()
+        until((live.run_dir / "reserve").exists, "the reserve")
+        outcome = live.finish()
+        harness.same(stock("--stretch", "0.1"), outcome)
+    finally:
+        if live.running.process.poll() is None:
+            live.running.process.kill()
+        subprocess.run(["umount", "--lazy", str(runs)], check=True)

@@ -1,0 +1,60 @@
+"""Room in the run directory for one more repair when its file system is full: data loaders fill /dev/shm, too.
+
+A file of that size is given up when nothing else is left, and made again when there is room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ftrun.core import paths
+
+_BYTES = 256 << 10  # a world file, and what the ranks leave for one another in a repair
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Reserve:
+    """Of one run directory. `say` tells the person at the terminal."""
+
+    def __init__(self, run_dir: Path, say: Callable[[str], None]) -> None:
+        self._path = run_dir / paths.RESERVE
+        self._say = say
+        self._kept = False
+        self.keep()
+
+    def keep(self) -> None:
+        """Have the room, if there is some."""
+        if self._kept:
+            return
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, _BYTES)
+            finally:
+                os.close(fd)
+            self._kept = True
+        except OSError:
+            self._give_up()
+
+    def write(self, action: Callable[[], None]) -> None:
+        """Do what writes into the run directory, if need be in the reserve. Errors: OSError when that is not enough."""
+        try:
+            action()
+        except OSError as error:
+            if error.errno not in _FULL or not self._kept:
+                raise
+            self._give_up()
+            self._say(
+                f"no space is left in {self._path.parent.parent} (a full /dev/shm?); the repair goes on in a reserve of "
+                f"{_BYTES >> 10} kB, which is made again when there is room: free some"
+            )
+            action()
+
+    def _give_up(self) -> None:
+        self._kept = False
+        with contextlib.suppress(OSError):
+            self._path.unlink()
