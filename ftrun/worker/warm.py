@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import torch
 
 from ftrun import native
-from ftrun.core.board import Flag, Head
-from ftrun.core.world import read_world
+from ftrun.core.board import F, Flag, Head
+from ftrun.core.world import World, read_world
 from ftrun.worker import compiled
 from ftrun.worker.arena import Arena
 from ftrun.worker.context import Context
@@ -17,6 +18,9 @@ from ftrun.worker.segment import Segment
 _ROOM = 64 << 20  # bytes of heap for what is not as large as the state: activations, alignment
 _MANIFESTS_MOST = 2 << 20  # bytes of manifests, some 15,000 tensors, for which tensors are made ahead at the most
 _HEAP_MOST = 1 << 30  # bytes of heap touched ahead of their use at the most
+_LEARNED_STEPS = 4  # of a rank, after which it has touched what training touches
+_GROUP_THREADS, _OTHER_THREADS, _THREADS_MOST = 2, 2, 8  # that a repair starts: each Gloo group's, and those around it
+_THREAD_HEAP = 4 << 20  # bytes: Gloo's threads take two pieces of a bucket, of at most 1 MiB each
 
 
 def up() -> None:
@@ -51,6 +55,21 @@ def up() -> None:
     compiled.stay_out()
 
 
+def for_new_groups(groups: int) -> None:
+    """Have the memory mapped that the threads of as many groups will take when they are built again, in the background.
+
+    Each of those threads has a heap of its own in glibc, and would fault it in during the step that everybody waits for.
+    """
+    threads = min(_OTHER_THREADS + _GROUP_THREADS * groups, _THREADS_MOST)
+
+    def touch() -> None:
+        with contextlib.suppress(OSError):  # no more threads just now: a repair that takes a bit longer
+            native.malloc_touch_threads(threads, _THREAD_HEAP)
+            native.malloc_touch(_THREAD_HEAP)  # this thread's, too, will be another's
+
+    threading.Thread(target=touch, name="ftrun-warm", daemon=True).start()
+
+
 class Ahead:
     """Maps every rank's memory into a parked spare, and follows its growth."""
 
@@ -59,6 +78,7 @@ class Ahead:
         self._attempt = 0
         self._extent: dict[int, tuple[int, int, int]] = {}
         self._heap = 0
+        self._followed = False
 
     def look(self) -> None:
         """Map what is new since the last look. Never raises for a keeper or rank that is just gone."""
@@ -80,6 +100,20 @@ class Ahead:
                 self._map(place.rank)
             except OSError:
                 continue  # no keeper just now: mapped at the next look, or when needed
+        if not self._followed:
+            self._follow(world)
+
+    def _follow(self, world: World) -> None:
+        """Take the page faults that training takes in a process forked by the nursery, some 10 us each: 3,000 in a step."""
+        survivors_first = sorted(world.places, key=lambda place: place.rank in world.replaced)
+        cells = [self._context.board.cell(place.cell) for place in survivors_first]
+        trained = [cell for cell in cells if cell.has(Flag.LOOPING) and (cell.step or 0) >= _LEARNED_STEPS]
+        if not trained:
+            return
+        self._followed = True
+        with contextlib.suppress(OSError):  # it just ended, or the system does not show us its pages
+            native.follow_pages(trained[0][F.PID])
+        for_new_groups(1)
 
     def _map(self, rank: int) -> None:
         context = self._context

@@ -20,7 +20,7 @@
 #define FTRUN_API
 #endif
 
-#define FTRUN_ABI_VERSION 6
+#define FTRUN_ABI_VERSION 7
 #define FTRUN_SLOT_HEADER 64 /* bytes before a slot's content */
 #define FTRUN_LIFE_BYTES 64 /* room that a life lock takes on the board */
 
@@ -127,6 +127,13 @@ FTRUN_API int64_t ftrun_find_nonfinite(const void *data, size_t count, int forma
 /* Number of the first of `pieces` arrays that holds one, -1 = none does; -EINVAL. */
 FTRUN_API int64_t ftrun_find_nonfinite_each(const uint64_t *addresses, const uint64_t *counts, size_t pieces, int format);
 
+/* ---- page faults (pages.cpp) ---- */
+
+/* Takes ahead the page faults that process `pid`, forked by the same parent, has taken since: pages that it wrote to are
+ * made this process's own, pages of files that it read are mapped. Contents do not change; fresh memory is not given out.
+ * Gives the number of pages (0 before Linux 5.14); -ESRCH, -EACCES. */
+FTRUN_API int64_t ftrun_follow_pages(int pid);
+
 /* ---- this process (process.cpp) ---- */
 
 /* Makes malloc keep freed blocks up to `bytes` instead of giving them back to the system. No effect without glibc. */
@@ -135,6 +142,11 @@ FTRUN_API int ftrun_malloc_keep(size_t bytes);
 /* Takes `bytes` from malloc, touches every page and frees them in one go, so that they lie ready as one free block: with
  * ftrun_malloc_keep before, later allocations of the calling thread find them mapped. -ENOMEM when there are not that many. */
 FTRUN_API int ftrun_malloc_touch(size_t bytes);
+
+/* The same for `threads` threads that do not exist yet: as many are started here, each takes `bytes` from malloc, touches
+ * them, frees them when all have theirs, and ends. Threads that start later find that memory mapped. -EAGAIN when the
+ * system gives no more threads. */
+FTRUN_API int ftrun_malloc_touch_threads(int threads, size_t bytes);
 
 /* Orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER). */
 FTRUN_API int ftrun_set_subreaper(void);

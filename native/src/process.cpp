@@ -5,10 +5,43 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <condition_variable>
 #include <cstdlib>
+#include <mutex>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "ftrun_native.h"
+
+namespace {
+
+// Lets threads go on once all of them are there.
+class Meeting {
+public:
+    explicit Meeting(int expected) : expected_(expected) {}
+
+    void wait() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        ++there_;
+        changed_.notify_all();
+        changed_.wait(lock, [this] { return there_ >= expected_; });
+    }
+
+    void expect(int fewer) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        expected_ = fewer;
+        changed_.notify_all();
+    }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    int expected_;
+    int there_ = 0;
+};
+
+}  // namespace
 
 extern "C" {
 
@@ -46,6 +79,31 @@ int ftrun_malloc_touch(size_t bytes) {
     }
     for (char *block : pieces) {
         std::free(block);
+    }
+    return result;
+}
+
+int ftrun_malloc_touch_threads(int threads, size_t bytes) {
+    Meeting all_hold_theirs(threads);  // one that ended would leave its memory to the next
+    std::vector<std::thread> running;
+    int result = 0;
+    try {
+        for (int i = 0; i < threads; ++i) {
+            running.emplace_back([&all_hold_theirs, bytes] {
+                auto *block = static_cast<char *>(std::malloc(bytes));
+                for (size_t at = 0; block != nullptr && at < bytes; at += 4096) {
+                    static_cast<volatile char *>(block)[at] = 0;
+                }
+                all_hold_theirs.wait();
+                std::free(block);
+            });
+        }
+    } catch (const std::system_error &) {
+        result = -EAGAIN;
+        all_hold_theirs.expect(static_cast<int>(running.size()));
+    }
+    for (std::thread &thread : running) {
+        thread.join();
     }
     return result;
 }

@@ -6,10 +6,12 @@ import ctypes
 import errno
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -263,6 +265,116 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_touched_heap_is_used_by_later_blocks() -> None:
     done = subprocess.run([sys.executable, "-c", TOUCHED], capture_output=True, text=True, timeout=60, check=True)
     assert int(done.stdout) < 16_896 // 4, "pages of 66 MiB were faulted in again"
+
+
+# threads of their own heaps, all at work at once
+TOUCHED_THREADS = """
+import resource, threading
+import numpy as np
+from ftrun import native
+native.malloc_keep(256 << 20)
+native.malloc_touch_threads(THREADS, 6 << 20)
+together, faults = threading.Barrier(3), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def use():
+    together.wait()
+    blocks = [np.ones(2 << 20, dtype=np.uint8) for _ in range(2)]
+    together.wait()
+threads = [threading.Thread(target=use) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 4])
+def test_heaps_of_later_threads_are_touched(threads: int) -> None:
+    code = TOUCHED_THREADS.replace("THREADS", str(threads))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    pages = 3 * (4 << 20) // mmap.PAGESIZE
+    assert int(done.stdout) < pages // 4 if threads else int(done.stdout) >= pages
+
+
+def test_too_many_threads_are_an_error(children: Children) -> None:
+    def body() -> None:
+        os.setuid(65_534)  # root has no limit
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+        with pytest.raises(BlockingIOError):
+            native.malloc_touch_threads(4, MIB)
+
+    assert children.wait(children.fork(body)) == 0
+
+
+# ---- page faults -----------------------------------------------------------------------------------------------------
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+@pytest.mark.skipif(
+    [int(n) for n in os.uname().release.split(".")[:2]] < [5, 14], reason="Linux cannot do it before 5.14"
+)
+def test_a_sibling_is_followed(children: Children, tmp_path: Path) -> None:
+    pages = 4096
+    (tmp_path / "library").write_bytes(RANDOM.tobytes()[: pages * mmap.PAGESIZE].ljust(pages * mmap.PAGESIZE))
+    written = mmap.mmap(-1, pages * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    untouched = mmap.mmap(-1, pages * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with open(tmp_path / "library", "rb") as library:
+        read = mmap.mmap(library.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    everything = range(0, pages * mmap.PAGESIZE, mmap.PAGESIZE)
+    for at in everything:
+        written[at] = untouched[at] = 1  # in the parent: copied when a child writes there
+    told, tell = os.pipe()
+    ended, end = os.pipe()
+
+    def use() -> int:
+        before = _faults()
+        for at in everything:
+            written[at] = 2
+        sum(read[at] for at in everything)
+        return _faults() - before
+
+    def first() -> None:
+        os.close(end)
+        use()
+        os.write(tell, b"x")
+        os.read(ended, 1)
+
+    sibling = children.fork(first)
+    os.close(ended)
+    os.read(told, 1)
+
+    def follower() -> None:
+        found = native.follow_pages(sibling)
+        assert found >= pages, found
+        assert written[0] == 1 and written[everything[-1]] == 1  # contents stay as they were
+        assert use() < pages // 16
+        before = _faults()
+        for at in everything:
+            untouched[at] = 3
+        assert _faults() - before >= pages // 2, "pages that the sibling did not write to are still the parent's"
+
+    assert children.wait(children.fork(follower)) == 0
+    os.close(end)
+    assert children.wait(sibling) == 0
+
+
+def test_nobody_to_follow(children: Children) -> None:
+    gone = children.fork(lambda: None)
+    children.wait(gone)
+    with pytest.raises(OSError, match="No such process"):
+        native.follow_pages(gone)
+
+
+def test_following_a_stranger_changes_nothing() -> None:
+    with subprocess.Popen([sys.executable, "-c", "print(1, flush=True); input()"], stdin=-1, stdout=-1) as stranger:
+        assert stranger.stdout is not None and stranger.stdout.readline() == b"1\n"
+        data = RANDOM.copy()
+        assert native.follow_pages(stranger.pid) >= 0
+        assert (data == RANDOM).all()
+        stranger.communicate(b"\n", timeout=30)
 
 
 def test_name_and_subreaper(children: Children) -> None:
