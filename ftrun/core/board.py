@@ -306,6 +306,10 @@ class Board:
         """Of the gate word, by a plain read: for places that are passed many times a step and look again anyway."""
         return self._words[_GATE] >> _SHIFT
 
+    def gate_word(self) -> memoryview:
+        """The gate word alone, for who wants to read it without a call."""
+        return self._words[_GATE : _GATE + 1]
+
     def requests(self) -> int:
         """Number of the newest request for a fault or a drain; passed as often as `generation`."""
         return self._words[_REQUESTS]

@@ -426,7 +426,7 @@ class Engine:
 
     def complete(self, step: int, updated: bool) -> None:
         """The body was left after its gate: seal what it did."""
-        context, rank = self.context, self.context.rank
+        context = self.context
         self.ledger.updated = updated
         self._grads = []
         self.state.absorb()
@@ -435,10 +435,10 @@ class Engine:
             self.state.arena.write_manifest(self.state.manifest)
         self.ledger.end(step + 1, accumulating=not updated or self.carry)
         if probe.armed:
-            probe.point("slot-end", step, rank)
+            probe.point("slot-end", step, context.rank)
         self.state.arena.sealed(step + 1)
         if probe.armed:
-            probe.point("sealed", step, rank)
+            probe.point("sealed", step, context.rank)
         self.ledger.body_complete(look=self._guarding)
         context.phase(_DONE)
         if self._words[_BUSY] & _FIRST:
@@ -446,7 +446,7 @@ class Engine:
         with context.lock:
             context.in_body = False
         if probe.armed:
-            probe.point("done", step, rank)
+            probe.point("done", step, context.rank)
         self.registry.gate_passed = False
         if context.stop_pending():
             context.board.ring_workers()  # a replacement may wait for this seal

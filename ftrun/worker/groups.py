@@ -161,18 +161,18 @@ class SwapGroup(ProcessGroup):
             self.context.board.wait_workers(seen, min(left, 0.1))
         self.context.check_stop_in_collective()
 
+    # the set is changed by one call into C at a time, from any thread; a lock would cost as much again in every step
+
     def started(self, work: Pending) -> None:
-        with self._lock:
-            self._pending.add(work)
+        self._pending.add(work)
 
     def ended(self, work: Pending) -> bool:
         """It is complete; False when it was before."""
-        with self._lock:
-            if work not in self._pending:
-                return False
-            self._pending.discard(work)
-            waiting = bool(self._pending)
-        if not waiting:
+        try:
+            self._pending.remove(work)
+        except KeyError:
+            return False
+        if not self._pending:
             self.registry.left()
         return True
 
@@ -201,15 +201,14 @@ class SwapGroup(ProcessGroup):
 
     def release(self, generation: int) -> None:
         """Complete every Work of a world before `generation` that is still pending. From any thread, also a late one."""
+        pending = [work for work in self.unfinished() if work.generation < generation]
         with self._lock:
-            pending = [work for work in self._pending if work.generation < generation]
             self._draining.extend(pending)
         for work in pending:
             work.complete()
 
     def unfinished(self) -> list[Pending]:
-        with self._lock:
-            return list(self._pending)
+        return list(self._pending)
 
     def drained(self) -> bool:
         """Are the inner collectives that were given up over? Until then they may write into their tensors."""

@@ -45,6 +45,9 @@ class _Memory:
         self._telling = native.RangeList(telling)
         self._told = ctypes.create_string_buffer(self._telling.size)
         self._normal: tuple[tuple[int, int], list[Any]] | None = None
+        self._complete = found.keys() == _RAW_BYTES.keys() and all(found.values())
+        self._last: Mark | None = None  # what `mark` gave, while another look would give the same
+        self._gauss: Any = None
 
     def read(self) -> bytes:
         """The bytes of all ranges."""
@@ -52,14 +55,22 @@ class _Memory:
         native.gather(buffer, self.ranges)
         return buffer.raw
 
-    def tell(self) -> bytes:
-        """Other bytes for every other state that drawing or seeding can lead to."""
+    def mark(self) -> Mark:
+        """Another one for every other state that drawing or seeding can lead to; the same object while nothing was drawn."""
         native.gather(self._told, self._telling)
-        return self._told.raw
+        told, gauss = self._told.raw, random._inst.gauss_next  # type: ignore[attr-defined]
+        last = self._last
+        if last is not None and last[0] == told and gauss is self._gauss and not torch.cuda._initialized:
+            return last
+        mark = told, _beside(self)
+        # of a normal that numpy keeps its position does not tell whether it was used; other parts have to be asked each time
+        steady = self._complete and self._normal is not None and not self._normal[1][0] and "cuda" not in mark[1]
+        self._last, self._gauss = mark if steady else None, gauss
+        return mark
 
     def forget(self) -> None:
         """A state was put back: what was last seen says nothing of it."""
-        self._normal = None
+        self._normal = self._last = None
 
     def numpy_normal(self, numpy: Any) -> list[Any]:
         """Whether numpy's generator has a normal cached, and which. Asking takes longer than all the rest.
@@ -104,7 +115,7 @@ def look() -> tuple[Mark, native.RangeList]:
     `join` makes of the mark's second half and those bytes what `capture` gives.
     """
     memory = _memory_now()
-    return (memory.tell(), _beside(memory)), memory.ranges
+    return memory.mark(), memory.ranges
 
 
 def mark_of(state: dict[str, Any]) -> Mark:
