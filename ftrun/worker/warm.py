@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -60,14 +61,23 @@ def for_new_groups(groups: int) -> None:
 
     Each of those threads has a heap of its own in glibc, and would fault it in during the step that everybody waits for.
     """
-    threads = min(_OTHER_THREADS + _GROUP_THREADS * groups, _THREADS_MOST)
+    _in_background(lambda: _touch_heaps(groups))
 
-    def touch() -> None:
-        with contextlib.suppress(OSError):  # no more threads just now: a repair that takes a bit longer
-            native.malloc_touch_threads(threads, _THREAD_HEAP)
-            native.malloc_touch(_THREAD_HEAP)  # this thread's, too, will be another's
 
-    threading.Thread(target=touch, name="ftrun-warm", daemon=True).start()
+def _touch_heaps(groups: int) -> None:
+    native.malloc_touch_threads(min(_OTHER_THREADS + _GROUP_THREADS * groups, _THREADS_MOST), _THREAD_HEAP)
+    native.malloc_touch(_THREAD_HEAP)  # this thread's, too, will be another's
+
+
+def _in_background(what: Callable[[], None]) -> None:
+    """In a thread of its own. What fails is not done: a repair then takes a bit longer."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            what()
+
+    with contextlib.suppress(RuntimeError):  # the system gives no more threads
+        threading.Thread(target=run, name="ftrun-warm", daemon=True).start()
 
 
 class Ahead:
@@ -111,9 +121,12 @@ class Ahead:
         if not trained:
             return
         self._followed = True
-        with contextlib.suppress(OSError):  # it just ended, or the system does not show us its pages
-            native.follow_pages(trained[0][F.PID])
-        for_new_groups(1)
+        _in_background(lambda: self._touch(trained[0][F.PID]))
+
+    @staticmethod
+    def _touch(sibling: int) -> None:
+        _touch_heaps(1)
+        native.follow_pages(sibling)
 
     def _map(self, rank: int) -> None:
         context = self._context

@@ -24,6 +24,7 @@ namespace {
 // of an entry of /proc/PID/pagemap
 constexpr uint64_t kPresent = uint64_t{1} << 63, kExclusive = uint64_t{1} << 56;
 constexpr size_t kChunk = 4096;  // entries read at a time
+constexpr uint64_t kLargest = uint64_t{4} << 30;  // bytes of a mapping of ours that is looked at
 
 struct Region {
     uint64_t begin, end, offset, inode;
@@ -100,6 +101,7 @@ public:
         if (!mine_.is_open() || !theirs_.is_open()) return -EACCES;
         size_t at = 0;
         for (const Region &region : ours) {
+            if (region.end - region.begin > kLargest) continue;  // the script's own data, or only reserved
             while (at < others.size() && others[at].end <= region.begin) ++at;
             for (size_t i = at; i < others.size() && others[i].begin < region.end; ++i) {
                 if (same(region, others[i])) {
