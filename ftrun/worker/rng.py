@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ftrun import native
-from ftrun.worker import generators, probe
+from ftrun.worker import codec, generators, probe
 
 Mark = tuple[bytes, dict[str, Any]]  # what tells the memory of one state from that of any other, and the rest
 
@@ -154,8 +154,7 @@ def _beside(memory: _Memory) -> dict[str, Any]:
         if "numpy" in parts:
             state["numpy_normal"] = memory.numpy_normal(numpy)
         else:
-            name, keys, position, has, value = numpy.random.get_state()
-            state["numpy"] = [name, keys.tobytes(), int(position), int(has), float(value)]
+            state["numpy"] = codec.pack(numpy.random.get_state(legacy=False), "numpy.random")  # of another kind
     if torch.cuda.is_initialized():
         state["cuda"] = [torch.cuda.get_rng_state(i).numpy().tobytes() for i in _cuda_devices()]
     return state
@@ -176,8 +175,7 @@ def apply(state: dict[str, Any]) -> None:
         words = numpy.frombuffer(raw["numpy"], dtype=numpy.uint32)
         numpy.random.set_state(("MT19937", words[:-1], int(words[-1]), *state["numpy_normal"]))
     elif numpy is not None and "numpy" in state:
-        name, keys, position, has, value = state["numpy"]
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), position, has, value))
+        numpy.random.set_state(codec.decode(state["numpy"]))
     if state.get("cuda"):
         for ordinal, device_state in zip(_cuda_devices(), state["cuda"], strict=False):
             torch.cuda.set_rng_state(_tensor(device_state), ordinal)

@@ -89,6 +89,7 @@ class Ahead:
         self._extent: dict[int, tuple[int, int, int]] = {}
         self._heap = 0
         self._followed = False
+        self._gpu = False  # the state lies there, and groups are not Gloo's
 
     def look(self) -> None:
         """Map what is new since the last look. Never raises for a keeper or rank that is just gone."""
@@ -121,12 +122,15 @@ class Ahead:
         if not trained:
             return
         self._followed = True
-        _in_background(lambda: self._touch(trained[0][F.PID]))
+        _in_background(lambda: self._touch([cell[F.PID] for cell in trained]))
 
-    @staticmethod
-    def _touch(sibling: int) -> None:
-        _touch_heaps(1)
-        native.follow_pages(sibling)
+    def _touch(self, siblings: list[int]) -> None:
+        if not self._gpu:
+            _touch_heaps(1)
+        for sibling in siblings:
+            with contextlib.suppress(OSError):  # it just ended, or the system does not show us its pages
+                native.follow_pages(sibling)
+                return
 
     def _map(self, rank: int) -> None:
         context = self._context
@@ -142,6 +146,7 @@ class Ahead:
             return
         if not arena.manifest_length:
             return  # it is being written: at the next look
+        self._gpu = self._gpu or arena.has_gpu
         self._make_ready(arena)
         self._extent[rank] = extent
         for offset, size in (arena.committed, arena.volatile):

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ namespace {
 
 // of an entry of /proc/PID/pagemap
 constexpr uint64_t kPresent = uint64_t{1} << 63, kExclusive = uint64_t{1} << 56;
+constexpr uint64_t kOfFile = uint64_t{1} << 61;  // or of shared memory: nobody has written to it here
 constexpr size_t kChunk = 4096;  // entries read at a time
 constexpr uint64_t kLargest = uint64_t{4} << 30;  // bytes of a mapping of ours that is looked at
 
@@ -85,7 +87,7 @@ private:
 // What to do with a page of ours, given what the sibling did with its own; 0 = nothing.
 int advice(const Region &region, uint64_t mine, uint64_t theirs) {
     if (!(theirs & kPresent)) return 0;
-    if (region.writable && (theirs & kExclusive)) {
+    if (region.writable && (theirs & kExclusive) && !(theirs & kOfFile)) {
         // it wrote there. Ours is still shared with the parent's, or was never looked at. Fresh memory is its own affair
         if (!(mine & kPresent)) return region.inode != 0 ? MADV_POPULATE_WRITE : 0;
         return mine & kExclusive ? 0 : MADV_POPULATE_WRITE;
@@ -101,6 +103,7 @@ public:
         if (!mine_.is_open() || !theirs_.is_open()) return -EACCES;
         size_t at = 0;
         for (const Region &region : ours) {
+            if (unknown_) break;
             if (region.end - region.begin > kLargest) continue;  // the script's own data, or only reserved
             while (at < others.size() && others[at].end <= region.begin) ++at;
             for (size_t i = at; i < others.size() && others[i].begin < region.end; ++i) {
@@ -130,20 +133,29 @@ private:
 
     void touch(uint64_t page, size_t count, int wanted) {
         auto *address = reinterpret_cast<void *>(static_cast<uintptr_t>(page * page_));
-        if (madvise(address, count * page_, wanted) == 0) touched_ += static_cast<int64_t>(count);
+        if (madvise(address, count * page_, wanted) == 0) {
+            touched_ += static_cast<int64_t>(count);
+        } else if (errno == EINVAL && touched_ == 0) {
+            unknown_ = true;  // before Linux 5.14
+        }
     }
 
     const uint64_t page_ = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     Pagemap mine_, theirs_;
     std::vector<uint64_t> own_, other_;
     int64_t touched_ = 0;
+    bool unknown_ = false;  // the kernel does not know what is asked for
 };
 
 }  // namespace
 
 extern "C" int64_t ftrun_follow_pages(int pid) {
-    const std::string process = std::to_string(pid);
-    const std::vector<Region> ours = regions("self"), others = regions(process);
-    if (ours.empty() || others.empty()) return -ESRCH;
-    return Follower(process).run(ours, others);
+    try {
+        const std::string process = std::to_string(pid);
+        const std::vector<Region> ours = regions("self"), others = regions(process);
+        if (ours.empty() || others.empty()) return -ESRCH;
+        return Follower(process).run(ours, others);
+    } catch (const std::bad_alloc &) {
+        return -ENOMEM;
+    }
 }

@@ -7,8 +7,8 @@
 #include <climits>
 #include <condition_variable>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -88,6 +88,7 @@ int ftrun_malloc_touch_threads(int threads, size_t bytes) {
     std::vector<std::thread> running;
     int result = 0;
     try {
+        running.reserve(static_cast<size_t>(std::max(threads, 0)));
         for (int i = 0; i < threads; ++i) {
             running.emplace_back([&all_hold_theirs, bytes] {
                 auto *block = static_cast<char *>(std::malloc(bytes));
@@ -98,7 +99,7 @@ int ftrun_malloc_touch_threads(int threads, size_t bytes) {
                 std::free(block);
             });
         }
-    } catch (const std::system_error &) {
+    } catch (const std::exception &) {  // no more threads, or no memory for one
         result = -EAGAIN;
         all_hold_theirs.expect(static_cast<int>(running.size()));
     }

@@ -361,6 +361,41 @@ def test_a_sibling_is_followed(children: Children, tmp_path: Path) -> None:
     assert children.wait(sibling) == 0
 
 
+@pytest.mark.skipif(
+    [int(n) for n in os.uname().release.split(".")[:2]] < [5, 14], reason="Linux cannot do it before 5.14"
+)
+def test_what_a_sibling_only_read_is_not_copied(children: Children, tmp_path: Path) -> None:
+    """A file mapped copy-on-write, as torch.load(mmap=True) does it, of which each rank reads a part of its own."""
+    (tmp_path / "tokens").write_bytes(bytes(64 * MIB))
+    with open(tmp_path / "tokens", "rb") as file:
+        tokens = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    told, tell = os.pipe()
+    ended, end = os.pipe()
+
+    def anonymous() -> int:
+        with open("/proc/self/smaps_rollup") as rollup:
+            return next(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:"))
+
+    def first() -> None:
+        os.close(end)
+        sum(tokens[at] for at in range(0, 64 * MIB, mmap.PAGESIZE))
+        os.write(tell, b"x")
+        os.read(ended, 1)
+
+    sibling = children.fork(first)
+    os.close(ended)
+    os.read(told, 1)
+
+    def follower() -> None:
+        before = anonymous()
+        native.follow_pages(sibling)
+        assert anonymous() - before < 32 * 1024, "kB: the file was copied"
+
+    assert children.wait(children.fork(follower)) == 0
+    os.close(end)
+    assert children.wait(sibling) == 0
+
+
 def test_nobody_to_follow(children: Children) -> None:
     gone = children.fork(lambda: None)
     children.wait(gone)

@@ -96,3 +96,20 @@ def test_what_leaves_the_streams_alone_leaves_the_mark() -> None:
         torch.randn(3)
     torch.set_rng_state(torch.get_rng_state())
     assert rng.look()[0] == mark == rng.mark_of(rng.capture())
+
+
+@pytest.mark.parametrize("kind", ["PCG64", "Philox", "SFC64", "MT19937"])
+def test_numpy_may_have_another_generator(kind: str) -> None:
+    usual = np.random.mtrand._rand._bit_generator
+    try:
+        np.random.set_bit_generator(getattr(np.random, kind)(5))
+        np.random.randn()  # one of two: the other is kept
+        slots = Slots.create(0)
+        mark, ranges = rng.look()
+        slots.write(END, 0, codec.plain({"rng": mark[1]}), ranges)
+        wanted = [float(np.random.randn()), *np.random.rand(3).tolist()]
+        assert rng.look()[0] != mark
+        rng.apply(read_state(slots, END)["rng"])
+        assert [float(np.random.randn()), *np.random.rand(3).tolist()] == wanted
+    finally:
+        np.random.set_bit_generator(usual)
