@@ -57,7 +57,7 @@ class SwapGroup(ProcessGroup):
         self.inner: Inner | None = None
         self.ahead: Connecting | None = None  # the connection that a replacement makes while it restores its state
         self._name, self._desc = key, key
-        self._pending: set[Pending] = set()
+        self.pending: set[Pending] = set()
         self._draining: list[Pending] = []
         self._lock = threading.Lock()
         # on the board, the group that a collective belongs to: 0 is the world
@@ -131,21 +131,25 @@ class SwapGroup(ProcessGroup):
             registry.vigil.sending(name, args)
         direct = name in ("send", "recv", "recv_anysource")
         if not direct:  # those wait in `wait` only: a rank that has sent something may be busy with something else
+            registry.beginning = True
             registry.entered(name, self.mark)
         try:
             work = getattr(inner.group, name)(*args, **kwargs)
-        except RuntimeError:
-            self.await_stop()
+        except BaseException as error:
+            registry.beginning = False
+            if isinstance(error, RuntimeError):
+                self.await_stop()
             raise
         record = registry.recorder.reserve(name, outputs) if replay else None
         if not isinstance(work, Work):
             if record is not None:
                 record()
-            registry.left()
+            registry.begun()
             return work
         if direct:
             return Direct(self, work, name)
         pending = Pending(self, inner.generation, work, outputs, record)
+        registry.begun()
         if context.stop_pending():
             self.release(inner.generation + 1)  # the doorbell thread may have been here before this one began
         return pending
@@ -164,16 +168,15 @@ class SwapGroup(ProcessGroup):
     # the set is changed by one call into C at a time, from any thread; a lock would cost as much again in every step
 
     def started(self, work: Pending) -> None:
-        self._pending.add(work)
+        self.pending.add(work)
 
     def ended(self, work: Pending) -> bool:
         """It is complete; False when it was before."""
         try:
-            self._pending.remove(work)
+            self.pending.remove(work)
         except KeyError:
             return False
-        if not self._pending:
-            self.registry.left()
+        self.registry.left()
         return True
 
     def failed(self, work: Pending) -> None:
@@ -208,11 +211,12 @@ class SwapGroup(ProcessGroup):
             work.complete()
 
     def unfinished(self) -> list[Pending]:
-        return list(self._pending)
+        return list(self.pending)
 
     def drained(self) -> bool:
         """Are the inner collectives that were given up over? Until then they may write into their tensors."""
-        self._draining = [w for w in self._draining if not w.inner_is_completed()]
+        with self._lock:
+            self._draining = [w for w in self._draining if not w.inner_is_completed()]
         return not self._draining or (self.inner is not None and self.inner.still)
 
     def retire(self) -> None:
@@ -261,6 +265,7 @@ class Registry:
         self.local = False  # collectives return at once (priming)
         self.gate_passed = False  # between gate and the end of the body
         self.calling = 0  # depth of job.call
+        self.beginning = False  # a collective was entered and is not pending yet
         self.broken: Exception | None = None  # a collective failed and no stop explained it
         self.looping = False  # the first step was handed out
         self.between = False  # no loop runs now, but one did
@@ -394,7 +399,18 @@ class Registry:
         self.entries.clear()
         self._words[_COLLECTIVE] = 0
 
+    def begun(self) -> None:
+        """The collective that was `entered` counts as pending now, or is over already."""
+        self.beginning = False
+        self.left()
+
     def left(self) -> None:
+        """One is over. From any thread: the main thread may be about to begin the next."""
+        if self.beginning:
+            return
+        for group in self.groups:
+            if group.pending:
+                return
         self._words[_SINCE] = 0
 
 

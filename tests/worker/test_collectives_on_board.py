@@ -1,0 +1,80 @@
+"""What the board says of the collectives that a rank is in: whoever looks for a hang judges by it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._C._distributed_c10d import Work
+
+from ftrun.core.board import Board, F
+from ftrun.worker.context import Context
+from ftrun.worker.groups import Registry, SwapGroup
+
+
+class Begun(Work):
+    """A collective of the inner group that ends when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.future: torch.futures.Future[Any] = torch.futures.Future()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self.future
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> list[SwapGroup]:
+    """Two groups in a body."""
+    Board.create(tmp_path / "board", 2)
+    registry = Registry(Context(tmp_path, 1))
+    registry.looping = registry.context.in_body = True
+    made = [SwapGroup(registry, key, 0, (0, 1), timedelta(seconds=9)) for key in ("one", "two")]
+    registry.groups += made
+    return made
+
+
+def inner(begin: Any) -> Any:
+    return SimpleNamespace(group=SimpleNamespace(allreduce=begin), generation=0)
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_one_that_ends_while_the_next_begins_does_not_hide_it(groups: list[SwapGroup], other: int) -> None:
+    cell, first, second = groups[0].context.cell, Begun(), Begun()
+    groups[0].inner = inner(lambda _: first)
+    waiting = groups[0]._collective("allreduce", ([torch.ones(1)],), {})
+    assert cell[F.COLLECTIVE_SINCE]
+
+    def begin(_: Any) -> Work:
+        first.future.set_result([])  # as by a thread of Gloo's, which runs while this one is in C++
+        assert waiting.is_completed()
+        return second
+
+    groups[other].inner = inner(begin)
+    groups[other]._collective("allreduce", ([torch.ones(1)],), {})
+    assert cell[F.COLLECTIVE_SINCE], "a rank that waits seems to be busy with something else"
+    second.future.set_result([])
+    assert not cell[F.COLLECTIVE_SINCE]
+
+
+def test_one_that_is_over_at_once_is_not_shown(groups: list[SwapGroup]) -> None:
+    done = Begun()
+    done.future.set_result([])
+    groups[0].inner = inner(lambda _: done)
+    groups[0]._collective("allreduce", ([torch.ones(1)],), {})
+    assert not groups[0].context.cell[F.COLLECTIVE_SINCE]
+
+
+def test_the_word_is_cleared_by_the_last_group(groups: list[SwapGroup]) -> None:
+    works = [Begun(), Begun()]
+    for group, work in zip(groups, works, strict=True):
+        group.inner = inner(lambda _, work=work: work)
+        group._collective("allreduce", ([torch.ones(1)],), {})
+    works[1].future.set_result([])
+    assert groups[0].context.cell[F.COLLECTIVE_SINCE]
+    works[0].future.set_result([])
+    assert not groups[0].context.cell[F.COLLECTIVE_SINCE]
