@@ -188,16 +188,16 @@ def test_the_others_meet_a_rank_before_it_is_restored_and_wait_for_it_then(
     live.ended_or(lambda: sum(c[F.RESTORED] == 2 for c in cells) == 3, "the three others")
     looks = 0
 
-    def restored() -> bool:
+    def settled() -> bool:
         nonlocal looks
         went_on = [c[F.RESUMED] == 2 for c in cells]
-        if cells[1][F.RESTORED] == 2:
+        if cells[1][F.SETTLED] == 2:
             return True
         looks += 1
         assert not any(went_on)
         return False
 
-    live.ended_or(restored, "the state of rank 1")
+    live.ended_or(settled, "rank 1 to have all it takes from others")
     assert looks >= 20
     outcome = live.finish()
     harness.same(stock(), outcome)
