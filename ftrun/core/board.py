@@ -106,11 +106,9 @@ class F(enum.IntEnum):
     LIFE = 48  # held by the beat thread: its loss is the death of the process
     MAIN = 56  # held by the main thread: its loss means no more Python runs
     NO_SOURCE = 72  # generation in which it found no source for its rank's state; see Flag.UNRESTORABLE
-    SETTLED = (
-        75  # generation in which it takes nothing more from other ranks' memory, and its script has come to the loop
-    )
-    UNCONNECTED = 74  # generation in which it could not be connected; why: errors/<cell>-<generation>-unconnected.json
     CORRUPT = 73  # written by the launcher: 1 = its memory is corrupt, nobody takes anything from there
+    UNCONNECTED = 74  # generation in which it could not be connected; why: errors/<cell>-<generation>-unconnected.json
+    SETTLED = 75  # generation in which it is in the loop and takes nothing more from other ranks' memory
     # written by the worker: the phases of its last steps, see ftrun.core.steps
     FIRST_ROW = 80  # ROWS_KEPT rows of ROW_WORDS words
     ROWS = 120  # rows ever begun
@@ -305,10 +303,6 @@ class Board:
     def generation(self) -> int:
         """Of the gate word, by a plain read: for places that are passed many times a step and look again anyway."""
         return self._words[_GATE] >> _SHIFT
-
-    def gate_word(self) -> memoryview:
-        """The gate word alone, for who wants to read it without a call."""
-        return self._words[_GATE : _GATE + 1]
 
     def requests(self) -> int:
         """Number of the newest request for a fault or a drain; passed as often as `generation`."""

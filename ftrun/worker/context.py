@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
 _PROGRESS, _PHASE = int(F.PROGRESS), int(F.PHASE)
-_SHIFT = gate.GENERATION_SHIFT
 _COMPLETE_AFTER = 0.004  # seconds that an aborted collective gets to end by itself
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
@@ -59,7 +58,6 @@ class Context:
     ) -> None:
         self.run_dir = run_dir
         self.board = Board.open(run_dir / paths.BOARD)
-        self._gate_word = self.board.gate_word()
         self.cell: Cell = self.board.cell(cell)
         self._words = self.cell.words()
         self._steps = StepLog(self.cell)
@@ -110,7 +108,7 @@ class Context:
 
     def stop_pending(self) -> bool:
         """Has a later generation stopped the one this worker takes part in?"""
-        return self._gate_word[0] >> _SHIFT > self.generation
+        return self.board.generation() > self.generation
 
     def check_stop_in_collective(self) -> None:
         """Raise Interrupt when the world stops (collectives outside a body are inside job.call or group set-up)."""

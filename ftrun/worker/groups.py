@@ -26,7 +26,7 @@ from ftrun.worker import plain
 from ftrun.worker.connecting import Connecting
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.inner import Inner
-from ftrun.worker.recording import Recorder, tensors_of
+from ftrun.worker.recording import Recorder, skip_first_sync, tensors_of
 from ftrun.worker.vigil import Vigil
 from ftrun.worker.works import Direct, Finished, Pending
 
@@ -471,31 +471,7 @@ def _replay(context: Context, recorder: Recorder) -> None:
     except WorkerError as error:
         report_no_source(context, error)
     recorder.replaying = True
-    _skip_first_sync()
-
-
-def _skip_first_sync() -> None:
-    """Until protect(), DDP's constructor sends nothing: a replacement's weights come from the arena anyway.
-
-    The collectives would be local, but flattening every parameter for them costs as much as restoring it.
-    """
-    module = torch.nn.parallel.distributed
-    kept = module._sync_module_states, module._verify_param_shape_across_processes
-
-    def restore() -> None:
-        module._sync_module_states, module._verify_param_shape_across_processes = kept
-
-    module._sync_module_states = module._verify_param_shape_across_processes = lambda *args, **kwargs: None
-    _undo.append(restore)
-
-
-_undo: list[Callable[[], None]] = []
-
-
-def end_replay() -> None:
-    """protect() was reached: DDP's constructor synchronizes again."""
-    while _undo:
-        _undo.pop()()
+    skip_first_sync()
 
 
 __all__ = ["Interrupt", "Registry", "SwapGroup", "create", "registry"]

@@ -15,7 +15,8 @@ from ftrun.worker import compiled
 from ftrun.worker.context import Context
 from ftrun.worker.engine import Engine
 from ftrun.worker.failing import give_up
-from ftrun.worker.groups import end_replay, registry
+from ftrun.worker.groups import registry
+from ftrun.worker.recording import end_replay
 from ftrun.worker.restore import restore
 from ftrun.worker.state import Protected
 from ftrun.worker.step import Step

@@ -91,3 +91,27 @@ class Recorder:
 
 
 __all__ = ["CAP_BYTES", "Recorder", "tensors_of"]
+
+
+def skip_first_sync() -> None:
+    """Until protect(), DDP's constructor sends nothing: a replacement's weights come from the arena anyway.
+
+    The collectives would be local, but flattening every parameter for them costs as much as restoring it.
+    """
+    module = torch.nn.parallel.distributed
+    kept = module._sync_module_states, module._verify_param_shape_across_processes
+
+    def restore() -> None:
+        module._sync_module_states, module._verify_param_shape_across_processes = kept
+
+    module._sync_module_states = module._verify_param_shape_across_processes = lambda *args, **kwargs: None
+    _undo.append(restore)
+
+
+_undo: list[Callable[[], None]] = []
+
+
+def end_replay() -> None:
+    """protect() was reached: DDP's constructor synchronizes again."""
+    while _undo:
+        _undo.pop()()

@@ -20,6 +20,7 @@ Mark = tuple[bytes, dict[str, Any]]  # what tells the memory of one state from t
 
 _NUMPY_BYTES = 625 * 4  # numpy's mt19937_state: 624 words and the position
 _RAW_BYTES = {"python": generators.PYTHON_BYTES, "torch": generators.TORCH_BYTES, "numpy": _NUMPY_BYTES}
+_STEADY = {"parts", "python_normal", "numpy_normal"}  # beside the memory, when all generators' can be read
 # Where an mt19937 stands (its position and, in 64 bytes, how often its words were made anew, or from what seed) is in these
 # (offset, length) of its raw bytes. The other words follow from these, but for collisions and states that somebody makes up,
 # so they need not be read to see that it was used.
@@ -45,9 +46,7 @@ class _Memory:
         self._telling = native.RangeList(telling)
         self._told = ctypes.create_string_buffer(self._telling.size)
         self._normal: tuple[tuple[int, int], list[Any]] | None = None
-        self._complete = found.keys() == _RAW_BYTES.keys() and all(found.values())
-        self._last: Mark | None = None  # what `mark` gave, while another look would give the same
-        self._gauss: Any = None
+        self._last: Mark | None = None  # what `mark` gave, when only drawing changes it
 
     def read(self) -> bytes:
         """The bytes of all ranges."""
@@ -58,15 +57,15 @@ class _Memory:
     def mark(self) -> Mark:
         """Another one for every other state that drawing or seeding can lead to; the same object while nothing was drawn."""
         native.gather(self._told, self._telling)
-        told, gauss = self._told.raw, random._inst.gauss_next  # type: ignore[attr-defined]
-        last = self._last
-        if last is not None and last[0] == told and gauss is self._gauss and not torch.cuda._initialized:
-            return last
-        mark = told, _beside(self)
-        # of a normal that numpy keeps its position does not tell whether it was used; other parts have to be asked each time
-        steady = self._complete and self._normal is not None and not self._normal[1][0] and "cuda" not in mark[1]
-        self._last, self._gauss = mark if steady else None, gauss
-        return mark
+        told, last = self._told.raw, self._last
+        if last is not None and last[0] == told and not torch.cuda.is_initialized():
+            if last[1]["python_normal"] is random._inst.gauss_next:  # type: ignore[attr-defined]
+                return last
+        beside = _beside(self)
+        # that a normal which numpy keeps was used does not show in its position, and other parts have to be asked each time
+        steady = beside.keys() == _STEADY and not beside["numpy_normal"][0]
+        self._last = (told, beside) if steady else None
+        return told, beside
 
     def forget(self) -> None:
         """A state was put back: what was last seen says nothing of it."""

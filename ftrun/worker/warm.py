@@ -14,14 +14,14 @@ from ftrun.core.world import World, read_world
 from ftrun.worker import compiled
 from ftrun.worker.arena import Arena
 from ftrun.worker.context import Context
+from ftrun.worker.lookout import LEARNED
 from ftrun.worker.segment import Segment
 
 _ROOM = 64 << 20  # bytes of heap for what is not as large as the state: activations, alignment
 _MANIFESTS_MOST = 2 << 20  # bytes of manifests, some 15,000 tensors, for which tensors are made ahead at the most
 _HEAP_MOST = 1 << 30  # bytes of heap touched ahead of their use at the most
-_LEARNED_STEPS = 4  # of a rank, after which it has touched what training touches
 _GROUP_THREADS, _OTHER_THREADS, _THREADS_MOST = 2, 2, 8  # that a repair starts: each Gloo group's, and those around it
-_THREAD_HEAP = 4 << 20  # bytes: Gloo's threads take two pieces of a bucket, of at most 1 MiB each
+_THREAD_HEAP = 4 << 20  # bytes; those of Gloo's threads grow to 3 MB when buckets are large
 
 
 def up() -> None:
@@ -89,7 +89,6 @@ class Ahead:
         self._extent: dict[int, tuple[int, int, int]] = {}
         self._heap = 0
         self._followed = False
-        self._gpu = False  # the state lies there, and groups are not Gloo's
 
     def look(self) -> None:
         """Map what is new since the last look. Never raises for a keeper or rank that is just gone."""
@@ -115,22 +114,23 @@ class Ahead:
             self._follow(world)
 
     def _follow(self, world: World) -> None:
-        """Take the page faults that training takes in a process forked by the nursery, some 10 us each: 3,000 in a step."""
+        """Take the page faults that training has taken in another process of the nursery's: thousands, some 10 us each."""
         survivors_first = sorted(world.places, key=lambda place: place.rank in world.replaced)
         cells = [self._context.board.cell(place.cell) for place in survivors_first]
-        trained = [cell for cell in cells if cell.has(Flag.LOOPING) and (cell.step or 0) >= _LEARNED_STEPS]
+        trained = [cell for cell in cells if cell.has(Flag.LOOPING) and (cell.step or 0) >= LEARNED]
         if not trained:
             return
         self._followed = True
-        _in_background(lambda: self._touch([cell[F.PID] for cell in trained]))
 
-    def _touch(self, siblings: list[int]) -> None:
-        if not self._gpu:
-            _touch_heaps(1)
-        for sibling in siblings:
-            with contextlib.suppress(OSError):  # it just ended, or the system does not show us its pages
-                native.follow_pages(sibling)
-                return
+        def touch() -> None:
+            if not trained[0][F.DEVICE]:  # else groups are not Gloo's
+                _touch_heaps(1)
+            for cell in trained:
+                with contextlib.suppress(OSError):  # it just ended, or the system does not show us its pages
+                    native.follow_pages(cell[F.PID])
+                    return
+
+        _in_background(touch)
 
     def _map(self, rank: int) -> None:
         context = self._context
@@ -146,7 +146,6 @@ class Ahead:
             return
         if not arena.manifest_length:
             return  # it is being written: at the next look
-        self._gpu = self._gpu or arena.has_gpu
         self._make_ready(arena)
         self._extent[rank] = extent
         for offset, size in (arena.committed, arena.volatile):

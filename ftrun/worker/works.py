@@ -69,7 +69,7 @@ class Pending(Work):
         self._error: Exception | None = None
         self._complete = False
         self.succeeded = False
-        self._on_gpu = result[0].is_cuda if len(result) == 1 else _on_gpu(result)
+        self._on_gpu = _on_gpu(result)
         self._future = _future(result, self._on_gpu)
         group.started(self)
         work.get_future().add_done_callback(self._inner_done)

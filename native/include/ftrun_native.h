@@ -130,9 +130,9 @@ FTRUN_API int64_t ftrun_find_nonfinite_each(const uint64_t *addresses, const uin
 /* ---- page faults (pages.cpp) ---- */
 
 /* Takes ahead the page faults that process `pid`, forked by the same parent, has taken since: pages that it wrote to are
- * made this process's own, pages of files that it read are mapped. Contents stay as they are now (of a file, too, where the sibling wrote); fresh memory is not given out, and
- * mappings above 4 GiB are left alone.
- * Gives the number of pages (0 before Linux 5.14); -ESRCH, -EACCES, -ENOMEM. */
+ * made this process's own, pages of files that it read are mapped. Contents stay as they are now (of a file, too, where the
+ * sibling wrote). Fresh memory is not given out, and mappings above 4 GiB are left alone. Gives the number of pages (0
+ * before Linux 5.14); -ESRCH, -EACCES, -ENOMEM. */
 FTRUN_API int64_t ftrun_follow_pages(int pid);
 
 /* ---- this process (process.cpp) ---- */
@@ -144,9 +144,10 @@ FTRUN_API int ftrun_malloc_keep(size_t bytes);
  * ftrun_malloc_keep before, later allocations of the calling thread find them mapped. -ENOMEM when there are not that many. */
 FTRUN_API int ftrun_malloc_touch(size_t bytes);
 
-/* The same for `threads` threads that do not exist yet: as many are started here, each takes `bytes` from malloc, touches
- * them, frees them when all have theirs, and ends. Threads that start later find that memory mapped. -EAGAIN when the
- * system gives no more threads. */
+/* The same for `threads` (at most FTRUN_MOST_HEAPS) threads that do not exist yet: as many are started here, each takes
+ * `bytes` from malloc, touches them, frees them when all have theirs, and ends. Threads that start later find that memory
+ * mapped. -EAGAIN when the system gives no more threads, -EINVAL. */
+#define FTRUN_MOST_HEAPS 16
 FTRUN_API int ftrun_malloc_touch_threads(int threads, size_t bytes);
 
 /* Orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER). */

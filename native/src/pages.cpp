@@ -103,7 +103,6 @@ public:
         if (!mine_.is_open() || !theirs_.is_open()) return -EACCES;
         size_t at = 0;
         for (const Region &region : ours) {
-            if (unknown_) break;
             if (region.end - region.begin > kLargest) continue;  // the script's own data, or only reserved
             while (at < others.size() && others[at].end <= region.begin) ++at;
             for (size_t i = at; i < others.size() && others[i].begin < region.end; ++i) {
@@ -133,23 +132,19 @@ private:
 
     void touch(uint64_t page, size_t count, int wanted) {
         auto *address = reinterpret_cast<void *>(static_cast<uintptr_t>(page * page_));
-        if (madvise(address, count * page_, wanted) == 0) {
-            touched_ += static_cast<int64_t>(count);
-        } else if (errno == EINVAL && touched_ == 0) {
-            unknown_ = true;  // before Linux 5.14
-        }
+        if (madvise(address, count * page_, wanted) == 0) touched_ += static_cast<int64_t>(count);
     }
 
     const uint64_t page_ = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     Pagemap mine_, theirs_;
     std::vector<uint64_t> own_, other_;
     int64_t touched_ = 0;
-    bool unknown_ = false;  // the kernel does not know what is asked for
 };
 
 }  // namespace
 
 extern "C" int64_t ftrun_follow_pages(int pid) {
+    if (madvise(nullptr, 0, MADV_POPULATE_READ) != 0) return 0;  // unknown before Linux 5.14
     try {
         const std::string process = std::to_string(pid);
         const std::vector<Region> ours = regions("self"), others = regions(process);

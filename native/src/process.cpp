@@ -7,39 +7,44 @@
 #include <climits>
 #include <condition_variable>
 #include <cstdlib>
-#include <exception>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "ftrun_native.h"
+#include "thread.hpp"
 
 namespace {
 
-// Lets threads go on once all of them are there.
-class Meeting {
-public:
-    explicit Meeting(int expected) : expected_(expected) {}
-
-    void wait() {
-        std::unique_lock<std::mutex> lock(mutex_);
-        ++there_;
-        changed_.notify_all();
-        changed_.wait(lock, [this] { return there_ >= expected_; });
+// `bytes` from malloc with every page touched, or null.
+char *touched(size_t bytes) {
+    auto *block = static_cast<char *>(std::malloc(bytes));
+    for (size_t at = 0; block != nullptr && at < bytes; at += 4096) {
+        static_cast<volatile char *>(block)[at] = 0;
     }
+    return block;
+}
 
-    void expect(int fewer) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        expected_ = fewer;
-        changed_.notify_all();
-    }
-
-private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    int expected_;
-    int there_ = 0;
+// What threads that each touch a heap of their own share.
+struct Heaps {
+    size_t bytes;
+    std::mutex mutex;
+    std::condition_variable changed;
+    int there = 0;
+    bool all_there = false;
 };
+
+void *touch_heap(void *argument) {
+    auto &heaps = *static_cast<Heaps *>(argument);
+    char *block = touched(heaps.bytes);
+    std::unique_lock<std::mutex> lock(heaps.mutex);
+    ++heaps.there;
+    heaps.changed.notify_all();
+    // a thread that ended would leave its heap to the next one
+    heaps.changed.wait(lock, [&heaps] { return heaps.all_there; });
+    lock.unlock();
+    std::free(block);
+    return nullptr;
+}
 
 }  // namespace
 
@@ -67,15 +72,12 @@ int ftrun_malloc_touch(size_t bytes) {
     int result = 0;
     for (size_t done = 0; done < bytes && result == 0; done += piece) {
         const size_t size = std::min(piece, bytes - done);
-        auto *block = static_cast<char *>(std::malloc(size));
+        char *block = touched(size);
         if (block == nullptr) {
             result = -ENOMEM;
             break;
         }
         pieces.push_back(block);
-        for (size_t at = 0; at < size; at += 4096) {
-            static_cast<volatile char *>(block)[at] = 0;
-        }
     }
     for (char *block : pieces) {
         std::free(block);
@@ -84,29 +86,24 @@ int ftrun_malloc_touch(size_t bytes) {
 }
 
 int ftrun_malloc_touch_threads(int threads, size_t bytes) {
-    Meeting all_hold_theirs(threads);  // one that ended would leave its memory to the next
-    std::vector<std::thread> running;
-    int result = 0;
-    try {
-        running.reserve(static_cast<size_t>(std::max(threads, 0)));
-        for (int i = 0; i < threads; ++i) {
-            running.emplace_back([&all_hold_theirs, bytes] {
-                auto *block = static_cast<char *>(std::malloc(bytes));
-                for (size_t at = 0; block != nullptr && at < bytes; at += 4096) {
-                    static_cast<volatile char *>(block)[at] = 0;
-                }
-                all_hold_theirs.wait();
-                std::free(block);
-            });
-        }
-    } catch (const std::exception &) {  // no more threads, or no memory for one
-        result = -EAGAIN;
-        all_hold_theirs.expect(static_cast<int>(running.size()));
+    Heaps heaps{};
+    heaps.bytes = bytes;
+    pthread_t running[FTRUN_MOST_HEAPS];
+    int started = 0, result = threads < 0 || threads > FTRUN_MOST_HEAPS ? EINVAL : 0;
+    while (result == 0 && started < threads) {
+        result = ftrun::start_thread(&running[started], "ftrun-heap", touch_heap, &heaps);
+        if (result == 0) ++started;
     }
-    for (std::thread &thread : running) {
-        thread.join();
+    {
+        std::unique_lock<std::mutex> lock(heaps.mutex);
+        heaps.changed.wait(lock, [&heaps, started] { return heaps.there == started; });
+        heaps.all_there = true;
+        heaps.changed.notify_all();
     }
-    return result;
+    for (int i = 0; i < started; ++i) {
+        pthread_join(running[i], nullptr);
+    }
+    return -result;
 }
 
 int ftrun_set_subreaper(void) { return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 ? 0 : -errno; }
