@@ -36,6 +36,19 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = DEADLINE)
         time.sleep(0.01)
 
 
+@contextlib.contextmanager
+def small_file_system(path: Path, megabytes: int) -> Iterator[None]:
+    """A tmpfs of that size at `path`, which is made. Skips the test where none may be mounted."""
+    path.mkdir(mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0700", "none", str(path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
 def leaked_memory(before: set[str]) -> set[str]:
     """Names that are new in /dev/shm since it held `before` and that no live process maps.
 

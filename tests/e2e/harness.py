@@ -160,13 +160,29 @@ def ftrun_command(
     spares: int = 1,
     options: Sequence[str] = (),
 ) -> list[str]:
+    """The command of a run of the reference script."""
+    arguments = ["--out", str(folder / "out"), *arguments]
+    return script_command(folder, REFERENCE, arguments, faults, ranks=ranks, spares=spares, options=options)
+
+
+def script_command(
+    folder: Path,
+    script: Path,
+    arguments: Sequence[str],
+    faults: Sequence[str] = (),
+    *,
+    ranks: int = RANKS,
+    spares: int = 1,
+    options: Sequence[str] = (),
+) -> list[str]:
+    """The command of a run of any script, with the faults of a plan if any."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [tool("ftrun"), "--nproc-per-node", str(ranks), "--spares", str(spares), *options]
     if faults:
         plan = folder / "plan.toml"
         plan.write_text("seed = 1\n" + "".join(faults))
         command += ["--fault-plan", str(plan)]
-    return [*command, str(REFERENCE), "--out", str(folder / "out"), *arguments]
+    return [*command, str(script), *arguments]
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftrun.host import memory
-from tests.conftest import wait_for
+from tests.conftest import small_file_system, wait_for
 from tests.e2e import harness
 from tests.e2e.harness import Outcome
 
@@ -186,8 +186,7 @@ def test_the_same_poison_twice_ends_the_run(folder: Path) -> None:
 
 
 def test_a_rank_that_another_one_stopped_before_it_looked_is_found_in_the_second_try(folder: Path) -> None:
-    command = harness.ftrun_command(folder, [], ranks=3, spares=0)
-    command = [*command[: command.index(str(harness.REFERENCE))], str(harness.SCRIPTS / "late_to_its_gate.py")]
+    command = harness.script_command(folder, harness.SCRIPTS / "late_to_its_gate.py", [], ranks=3, spares=0)
     outcome = harness.finish(harness.start(folder, command), ranks=0)
     assert outcome.code == 1, outcome.tail()
     reasons = [e["evidence"] for e in outcome.events("Raised") if e["generation"] == 2]
@@ -421,14 +420,8 @@ def test_the_cgroup_tells_it_where_the_kernel_may_not_be_asked(
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "tiny"
-    path.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", path], capture_output=True, check=False)
-    if mount.returncode:
-        pytest.skip("no file system may be mounted here")
-    try:
+    with small_file_system(path, 2):
         yield path
-    finally:
-        subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def test_a_full_log_folder_is_reported_and_the_run_goes_on(folder: Path, tiny_disk: Path) -> None:

@@ -22,9 +22,8 @@ KILLS = {
 
 
 def command(folder: Path, case: str, faults: Sequence[str], *options: str) -> list[str]:
-    command = harness.ftrun_command(folder, [], faults, options=["--max-replacements", "20", *options])
-    at = command.index(str(harness.REFERENCE))
-    return [*command[:at], str(SCRIPT), "--case", case, "--backend", "ftrun", "--out", str(folder / "out")]
+    arguments = ["--case", case, "--backend", "ftrun", "--out", str(folder / "out")]
+    return harness.script_command(folder, SCRIPT, arguments, faults, options=["--max-replacements", "20", *options])
 
 
 OFTEN = ("subgroups", "sparse", "compiled")

@@ -24,9 +24,9 @@ def test_the_others_are_patient(folder: Path, where: str, groups: int, spares: i
     same = ["--where", where, "--groups", str(groups), "--out"]
     stock = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "4", str(SCRIPT), "--backend", "gloo"]
     assert harness.finish(harness.start(folder / "stock", [*stock, *same, str(folder / "stock")])).code == 0
-    ours = harness.ftrun_command(folder / "ours", [], [kill(1, "backward", 5)], spares=spares)
-    ours = [*ours[: ours.index(str(harness.REFERENCE))], str(SCRIPT), "--backend", "ftrun"]
-    outcome = harness.finish(harness.start(folder / "ours", [*ours, *same, str(folder / "out")]))
+    arguments = ["--backend", "ftrun", *same, str(folder / "out")]
+    ours = harness.script_command(folder / "ours", SCRIPT, arguments, [kill(1, "backward", 5)], spares=spares)
+    outcome = harness.finish(harness.start(folder / "ours", ours))
     assert outcome.code == 0, outcome.tail()
     assert digests(folder / "out") == digests(folder / "stock")
     assert len(harness.deaths(outcome)) == 1, outcome.tail()

@@ -10,8 +10,7 @@ SCRIPT = harness.SCRIPTS / "page_faults.py"
 
 
 def faults(folder: Path, spares: int) -> int:
-    command = harness.ftrun_command(folder, [], [], spares=spares)
-    command = [*command[: command.index(str(harness.REFERENCE))], str(SCRIPT), str(folder), str(spares)]
+    command = harness.script_command(folder, SCRIPT, [str(folder), str(spares)], spares=spares)
     outcome = harness.finish(harness.start(folder, command))
     assert outcome.code == 0, outcome.tail()
     assert len(harness.deaths(outcome)) == 1, outcome.tail()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from ftrun.core.board import Board, Cell, F, Head
 from ftrun.core.world import World, read_world
-from tests.conftest import leaked_memory
+from tests.conftest import leaked_memory, small_file_system
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import fault, kill
@@ -293,12 +292,9 @@ def test_launcher_dies_and_nothing_is_left(begin: Callable[..., Live], folder: P
 def test_a_rank_dies_while_the_run_directory_is_full(stock: Reference, folder: Path) -> None:
     """As when data loaders have filled /dev/shm; what is kept in reserve is enough for a repair, and is made again."""
     runs = folder / "runs"
-    runs.mkdir(mode=0o700)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m,mode=0700", "none", str(runs)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no file system may be mounted here")
-    try:
+    with small_file_system(runs, 3), contextlib.ExitStack() as ending:
         live = Live(folder, harness.ftrun_command(folder, ["--stretch", "0.1"]))
+        ending.callback(live.running.process.kill)  # when a check fails; nothing once it has ended
         live.reach(2)
         until(lambda: list(live.run_dir.glob("errors/parked-*.json")), "a spare")
         ballast = runs / "ballast"
@@ -312,7 +308,3 @@ def test_a_rank_dies_while_the_run_directory_is_full(stock: Reference, folder: P
         until((live.run_dir / "reserve").exists, "the reserve")
         outcome = live.finish()
         harness.same(stock("--stretch", "0.1"), outcome)
-    finally:
-        if live.running.process.poll() is None:
-            live.running.process.kill()
-        subprocess.run(["umount", "--lazy", str(runs)], check=True)

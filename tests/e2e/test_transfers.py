@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TypeVar
 import pytest
 
 from ftrun.worker.keeper_client import KeeperClient
+from tests.conftest import small_file_system
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import kill
@@ -90,16 +90,9 @@ def test_the_keeper_dies_while_everyone_goes_back(stock: Reference, folder: Path
 @pytest.mark.slow
 def test_a_small_shared_memory_file_system_is_enough(stock: Reference, folder: Path) -> None:
     """A container's /dev/shm may hold a few MB: segments, snapshots and buffers are not made there."""
-    runs = folder / "runs"
-    runs.mkdir(mode=0o700)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "none", str(runs)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no file system may be mounted here")
-    try:
+    with small_file_system(folder / "runs", 2):
         faults = [kill(rank, "update", 7) for rank in range(harness.RANKS)]
         options = ["--max-replacements", "50", "--snapshot-every", "3"]
         outcome = harness.ftrun(folder, [], faults, options=options)
         harness.same(stock(), outcome)
         assert "from the host snapshot of step 6" in outcome.output
-    finally:
-        subprocess.run(["umount", "--lazy", str(runs)], check=True)

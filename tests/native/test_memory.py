@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -10,7 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,9 @@ def test_too_many_threads_are_an_error(children: Children) -> None:
         with pytest.raises(BlockingIOError):
             native.malloc_touch_threads(4, MIB)
 
+    with pytest.raises(OSError, match="Invalid argument"):
+        native.malloc_touch_threads(17, MIB)
+
     assert children.wait(children.fork(body)) == 0
 
 
@@ -313,9 +317,30 @@ def _faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-@pytest.mark.skipif(
-    [int(n) for n in os.uname().release.split(".")[:2]] < [5, 14], reason="Linux cannot do it before 5.14"
-)
+CAN_FOLLOW = [int(n) for n in os.uname().release.split(".")[:2]] >= [5, 14]
+
+
+@contextlib.contextmanager
+def sibling(children: Children, use: Callable[[], object]) -> Iterator[int]:
+    """The pid of a child that has done `use` and lives on."""
+    told, tell = os.pipe()
+    ended, end = os.pipe()
+
+    def body() -> None:
+        os.close(end)
+        use()
+        os.write(tell, b"x")
+        os.read(ended, 1)
+
+    pid = children.fork(body)
+    os.close(ended)
+    os.read(told, 1)
+    yield pid
+    os.close(end)
+    assert children.wait(pid) == 0
+
+
+@pytest.mark.skipif(not CAN_FOLLOW, reason="Linux cannot do it before 5.14")
 def test_a_sibling_is_followed(children: Children, tmp_path: Path) -> None:
     pages = 4096
     (tmp_path / "library").write_bytes(RANDOM.tobytes()[: pages * mmap.PAGESIZE].ljust(pages * mmap.PAGESIZE))
@@ -326,8 +351,6 @@ def test_a_sibling_is_followed(children: Children, tmp_path: Path) -> None:
     everything = range(0, pages * mmap.PAGESIZE, mmap.PAGESIZE)
     for at in everything:
         written[at] = untouched[at] = 1  # in the parent: copied when a child writes there
-    told, tell = os.pipe()
-    ended, end = os.pipe()
 
     def use() -> int:
         before = _faults()
@@ -336,64 +359,40 @@ def test_a_sibling_is_followed(children: Children, tmp_path: Path) -> None:
         sum(read[at] for at in everything)
         return _faults() - before
 
-    def first() -> None:
-        os.close(end)
-        use()
-        os.write(tell, b"x")
-        os.read(ended, 1)
+    with sibling(children, use) as pid:
 
-    sibling = children.fork(first)
-    os.close(ended)
-    os.read(told, 1)
+        def follower() -> None:
+            found = native.follow_pages(pid)
+            assert found >= pages, found
+            assert written[0] == 1 and written[everything[-1]] == 1  # contents stay as they were
+            assert use() < pages // 16
+            before = _faults()
+            for at in everything:
+                untouched[at] = 3
+            assert _faults() - before >= pages // 2, "pages that the sibling did not write to are still the parent's"
 
-    def follower() -> None:
-        found = native.follow_pages(sibling)
-        assert found >= pages, found
-        assert written[0] == 1 and written[everything[-1]] == 1  # contents stay as they were
-        assert use() < pages // 16
-        before = _faults()
-        for at in everything:
-            untouched[at] = 3
-        assert _faults() - before >= pages // 2, "pages that the sibling did not write to are still the parent's"
-
-    assert children.wait(children.fork(follower)) == 0
-    os.close(end)
-    assert children.wait(sibling) == 0
+        assert children.wait(children.fork(follower)) == 0
 
 
-@pytest.mark.skipif(
-    [int(n) for n in os.uname().release.split(".")[:2]] < [5, 14], reason="Linux cannot do it before 5.14"
-)
+@pytest.mark.skipif(not CAN_FOLLOW, reason="Linux cannot do it before 5.14")
 def test_what_a_sibling_only_read_is_not_copied(children: Children, tmp_path: Path) -> None:
     """A file mapped copy-on-write, as torch.load(mmap=True) does it, of which each rank reads a part of its own."""
     (tmp_path / "tokens").write_bytes(bytes(64 * MIB))
     with open(tmp_path / "tokens", "rb") as file:
         tokens = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    told, tell = os.pipe()
-    ended, end = os.pipe()
 
     def anonymous() -> int:
         with open("/proc/self/smaps_rollup") as rollup:
             return next(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:"))
 
-    def first() -> None:
-        os.close(end)
-        sum(tokens[at] for at in range(0, 64 * MIB, mmap.PAGESIZE))
-        os.write(tell, b"x")
-        os.read(ended, 1)
+    with sibling(children, lambda: sum(tokens[at] for at in range(0, 64 * MIB, mmap.PAGESIZE))) as pid:
 
-    sibling = children.fork(first)
-    os.close(ended)
-    os.read(told, 1)
+        def follower() -> None:
+            before = anonymous()
+            native.follow_pages(pid)
+            assert anonymous() - before < 32 * 1024, "kB: the file was copied"
 
-    def follower() -> None:
-        before = anonymous()
-        native.follow_pages(sibling)
-        assert anonymous() - before < 32 * 1024, "kB: the file was copied"
-
-    assert children.wait(children.fork(follower)) == 0
-    os.close(end)
-    assert children.wait(sibling) == 0
+        assert children.wait(children.fork(follower)) == 0
 
 
 def test_nobody_to_follow(children: Children) -> None:
