@@ -128,7 +128,7 @@ class SwapGroup(ProcessGroup):
                 "collective; communicate inside the loop"
             )
         if registry.vigil is not None and context.in_body:
-            registry.vigil.sending(name, args)
+            registry.vigil.sending(name, args, outputs)
         direct = name in ("send", "recv", "recv_anysource")
         if not direct:  # those wait in `wait` only: a rank that has sent something may be busy with something else
             registry.beginning = True

@@ -18,10 +18,10 @@ CAP_BYTES = 64 << 20
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """Every tensor in nested lists and tuples, in order."""
+    if type(value) is list and len(value) == 1 and type(value[0]) is torch.Tensor:
+        return value  # what most collectives are given
     if isinstance(value, torch.Tensor):
         return [value]
-    if type(value) is list and len(value) == 1 and isinstance(value[0], torch.Tensor):
-        return value  # what most collectives are given
     if isinstance(value, (list, tuple)):
         return [t for item in value for t in tensors_of(item)]
     return []

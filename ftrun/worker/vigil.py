@@ -69,8 +69,8 @@ class Vigil:
         if not self._since:
             self._start_clock()
 
-    def sending(self, name: str, args: tuple[Any, ...]) -> None:
-        """A collective is about to start: what this rank puts in is still its own."""
+    def sending(self, name: str, args: tuple[Any, ...], first: list[torch.Tensor]) -> None:
+        """A collective is about to start: what this rank puts in is still its own. `first`: the tensors of args[0]."""
         place = _REDUCING.get(name)
         if place is None or self._engine.passed or self._words[_PHASE] != _BACKWARD:
             return
@@ -78,7 +78,7 @@ class Vigil:
             self._measure()
         if self._nonfinite == "ignore" or self._poisoned:
             return
-        for tensor in tensors_of(args[place]):
+        for tensor in tensors_of(args[place]) if place else first:
             if tensor.dtype not in _FORMATS:
                 continue
             if not tensor.is_cpu:
