@@ -1,6 +1,7 @@
 """Where the ranks of one machine leave their addresses for one another: files in the run directory, no server in between.
 
-A TCPStore takes two round trips through one more process for each address, on processors that are busy just then.
+A TCPStore takes two round trips through one more process for each address, on processors that are busy just then. torch's
+FileStore looks every 10 ms (what it waits for comes 4 ms late, here 1 ms) and cannot be told meanwhile that the world stops.
 """
 
 from __future__ import annotations

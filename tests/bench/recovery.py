@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one short round of everything")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--only", choices=["stall", "help", "detect", "memory", "overhead"], help="one section")
-    parser.add_argument("--blocks", type=int, help="pairs of blocks that tell the cost of a step (750; quick: 75)")
+    parser.add_argument("--blocks", type=int, help="pairs of blocks that tell the cost of a step (1500; quick: 75)")
     args = parser.parse_args()
     quick = args.quick
     results: dict[str, Any] = {"cores": os.cpu_count(), "ranks": RANKS, "quick": quick}
@@ -229,7 +229,7 @@ def main() -> int:
         results["memory"] = footprint(root)
         print_footprint(results["memory"])
     if wanted("overhead"):
-        results["overhead"] = overhead(root, args.blocks or (75 if quick else 750))
+        results["overhead"] = overhead(root, args.blocks or (75 if quick else 1500))
         print(f"\ncost of a protected step, {results['overhead']['blocks']} blocks")
         for name, what in (("wall", "wall clock"), ("cpu", "CPU time of rank 0")):
             cost = results["overhead"][name]

@@ -31,6 +31,8 @@ import train_gpt
 # DDP's reducer must not be the last to hold a Gloo group: it destroys it while it holds the GIL, which the group's threads
 # may be waiting for
 KEPT: list[dist.ProcessGroup] = []
+STEP = 0.050  # seconds that a stock step is to take
+SMALL, LARGE, TRIES = 10, 40, 20  # batches that tell which one it takes that long with
 WARM = 20  # protected steps before the first block: buckets are rebuilt, and hidden updates are looked for in the first ones
 
 
@@ -66,7 +68,6 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=20)
     parser.add_argument("--block", type=int, default=50, help="steps in a block")
     parser.add_argument("--size", choices=train_gpt.SIZES, default="small")
-    parser.add_argument("--batch", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     device = torch.device("cpu")
@@ -79,34 +80,41 @@ def main() -> None:
     stock = DistributedDataParallel(stock_model, process_group=stock_group(args.out, rank, size))
     job = ftrun.protect(model=ddp, optimizer=optimizer)
 
-    def stock_block(first: int) -> Moment:
+    def stock_block(first: int, batch: int, length: int = args.block) -> Moment:
         times = [now()]
-        for index in range(first, first + args.block):
-            inputs, targets = text.batch("train", index, rank, args.batch, model.context)
+        for index in range(first, first + length):
+            inputs, targets = text.batch("train", index, rank, batch, model.context)
             stock(inputs, targets).backward()
             stock_optimizer.step()
             stock_optimizer.zero_grad()
             times.append(now())
         return typical(times)
 
+    def fitting_batch() -> int:
+        stock_block(0, LARGE, WARM)
+        small, large = (stock_block(0, batch, TRIES)[0] for batch in (SMALL, LARGE))
+        found = torch.tensor(SMALL + (STEP - small) * (LARGE - SMALL) / (large - small))
+        dist.all_reduce(found)
+        return max(1, round(float(found) / size))
+
     def protected_block(count: int) -> Moment:
         times = [now()]
         for step in islice(steps, count):
             with step:
-                inputs, targets = text.batch("train", step.index, rank, args.batch, model.context)
+                inputs, targets = text.batch("train", step.index, rank, batch, model.context)
                 ddp(inputs, targets).backward()
                 optimizer.step()
                 optimizer.zero_grad()
             times.append(now())
         return typical(times)
 
+    batch = fitting_batch()
     steps = job.steps(WARM + args.blocks * args.block)
     protected_block(WARM)
-    stock_block(0)
-    plain, protected = [stock_block(WARM)], []
+    plain, protected = [stock_block(WARM, batch)], []
     for number in range(args.blocks):
         protected.append(protected_block(args.block))
-        plain.append(stock_block(WARM + number * args.block))
+        plain.append(stock_block(WARM + number * args.block, batch))
     assert next(steps, None) is None
     if rank == 0:
         found = {
