@@ -32,7 +32,7 @@ import train_gpt
 # may be waiting for
 KEPT: list[dist.ProcessGroup] = []
 STEP = 0.050  # seconds that a stock step is to take
-SMALL, LARGE, TRIES = 10, 40, 20  # batches that tell which one it takes that long with
+FIRST_BATCH, ROUNDS, TRIES = 40, 3, 30  # to find the batch with which it does: rounds of so many steps
 WARM = 20  # protected steps before the first block: buckets are rebuilt, and hidden updates are looked for in the first ones
 
 
@@ -91,11 +91,12 @@ def main() -> None:
         return typical(times)
 
     def fitting_batch() -> int:
-        stock_block(0, LARGE, WARM)
-        small, large = (stock_block(0, batch, TRIES)[0] for batch in (SMALL, LARGE))
-        found = torch.tensor(SMALL + (STEP - small) * (LARGE - SMALL) / (large - small))
-        dist.all_reduce(found)
-        return max(1, round(float(found) / size))
+        batch = FIRST_BATCH
+        for _ in range(ROUNDS):
+            fitting = torch.tensor(batch * STEP / stock_block(0, batch, TRIES)[0])
+            dist.all_reduce(fitting)
+            batch = max(1, round(float(fitting) / size))
+        return batch
 
     def protected_block(count: int) -> Moment:
         times = [now()]
