@@ -81,7 +81,7 @@ def wait_for(running: harness.Running, what: str, condition: Callable[[], Any], 
         ended = running.process.poll()
         assert ended is None, f"the run ended ({ended}) while waiting for {what}\n{running.output[-3000:]}"
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}\n{running.output[-3000:]}"
-        time.sleep(0.01)
+        time.sleep(0.03)  # it reads files, on processors that are being measured
     return value
 
 
