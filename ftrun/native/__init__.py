@@ -17,7 +17,7 @@ from typing import Any
 
 LIFE_BYTES = 64
 SLOT_HEADER = 64  # bytes before a slot's content
-_ABI_VERSION = 7
+_ABI_VERSION = 8
 _LIBRARY = Path(__file__).with_name("libftrun_native.so")
 
 
@@ -263,6 +263,19 @@ def find_nonfinite_each(addresses: array[int], counts: array[int], format_: str)
     if found < -1:
         raise OSError(-found, os.strerror(-found))
     return found
+
+
+# ---- random numbers ----
+
+_uniform = _bind(_releasing, "uniform", c_int, c_void_p, c_void_p, c_size_t, ctypes.c_float, ctypes.c_float, c_int)
+
+
+def uniform(generator: int, numbers: int, count: int, low: float, high: float, fused: bool) -> None:
+    """Draw `count` float32 from [low, high) as torch does; `generator`: address of what torch.Generator.get_state() gives.
+
+    `fused`: product and sum are rounded once. Errors: OSError (EINVAL: no such state; ENOTSUP: the processor cannot).
+    """
+    _check(_uniform(generator, numbers, count, low, high, fused))
 
 
 # ---- this process ----

@@ -1,0 +1,80 @@
+"""Building a model whose layers draw their weights on the CPU: ftrun's `uniform_` against torch's, taking turns.
+
+    python tests/bench/building.py [--quick] [--json FILE]
+
+The figures of both must be equal to the bit, which is looked at each time. One thread, medians; memory that was used before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from ftrun.worker import uniform
+
+
+def numbers(count: int) -> Callable[[], list[torch.Tensor]]:
+    tensor = torch.empty(count)
+    return lambda: [tensor.uniform_(-0.1, 0.1)]
+
+
+def layers(width: int, depth: int) -> Callable[[], list[torch.Tensor]]:
+    return lambda: [p for _ in range(depth) for p in torch.nn.Linear(width, 4 * width).parameters()]
+
+
+WHAT = {
+    "16,384 numbers": numbers(16_384),
+    "100,000 numbers": numbers(100_000),
+    "10.6 M numbers": numbers(10_600_000),
+    "8 x Linear(512, 2048)": layers(512, 8),
+}
+
+
+def timed(make: Callable[[], list[torch.Tensor]], fast: bool) -> tuple[float, list[torch.Tensor]]:
+    """Milliseconds, and what was made."""
+    torch.manual_seed(1)
+    (uniform.take_over if fast else uniform.hand_back)()
+    begin = time.perf_counter()
+    made = make()
+    took = (time.perf_counter() - begin) * 1e3
+    return took, [t.detach().clone() for t in made]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    uniform.take_over()
+    if "uniform_" not in torch.Tensor.__dict__:
+        print("not used with this torch or processor: the numbers would differ")
+        return 0
+    figures = {}
+    for name, make in WHAT.items():
+        found: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(5 if args.quick else 25):
+            (ours, one), (theirs, other) = timed(make, True), timed(make, False)
+            assert all(map(torch.equal, one, other)), name
+            found[True].append(ours)
+            found[False].append(theirs)
+        ftrun, stock = (statistics.median(found[fast]) for fast in (True, False))
+        figures[name] = {"ftrun_ms": ftrun, "torch_ms": stock, "ratio": stock / ftrun}
+        print(f"{name:24s} ftrun {ftrun:8.3f} ms, torch {stock:8.3f} ms: {stock / ftrun:.1f} times faster")
+    uniform.hand_back()
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

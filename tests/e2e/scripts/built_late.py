@@ -1,0 +1,61 @@
+"""LOCAL_RANK is read first and the model built after it; each process notes what it built: built_late.py OUT.
+
+Without LOCAL_RANK it only builds and notes. Each note: how numbers were drawn while it was built, and a digest of its
+weights and of where the random stream stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import ftrun
+
+STEPS = 6
+
+
+def drawn_by() -> str:
+    return str(getattr(torch.Tensor.uniform_, "__module__", None) or "torch")
+
+
+def build() -> tuple[torch.nn.Module, str]:
+    torch.manual_seed(17)
+    layers = [torch.nn.Linear(96, 250), torch.nn.ReLU(), torch.nn.LSTM(250, 64)]
+    model = torch.nn.ModuleList([*layers, torch.nn.Linear(64, 96), torch.nn.Conv1d(16, 96, 7)])
+    sha = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
+    for parameter in model.parameters():
+        sha.update(parameter.detach().numpy().tobytes())
+    return model, sha.hexdigest()
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    rank = os.environ.get("LOCAL_RANK", "plain")
+    torch.set_num_threads(1)
+    how = drawn_by()
+    model, digest = build()
+    (out / f"{rank}-{os.getpid()}").write_text(f"{how} {digest}")
+    if rank == "plain":
+        return
+    dist.init_process_group("ftrun")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = ftrun.protect(model=model, optimizer=optimizer)
+    assert drawn_by() == "torch"
+    for step in job.steps(STEPS):
+        with step:
+            loss = torch.stack([p.square().sum() for p in model.parameters()]).sum()
+            loss.backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
