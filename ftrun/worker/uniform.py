@@ -1,17 +1,21 @@
-"""`Tensor.uniform_` on the CPU with vector instructions, while a script builds its model: same numbers, an eighth of the time.
+"""Uniform numbers on the CPU in vector instructions, while a script builds its model: same numbers, an eighth of the time.
 
 torch draws one number at a time; layers that initialize themselves with `uniform_` (Linear, convolutions, recurrent ones)
 spend most of their making there, and a replacement that builds its model does so while everybody waits. What is drawn, and
 where the random stream stands afterwards, are those of torch to the bit: tried out before use, and left to torch where they
-differ. Every tensor, generator or mode out of the ordinary is left to torch, too.
+differ.
 
-Another thread that draws from the same generator in the same moment may be given the same numbers; torch lets it wait, but
-which thread draws what is as uncertain there.
+The kernel of `aten::uniform_` for the CPU is replaced, below everything that looks at what torch does (autograd, compilers,
+modes, profilers); torch.library.get_kernel describes the way. Few numbers, other formats and scripts with threads of their
+own, which might draw from the same generator, are left to torch's kernel.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import threading
+import warnings
 from typing import Any
 
 import torch
@@ -19,10 +23,9 @@ import torch
 from ftrun import native
 
 _AT_LEAST = 16_384  # numbers; fewer take torch less than the looks around and at the generator take here
+_MOST = torch.finfo(torch.float32).max
 _RANGES = ((0.0, 1.0), (-0.3, 0.3), (-1 / 3, 1 / 7), (1e-9, 1e9), (1.0, 1.0000004))  # the last one has 4 numbers
 _LENGTHS = (1, 3, 624, 1250)  # within a block of the generator's 624 words, and over its end
-
-_torchs: Any = torch.Tensor.uniform_
 
 
 def try_out() -> None:
@@ -30,80 +33,105 @@ def try_out() -> None:
     _rounding()
 
 
-def take_over() -> None:
-    """From now on `Tensor.uniform_` is the fast one, until `hand_back`; no effect where it would not be exact."""
-    if _rounding() is not None and torch.Tensor.uniform_ is _torchs:
-        torch.Tensor.uniform_ = _uniform
+def take_over() -> bool:
+    """From now on the fast kernel is used, until `hand_back`. False, and no effect, where it would not be exact."""
+    if _Kernel.current is None and _rounding() is not None:
+        _Kernel.current = _Kernel()
+    return _Kernel.current is not None
 
 
 def hand_back() -> None:
-    """`Tensor.uniform_` is torch's again, unless the script has put another one there."""
-    if torch.Tensor.__dict__.get("uniform_") is _uniform:
-        del torch.Tensor.uniform_
+    """The kernel is torch's again, unless the script has put another one there."""
+    kernel, _Kernel.current = _Kernel.current, None
+    if kernel is not None:
+        kernel.library._destroy()
 
 
-def _uniform(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    # the arguments as torch.nn.init gives them
-    if len(args) == 2 and kwargs.keys() <= {"generator"} and all(type(a) in (int, float) for a in args):
-        generator = kwargs.get("generator") or torch.default_generator
-        if type(generator) is torch.Generator and generator.device.type == "cpu" and _is_ordinary(tensor):
-            _torchs(tensor.view(-1)[:0], *args, **kwargs)  # looks at the arguments, and counts the tensor's versions
-            _draw(tensor, *args, generator)
+class _Kernel:
+    current: _Kernel | None = None
+
+    def __init__(self) -> None:
+        self._stock: Any = torch.library.get_kernel("aten::uniform_", "CPU")
+        self.library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says once that a kernel is replaced
+            self.library.impl("uniform_", torch.compiler.disable(self._uniform), "CPU", with_keyset=True)
+        getattr(torch.library, "_impls", set()).discard("aten/uniform_/CPU")  # or torch 2.11 refuses the script's own
+
+    def _uniform(
+        self, keys: Any, tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None
+    ) -> torch.Tensor:
+        source = torch.default_generator if generator is None else generator
+        if (
+            _is_ordinary(tensor)
+            and _is_range(low, high)
+            and _is_ours_alone(source)
+            and _draw(tensor, low, high, source)
+        ):
             return tensor
-    return _torchs(tensor, *args, **kwargs)
+        self._stock.call_boxed(keys, tensor, low, high, generator=generator)
+        return tensor
 
 
 def _is_ordinary(tensor: torch.Tensor) -> bool:
     return (
-        not _is_watched()
+        tensor.numel() >= _AT_LEAST
         and type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.dtype is torch.float32
-        and torch._C._dispatch_keys(tensor) == _ordinary_keys()
         and tensor.is_contiguous()
-        and tensor.numel() >= _AT_LEAST
-        and not (tensor.requires_grad and torch.is_grad_enabled())
     )
 
 
-@functools.cache
-def _ordinary_keys() -> Any:
-    return torch._C._dispatch_keys(torch.empty(0, device="cpu"))
+def _is_range(low: float, high: float) -> bool:
+    return -_MOST <= low <= high <= _MOST and high - low <= _MOST
 
 
-def _is_watched() -> bool:
-    """Does anything look at, or change, what torch does?"""
-    return (
-        torch._C._len_torch_function_stack() > 0
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.jit.is_tracing()
-    )
+def _is_ours_alone(generator: Any) -> bool:
+    if type(generator) is not torch.Generator or generator.device.type != "cpu":
+        return False
+    return all(t is threading.main_thread() or t.name.startswith("ftrun-") for t in threading.enumerate())
 
 
-def _draw(tensor: torch.Tensor, low: float, high: float, generator: torch.Generator) -> None:
-    state = generator.get_state()
-    native.uniform(state.data_ptr(), tensor.data_ptr(), tensor.numel(), low, high, _rounding() == "fused")
-    generator.set_state(state)
+def _draw(tensor: torch.Tensor, low: float, high: float, generator: torch.Generator) -> bool:
+    """Again when the generator moves meanwhile: a signal's handler may draw, too. False if it is in an unlikely state."""
+    drawn = False
+    while not drawn:
+        before, after = generator.get_state(), generator.get_state()
+        try:
+            native.uniform(after.data_ptr(), tensor.data_ptr(), tensor.numel(), low, high, _rounding() == "fused")
+        except OSError:
+            return False
+        finally:  # a handler may raise, too
+            drawn = _bytes(before) == _bytes(generator.get_state())
+            if drawn:
+                generator.set_state(after)
+    return True
+
+
+def _bytes(state: torch.Tensor) -> bytes:
+    return ctypes.string_at(state.data_ptr(), state.numel())
 
 
 @functools.cache
 def _rounding() -> str | None:
     """How torch rounds here, which its build and the processor decide; None when neither way gives what torch draws."""
+    if not hasattr(torch.library, "get_kernel"):
+        return None
     return next((how for how in ("fused", "each") if _agrees(how == "fused")), None)
 
 
 def _agrees(fused: bool) -> bool:
-    theirs, ours = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
-    try:
-        _is_watched() or _ordinary_keys()  # these are not torch's public interface: are they there?
-        for low, high in _RANGES:
-            for length in _LENGTHS:
-                wanted = torch.empty(length).uniform_(low, high, generator=theirs)
-                found, state = torch.empty(length), ours.get_state()
+    theirs, ours = torch.Generator("cpu").manual_seed(7), torch.Generator("cpu").manual_seed(7)
+    for low, high in _RANGES:
+        for length in _LENGTHS:
+            wanted, found = (torch.empty(length, dtype=torch.float32, device="cpu") for _ in range(2))
+            wanted.uniform_(low, high, generator=theirs)
+            state = ours.get_state()
+            try:
                 native.uniform(state.data_ptr(), found.data_ptr(), length, low, high, fused)
-                ours.set_state(state)
-                if not torch.equal(wanted, found) or not torch.equal(theirs.get_state(), state):
-                    return False
-    except (AttributeError, OSError):  # another torch, or a processor that cannot
-        return False
+            except OSError:  # another torch, or a processor that cannot
+                return False
+            ours.set_state(state)
+            if not torch.equal(wanted, found) or not torch.equal(theirs.get_state(), state):
+                return False
     return True

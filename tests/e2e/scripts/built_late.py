@@ -20,7 +20,7 @@ STEPS = 6
 
 
 def drawn_by() -> str:
-    return str(getattr(torch.Tensor.uniform_, "__module__", None) or "torch")
+    return "ftrun" if "ftrun/worker" in torch._C._dispatch_dump("aten::uniform_") else "torch"
 
 
 def build() -> tuple[torch.nn.Module, str]:
