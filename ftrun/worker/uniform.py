@@ -1,31 +1,43 @@
-"""Uniform numbers on the CPU in vector instructions, while a script builds its model: same numbers, an eighth of the time.
+"""Layers that initialize themselves with uniform numbers on the CPU, made faster: same numbers, an eighth of the time.
 
-torch draws one number at a time; layers that initialize themselves with `uniform_` (Linear, convolutions, recurrent ones)
-spend most of their making there, and a replacement that builds its model does so while everybody waits. What is drawn, and
-where the random stream stands afterwards, are those of torch to the bit: tried out before use, and left to torch where they
-differ.
+torch draws one number at a time; Linear, convolutional and recurrent layers and attention spend most of their making there,
+and a replacement that builds its model does so while everybody waits. What is drawn here in vector instructions, and where
+the random stream stands afterwards, are those of torch to the bit: tried out before use, left to torch where they differ.
 
-The kernel of `aten::uniform_` for the CPU is replaced, below everything that looks at what torch does (autograd, compilers,
-modes, profilers); torch.library.get_kernel describes the way. Few numbers, other formats and scripts with threads of their
-own, which might draw from the same generator, are left to torch's kernel.
+Until `protect` (or the first compilation) those layers' own initialization runs with another `Tensor.uniform_`; nothing else
+ever sees that one. It stands aside for every tensor, generator or mode out of the ordinary, and in a script that has threads
+of its own, which might draw from the same generator. Threads of C++ that draw in the same moment are not seen.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
-import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.modules import activation, conv, linear, rnn
 
 from ftrun import native
 
+_LAYERS: list[tuple[type, str]] = [
+    (linear.Linear, "reset_parameters"),
+    (linear.Bilinear, "reset_parameters"),
+    (conv._ConvNd, "reset_parameters"),
+    (rnn.RNNBase, "reset_parameters"),
+    (rnn.RNNCellBase, "reset_parameters"),
+    (activation.MultiheadAttention, "_reset_parameters"),
+]
 _AT_LEAST = 16_384  # numbers; fewer take torch less than the looks around and at the generator take here
-_MOST = torch.finfo(torch.float32).max
 _RANGES = ((0.0, 1.0), (-0.3, 0.3), (-1 / 3, 1 / 7), (1e-9, 1e9), (1.0, 1.0000004))  # the last one has 4 numbers
 _LENGTHS = (1, 3, 624, 1250)  # within a block of the generator's 624 words, and over its end
+
+_torchs: Any = torch.Tensor.uniform_
+_default = torch.default_generator
+_originals: dict[tuple[type, str], tuple[Any, Any]] = {}  # torch's own initialization, and what stands in for it
 
 
 def try_out() -> None:
@@ -34,62 +46,89 @@ def try_out() -> None:
 
 
 def take_over() -> bool:
-    """From now on the fast kernel is used, until `hand_back`. False, and no effect, where it would not be exact."""
-    if _Kernel.current is None and _rounding() is not None:
-        _Kernel.current = _Kernel()
-    return _Kernel.current is not None
+    """From now on layers initialize themselves fast, until `hand_back`. False, and no effect, where it would not be exact."""
+    compiler = sys.modules.get("torch._dynamo.callback")  # its import takes a second; the nursery has made it
+    if compiler is None or _rounding() is None or _originals:
+        return bool(_originals)
+    for kind, name in _LAYERS:
+        original = kind.__dict__.get(name)
+        if original is not None:
+            _originals[kind, name] = original, _hastened(original)
+            setattr(kind, name, _originals[kind, name][1])
+    compiler.callback_handler.register_start_callback(_compilation_begins)
+    return True
 
 
 def hand_back() -> None:
-    """The kernel is torch's again, unless the script has put another one there."""
-    kernel, _Kernel.current = _Kernel.current, None
-    if kernel is not None:
-        kernel.library._destroy()
+    """Layers initialize themselves as torch does, or as the script has changed it."""
+    for (kind, name), (original, ours) in _originals.items():
+        if kind.__dict__.get(name) is ours:
+            setattr(kind, name, original)
+    _originals.clear()
 
 
-class _Kernel:
-    current: _Kernel | None = None
+def _compilation_begins(_: object) -> None:
+    hand_back()  # compilers look into the methods of layers
 
-    def __init__(self) -> None:
-        self._stock: Any = torch.library.get_kernel("aten::uniform_", "CPU")
-        self.library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says once that a kernel is replaced
-            self.library.impl("uniform_", torch.compiler.disable(self._uniform), "CPU", with_keyset=True)
-        getattr(torch.library, "_impls", set()).discard("aten/uniform_/CPU")  # or torch 2.11 refuses the script's own
 
-    def _uniform(
-        self, keys: Any, tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None
-    ) -> torch.Tensor:
-        source = torch.default_generator if generator is None else generator
-        if (
-            _is_ordinary(tensor)
-            and _is_range(low, high)
-            and _is_ours_alone(source)
-            and _draw(tensor, low, high, source)
-        ):
-            return tensor
-        self._stock.call_boxed(keys, tensor, low, high, generator=generator)
-        return tensor
+def _hastened(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def initialize(layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if not _originals or "uniform_" in torch.Tensor.__dict__ or not _is_alone() or _is_watched():
+            return original(layer, *args, **kwargs)
+        torch.Tensor.uniform_ = _uniform
+        try:
+            return original(layer, *args, **kwargs)
+        finally:
+            del torch.Tensor.uniform_
+
+    return initialize
+
+
+def _is_alone() -> bool:
+    """No other thread of Python runs than ours, which draw nothing."""
+    ours = {t.ident for t in threading.enumerate() if t.name.startswith("ftrun-")}
+    return sys._current_frames().keys() <= {threading.get_ident(), *ours}
+
+
+def _is_watched() -> bool:
+    """Does anything look at, or change, what torch does?"""
+    return (
+        torch._C._len_torch_function_stack() > 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.jit.is_tracing()
+        or torch.autograd._profiler_enabled()
+        or "aten/uniform_/CPU" in torch.library._impls
+    )
+
+
+def _uniform(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    # the arguments as torch.nn.init gives them
+    if len(args) == 2 and kwargs.keys() <= {"generator"} and all(type(a) in (int, float) for a in args):
+        generator = kwargs.get("generator") or _default
+        if type(generator) is torch.Generator and generator.device.type == "cpu" and _is_ordinary(tensor):
+            _torchs(tensor.view(-1)[:0], *args, **kwargs)  # looks at the arguments, and counts the tensor's versions
+            if _draw(tensor, *args, generator):
+                return tensor
+    return _torchs(tensor, *args, **kwargs)
 
 
 def _is_ordinary(tensor: torch.Tensor) -> bool:
     return (
-        tensor.numel() >= _AT_LEAST
-        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.numel() >= _AT_LEAST
         and tensor.dtype is torch.float32
+        and torch._C._dispatch_keys(tensor) == _ordinary_keys()
         and tensor.is_contiguous()
+        and not (tensor.requires_grad and torch.is_grad_enabled())
     )
 
 
-def _is_range(low: float, high: float) -> bool:
-    return -_MOST <= low <= high <= _MOST and high - low <= _MOST
-
-
-def _is_ours_alone(generator: Any) -> bool:
-    if type(generator) is not torch.Generator or generator.device.type != "cpu":
-        return False
-    return all(t is threading.main_thread() or t.name.startswith("ftrun-") for t in threading.enumerate())
+@functools.cache
+def _ordinary_keys() -> Any:
+    return torch._C._dispatch_keys(torch.empty(0, dtype=torch.float32, device="cpu"))
 
 
 def _draw(tensor: torch.Tensor, low: float, high: float, generator: torch.Generator) -> bool:
@@ -115,7 +154,9 @@ def _bytes(state: torch.Tensor) -> bytes:
 @functools.cache
 def _rounding() -> str | None:
     """How torch rounds here, which its build and the processor decide; None when neither way gives what torch draws."""
-    if not hasattr(torch.library, "get_kernel"):
+    try:
+        _is_watched(), _ordinary_keys()  # not torch's public interface: are they all there?
+    except AttributeError:
         return None
     return next((how for how in ("fused", "each") if _agrees(how == "fused")), None)
 

@@ -1,8 +1,9 @@
-"""Building a model whose layers draw their weights on the CPU: ftrun's `uniform_` against torch's, taking turns.
+"""Building a model whose layers draw their weights on the CPU: with ftrun's uniform numbers and with torch's, taking turns.
 
     python tests/bench/building.py [--quick] [--json FILE]
 
-The figures of both must be equal to the bit, which is looked at each time. One thread, medians; memory that was used before.
+The weights of both must be equal to the bit, which is looked at each time. One thread, medians. "again": the weights of a
+layer that exists, in memory that was used before.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
+import torch._dynamo
 
 from ftrun.worker import uniform
 
 
-def numbers(count: int) -> Callable[[], list[torch.Tensor]]:
-    tensor = torch.empty(count)
-    return lambda: [tensor.uniform_(-0.1, 0.1)]
+def again(width: int, out: int) -> Callable[[], list[torch.Tensor]]:
+    layer = torch.nn.Linear(width, out)
+
+    def make() -> list[torch.Tensor]:
+        layer.reset_parameters()
+        return list(layer.parameters())
+
+    return make
 
 
 def layers(width: int, depth: int) -> Callable[[], list[torch.Tensor]]:
@@ -32,9 +39,9 @@ def layers(width: int, depth: int) -> Callable[[], list[torch.Tensor]]:
 
 
 WHAT = {
-    "16,384 numbers": numbers(16_384),
-    "100,000 numbers": numbers(100_000),
-    "10.6 M numbers": numbers(10_600_000),
+    "Linear(128, 128) again": again(128, 128),
+    "Linear(320, 320) again": again(320, 320),
+    "Linear(2048, 5184) again": again(2048, 5184),
     "8 x Linear(512, 2048)": layers(512, 8),
 }
 
@@ -42,7 +49,7 @@ WHAT = {
 def timed(make: Callable[[], list[torch.Tensor]], fast: bool) -> tuple[float, list[torch.Tensor]]:
     """Milliseconds, and what was made."""
     (uniform.take_over if fast else uniform.hand_back)()
-    torch.empty(16_384).uniform_()  # the first one is slower
+    torch.nn.Linear(128, 128)  # the first one is slower
     torch.manual_seed(1)
     begin = time.perf_counter()
     made = make()

@@ -20,7 +20,7 @@ STEPS = 6
 
 
 def drawn_by() -> str:
-    return "ftrun" if "ftrun/worker" in torch._C._dispatch_dump("aten::uniform_") else "torch"
+    return "ftrun" if "ftrun/worker" in torch.nn.Linear.reset_parameters.__code__.co_filename else "torch"
 
 
 def build() -> tuple[torch.nn.Module, str]:
