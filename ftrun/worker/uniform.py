@@ -88,7 +88,11 @@ def _hastened(original: Callable[..., None]) -> Callable[..., None]:
 def _is_alone() -> bool:
     """No other thread of Python runs than ours, which draw nothing."""
     ours = {t.ident for t in threading.enumerate() if t.name.startswith("ftrun-")}
-    return sys._current_frames().keys() <= {threading.get_ident(), *ours}
+    return _threads() <= {threading.get_ident(), *ours}
+
+
+def _threads() -> set[int]:
+    return set(sys._current_frames())
 
 
 def _is_watched() -> bool:
