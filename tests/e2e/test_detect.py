@@ -370,9 +370,9 @@ def small_memory() -> Iterator[Path]:
 def test_a_kill_by_the_kernel_is_told_from_any_other(folder: Path, small_memory: Path, clean: set[str]) -> None:
     running = begin(folder)
     victim = pid_of(running, 1, 4)
-    (small_memory / "cgroup.procs").write_text(str(victim))
-    # what it touches from now on is counted here: too much at once, whatever it is
+    # first the limit, which Linux does not set below what is in use; what the victim touches once inside is too much
     (small_memory / "memory.limit_in_bytes").write_text("4096")
+    (small_memory / "cgroup.procs").write_text(str(victim))
     wait_for(lambda: "rank 1 died" in running.output, "the kernel's kill")
     os.kill(pid_of(running, 2, 4), signal.SIGKILL)
     outcome = harness.finish(running, 4, 60)
