@@ -1,4 +1,4 @@
-"""Layers that initialize themselves with uniform numbers on the CPU, made faster: same numbers, an eighth of the time.
+"""Large layers that initialize themselves with uniform numbers on the CPU, made faster: same numbers, less time.
 
 torch draws one number at a time; Linear, convolutional and recurrent layers and attention spend most of their making there,
 and a replacement that builds its model does so while everybody waits. What is drawn here in vector instructions, and where
@@ -11,7 +11,6 @@ of its own, which might draw from the same generator. Threads of C++ that draw i
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 import threading
@@ -37,7 +36,8 @@ _LENGTHS = (1, 3, 624, 1250)  # within a block of the generator's 624 words, and
 
 _torchs: Any = torch.Tensor.uniform_
 _default = torch.default_generator
-_originals: dict[tuple[type, str], tuple[Any, Any]] = {}  # torch's own initialization, and what stands in for it
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_standing_in: dict[tuple[Any, str], Any] = {}  # for the initialization that it wraps
 
 
 def try_out() -> None:
@@ -48,23 +48,22 @@ def try_out() -> None:
 def take_over() -> bool:
     """From now on layers initialize themselves fast, until `hand_back`. False, and no effect, where it would not be exact."""
     compiler = sys.modules.get("torch._dynamo.callback")  # its import takes a second; the nursery has made it
-    if compiler is None or _rounding() is None or _originals:
-        return bool(_originals)
+    if compiler is None or _rounding() is None or _standing_in:
+        return bool(_standing_in)
     for kind, name in _LAYERS:
-        original = kind.__dict__.get(name)
-        if original is not None:
-            _originals[kind, name] = original, _hastened(original)
-            setattr(kind, name, _originals[kind, name][1])
+        if name in kind.__dict__:
+            _standing_in[kind, name] = _hastened(kind.__dict__[name])
+            setattr(kind, name, _standing_in[kind, name])
     compiler.callback_handler.register_start_callback(_compilation_begins)
     return True
 
 
 def hand_back() -> None:
     """Layers initialize themselves as torch does, or as the script has changed it."""
-    for (kind, name), (original, ours) in _originals.items():
+    for (kind, name), ours in _standing_in.items():
         if kind.__dict__.get(name) is ours:
-            setattr(kind, name, original)
-    _originals.clear()
+            setattr(kind, name, ours.__wrapped__)
+    _standing_in.clear()
 
 
 def _compilation_begins(_: object) -> None:
@@ -74,7 +73,7 @@ def _compilation_begins(_: object) -> None:
 def _hastened(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def initialize(layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        if not _originals or "uniform_" in torch.Tensor.__dict__ or not _is_alone() or _is_watched():
+        if not _standing_in or not _is_large(layer) or "uniform_" in torch.Tensor.__dict__ or not _is_alone() or _is_watched():
             return original(layer, *args, **kwargs)
         torch.Tensor.uniform_ = _uniform
         try:
@@ -83,6 +82,10 @@ def _hastened(original: Callable[..., None]) -> Callable[..., None]:
             del torch.Tensor.uniform_
 
     return initialize
+
+
+def _is_large(layer: torch.nn.Module) -> bool:
+    return any(type(p) in _PLAIN and p.numel() >= _AT_LEAST for p in layer._parameters.values() if p is not None)
 
 
 def _is_alone() -> bool:
@@ -121,7 +124,7 @@ def _uniform(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 def _is_ordinary(tensor: torch.Tensor) -> bool:
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        type(tensor) in _PLAIN
         and tensor.numel() >= _AT_LEAST
         and tensor.dtype is torch.float32
         and torch._C._dispatch_keys(tensor) == _ordinary_keys()
@@ -145,14 +148,10 @@ def _draw(tensor: torch.Tensor, low: float, high: float, generator: torch.Genera
         except OSError:
             return False
         finally:  # a handler may raise, too
-            drawn = _bytes(before) == _bytes(generator.get_state())
+            drawn = torch.equal(before, generator.get_state())
             if drawn:
                 generator.set_state(after)
     return True
-
-
-def _bytes(state: torch.Tensor) -> bytes:
-    return ctypes.string_at(state.data_ptr(), state.numel())
 
 
 @functools.cache

@@ -24,11 +24,9 @@ import torch._dynamo
 from ftrun.worker import uniform
 
 
-def again(width: int, out: int) -> Callable[[], list[torch.Tensor]]:
-    layer = torch.nn.Linear(width, out)
-
+def again(layer: torch.nn.Module, method: str = "reset_parameters") -> Callable[[], list[torch.Tensor]]:
     def make() -> list[torch.Tensor]:
-        layer.reset_parameters()
+        getattr(layer, method)()
         return list(layer.parameters())
 
     return make
@@ -39,9 +37,13 @@ def layers(width: int, depth: int) -> Callable[[], list[torch.Tensor]]:
 
 
 WHAT = {
-    "Linear(128, 128) again": again(128, 128),
-    "Linear(320, 320) again": again(320, 320),
-    "Linear(2048, 5184) again": again(2048, 5184),
+    "Linear(16, 16) again": again(torch.nn.Linear(16, 16)),
+    "Linear(128, 128) again": again(torch.nn.Linear(128, 128)),
+    "Linear(320, 320) again": again(torch.nn.Linear(320, 320)),
+    "Linear(2048, 5184) again": again(torch.nn.Linear(2048, 5184)),
+    "Conv2d(256, 256, 3) again": again(torch.nn.Conv2d(256, 256, 3)),
+    "LSTM(512, 512) again": again(torch.nn.LSTM(512, 512)),
+    "attention, 512, again": again(torch.nn.MultiheadAttention(512, 8), "_reset_parameters"),
     "8 x Linear(512, 2048)": layers(512, 8),
 }
 
@@ -76,7 +78,7 @@ def main() -> int:
             found[False].append(theirs)
         ftrun, stock = (statistics.median(found[fast]) for fast in (True, False))
         figures[name] = {"ftrun_ms": ftrun, "torch_ms": stock, "ratio": stock / ftrun}
-        print(f"{name:24s} ftrun {ftrun:8.3f} ms, torch {stock:8.3f} ms: {stock / ftrun:.1f} times faster")
+        print(f"{name:26s} ftrun {ftrun:8.3f} ms, torch {stock:8.3f} ms: {stock / ftrun:.1f} times faster")
     uniform.hand_back()
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1))

@@ -93,6 +93,11 @@ def test_a_normal_that_the_generator_keeps_stays(drawn: list[int]) -> None:
     assert torch.equal(fast, slow) and drawn == [SIZE]
 
 
+def lazy(layer: nn.Module) -> nn.Module:
+    layer(torch.zeros(3))
+    return layer
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(160, 170),
     "bilinear": lambda: nn.Bilinear(40, 41, 42),
@@ -102,6 +107,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "GRU cell": lambda: nn.GRUCell(80, 90),
     "attention": lambda: nn.MultiheadAttention(96, 4),
     "transformer": lambda: nn.TransformerEncoderLayer(64, 4, 512),
+    "lazy": lambda: lazy(nn.LazyLinear(SIZE)),
     "again": lambda: nn.Linear(160, 170).apply(lambda layer: layer.reset_parameters()),  # type: ignore[operator]
 }
 
@@ -116,6 +122,8 @@ def test_nothing_else_draws_by_it(drawn: list[int]) -> None:
     torch.empty(SIZE).uniform_(0, 1)
     nn.init.uniform_(torch.empty(SIZE))
     torch.rand(SIZE)
+    nn.Linear(127, 128)
+    nn.LazyLinear(SIZE)
     assert torch.Tensor.uniform_ is uniform._torchs and not drawn
 
 
@@ -252,11 +260,6 @@ def test_what_the_script_puts_in_its_place_stays(drawn: list[int], monkeypatch: 
     assert not drawn
 
 
-def other_thread(lock: Any) -> None:
-    with lock:
-        pass
-
-
 @pytest.mark.parametrize("kind", ["thread", "low", "ours"])
 def test_with_threads_of_the_script_torch_draws(drawn: list[int], kind: str) -> None:
     lock = threading.Lock()
@@ -264,7 +267,8 @@ def test_with_threads_of_the_script_torch_draws(drawn: list[int], kind: str) -> 
 
     def wait() -> None:
         begun.set()
-        other_thread(lock)
+        with lock:
+            pass
 
     with lock:
         thread = threading.Thread(target=wait, name="ftrun-test" if kind == "ours" else "loader")
