@@ -33,7 +33,13 @@ class Kept:
         self._helper.start((str(run_dir),), {**os.environ}, self._out)
         self.pid = self._helper.pid
         self.client = KeeperClient(run_dir / paths.KEEPER_SOCKET)
-        wait_for(lambda: (run_dir / paths.KEEPER_SOCKET).exists(), "the keeper's socket")
+        wait_for(self._answers, "the keeper's first answer")  # its socket is there before it listens
+
+    def _answers(self) -> bool:
+        try:
+            return self.client.get(0, "nothing") is None
+        except OSError:
+            return False
 
     def close(self) -> None:
         self._helper.kill()
