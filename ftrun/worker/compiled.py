@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 from ftrun.core.board import Busy
 from ftrun.worker.context import Context
@@ -29,7 +30,26 @@ def stay_out() -> None:
 def excuse(context: Context) -> None:
     """While torch compiles something the launcher is to be patient: it may take minutes, at any step."""
     with contextlib.suppress(ImportError, AttributeError):
-        from torch._dynamo.callback import callback_handler
+        watch(lambda: context.busy(Busy.COMPILING, True), lambda: context.busy(Busy.COMPILING, False))
 
-        callback_handler.register_start_callback(lambda _: context.busy(Busy.COMPILING, True))
-        callback_handler.register_end_callback(lambda _: context.busy(Busy.COMPILING, False))
+
+def watch(begins: Callable[[], None], ends: Callable[[], None] = lambda: None) -> None:
+    """Have both called around every compilation, from now on.
+
+    torch itself forgets whom to call in `torch._dynamo.reset()`. Errors: ImportError, AttributeError in another torch.
+    """
+    from torch._dynamo.callback import callback_handler as handler
+
+    def register() -> None:
+        handler.register_start_callback(lambda _: begins())
+        handler.register_end_callback(lambda _: ends())
+
+    def clear() -> None:
+        try:
+            forget()
+        finally:
+            register()
+
+    forget = handler.clear
+    register()
+    handler.clear = clear

@@ -21,6 +21,7 @@ import torch
 from torch.nn.modules import activation, conv, linear, rnn
 
 from ftrun import native
+from ftrun.worker import compiled
 
 _LAYERS: list[tuple[type, str]] = [
     (linear.Linear, "reset_parameters"),
@@ -47,14 +48,14 @@ def try_out() -> None:
 
 def take_over() -> bool:
     """From now on layers initialize themselves fast, until `hand_back`. False, and no effect, where it would not be exact."""
-    compiler = sys.modules.get("torch._dynamo.callback")  # its import takes a second; the nursery has made it
-    if compiler is None or _rounding() is None or _standing_in:
-        return bool(_standing_in)
+    if _standing_in:
+        return True
+    if _rounding() is None or not _watches_compilers():
+        return False
     for kind, name in _LAYERS:
         if name in kind.__dict__:
             _standing_in[kind, name] = _hastened(kind.__dict__[name])
             setattr(kind, name, _standing_in[kind, name])
-    compiler.callback_handler.register_start_callback(_compilation_begins)
     return True
 
 
@@ -66,14 +67,26 @@ def hand_back() -> None:
     _standing_in.clear()
 
 
-def _compilation_begins(_: object) -> None:
-    hand_back()  # compilers look into the methods of layers
+@functools.cache
+def _watches_compilers() -> bool:
+    """They look into the methods of layers: the first compilation ends it all."""
+    if "torch._dynamo.callback" not in sys.modules:  # its import takes a second; the nursery has made it
+        return False
+    compiled.watch(hand_back)
+    return True
 
 
 def _hastened(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def initialize(layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        if not _standing_in or not _is_large(layer) or "uniform_" in torch.Tensor.__dict__ or not _is_alone() or _is_watched():
+        # whoever watches is not to see a question of ours either; the last look takes as long as making a small layer
+        if (
+            not _standing_in
+            or "uniform_" in torch.Tensor.__dict__
+            or _is_watched()
+            or not _is_large(layer)
+            or not _is_alone()
+        ):
             return original(layer, *args, **kwargs)
         torch.Tensor.uniform_ = _uniform
         try:

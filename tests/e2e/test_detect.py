@@ -255,6 +255,7 @@ def test_a_straggler_is_reported_and_left_alone(folder: Path) -> None:
 
 
 COMPILING = """
+import os
 import time
 import torch
 import torch.distributed as dist
@@ -271,6 +272,8 @@ net = nn.Linear(8, 8)
 model = nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 job = ftrun.protect(model=model, optimizer=optimizer)
+if os.environ.get("RESET"):
+    torch._dynamo.reset()
 head = torch.compile(lambda y: y.square().mean(), backend=slowly)
 for step in job.steps(12):
     with step:
@@ -285,10 +288,12 @@ print("done", flush=True)
 
 
 @pytest.mark.slow
-def test_compilation_in_the_middle_of_a_run_is_no_hang(folder: Path) -> None:
+@pytest.mark.parametrize("reset", ["", "1"])
+def test_compilation_in_the_middle_of_a_run_is_no_hang(folder: Path, reset: str) -> None:
     (folder / "train.py").write_text(COMPILING)
     options = ("--spares", "0", "--hang-floor", "1", "--nproc-per-node", "4")
-    outcome = harness.finish(harness.start(folder, [harness.tool("ftrun"), *options, "train.py"]), 4, 60)
+    running = harness.start(folder, [harness.tool("ftrun"), *options, "train.py"], {"RESET": reset})
+    outcome = harness.finish(running, 4, 60)
     assert outcome.code == 0 and outcome.output.count("done") == 4, outcome.tail()
     assert seen(outcome) == []
 

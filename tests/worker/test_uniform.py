@@ -218,7 +218,32 @@ def test_who_looks_sees_what_torch_does(drawn: list[int]) -> None:
     assert not drawn
 
 
-def test_the_first_compilation_ends_it(drawn: list[int]) -> None:
+def test_who_counts_calls_counts_those_of_torch(drawn: list[int]) -> None:
+    from torch.overrides import TorchFunctionMode
+
+    class Mode(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.called: list[str] = []
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.called.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    def counted() -> list[str]:
+        with Mode() as mode:
+            nn.Linear(128, 128)
+        return mode.called
+
+    ours = counted()
+    uniform.hand_back()
+    assert ours == counted() and "uniform_" in ours and not drawn
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_the_first_compilation_ends_it(drawn: list[int], forgotten: bool) -> None:
+    if forgotten:
+        torch._dynamo.reset()
     layer = nn.Linear(128, 128)
     assert drawn == [SIZE]
 
