@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +14,20 @@ from torch._C._distributed_c10d import Work
 
 if TYPE_CHECKING:
     from ftrun.worker.groups import SwapGroup
+
+
+_thread = threading.local()
+
+
+def stay_known() -> None:
+    """Let the calling thread keep its Python thread state, if Python did not start it.
+
+    Else every call from it into Python makes one, maps memory for its frames and unmaps it, which stops all threads of the
+    process for a moment: some 100 us for each collective.
+    """
+    if not hasattr(_thread, "known"):
+        _thread.known = True
+        ctypes.pythonapi.PyGILState_Ensure()  # never released: the state lives as long as the process
 
 
 _CpuFuture: Any = torch._C.Future  # without the cost of torch.futures.Future's constructor
@@ -75,6 +91,7 @@ class Pending(Work):
         work.get_future().add_done_callback(self._inner_done)
 
     def _inner_done(self, future: Any) -> None:
+        stay_known()
         try:
             future.value()
             if self._on_gpu:
