@@ -72,6 +72,28 @@ class Segment:
         return torch.frombuffer((ctypes.c_ubyte * size).from_address(self.address + offset), dtype=torch.uint8)
 
 
+_ample = False  # there is room for everything that is taken now
+
+
+@contextlib.contextmanager
+def ample_room(needed: int) -> Iterator[None]:
+    """The body takes `needed` bytes bit by bit; `room_for` looks each time only where it is tight for all ranks that do."""
+    global _ample
+    _ample = not needed or _suffices(memory_left(), needed * _ranks_here())
+    try:
+        yield
+    finally:
+        _ample = False
+
+
+def _ranks_here() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _suffices(left: int | None, needed: int) -> bool:
+    return left is None or left >= needed
+
+
 @contextlib.contextmanager
 def room_for(needed: int, what: str) -> Iterator[None]:
     """Refuse before the kernel kills: is there room for `needed` more bytes, which the body then takes?
@@ -79,9 +101,8 @@ def room_for(needed: int, what: str) -> Iterator[None]:
     When it could be tight for all ranks that do this at once, they take turns, so that each sees what is left.
     Errors: DeviceError with the amounts.
     """
-    left = memory_left()
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if left is None or left >= needed * ranks:
+    ranks = _ranks_here()
+    if _ample or _suffices(memory_left(), needed * ranks):
         yield
         return
     with Path(os.environ[ENV_RUN_DIR], "memory.lock").open("w") as file:

@@ -18,6 +18,7 @@ from ftrun.worker import codec
 from ftrun.worker.arena import Arena, Entry, Manifest, place
 from ftrun.worker.device import bytes_on_gpu, gpu_of
 from ftrun.worker.packing import Groups, has_flags, packed_flags
+from ftrun.worker.segment import ample_room
 
 _WHOLE_ZONE = 4 << 20  # bytes of buffers up to which they are copied aside in one piece
 _SAMPLES = 64
@@ -195,16 +196,11 @@ class Protected:
                 with torch.no_grad():
                     view.copy_(current)
                 state[key] = view
-        grown = False
-        if self.arena.memory is not None:
-            self.arena.expect("committed", bytes_on_gpu(self._loose_tensors()))
-        for i, optimizer in enumerate(self.optimizers):
-            for index, param in enumerate(_params_of(optimizer)):
-                state = optimizer.state.get(param)
-                if state is None or self._known.get(id(state)) == len(state):
-                    continue
-                grown = self._absorb_one(i, index, state) or grown
-                self._known[id(state)] = len(state)
+        loose = self._loose_tensors()
+        self.arena.expect("committed", bytes_on_gpu(loose))
+        with ample_room(sum(t.untyped_storage().nbytes() for t in loose)):
+            # one parameter's at a time: what lies in the arena then is not needed a second time
+            grown = any([self._absorb_one(*found) for found in self._grown_states()])
         if grown:
             self.arena.write_manifest(self.manifest)
         self._settled = self._optimizer_values()
@@ -223,15 +219,24 @@ class Protected:
         fresh = [(s, k, v) for s in states for k, v in s.items() if k not in self._held.get(id(s), ())]
         return [v for _, _, v in fresh if isinstance(v, torch.Tensor)]
 
-    def _absorb_one(self, optimizer: int, index: int, state: dict[Any, Any]) -> bool:
+    def _grown_states(self) -> Iterator[tuple[str, dict[Any, Any], bool]]:
+        """Optimizer state of each parameter that has keys which are not in the arena: its name, itself, is it private."""
+        private = {id(p) for _, p, alone in self.params if alone}
+        for i, optimizer in enumerate(self.optimizers):
+            for index, param in enumerate(_params_of(optimizer)):
+                state = optimizer.state.get(param)
+                if state is not None and self._known.get(id(state)) != len(state):
+                    yield f"optim.{i}.{index}", state, id(param) in private
+                    self._known[id(state)] = len(state)
+
+    def _absorb_one(self, owner: str, state: dict[Any, Any], private: bool) -> bool:
         held = self._held.setdefault(id(state), set())
         self._loose = self._loose or any(not isinstance(v, torch.Tensor) for v in state.values())
         fresh = [
-            (f"optim.{optimizer}.{index}.{key}", value, False)
+            (f"{owner}.{key}", value, False)
             for key, value in state.items()
             if isinstance(value, torch.Tensor) and key not in held
         ]
-        private = self._private_param(optimizer, index)
         for (entry, view), (name, _, _) in zip(
             place(self.arena, "committed", [(n, v, private) for n, v, _ in fresh], self._blocks), fresh, strict=True
         ):
@@ -248,10 +253,6 @@ class Protected:
         self.manifest.entries = [e for e in self.manifest.entries if not e.name.startswith("optim.")]
         self.absorb()
         self.arena.write_manifest(self.manifest)
-
-    def _private_param(self, optimizer: int, index: int) -> bool:
-        param = list(_params_of(self.optimizers[optimizer]))[index]
-        return any(private for _, p, private in self.params if p is param)
 
     # -- buffers -----------------------------------------------------------------------------------------------------
 

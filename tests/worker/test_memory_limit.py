@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from ftrun.core import limits
+from ftrun.worker import segment
+from ftrun.worker.arena import Arena
+from ftrun.worker.state import Protected
 from tests.conftest import Ftrun
 
 LIMIT = 1000 << 20
@@ -117,3 +121,24 @@ def test_file_cache_counts_as_free_and_every_level_limits(tmp_path: Path) -> Non
     assert limits._left_under(tmp_path, "/a/b", "memory.max", "memory.current", "") == [970, 60]
     assert limits._left_under(tmp_path, "/", "memory.max", "memory.current", "") == []
     assert limits._left_under(tmp_path, "/gone/x", "memory.max", "memory.current", "") == []
+
+
+@pytest.mark.parametrize(("spare", "looks"), [(0, 1), (-1, 21)])
+def test_the_limit_is_looked_at_for_each_parameter_only_where_it_is_tight(
+    monkeypatch: pytest.MonkeyPatch, spare: int, looks: int
+) -> None:
+    params = [torch.nn.Parameter(torch.ones(64)) for _ in range(20)]
+    optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    state = Protected([torch.nn.ParameterList(params)], [optimizer], {})
+    state.move_in(Arena.create(0, state.bytes_now()))
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    seen = []
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(segment, "memory_left", lambda: seen.append(1) or 4 * 20 * 64 * 4 + spare)
+    assert state.absorb()
+    assert len(seen) == looks
+    momentum = [optimizer.state[param]["momentum_buffer"] for param in params]
+    assert all(torch.equal(m, torch.ones(64)) for m in momentum)
+    assert not state.absorb(), "everything lies in the arena"
