@@ -77,7 +77,10 @@ _ample = False  # there is room for everything that is taken now
 
 @contextlib.contextmanager
 def ample_room(needed: int) -> Iterator[None]:
-    """The body takes `needed` bytes bit by bit; `room_for` looks each time only where it is tight for all ranks that do."""
+    """The body takes `needed` bytes bit by bit; `room_for` looks each time only where it is tight for all ranks that do.
+
+    Ranks are taken to need about the same; where one needs far more than this one, it looks for itself.
+    """
     global _ample
     _ample = not needed or _suffices(memory_left(), needed * _ranks_here())
     try:

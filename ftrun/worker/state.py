@@ -196,10 +196,10 @@ class Protected:
                 with torch.no_grad():
                     view.copy_(current)
                 state[key] = view
-        loose = self._loose_tensors()
-        self.arena.expect("committed", bytes_on_gpu(loose))
-        with ample_room(sum(t.untyped_storage().nbytes() for t in loose)):
-            # one parameter's at a time: what lies in the arena then is not needed a second time
+        del now  # what was moved is given back at once, so that the state is never there twice
+        on_host, on_gpu = self._loose_bytes()
+        self.arena.expect("committed", on_gpu)
+        with ample_room(on_host):
             grown = any([self._absorb_one(*found) for found in self._grown_states()])
         if grown:
             self.arena.write_manifest(self.manifest)
@@ -213,11 +213,15 @@ class Protected:
                 values += state.values()
         return values
 
-    def _loose_tensors(self) -> list[torch.Tensor]:
-        """Optimizer state that does not lie in the arena yet."""
+    def _loose_bytes(self) -> tuple[int, int]:
+        """Bytes of optimizer state that does not lie in the arena yet, in the host's memory and on the GPU."""
         states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
-        fresh = [(s, k, v) for s in states for k, v in s.items() if k not in self._held.get(id(s), ())]
-        return [v for _, _, v in fresh if isinstance(v, torch.Tensor)]
+        grown = [state for state in states if self._known.get(id(state)) != len(state)]
+        fresh = [(s, k, v) for s in grown for k, v in s.items() if k not in self._held.get(id(s), ())]
+        tensors = [v for _, _, v in fresh if isinstance(v, torch.Tensor)]
+        on_gpu = bytes_on_gpu(tensors) if self.arena.memory is not None else 0
+        here = [t for t in tensors if self.arena.memory is None or gpu_of(t) is None]
+        return sum(t.untyped_storage().nbytes() for t in here), on_gpu
 
     def _grown_states(self) -> Iterator[tuple[str, dict[Any, Any], bool]]:
         """Optimizer state of each parameter that has keys which are not in the arena: its name, itself, is it private."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,11 +135,17 @@ def test_the_limit_is_looked_at_for_each_parameter_only_where_it_is_tight(
     for param in params:
         param.grad = torch.ones_like(param)
     optimizer.step()
-    seen = []
+    originals = [weakref.ref(optimizer.state[param]["momentum_buffer"]) for param in params]
+    seen: list[int] = []  # how many of them were still there at each look
+
+    def memory_left() -> int:
+        seen.append(sum(original() is not None for original in originals))
+        return 4 * 20 * 64 * 4 + spare
+
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    monkeypatch.setattr(segment, "memory_left", lambda: seen.append(1) or 4 * 20 * 64 * 4 + spare)
+    monkeypatch.setattr(segment, "memory_left", memory_left)
     assert state.absorb()
-    assert len(seen) == looks
+    assert seen == [20, *range(20, 0, -1)][:looks], "what was moved is to be given back before the next is"
     momentum = [optimizer.state[param]["momentum_buffer"] for param in params]
     assert all(torch.equal(m, torch.ones(64)) for m in momentum)
     assert not state.absorb(), "everything lies in the arena"
