@@ -309,11 +309,15 @@ class Arena:
 
 
 def place(
-    arena: Arena, zone: str, tensors: Iterable[tuple[str, torch.Tensor, bool]], blocks: dict[int, torch.Tensor]
+    arena: Arena,
+    zone: str,
+    tensors: Iterable[tuple[str, torch.Tensor, bool]],
+    blocks: dict[int, torch.Tensor],
+    roomy: bool = False,
 ) -> list[tuple[Entry, torch.Tensor]]:
     """Lay tensors (name, tensor, private) out in a zone and copy their values; ties and views keep sharing memory.
 
-    Returns (entry, tensor over the arena) in order; nothing is re-pointed yet.
+    Returns (entry, tensor over the arena) in order; nothing is re-pointed yet. `roomy`: the caller has looked for room.
     """
     items = list(tensors)
     storages: dict[int, int] = {}
@@ -322,7 +326,7 @@ def place(
     placed = []
     what = "parameters and optimizer state" if zone == "committed" else "buffers"
     in_host = sum(size for key, size in sizes.items() if not gpus[key])
-    with room_for(in_host, f"moving {what} into memory that outlives the worker"):
+    with room_for(0 if roomy else in_host, f"moving {what} into memory that outlives the worker"):
         for name, tensor, private in items:
             storage = tensor.untyped_storage()
             key = storage.data_ptr()

@@ -72,29 +72,14 @@ class Segment:
         return torch.frombuffer((ctypes.c_ubyte * size).from_address(self.address + offset), dtype=torch.uint8)
 
 
-_ample = False  # there is room for everything that is taken now
-
-
-@contextlib.contextmanager
-def ample_room(needed: int) -> Iterator[None]:
-    """The body takes `needed` bytes bit by bit; `room_for` looks each time only where it is tight for all ranks that do.
-
-    Ranks are taken to need about the same; where one needs far more than this one, it looks for itself.
-    """
-    global _ample
-    _ample = not needed or _suffices(memory_left(), needed * _ranks_here())
-    try:
-        yield
-    finally:
-        _ample = False
+def is_ample(needed: int) -> bool:
+    """Is there room for `needed` more bytes on every rank of this machine? They are taken to need about the same."""
+    left = memory_left() if needed else None
+    return left is None or left >= needed * _ranks_here()
 
 
 def _ranks_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _suffices(left: int | None, needed: int) -> bool:
-    return left is None or left >= needed
 
 
 @contextlib.contextmanager
@@ -104,8 +89,7 @@ def room_for(needed: int, what: str) -> Iterator[None]:
     When it could be tight for all ranks that do this at once, they take turns, so that each sees what is left.
     Errors: DeviceError with the amounts.
     """
-    ranks = _ranks_here()
-    if _ample or _suffices(memory_left(), needed * ranks):
+    if is_ample(needed):
         yield
         return
     with Path(os.environ[ENV_RUN_DIR], "memory.lock").open("w") as file:
@@ -113,7 +97,7 @@ def room_for(needed: int, what: str) -> Iterator[None]:
         left = memory_left()
         if left is not None and left < needed:
             raise DeviceError(
-                f"{what} needs {_mib(needed)} of shared memory on each of {ranks} ranks, and the memory limit (cgroup) "
+                f"{what} needs {_mib(needed)} of shared memory on each of {_ranks_here()} ranks, and the memory limit (cgroup) "
                 f"leaves {_mib(max(left, 0))}; raise the limit by at least {_mib(needed - left)}"
             )
         yield

@@ -18,7 +18,7 @@ from ftrun.worker import codec
 from ftrun.worker.arena import Arena, Entry, Manifest, place
 from ftrun.worker.device import bytes_on_gpu, gpu_of
 from ftrun.worker.packing import Groups, has_flags, packed_flags
-from ftrun.worker.segment import ample_room
+from ftrun.worker.segment import is_ample
 
 _WHOLE_ZONE = 4 << 20  # bytes of buffers up to which they are copied aside in one piece
 _SAMPLES = 64
@@ -197,10 +197,11 @@ class Protected:
                     view.copy_(current)
                 state[key] = view
         del now  # what was moved is given back at once, so that the state is never there twice
-        on_host, on_gpu = self._loose_bytes()
+        states = list(self._grown_states())
+        on_host, on_gpu = self._loose_bytes([state for _, state, _ in states])
         self.arena.expect("committed", on_gpu)
-        with ample_room(on_host):
-            grown = any([self._absorb_one(*found) for found in self._grown_states()])
+        roomy = is_ample(on_host)
+        grown = any([self._absorb_one(*found, roomy) for found in states])
         if grown:
             self.arena.write_manifest(self.manifest)
         self._settled = self._optimizer_values()
@@ -213,16 +214,6 @@ class Protected:
                 values += state.values()
         return values
 
-    def _loose_bytes(self) -> tuple[int, int]:
-        """Bytes of optimizer state that does not lie in the arena yet, in the host's memory and on the GPU."""
-        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
-        grown = [state for state in states if self._known.get(id(state)) != len(state)]
-        fresh = [(s, k, v) for s in grown for k, v in s.items() if k not in self._held.get(id(s), ())]
-        tensors = [v for _, _, v in fresh if isinstance(v, torch.Tensor)]
-        on_gpu = bytes_on_gpu(tensors) if self.arena.memory is not None else 0
-        here = [t for t in tensors if self.arena.memory is None or gpu_of(t) is None]
-        return sum(t.untyped_storage().nbytes() for t in here), on_gpu
-
     def _grown_states(self) -> Iterator[tuple[str, dict[Any, Any], bool]]:
         """Optimizer state of each parameter that has keys which are not in the arena: its name, itself, is it private."""
         private = {id(p) for _, p, alone in self.params if alone}
@@ -231,24 +222,30 @@ class Protected:
                 state = optimizer.state.get(param)
                 if state is not None and self._known.get(id(state)) != len(state):
                     yield f"optim.{i}.{index}", state, id(param) in private
-                    self._known[id(state)] = len(state)
 
-    def _absorb_one(self, owner: str, state: dict[Any, Any], private: bool) -> bool:
-        held = self._held.setdefault(id(state), set())
+    def _fresh(self, state: dict[Any, Any]) -> dict[Any, torch.Tensor]:
+        """Its tensors that do not lie in the arena yet."""
+        held = self._held.get(id(state), ())
+        return {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and k not in held}
+
+    def _loose_bytes(self, states: list[dict[Any, Any]]) -> tuple[int, int]:
+        """Bytes of those tensors, in the host's memory and on the GPU."""
+        tensors = [tensor for state in states for tensor in self._fresh(state).values()]
+        if self.arena.memory is None:
+            return sum(t.untyped_storage().nbytes() for t in tensors), 0
+        return sum(t.untyped_storage().nbytes() for t in tensors if gpu_of(t) is None), bytes_on_gpu(tensors)
+
+    def _absorb_one(self, owner: str, state: dict[Any, Any], private: bool, roomy: bool) -> bool:
         self._loose = self._loose or any(not isinstance(v, torch.Tensor) for v in state.values())
-        fresh = [
-            (f"{owner}.{key}", value, False)
-            for key, value in state.items()
-            if isinstance(value, torch.Tensor) and key not in held
-        ]
-        for (entry, view), (name, _, _) in zip(
-            place(self.arena, "committed", [(n, v, private) for n, v, _ in fresh], self._blocks), fresh, strict=True
-        ):
-            key = name.split(".", 3)[3]
+        fresh = self._fresh(state)
+        named = [(f"{owner}.{key}", value, private) for key, value in fresh.items()]
+        placed = place(self.arena, "committed", named, self._blocks, roomy)
+        for key, (entry, view) in zip(fresh, placed, strict=True):
             self.manifest.entries.append(entry)
             state[key] = view
             self._slots.append((state, key, view))
-            held.add(key)
+        self._held.setdefault(id(state), set()).update(fresh)
+        self._known[id(state)] = len(state)
         return bool(fresh)
 
     def repoint(self) -> None:

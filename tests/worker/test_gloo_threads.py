@@ -6,7 +6,7 @@ from tests.conftest import Ftrun
 
 CALLS = 12
 SCRIPT = f"""
-import os, threading, time
+import threading
 import torch, torch.distributed as dist
 
 dist.init_process_group("ftrun")
@@ -22,11 +22,10 @@ for i in range({CALLS}):
     if dist.get_rank() == 0:
         work = dist.all_reduce(torch.ones(4), async_op=True)
         work.get_future().add_done_callback(called)  # before the other rank lets it end
-        open(f"go-{{i}}", "w").close()
+        dist.send(torch.ones(1), 1)
         work.wait()
     else:
-        while not os.path.exists(f"go-{{i}}"):
-            time.sleep(0.001)
+        dist.recv(torch.ones(1), 0)
         dist.all_reduce(torch.ones(4))
 """
 
@@ -35,4 +34,4 @@ def test_a_thread_of_gloos_keeps_its_python_state_over_collectives(ftrun: Ftrun)
     run = ftrun.start("--nproc-per-node", 2, ftrun.script(SCRIPT))
     assert run.wait() == 0, run.stdout + run.stderr
     met = run.stdout.count("met a thread")
-    assert 1 <= met <= 4, f"{met} new thread states in {CALLS} collectives, and Gloo has 2 threads for a device"
+    assert 1 <= met <= 2, f"{met} new thread states in {CALLS} collectives, and Gloo has 2 threads for a device"
