@@ -337,6 +337,9 @@ class Agent:
 
     def _ready(self, service: str, message: dict[str, Any], now: float) -> None:
         self._journal.note("service", service=service, pid=getattr(self._services, service).pid, facts=message)
+        if message.get("unfit"):
+            self._services.stop_preloading()
+            self._say(report.cannot_fork(message["unfit"]), "warning")
         if service == "nursery" and self._store is None and not self._store_asked and self._store_addr:
             self._ask_store()
         if service == "keeper":

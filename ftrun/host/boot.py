@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+NURSERY = "from ftrun.host import nursery; nursery.main()"
 STDIN = 4  # where the nursery holds the stdin that its workers get
 _ROOT = str(Path(__file__).resolve().parents[2])
 

@@ -1,8 +1,9 @@
 """The nursery: a fork server that has torch imported, so that a worker starts in milliseconds.
 
-Runs in a process of its own with one socket to the launcher. Never starts a thread, never touches CUDA, never decides
-anything: it forks what it is told to and reports who ended. The store runs in a child, because a process that serves a
-store cannot be forked from.
+Runs in a process of its own with one socket to the launcher. It imports and does nothing else before it forks: no thread,
+no backward, no CUDA call. If an import of the user's environment breaks that, the nursery begins anew without imports
+and starts each worker as a fresh interpreter. It decides nothing else: it forks what it is told to and reports who ended.
+The store runs in a child, because a process that serves a store cannot be forked from.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from typing import Any, NoReturn
 
 from ftrun.core import schedule, wire
-from ftrun.host import boot
+from ftrun.host import boot, forkable
 
 # what every training script imports sooner or later; the first optimizer alone imports torch._dynamo (0.8 s)
 _PRELOAD = (
@@ -39,30 +40,34 @@ _PRELOAD = (
 _IMPORTS = {"preload": _PRELOAD, "light": ("ftrun.worker.entry",), "exec": ()}
 _EVERYWHERE = "0.0.0.0"
 _VACATED = 5.0  # seconds in which a store that was ended has certainly left its port
+_UNFIT = "unfit="  # the argument by which a nursery tells its successor why it does not fork workers from imports
+_LAUNCHER = 3  # the descriptor of the socket to the launcher
 _WORKER = "import json, os; from ftrun.worker import entry; entry.main(json.loads(os.environ.pop('FTRUN_SPEC')))"
 
 
 def main() -> None:
     """Serve the launcher at descriptor 3 until it goes away; then end every child."""
-    launcher = socket.socket(fileno=3)
-    os.set_inheritable(3, False)
+    launcher = socket.socket(fileno=_LAUNCHER)
+    os.set_inheritable(_LAUNCHER, False)
     words = sys.argv[1:]
     if "stdin" in words:
         os.set_inheritable(boot.STDIN, False)
-    Nursery(launcher, words[0], boot.STDIN if "stdin" in words else None).serve()
+    unfit = next((word.removeprefix(_UNFIT) for word in words if word.startswith(_UNFIT)), "")
+    Nursery(launcher, words[0], boot.STDIN if "stdin" in words else None, unfit).serve()
 
 
 class Nursery:
     """`stdin`: what ranks read from.
 
     `mode`: "preload" forks workers that have torch; "light" forks them without, for programs that need none; "exec"
-    starts each as a fresh interpreter.
+    starts each as a fresh interpreter. `unfit`: why a nursery before this one, in the same process, gave "preload" up.
     """
 
-    def __init__(self, launcher: socket.socket, mode: str, stdin: int | None = None) -> None:
+    def __init__(self, launcher: socket.socket, mode: str, stdin: int | None = None, unfit: str = "") -> None:
         self._launcher = launcher
         self._mode = mode
         self._stdin = stdin
+        self._unfit = unfit
         self._children: set[int] = set()
         self._ended_r, self._ended_w = os.pipe()
         os.set_blocking(self._ended_r, False)
@@ -75,13 +80,12 @@ class Nursery:
         native.set_name("ftrun nursery")
         schedule.reset_slice()
         gc.disable()  # a fifth of the time of importing torch goes into looking for garbage that is not there
-        missing = self._import()
+        self._import()
         gc.freeze()  # a collection in a child would copy every page it looks at
         gc.enable()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._ended_w, warn_on_full_buffer=False)
-        threads = len(os.listdir("/proc/self/task"))
-        wire.send(self._launcher, {"op": "ready", "threads": threads, "missing": missing})
+        wire.send(self._launcher, {"op": "ready", "unfit": self._unfit})
         poller = select.poll()
         poller.register(self._launcher, select.POLLIN)
         poller.register(self._ended_r, select.POLLIN)
@@ -94,21 +98,33 @@ class Nursery:
                 elif not self._obey():
                     self._end_all()
 
-    def _import(self) -> list[str]:
-        missing = []
-        variables = set(os.environ)
+    def _import(self) -> None:
+        variables = dict(os.environ)
+        if self._mode != "exec":
+            self._check("starting Python (a sitecustomize, or a .pth file of an installed package)", variables)
         for name in _IMPORTS[self._mode]:
             try:
                 importlib.import_module(name)
-            except ImportError as error:
+            except ImportError:
                 if name.startswith("ftrun"):
                     raise
-                missing.append(f"{name}: {error}")
-        if "torch" in sys.modules and not missing:
-            importlib.import_module("ftrun.worker.warm").up()
-        for name in set(os.environ) - variables:
+                # the script says it better, if it imports that at all
+            self._check(f"importing {name}", variables)
+        for name in set(os.environ) - set(variables):
             del os.environ[name]  # torch sets some for its own children; a script that imports it later sees none
-        return missing
+
+    def _check(self, what: str, variables: dict[str, str]) -> None:
+        """If this process can no longer be forked, begin anew as one that imports nothing. `what` came last."""
+        found = forkable.obstacle()
+        if not found:
+            return
+        os.set_inheritable(_LAUNCHER, True)
+        words = ["exec", f"{_UNFIT}{what} {found}"]
+        if self._stdin is not None:
+            os.set_inheritable(self._stdin, True)
+            words.append("stdin")
+        argv = boot.command(boot.NURSERY, *words)
+        os.execve(argv[0], argv, variables)
 
     def _obey(self) -> bool:
         try:

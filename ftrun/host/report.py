@@ -129,6 +129,13 @@ def threads_limited() -> str:
     return "OMP_NUM_THREADS set to 1 for each worker, so that they do not compete for cores; set it yourself for more"
 
 
+def cannot_fork(why: str) -> str:
+    return (
+        f"{why}; so each worker starts as a fresh interpreter instead of a fork, which takes some seconds longer "
+        "(as with --worker-start exec, which also leaves this line out)"
+    )
+
+
 def failed(victim: Victim, survivors: int, recovering: bool) -> str:
     """The line at the moment of a failure."""
     where = "" if victim.step is None else f" in {victim.phase} of step {victim.step}"

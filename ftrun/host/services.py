@@ -17,7 +17,6 @@ from ftrun.core import wire
 from ftrun.host import boot
 from ftrun.host.loop import Loop
 
-_NURSERY = "from ftrun.host import nursery; nursery.main()"
 _NVML = "from ftrun.host import nvml; nvml.main()"
 _KEEPER = "from ftrun.host import keeper; keeper.main()"
 
@@ -139,7 +138,7 @@ class Services:
         self._mode = (mode, *(() if stdin is None else ("stdin",)))
         self._stdin = stdin
         self._out = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        self.nursery = Helper("nursery", _NURSERY, lambda m: on_message("nursery", m))
+        self.nursery = Helper("nursery", boot.NURSERY, lambda m: on_message("nursery", m))
         self.keeper = Helper("keeper", _KEEPER, lambda m: on_message("keeper", m))
         self.nvml = Helper("nvml", _NVML, lambda m: on_message("nvml", m))
         self.store_pid = 0
@@ -155,6 +154,10 @@ class Services:
 
     def start_nursery(self) -> None:
         self.nursery.start(self._mode, self._env, self._out, self._stdin)
+
+    def stop_preloading(self) -> None:
+        """The nursery found that it cannot be forked after its imports: it works as "exec" now, and so does its successor."""
+        self._mode = ("exec", *self._mode[1:])
 
     def start_keeper(self) -> None:
         self.keeper.start((str(self._run_dir),), self._env, self._out)

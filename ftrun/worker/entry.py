@@ -132,6 +132,7 @@ def _meanwhile(context: Context) -> Callable[[], None] | None:
         return None
     from ftrun.worker import warm
 
+    warm.up()
     return warm.Ahead(context).look
 
 

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from ftrun.core.board import F, Flag, collective_word, name_word
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.world import World
-from ftrun.worker import plain
+from ftrun.worker import compiled, plain
 from ftrun.worker.connecting import Connecting
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.inner import Inner
@@ -456,6 +456,7 @@ def create(options: Any, _backend_options: Any) -> Any:
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if _registry is None:
         _registry = Registry(context)
+        compiled.stay_out()
         if context.restoring:
             _replay(context, _registry.recorder)
     group = _registry.create(options.group_rank, ranks, options.timeout)

@@ -11,7 +11,6 @@ import torch
 from ftrun import native
 from ftrun.core.board import F, Flag, Head
 from ftrun.core.world import World, read_world
-from ftrun.worker import compiled, uniform
 from ftrun.worker.arena import Arena
 from ftrun.worker.context import Context
 from ftrun.worker.lookout import LEARNED
@@ -25,36 +24,44 @@ _THREAD_HEAP = 4 << 20  # bytes; those of Gloo's threads grow to 3 MB when bucke
 
 
 def up() -> None:
-    """Touch the code paths of a training step once, on a toy, and leave the random stream as it was.
+    """Run one training step of a toy model, so that a parked spare does not pay for first calls when it is needed.
 
-    The nursery does it once for every worker: first calls cost a hundred times the second (attention 26 ms, a
-    convolution 14 ms).
+    A first call costs a hundred times the second (attention 26 ms, a convolution 14 ms). The script's random stream stays as
+    it was, and none of its modules, hooks or default device is used. Where torch could open an accelerator the backward is
+    left out: autograd counts the devices, and a script that reads its rank goes on to say which of them it wants to see.
     """
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    torch.set_num_threads(1)  # a thread pool made here would not exist in the forked workers
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.suppress(Exception))  # a spare can do without
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for mode in (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.device("cpu"),
+            torch.autocast("cpu", enabled=False),
+        ):
+            stack.enter_context(mode)
+        loss = _toy_loss()
+        if _may_differentiate():
+            loss.backward()
+
+
+def _may_differentiate() -> bool:
+    built_for = [getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")]
+    return not any(built_for) or torch.cuda.is_initialized()
+
+
+def _toy_loss() -> torch.Tensor:
     functional = torch.nn.functional
-    embedding, norm = torch.nn.Embedding(8, 16), torch.nn.LayerNorm(16)
-    first, last = torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
-    picture = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.ReLU())
-    model = torch.nn.ModuleList([embedding, norm, first, last, picture])
-    optimizers = [torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), momentum=0.9)]
+    weight = torch.full((16, 16), 0.1, dtype=torch.float32, requires_grad=True)
     tokens = torch.zeros(2, 4, dtype=torch.long)
-    for optimizer in optimizers:
-        hidden = functional.dropout(functional.gelu(first(norm(embedding(tokens)))), 0.1)
-        heads = hidden.view(2, 4, 2, 8).transpose(1, 2)
-        hidden = (
-            functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
-            .transpose(1, 2)
-            .reshape(2, 4, 16)
-        )
-        loss = functional.cross_entropy(last(hidden).view(8, 8), tokens.view(8))
-        (loss + picture(torch.ones(2, 1, 4, 4)).square().mean()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    torch.set_rng_state(state)
-    torch.set_num_threads(threads)
-    uniform.try_out()
-    compiled.stay_out()
+    hidden = functional.layer_norm(functional.embedding(tokens, weight), (16,))
+    hidden = functional.dropout(functional.gelu(functional.linear(hidden, weight)), 0.1)
+    heads = hidden.view(2, 4, 2, 8).transpose(1, 2)
+    mixed = functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2)
+    loss = functional.cross_entropy(functional.linear(mixed.reshape(8, 16), weight), tokens.view(8))
+    picture = functional.conv2d(torch.ones(2, 1, 4, 4, dtype=torch.float32), weight[:9].sum(1).view(1, 1, 3, 3))
+    batch_norm = functional.batch_norm(picture, None, None, training=True)
+    return loss + functional.relu(batch_norm).square().mean()
 
 
 def for_new_groups(groups: int) -> None:

@@ -1,0 +1,80 @@
+"""A CUDA build of torch that sees a device: what a GPU machine does to processes that are forked, without a GPU.
+
+The tests need a build of torch with CUDA, as pip brings it; on a CPU build they are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import Ftrun
+from tests.e2e import harness
+from tests.e2e.conftest import Reference
+from tests.e2e.harness import kill
+
+HERE = Path(__file__).resolve().parent
+SGD = ("--optim", "sgdm", "--steps", "8")  # Adam's step opens CUDA, under torchrun too
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+
+@pytest.fixture
+def one_gpu(tmp_path: Path) -> dict[str, str]:
+    """Variables of a process in which the CUDA runtime says that there is one GPU."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    assert compiler is not None, "the pretended GPU needs a C compiler"
+    stub = tmp_path / "one_gpu.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(stub), str(HERE / "one_gpu.c")], check=True)
+    return {"LD_PRELOAD": str(stub)}
+
+
+PLAIN = """
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(5):
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+threads = [open(f"/proc/self/task/{t}/comm").read() for t in __import__("os").listdir("/proc/self/task")]
+print("autograd has device threads:", any(name.startswith("pt_autograd_") for name in threads), flush=True)
+print("trained", flush=True)
+time.sleep(1.0)
+"""
+
+
+@pytest.mark.parametrize("start", ["forkserver", "exec"])
+def test_a_plain_script_trains_in_each_start_mode(ftrun: Ftrun, one_gpu: dict[str, str], start: str) -> None:
+    run = ftrun.start("--nproc-per-node", 2, "--worker-start", start, ftrun.script(PLAIN), **one_gpu)
+    run.wait_output("trained")
+    nursery = Path(f"/proc/{run.pid('ftrun nursery')}")
+    threads = [(task / "comm").read_text() for task in (nursery / "task").iterdir()]
+    assert not [name for name in threads if name.startswith("pt_autograd_")], "the fork server ran a backward"
+    assert "libcuda.so" not in (nursery / "maps").read_text(), "the fork server opened the CUDA driver"
+    assert run.wait() == 0, run.stderr
+    assert run.stdout.count("trained") == 2
+    assert run.stdout.count("autograd has device threads: True") == 2, (
+        "the pretended GPU was not seen: this proves nothing"
+    )
+    assert "fresh interpreter" not in run.stderr, run.stderr
+
+
+@pytest.mark.parametrize("start", ["forkserver", "exec"])
+def test_a_protected_script_ends_equal_after_kills(
+    tmp_path: Path, stock: Reference, one_gpu: dict[str, str], start: str
+) -> None:
+    faults = (kill(2, "backward", 2), kill(1, "update", 4), kill(0, "forward", 6))
+    options = ("--max-replacements", "50", "--worker-start", start)
+    outcome = harness.ftrun(tmp_path, SGD, faults, options=options, env=one_gpu)
+    harness.same(stock(*SGD), outcome)
+    assert len(harness.deaths(outcome)) == 3, outcome.tail()
+    assert "fresh interpreter" not in outcome.output
+    harness.check_no_strays(tmp_path)
