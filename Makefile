@@ -4,6 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 COMPAT := .venv-compat
+NEWEST := .venv-newest
 BUILD := build/native
 LIBRARY := ftrun/native/libftrun_native.so
 NATIVE := native/CMakeLists.txt $(wildcard native/src/*.cpp native/src/*.hpp native/include/*.h native/kernels/ftrun.*)
@@ -12,7 +13,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test compat lint format native native-asan native-tsan wheel-test chaos matrix calm bench images
+.PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel-test chaos matrix calm bench images
 .PHONY: completions gpu-test gpu-bench native-only clean
 
 help:  ## this list
@@ -60,6 +61,24 @@ demo: setup  ## kill a worker in training and see the run repaired
 # Neighbours stay together, for the runs that they share; whoever has no more tests takes some of the other's.
 test: setup  ## every test but the longest (JOBS=n at a time)
 	$(PYTEST) -m "not slow" --numprocesses $(or $(JOBS),2) --dist worksteal
+
+newest: $(NEWEST)/.stamp setup  ## the same tests on the newest torch and the newest of everything (a CUDA build of 4 GB, in .venv-newest)
+	$(NEWEST)/bin/python -m pytest -m "not slow" --numprocesses $(or $(JOBS),2) --dist worksteal
+
+# What a stranger gets: an empty environment, no constraints (also none that a machine's pip is configured with), and the
+# README's first command in it, with two kills. Only then what the tests need beside it.
+$(NEWEST)/.stamp: pyproject.toml | $(LIBRARY)
+	rm -rf $(NEWEST)
+	$(PYTHON) -m venv $(NEWEST)
+	PIP_CONSTRAINT=/dev/null $(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check .
+	folder=$$(mktemp -d) && cp -r examples $$folder && \
+	    (cd $$folder && $(CURDIR)/$(NEWEST)/bin/python -I examples/demo.py --steps 60); status=$$?; rm -rf $$folder; exit $$status
+	PIP_CONSTRAINT=/dev/null $(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# One environment at a time, in .venv-versions; PYTHONS with the usual one first, TORCHES with the newest first.
+versions: setup  ## the core tests on TORCHES="2.15.0 ..." and PYTHONS="python3.11 ..."; writes the rows of docs/versions.md
+	$(PY) tests/versions.py $(addprefix --python ,$(or $(PYTHONS),$(PYTHON))) $(addprefix --torch ,$(or $(TORCHES),2.15.0))
 
 compat: $(COMPAT)/.stamp setup  ## accelerate, transformers and Lightning under torchrun and under ftrun (in .venv-compat)
 	$(COMPAT)/bin/python -m pytest -m compat tests/compat
@@ -145,6 +164,6 @@ gpu-bench: $(GPU_NEEDS)  ## figures on one GPU, also to build/bench/gpu.json (GP
 	@mkdir -p build/bench
 	PYTHONPATH=. $(GPU_PYTHON) tests/bench/gpu.py --json build/bench/gpu.json
 
-clean:  ## remove everything built, but neither .venv nor .venv-compat
+clean:  ## remove everything built, but no .venv*
 	rm -rf build dist $(LIBRARY) $(LIBRARY).tmp .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find ftrun tests examples -name __pycache__ -type d -exec rm -rf {} +
