@@ -121,7 +121,6 @@ bench: setup  ## ftrun against torchrun on this machine, detection, transfers; t
 	$(PY) tests/bench/detect.py --json build/bench/detect.json
 	$(PY) tests/bench/transfer.py --json build/bench/transfer.json
 	$(PY) tests/bench/status.py --json build/bench/status.json
-	$(PY) tests/bench/building.py --json build/bench/building.json
 
 images: setup  ## make the README's pictures anew, from a real run
 	$(PY) examples/images.py

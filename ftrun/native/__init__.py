@@ -265,19 +265,6 @@ def find_nonfinite_each(addresses: array[int], counts: array[int], format_: str)
     return found
 
 
-# ---- random numbers ----
-
-_uniform = _bind(_releasing, "uniform", c_int, c_void_p, c_void_p, c_size_t, ctypes.c_float, ctypes.c_float, c_int)
-
-
-def uniform(generator: int, numbers: int, count: int, low: float, high: float, fused: bool) -> None:
-    """Draw `count` float32 from [low, high) as torch does; `generator`: address of what torch.Generator.get_state() gives.
-
-    `fused`: product and sum are rounded once. Errors: OSError (EINVAL: no such state; ENOTSUP: the processor cannot).
-    """
-    _check(_uniform(generator, numbers, count, low, high, fused))
-
-
 # ---- this process ----
 
 _malloc_keep = _bind(_releasing, "malloc_keep", c_int, c_size_t)

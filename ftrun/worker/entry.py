@@ -95,7 +95,6 @@ def _run(spec: dict[str, Any]) -> int:
         return program.become(program.substituted(spec["argv"], context.local_rank))
     if Context.current is not None:
         context.listen()
-        _hasten_models()
     return _script(context, spec)
 
 
@@ -133,13 +132,6 @@ def _meanwhile(context: Context) -> Callable[[], None] | None:
     from ftrun.worker import warm
 
     return warm.Ahead(context).look
-
-
-def _hasten_models() -> None:
-    if "torch" in sys.modules:
-        from ftrun.worker import uniform
-
-        uniform.take_over()
 
 
 def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:

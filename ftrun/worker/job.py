@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ftrun.core.board import Flag, Phase
 from ftrun.core.errors import UsageError, WorkerError
-from ftrun.worker import compiled, uniform
+from ftrun.worker import compiled
 from ftrun.worker.context import Context
 from ftrun.worker.engine import Engine
 from ftrun.worker.failing import give_up
@@ -174,7 +174,6 @@ def protect(*, model: Any, optimizer: Any, **stateful: Any) -> Job:
     Errors: UsageError.
     """
     global _job
-    uniform.hand_back()
     modules, optimizers = _each(model, torch.nn.Module, "model"), _each(optimizer, torch.optim.Optimizer, "optimizer")
     for name, thing in stateful.items():
         if not isinstance(thing, torch.Generator) and not (

@@ -11,7 +11,7 @@ import torch
 from ftrun import native
 from ftrun.core.board import F, Flag, Head
 from ftrun.core.world import World, read_world
-from ftrun.worker import compiled, uniform
+from ftrun.worker import compiled
 from ftrun.worker.arena import Arena
 from ftrun.worker.context import Context
 from ftrun.worker.lookout import LEARNED
@@ -53,7 +53,6 @@ def up() -> None:
         optimizer.zero_grad()
     torch.set_rng_state(state)
     torch.set_num_threads(threads)
-    uniform.try_out()
     compiled.stay_out()
 
 

@@ -127,13 +127,6 @@ FTRUN_API int64_t ftrun_find_nonfinite(const void *data, size_t count, int forma
 /* Number of the first of `pieces` arrays that holds one, -1 = none does; -EINVAL. */
 FTRUN_API int64_t ftrun_find_nonfinite_each(const uint64_t *addresses, const uint64_t *counts, size_t pieces, int format);
 
-/* ---- random numbers (uniform.cpp) ---- */
-
-/* Draws `count` floats from [from, to) of a Mersenne twister and moves it on. `generator` is the state that
- * torch.Generator.get_state() gives. `fused`: product and sum are rounded once. -EINVAL when the state makes no sense,
- * -ENOTSUP when the processor has no fused instructions. */
-FTRUN_API int ftrun_uniform(void *generator, float *numbers, size_t count, float from, float to, int fused);
-
 /* ---- page faults (pages.cpp) ---- */
 
 /* Takes ahead the page faults that process `pid`, forked by the same parent, has taken since: pages that it wrote to are
