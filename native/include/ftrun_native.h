@@ -99,14 +99,9 @@ FTRUN_API void ftrun_copy(void *destination, const void *source, size_t length, 
 
 /* ---- slots (slot.cpp) ---- */
 
-/* Copies ranges one behind the other: `list` is their number, then address and length of each. */
-FTRUN_API void ftrun_gather(void *destination, const uint64_t *list);
-
-/* Replaces a slot's content: tag word 0, then `length` bytes and what the ranges of `list` hold behind the
- * FTRUN_SLOT_HEADER, their length (word 1) and the checksum of at most `summed` of them (word 2), then the tag word.
- * Nothing may overlap the slot. */
-FTRUN_API void ftrun_slot_write(uint64_t *slot, const void *data, size_t length, const uint64_t *list, size_t summed,
-                                uint64_t tag);
+/* Replaces a slot's content: tag word 0, then `length` bytes behind the FTRUN_SLOT_HEADER, their length (word 1) and the
+ * checksum of at most `summed` of them (word 2), then the tag word. The data may not overlap the slot. */
+FTRUN_API void ftrun_slot_write(uint64_t *slot, const void *data, size_t length, size_t summed, uint64_t tag);
 
 /* ---- checksums (checksum.cpp): not cryptographic; stable across releases with the same ABI version ---- */
 
