@@ -14,14 +14,9 @@ if TYPE_CHECKING:
     from ftrun.worker.groups import SwapGroup
 
 
-_CpuFuture: Any = torch._C.Future  # without the cost of torch.futures.Future's constructor
-
-
 def _future(tensors: list[torch.Tensor], on_gpu: bool) -> torch.futures.Future[Any]:
     """One that makes whoever waits for it wait for the GPU work behind it, too, if the tensors are there."""
-    if on_gpu:
-        return torch.futures.Future(devices=sorted({t.device.index for t in tensors if t.is_cuda}))
-    return _CpuFuture([])  # as those of Gloo are
+    return torch.futures.Future(devices=sorted({t.device.index for t in tensors if t.is_cuda}) if on_gpu else None)
 
 
 def _on_gpu(tensors: list[torch.Tensor]) -> bool:
