@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import Work
+from torch.distributed import Work
 
 if TYPE_CHECKING:
     from ftrun.worker.groups import SwapGroup

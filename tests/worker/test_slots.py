@@ -95,7 +95,7 @@ def test_what_leaves_the_streams_alone_leaves_the_state() -> None:
 
 @pytest.mark.parametrize("kind", ["PCG64", "Philox", "SFC64", "MT19937"])
 def test_numpy_may_have_another_generator(kind: str) -> None:
-    usual = np.random.mtrand._rand._bit_generator
+    usual = np.random.get_bit_generator()
     try:
         np.random.set_bit_generator(getattr(np.random, kind)(5))
         np.random.randn()  # one of two: the other is kept
