@@ -70,9 +70,10 @@ $(COMPAT)/.stamp: pyproject.toml constraints.txt | $(STAMPS)/venv
 	$(COMPAT)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[compat]'
 	@touch $@
 
-lint: setup  ## style, types, and the layers' import rules
+lint: setup  ## style, types, the layers' import rules, and where private names may stand
 	$(PY) -m ruff check
 	$(PY) tests/lint/check_imports.py
+	$(PY) tests/lint/check_private.py
 	$(PY) -m mypy
 
 format: setup  ## let ruff lay out the Python code
