@@ -17,7 +17,7 @@ from typing import Any
 
 LIFE_BYTES = 64
 SLOT_HEADER = 64  # bytes before a slot's content
-_ABI_VERSION = 8
+_ABI_VERSION = 9
 _LIBRARY = Path(__file__).with_name("libftrun_native.so")
 
 
