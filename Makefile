@@ -89,9 +89,10 @@ $(COMPAT)/.stamp: pyproject.toml constraints.txt | $(STAMPS)/venv
 	$(COMPAT)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[compat]'
 	@touch $@
 
-lint: setup  ## style, types, and the layers' import rules
+lint: setup  ## style, types, the layers' import rules, and where private names may stand
 	$(PY) -m ruff check
 	$(PY) tests/lint/check_imports.py
+	$(PY) tests/lint/check_private.py
 	$(PY) -m mypy
 
 format: setup  ## let ruff lay out the Python code
@@ -140,7 +141,6 @@ bench: setup  ## ftrun against torchrun on this machine, detection, transfers; t
 	$(PY) tests/bench/detect.py --json build/bench/detect.json
 	$(PY) tests/bench/transfer.py --json build/bench/transfer.json
 	$(PY) tests/bench/status.py --json build/bench/status.json
-	$(PY) tests/bench/building.py --json build/bench/building.json
 
 images: setup  ## make the README's pictures anew, from a real run
 	$(PY) examples/images.py

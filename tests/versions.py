@@ -9,7 +9,7 @@ of everything else, and is removed before the next. Exit code 1 when a test fail
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import os
 import re
@@ -116,7 +116,7 @@ def run_core(interpreter: Path, jobs: int) -> Row:
         failed=str(failed),
         skipped=counts.get("skipped", "0"),
         seconds=f"{time.monotonic() - begin:.0f}",
-        date=datetime.date.today().isoformat(),
+        date=dt.date.today().isoformat(),
         commit=head.stdout.strip(),
     )
 

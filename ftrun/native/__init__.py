@@ -17,7 +17,7 @@ from typing import Any
 
 LIFE_BYTES = 64
 SLOT_HEADER = 64  # bytes before a slot's content
-_ABI_VERSION = 8
+_ABI_VERSION = 9
 _LIBRARY = Path(__file__).with_name("libftrun_native.so")
 
 
@@ -90,27 +90,10 @@ False after the timeout, or early when a signal came, so that Python can run its
 """
 
 
-class RangeList:
-    """A fixed list of memory ranges (address, bytes), laid out once for `gather`. `size`: their bytes together."""
-
-    __slots__ = ("_as_parameter_", "size")
-
-    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        flat = [number for item in ranges for number in item]
-        self._as_parameter_ = (c_uint64 * (len(flat) + 1))(len(ranges), *flat)
-        self.size = sum(length for _, length in ranges)
-
-
-gather: Callable[[Any, RangeList], None] = _bind(_holding, "gather", None, c_void_p, c_void_p)
-"""gather(buffer or address, ranges): copies the ranges one behind the other; there is room for `ranges.size` bytes."""
-
-slot_write: Callable[[int, bytes, int, RangeList, int, int], None] = _bind(
-    _holding, "slot_write", None, c_void_p, ctypes.c_char_p, c_size_t, c_void_p, c_size_t, c_uint64
+slot_write: Callable[[int, bytes, int, int, int], None] = _bind(
+    _holding, "slot_write", None, c_void_p, ctypes.c_char_p, c_size_t, c_size_t, c_uint64
 )
-"""slot_write(slot address, data, length, ranges, bytes summed at most, tag): replaces a slot's content and seals it.
-
-The content is `data` and what the ranges hold now.
-"""
+"""slot_write(slot address, data, length, bytes summed at most, tag): replaces a slot's content and seals it."""
 
 
 class AddressList:
@@ -263,19 +246,6 @@ def find_nonfinite_each(addresses: array[int], counts: array[int], format_: str)
     if found < -1:
         raise OSError(-found, os.strerror(-found))
     return found
-
-
-# ---- random numbers ----
-
-_uniform = _bind(_releasing, "uniform", c_int, c_void_p, c_void_p, c_size_t, ctypes.c_float, ctypes.c_float, c_int)
-
-
-def uniform(generator: int, numbers: int, count: int, low: float, high: float, fused: bool) -> None:
-    """Draw `count` float32 from [low, high) as torch does; `generator`: address of what torch.Generator.get_state() gives.
-
-    `fused`: product and sum are rounded once. Errors: OSError (EINVAL: no such state; ENOTSUP: the processor cannot).
-    """
-    _check(_uniform(generator, numbers, count, low, high, fused))
 
 
 # ---- this process ----

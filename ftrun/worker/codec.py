@@ -61,11 +61,6 @@ def pack(value: Any, name: str) -> bytes:
     return b"".join(encode(value, name))
 
 
-def plain_size(data: memoryview) -> int:
-    """Bytes of `data` that `plain` wrote; what is behind them is not its own."""
-    return _HEAD.size + int(_HEAD.unpack_from(data, 0)[1])
-
-
 def decode(data: memoryview | bytes) -> Any:
     """Inverse of `encode`; every tensor and array is a fresh copy."""
     data = memoryview(data)

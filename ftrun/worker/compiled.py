@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 from ftrun.core.board import Busy
 from ftrun.worker.context import Context
+from ftrun.worker.torch_private import around_compiling, skip_when_compiling
 
 _out = False
 
@@ -22,34 +22,10 @@ def stay_out() -> None:
         return
     _out = True
     with contextlib.suppress(ImportError, AttributeError):
-        from torch._dynamo import trace_rules
-
-        trace_rules.add(__package__)
+        skip_when_compiling(__package__)
 
 
 def excuse(context: Context) -> None:
     """While torch compiles something the launcher is to be patient: it may take minutes, at any step."""
     with contextlib.suppress(ImportError, AttributeError):
-        watch(lambda: context.busy(Busy.COMPILING, True), lambda: context.busy(Busy.COMPILING, False))
-
-
-def watch(begins: Callable[[], None], ends: Callable[[], None] = lambda: None) -> None:
-    """Have both called around every compilation, from now on.
-
-    torch itself forgets whom to call in `torch._dynamo.reset()`. Errors: ImportError, AttributeError in another torch.
-    """
-    from torch._dynamo.callback import callback_handler as handler
-
-    def register() -> None:
-        handler.register_start_callback(lambda _: begins())
-        handler.register_end_callback(lambda _: ends())
-
-    def clear() -> None:
-        try:
-            forget()
-        finally:
-            register()
-
-    forget = handler.clear
-    register()
-    handler.clear = clear
+        around_compiling(lambda: context.busy(Busy.COMPILING, True), lambda: context.busy(Busy.COMPILING, False))

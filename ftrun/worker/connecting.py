@@ -6,14 +6,13 @@ When the world is stopped meanwhile, thread and store client are left behind.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from ftrun.core import schedule, symptoms
 from ftrun.core.board import F, Head
@@ -27,7 +26,6 @@ from ftrun.worker.meeting import Meeting
 # seconds that a failed connection is held back for the stop that should explain it (a launcher takes up to one to be sure
 # of a death), and until it ends this process then
 _GRACE, _HOLD = 2.0, 120.0
-_SWITCH = 0.0001  # seconds that a thread keeps the interpreter when another one wants it
 _AFTER_YOU = 0.5  # seconds more when its peer hung up: that one may have a reason of its own
 
 
@@ -59,29 +57,15 @@ class Connecting:
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._outcome: Inner | BaseException = Interrupt()
-        self._usual_interval: float | None = None
         if ahead:
-            self._hand_over_soon()
             for stage in (F.STOPPED, F.CLEANED, F.READY):
                 context.answer(stage, world.generation)
         threading.Thread(target=self._run, name="ftrun-connect", daemon=True).start()
 
     def forget(self) -> None:
         """Nobody will ask for the result."""
-        self._use_usual_interval()
         with self._lock:
             self._wanted = False
-
-    def _hand_over_soon(self) -> None:
-        """The main thread runs Python too: it would keep this one waiting for 5 ms each time that it wants to go on."""
-        self._usual_interval = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH)
-
-    def _use_usual_interval(self) -> None:
-        """Unless the script has set one of its own meanwhile."""
-        usual, self._usual_interval = self._usual_interval, None
-        if usual is not None and round(sys.getswitchinterval() / _SWITCH, 3) == 1:
-            sys.setswitchinterval(usual)
 
     def result(self, meanwhile: Callable[[], None] | None = None) -> Inner:
         """The connected group. `meanwhile` runs in this thread until it is there.
@@ -134,7 +118,6 @@ class Connecting:
             self._answer_reset()
         except BaseException as error:
             self._outcome = error
-        self._use_usual_interval()
         self._ready.set()
 
     def _connected(self) -> Inner:

@@ -6,7 +6,6 @@ The doorbell thread never decides anything: it sees a generation bump, wakes the
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -18,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ftrun.core import gate, paths, schedule
 from ftrun.core.board import Board, Busy, Cell, F, Flag, Head, Phase
-from ftrun.core.errors import PlatformError, WorkerError
+from ftrun.core.errors import WorkerError
 from ftrun.core.steps import StepLog
 from ftrun.core.world import World, read_world
 from ftrun.worker.keeper_client import KeeperClient
 from ftrun.worker.lent import Lent
+from ftrun.worker.torch_private import interrupt_thread
 from ftrun.worker.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class Context:
         with self.lock:
             if self.interruptible and self.stop_pending() and self.cell[F.STOPPED] < generation:
                 self._sent = True
-                _raise_in(self._main)
+                interrupt_thread(self._main or 0, Interrupt)
 
     def forbid_interrupts(self) -> None:
         """From here on no asynchronous Interrupt arrives; one already on its way is swallowed here."""
@@ -277,9 +277,3 @@ class Context:
     def is_main_process(self) -> bool:
         """False in a process forked by the script (a DataLoader worker)."""
         return os.getpid() == self._pid
-
-
-def _raise_in(thread: int | None) -> None:
-    if thread is None:
-        raise PlatformError("the main thread has no identifier")
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interrupt))

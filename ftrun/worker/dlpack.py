@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ftrun.worker.torch_private import capsule
+
 _CPU, _CUDA = 1, 2
 _UNSIGNED = 1
 
@@ -29,9 +31,6 @@ class _Tensor(ctypes.Structure):
     )
 
 
-_capsule = ctypes.pythonapi.PyCapsule_New
-_capsule.restype = ctypes.py_object
-_capsule.argtypes = (c_void_p, ctypes.c_char_p, c_void_p)
 _kept: list[Any] = []  # descriptions that torch reads for as long as the tensors live; a few dozen bytes each
 
 
@@ -42,7 +41,7 @@ def tensor(address: int, size: int, gpu: int | None) -> torch.Tensor:
         address, _CPU if gpu is None else _CUDA, gpu or 0, 1, _UNSIGNED, 8, 1, shape, None, 0, None, None
     )
     _kept.append((described, shape))
-    return torch.utils.dlpack.from_dlpack(_capsule(ctypes.addressof(described), b"dltensor", None))
+    return torch.utils.dlpack.from_dlpack(capsule(ctypes.addressof(described), b"dltensor"))
 
 
 assert ctypes.sizeof(c_size_t) == 8, "DLPack's layout is written down for 64-bit systems"

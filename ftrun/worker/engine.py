@@ -32,6 +32,7 @@ from ftrun.worker.slots import START, Slots
 from ftrun.worker.snapshot import Snapshots
 from ftrun.worker.state import Protected
 from ftrun.worker.strikes import trigger_of
+from ftrun.worker.torch_private import writes_to
 from ftrun.worker.vigil import Vigil
 
 _PATIENCE = 0.1  # seconds that a rank which is done with it waits for the others
@@ -352,7 +353,7 @@ class Engine:
         context.phase(_FORWARD)
         self._marks = None
         if any(self.ledger.alive) and not self.carry:
-            self._marks = [(id(g), g._version) if g is not None else (0, 0) for g in self.state.grads()]
+            self._marks = [(id(g), writes_to(g)) if g is not None else (0, 0) for g in self.state.grads()]
         if self.redo is not None:
             self._answer_resumed()
         self.vigil.body_began()
@@ -378,7 +379,7 @@ class Engine:
             return
         self.context.phase(_BACKWARD)
         if self._marks is not None:
-            now = [(id(g), g._version) if g is not None else (0, 0) for g in self.state.grads()]
+            now = [(id(g), writes_to(g)) if g is not None else (0, 0) for g in self.state.grads()]
             if any(a == b and a[0] for a, b in zip(self._marks, now, strict=True)):
                 self.carry = True  # the script goes on accumulating after an update
                 self.ledger.late(self.step)

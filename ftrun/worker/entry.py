@@ -24,6 +24,7 @@ from ftrun.core.world import World
 from ftrun.worker import numa, park, program, script
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.failing import report_exception
+from ftrun.worker.torch_private import end_as_python_does
 
 _KEEP = 256 << 20  # freed blocks up to this size stay with the process instead of going back to the system
 _PARK_DEADLINE = 10 * 365 * 86400.0  # a spare may wait for as long as the run lasts; the launcher ends it
@@ -95,7 +96,6 @@ def _run(spec: dict[str, Any]) -> int:
         return program.become(program.substituted(spec["argv"], context.local_rank))
     if Context.current is not None:
         context.listen()
-        _hasten_models()
     return _script(context, spec)
 
 
@@ -134,13 +134,6 @@ def _meanwhile(context: Context) -> Callable[[], None] | None:
 
     warm.up()
     return warm.Ahead(context).look
-
-
-def _hasten_models() -> None:
-    if "torch" in sys.modules:
-        from ftrun.worker import uniform
-
-        uniform.take_over()
 
 
 def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:
@@ -207,13 +200,7 @@ def _script(context: Context, spec: dict[str, Any]) -> int:
 
 
 def _ended(context: Context) -> None:
-    import atexit
-    import threading
-
-    # the interpreter is left by os._exit: give the script what a normal end gives it, in the same order. The first ends
-    # idle threads of executors and waits for all that are no daemons
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    end_as_python_does()  # the interpreter is left by os._exit
     context.phase(Phase.DONE)
     context.milestone(Flag.EXITING)
 

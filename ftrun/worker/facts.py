@@ -22,6 +22,7 @@ def main() -> None:
         "nccl": None,
         "devices": [],
         "cuda_error": "",
+        "private": [],
     }
     if dist.is_available() and dist.is_nccl_available():
         facts["nccl"] = list(torch.cuda.nccl.version())
@@ -33,4 +34,8 @@ def main() -> None:
                 torch.zeros(1, device="cuda").add_(1).item()
         except RuntimeError as error:
             facts["cuda_error"] = str(error).splitlines()[0]
+    if facts["gloo"]:
+        from ftrun.worker.private_probes import ask_all
+
+        facts["private"] = [answer.as_json() for answer in ask_all()]
     print(json.dumps(facts))

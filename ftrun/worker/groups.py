@@ -7,8 +7,8 @@ inner group does. Results of an aborted collective are garbage, and the closed g
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 import threading
 import time
 import zlib
@@ -17,12 +17,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ProcessGroup, Work
+from torch.distributed import ProcessGroup, Work
 
 from ftrun.core.board import F, Flag, collective_word, name_word
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.world import World
-from ftrun.worker import compiled, plain
+from ftrun.worker import compiled, plain, torch_private
 from ftrun.worker.connecting import Connecting
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.inner import Inner
@@ -93,7 +93,7 @@ class SwapGroup(ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         if self.inner is None:
             raise UsageError("this process group is being rebuilt; its backend cannot be used directly")
-        return self.inner.group._get_backend(device)
+        return torch_private.backend_of(self.inner.group, device)
 
     def _get_sequence_number_for_group(self) -> int:
         return 0
@@ -418,11 +418,11 @@ _INIT_CODE = torch.nn.parallel.DistributedDataParallel.__init__.__code__
 
 
 def _inside_ddp_constructor() -> bool:
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is _INIT_CODE:
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
@@ -430,12 +430,12 @@ _NOT_THE_SCRIPT = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (_
 
 
 def _caller() -> str:
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_NOT_THE_SCRIPT):
             return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "?"
 
 
@@ -450,6 +450,7 @@ def registry() -> Registry | None:
 def create(options: Any, _backend_options: Any) -> Any:
     """torch's hook: make the backend of a new process group."""
     global _registry
+    torch_private.require(torch_private.START)
     context = Context.current
     if context is None or not context.is_main_process():
         return plain.build(options)

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
+from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo
 
 from ftrun.core import schedule
+from ftrun.worker import torch_private
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
 _TRIES = 5  # each takes less than a millisecond
@@ -85,7 +86,7 @@ class Inner:
                 pass  # the peer's end is gone already
         self._shut = True
         if torch.device("cuda") in self.devices and _has_nccl(self.group):
-            self.group._get_backend(torch.device("cuda")).abort()
+            torch_private.backend_of(self.group, torch.device("cuda")).abort()
 
     def close(self) -> None:
         """Drop the group. May take as long as a stuck peer's timeout: call from a thread of its own."""
@@ -97,7 +98,7 @@ class Inner:
 
 
 def _has_nccl(group: Any) -> bool:
-    return group is not None and group._get_backend(torch.device("cuda")).name() == "nccl"
+    return group is not None and torch_private.backend_of(group, torch.device("cuda")).name() == "nccl"
 
 
 def _inodes() -> dict[str, int]:
@@ -174,11 +175,7 @@ def _own_devices(loopback: bool) -> tuple[list[Any], set[str], set[int]]:
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta, devices: list[Any]) -> Any:
-    options = ProcessGroupGloo._Options()
-    options._timeout = timeout
-    options._devices = devices
-    options._threads = 2 * len(devices)
-    return ProcessGroupGloo(store, rank, size, options)
+    return ProcessGroupGloo(store, rank, size, torch_private.gloo_options(timeout, devices))
 
 
 @contextlib.contextmanager
@@ -227,22 +224,19 @@ def make_group(
     for thread in threads:
         schedule.reset_slice(int(thread))  # theirs is that of the thread which made them
     devices = [torch.device("cpu")]
-    group._set_default_backend(ProcessGroup.BackendType.GLOO)
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
+    torch_private.use_by_default(group, ProcessGroup.BackendType.GLOO)
+    torch_private.use_backend(group, torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
     if torch.cuda.is_available():
         devices.append(torch.device("cuda"))
         if dist.is_nccl_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-            from torch._C._distributed_c10d import ProcessGroupNCCL
-
-            options = ProcessGroupNCCL.Options()
-            options._timeout = timeout
+            options = torch_private.nccl_options(timeout)
             with _no_handling():
-                nccl = ProcessGroupNCCL(PrefixStore("cuda/", far() if far else store), rank, size, options)
-            group._set_default_backend(ProcessGroup.BackendType.NCCL)
-            group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)
+                nccl = dist.ProcessGroupNCCL(PrefixStore("cuda/", far() if far else store), rank, size, options)
+            torch_private.use_by_default(group, ProcessGroup.BackendType.NCCL)
+            torch_private.use_backend(group, torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)
             threads = set()  # that its threads are asleep says nothing of what the GPU does
         else:
-            group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.GLOO, gloo)
+            torch_private.use_backend(group, torch.device("cuda"), ProcessGroup.BackendType.GLOO, gloo)
     sockets: list[socket.socket] = []
     if swappable and size > 1:
         sockets = _connected(before, mine, theirs, "GLOO_SOCKET_IFNAME" not in os.environ)

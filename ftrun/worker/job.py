@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.board import Flag, Phase
 from ftrun.core.errors import UsageError, WorkerError
-from ftrun.worker import compiled, uniform
+from ftrun.core.tried import TORCH_RANGE, TORCH_TO, version_of
+from ftrun.worker import compiled, torch_private
 from ftrun.worker.context import Context
 from ftrun.worker.engine import Engine
 from ftrun.worker.failing import give_up
@@ -174,7 +178,6 @@ def protect(*, model: Any, optimizer: Any, **stateful: Any) -> Job:
     Errors: UsageError.
     """
     global _job
-    uniform.hand_back()
     modules, optimizers = _each(model, torch.nn.Module, "model"), _each(optimizer, torch.optim.Optimizer, "optimizer")
     for name, thing in stateful.items():
         if not isinstance(thing, torch.Generator) and not (
@@ -197,13 +200,43 @@ def protect(*, model: Any, optimizer: Any, **stateful: Any) -> Job:
     if context is None or not context.is_main_process():
         _job = Job(None, modules, optimizers, stateful)
         return _job
+    _refuse_spread(modules)
     if params[0].device.type not in ("cpu", "cuda"):
         raise UsageError(
             f"protect(): models on {params[0].device.type} are not supported by ftrun; "
             "train on cuda or cpu, or run the script without protect() (all workers restart on a failure)"
         )
+    _check_torch(context, modules)
     _job = Job(_guard(context, modules, optimizers, stateful), modules, optimizers, stateful)
     return _job
+
+
+def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
+    """Is this torch one that can be guarded? Errors: UsageError. Warns, once a run, of one that was never tried."""
+    is_ddp = any(isinstance(module, DistributedDataParallel) for module in modules)
+    torch_private.require(torch_private.PROTECT, *([torch_private.DDP] if is_ddp else []))
+    if version_of(torch.__version__)[:2] <= TORCH_TO or context.rank != 0:
+        return
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(context.run_dir / "torch-untried", os.O_CREAT | os.O_EXCL, 0o600))
+        print(
+            f"ftrun: torch {torch.__version__} is newer than what ftrun was tried with ({TORCH_RANGE}); "
+            "compare a repaired run with a clean one by `ftrun verify`",
+            file=sys.stderr,
+        )
+
+
+def _refuse_spread(modules: list[torch.nn.Module]) -> None:
+    # a model has such parameters only when that module is loaded; importing it here would take a second
+    tensor: Any = sys.modules.get("torch.distributed.tensor")
+    for module in modules if tensor is not None else ():
+        for name, param in module.named_parameters():
+            if isinstance(param, tensor.DTensor):
+                raise UsageError(
+                    f"protect(): parameter {name} is a DTensor (FSDP2's fully_shard, or tensor parallelism), which ftrun cannot "
+                    "guard yet; run the script without protect(), and let it continue from its checkpoint after a restart "
+                    "(--max-restarts)"
+                )
 
 
 def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful: dict[str, Any]) -> Engine:

@@ -10,21 +10,18 @@ from typing import Any
 
 import torch
 
-from ftrun import native
 from ftrun.core.errors import UsageError
 from ftrun.worker import codec, rng
 from ftrun.worker.slots import END, GATE, LATE, RECORDING, START, Slots, negative_control
 from ftrun.worker.state import Protected
 
-Captured = tuple[rng.Mark, dict[str, bytes]]  # of the random streams, and packed Python state
+Captured = tuple[rng.State, dict[str, bytes]]  # of the random streams, and packed Python state
 Grads = list["torch.Tensor | None"]
 
 
 def read_state(slots: Slots, slot: int) -> dict[str, Any]:
     """What a rank's START, GATE or END slot holds. Errors: WorkerError when it was overwritten."""
-    saved: dict[str, Any]
-    saved, raw = slots.read_with_rest(slot)
-    saved["rng"] = rng.join(saved["rng"], raw)
+    saved: dict[str, Any] = slots.read(slot)
     return saved
 
 
@@ -40,8 +37,6 @@ class Ledger:
         self._state = state
         self._at_gate: Captured | None = None
         self._at_end: tuple[int, Captured] | None = None  # tag and content of the END slot
-        self._written: dict[int, dict[str, Any]] = {START: {}, GATE: {}, END: {}}
-        self._pieces: dict[int, list[bytes | memoryview]] = {}
         self._after: int | None = None  # sampled hash of the parameters when the last body was complete
         self._drew_between = False  # random numbers were drawn between two bodies
         self._carried = False  # gradients of a slot were put back and are in no other slot of ours
@@ -53,23 +48,21 @@ class Ledger:
 
     def start(self, step: int) -> None:
         """Seal the START slot of a step that is handed out for the first time. Errors: UsageError."""
-        streams, ranges = rng.look()
-        captured = (streams, self._state.python_state())
+        captured = (rng.capture(), self._state.python_state())
         self._check_between(step, captured)
         self.alive = self._state.grads_alive()
         if self._state.buffers:  # they are copied aside for this step before its slot is written
             self.slots.invalidate(START)
             self._state.save_buffers(step)
         carried = self._carried and self.slots.tag(END) != step
-        self._write(START, step, self._state.grads() if carried else None, captured, ranges)
+        self._write(START, step, self._state.grads() if carried else None, captured)
 
     def gate(self, step: int, accumulating: bool, grads: Grads) -> None:
         """Seal the GATE slot. `accumulating`: those of the gradients that are alive will be added to."""
         self._state.settle_buffers()
         self.alive = [grad is not None for grad in grads]
-        streams, ranges = rng.look()
-        self._at_gate = (streams, self._state.python_state())
-        self._write(GATE, step, grads if accumulating and any(self.alive) else None, self._at_gate, ranges)
+        self._at_gate = (rng.capture(), self._state.python_state())
+        self._write(GATE, step, grads if accumulating and any(self.alive) else None, self._at_gate)
         self._buffers_at_gate = self._state.buffers_mark()
         self._each_buffer_at_gate = None if self._buffers_move is False else self._state.buffer_marks()
 
@@ -77,11 +70,10 @@ class Ledger:
         """Seal the END slot: the state as of the start of gate step `tag`."""
         self._state.settle_buffers()
         self.alive = self._state.grads_alive()
-        streams, ranges = rng.look()
-        captured = (streams, self._state.python_state())
+        captured = (rng.capture(), self._state.python_state())
         self._at_end = (tag, captured)
         grads = self._state.grads() if accumulating and any(self.alive) else None
-        self._write(END, tag, grads, captured, ranges)
+        self._write(END, tag, grads, captured)
 
     def late(self, step: int) -> None:
         """A body turned out, after its hand-out, to accumulate on the gradients it found."""
@@ -91,12 +83,12 @@ class Ledger:
         """Keep the results of the collectives before the first step."""
         self.slots.write(RECORDING, 0, codec.encode({"header": header, "blobs": list(blobs)}, "recording"))
 
-    def _write(self, slot: int, tag: int, grads: Grads | None, captured: Captured, ranges: native.RangeList) -> None:
+    def _write(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> None:
         if negative_control(slot):
             self.slots.invalidate(slot)
             return
         content: dict[str, Any] = {
-            "rng": captured[0][1],
+            "rng": captured[0],
             "py": captured[1],
             "alive": self.alive,
             "grads": None if grads is None else codec.pack(grads, "gradients"),
@@ -106,13 +98,7 @@ class Ledger:
         }
         if slot == END and self._at_gate is not None:
             content.update(self._update_changed(self._at_gate, captured))
-        if grads is not None:  # too much to keep twice
-            self.slots.write(slot, tag, codec.plain(content), ranges)
-            return
-        # mostly it is what the same slot held a step ago: all that changes with every step lies in the ranges
-        if content != self._written[slot]:
-            self._written[slot], self._pieces[slot] = content, [b"".join(codec.plain(content))]
-        self.slots.write(slot, tag, self._pieces[slot], ranges)
+        self.slots.write(slot, tag, codec.plain(content))
 
     def _update_changed(self, before: Captured, now: Captured) -> dict[str, Any]:
         """What the update region changed: a replacement that has its own GATE slot takes just this from ours."""
@@ -154,7 +140,7 @@ class Ledger:
         if self._after is not None and self._after != self._state.sample():
             raise UsageError("parameters changed between two bodies: change them inside `with step:`, after the update")
         # a loader draws as well when it fetches, and a replacement fetches again: that does not count
-        drawn = now[0] if self.loader is None or self.loader.before is None else rng.mark_of(self.loader.before)
+        drawn = now[0] if self.loader is None or self.loader.before is None else self.loader.before
         if streams != drawn:
             self._drew_between = True
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ftrun.core.errors import UsageError
 from ftrun.worker import probe, rng
+from ftrun.worker.torch_private import writes_to
 
 if TYPE_CHECKING:
     from ftrun.worker.engine import Engine
@@ -86,7 +87,7 @@ class Source:
         self.batch = next(self._iterator)
         self.index = index
         parts = list(leaves(self.batch))
-        self._versions = [t._version for t in parts if isinstance(t, torch.Tensor)]
+        self._versions = [writes_to(t) for t in parts if isinstance(t, torch.Tensor)]
         self._copy = None if all(isinstance(t, _FIXED) for t in parts) else copy.deepcopy(self.batch)
 
     def _spoilt(self) -> bool:
@@ -94,7 +95,7 @@ class Source:
         if self._copy is not None:
             self.batch = copy.deepcopy(self._copy)
             return False
-        return [t._version for t in leaves(self.batch) if isinstance(t, torch.Tensor)] != self._versions
+        return [writes_to(t) for t in leaves(self.batch) if isinstance(t, torch.Tensor)] != self._versions
 
     def _fetch_again(self) -> None:
         """Read the batch in flight once more, and leave every random stream as it was."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from ftrun.core.world import World
 

@@ -6,12 +6,13 @@ thread, and every copy of the whole environment.
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
 from ftrun.core.environment import RANK_KEYS
+from ftrun.worker.torch_private import watch_environment
 
 _plain = type(os.environ)
 _promote: Callable[[], None] | None = None
@@ -22,7 +23,7 @@ def _asked() -> None:
     if _promote is None or threading.current_thread() is not threading.main_thread():
         return
     promote, _promote = _promote, None
-    os.environ.__class__ = _plain
+    watch_environment(_plain)
     promote()
 
 
@@ -52,7 +53,7 @@ def watch(promote: Callable[[], None]) -> None:
     """Call `promote` (which sets the rank variables and returns) at the first read of a rank."""
     global _promote
     _promote = promote
-    os.environ.__class__ = _Watched
+    watch_environment(_Watched)
 
 
 def ask_now() -> None:
@@ -62,12 +63,12 @@ def ask_now() -> None:
 
 def where() -> str:
     """file:line of the script's code that asked, for `status`."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     own = os.path.dirname(__file__)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(own) and "<frozen" not in name and os.sep + "torch" + os.sep not in name:
             if not name.endswith(f"{os.sep}os.py"):
                 return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "?"

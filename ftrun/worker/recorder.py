@@ -110,7 +110,7 @@ class Recorder(Nothing):
         for name, param, _ in state.params:
             yield f"weight:{_plain(name)}", tensor_digest(param)
         for name, module, attribute in state.buffers:
-            buffer = module._buffers.get(attribute)
+            buffer = getattr(module, attribute, None)
             if buffer is not None:
                 yield f"buffer:{_plain(name)}", tensor_digest(buffer)
         names = {id(param): _plain(name) for name, param, _ in state.params}

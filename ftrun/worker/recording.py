@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ftrun.core.errors import WorkerError
+from ftrun.worker import torch_private
 
 CAP_BYTES = 64 << 20
 
@@ -98,14 +99,7 @@ def skip_first_sync() -> None:
 
     The collectives would be local, but flattening every parameter for them costs as much as restoring it.
     """
-    module = torch.nn.parallel.distributed
-    kept = module._sync_module_states, module._verify_param_shape_across_processes
-
-    def restore() -> None:
-        module._sync_module_states, module._verify_param_shape_across_processes = kept
-
-    module._sync_module_states = module._verify_param_shape_across_processes = lambda *args, **kwargs: None
-    _undo.append(restore)
+    _undo.append(torch_private.skip_first_sync())
 
 
 _undo: list[Callable[[], None]] = []

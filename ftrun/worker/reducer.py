@@ -14,7 +14,7 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.errors import UsageError
-from ftrun.worker import probe
+from ftrun.worker import probe, torch_private
 from ftrun.worker.groups import Registry, SwapGroup
 
 
@@ -103,8 +103,8 @@ class _One:
         self.ddp = ddp
         self._name = name  # the same on every rank of the module's group
         self._registry = registry
-        params, self._sparse = ddp._build_params_for_reducer()
-        self.params: list[torch.nn.Parameter] = list(params)
+        self.params: list[torch.nn.Parameter]
+        self.params, self._sparse = torch_private.params_of_reducer(ddp)
         self.order: list[int] = []
         self.fact: list[Any] | None = None
         self.layout: list[int] | None = None  # None: as DDP's constructor made it, or not known
@@ -135,7 +135,7 @@ class _One:
     def commit(self, step: int) -> bool:
         if self.fact is not None:
             since = step - self.fact[1]
-            if self.layout is None and self.ddp._has_rebuilt_buckets and since > 0:
+            if self.layout is None and torch_private.has_rebuilt(self.ddp) and since > 0:
                 self.layout = _OWN  # torch rebuilt in a forward since, and all collectives of the step were good
             elif self.layout is _OWN and not self._told and since & (since - 1) == 0:
                 self._tell_buckets()
@@ -175,7 +175,7 @@ class _One:
     def _tell_buckets(self) -> None:
         """Publish how the buckets lie that torch laid out itself, once it has noted that: in one of its first forwards."""
         self._told = self.ddp.process_group.rank() != 0
-        noted = self.ddp.logger._get_ddp_logging_data().strs_map.get("rebuilt_per_bucket_param_indices")
+        noted = torch_private.noted_by_ddp(self.ddp).get("rebuilt_per_bucket_param_indices")
         if noted and not self._told:
             self._told = True
             with suppress(OSError):  # a replacement can do without
@@ -193,13 +193,13 @@ class _One:
 
     def reset(self, resume: int) -> bool:
         rebuilt = self.fact is not None and resume > self.fact[1]
-        exact = rebuilt or (self.layout is None and not self.ddp._has_rebuilt_buckets)
+        exact = rebuilt or (self.layout is None and not torch_private.has_rebuilt(self.ddp))
         if not exact:
             self.layout, self._told = (
                 None,
                 True,
             )  # torch will rebuild once more, and may have noted this layout for good
-        self._reset_state()
+        torch_private.reset_reducer(self.ddp)
         if rebuilt and self.rebuilds and self.fact is not None:
             # in the first step after the recorded one a survivor may or may not have rebuilt, or from garbage
             kept = resume > self.fact[1] + 1
@@ -213,12 +213,8 @@ class _One:
         _refuse(self.ddp)  # a hook may be registered after protect()
         if 0 <= self._owes < step:
             self._owes = -1
-            self._reset_state()
+            torch_private.reset_reducer(self.ddp)
             self._prime()
-
-    def _reset_state(self) -> None:
-        self.ddp._has_rebuilt_buckets = False
-        self.ddp.reducer._reset_state()
 
     def _lay_out(self, kept: bool) -> None:
         """Have the buckets of an uninterrupted run; `kept`: as a survivor has them, who owes a priming."""
@@ -226,26 +222,18 @@ class _One:
             return
         self._prime()
         if kept:
-            self._reset_state()
+            torch_private.reset_reducer(self.ddp)
 
     def _build(self) -> bool:
         """A new reducer with the published buckets, which torch's constructor takes the last one first. False: cannot."""
         ddp, buckets = self.ddp, self._buckets or []
-        params, sparse = ddp._build_params_for_reducer()
+        params, sparse = torch_private.params_of_reducer(ddp)
         theirs = sorted(index for bucket in buckets for index in bucket)
         if list(map(id, params)) != list(map(id, self.params)) or theirs != list(range(len(params))):
             return False
         if probe.broken("prime"):
             return False
-        names, laid_out = ddp._build_debug_param_to_name_mapping(params), buckets[::-1]
-        assign = dist._compute_bucket_assignment_by_size
-        dist._compute_bucket_assignment_by_size = lambda *_: (laid_out, [ddp.bucket_bytes_cap] * len(laid_out))
-        try:
-            ddp._ddp_init_helper(params, sparse, names, False)
-        finally:
-            dist._compute_bucket_assignment_by_size = assign
-        made = ddp.logger._get_ddp_logging_data().strs_map.get("bucket_sizes", "").split(",")
-        if len(made) != len(buckets):
+        if torch_private.make_reducer(ddp, params, sparse, buckets[::-1]) != len(buckets):
             return False
         assert self.fact is not None
         self.layout = self.fact[0]
@@ -265,16 +253,14 @@ class _One:
             param.grad = torch.zeros_like(param, layout=torch.sparse_coo) if sparse else None
         self.ddp.reducer.prepare_for_forward()
         self.ddp.reducer.prepare_for_backward([])
-        _announce(self.ddp.reducer, self.params, order)
-        self.ddp.reducer._rebuild_buckets()
-        self.ddp._has_rebuilt_buckets = True
+        _announce(torch_private.ready_hook(self.ddp), self.params, order)
+        torch_private.rebuild_buckets(self.ddp)
         for param, grad in zip(self.params, grads, strict=True):
             param.grad = grad
 
 
-def _announce(reducer: Any, params: list[torch.nn.Parameter], order: list[int]) -> None:
+def _announce(hook: Callable[[int], None] | None, params: list[torch.nn.Parameter], order: list[int]) -> None:
     """Have the reducer see every gradient become ready, in this order, inside one backward."""
-    hook = getattr(reducer, "_autograd_hook", None)
     with torch.enable_grad():
         if hook is None:
             for index in order:
@@ -301,7 +287,7 @@ def _refuse(ddp: Any) -> None:
         raise UsageError(
             "DistributedDataParallel(static_graph=True) cannot be recovered exactly; use static_graph=False"
         )
-    if getattr(ddp, "_comm_hooks", None):
+    if torch_private.comm_hooks(ddp):
         raise UsageError("DDP communication hooks keep state that ftrun cannot rewind; remove register_comm_hook")
     if ddp.mixed_precision is not None:
         raise UsageError("DistributedDataParallel(mixed_precision=...) uses a communication hook; use torch.autocast")
@@ -321,10 +307,9 @@ def _silent(params: list[torch.nn.Parameter]) -> Iterator[None]:
     """Take the user's tensor hooks away for a while."""
     saved = []
     for param in params:
-        for hooks in (param._backward_hooks, getattr(param, "_post_accumulate_grad_hooks", None)):
-            if hooks:
-                saved.append((hooks, dict(hooks)))
-                hooks.clear()
+        for hooks in torch_private.hooks_of(param):
+            saved.append((hooks, dict(hooks)))
+            hooks.clear()
     try:
         yield
     finally:

@@ -252,7 +252,7 @@ class Restorer:
     def _check_layout(self, manifest: Manifest) -> None:
         mine = {n: (str(p.dtype)[6:], tuple(p.shape)) for n, p, _ in self.state.params}
         for name, module, attribute in self.state.buffers:
-            buffer = module._buffers[attribute]
+            buffer = getattr(module, attribute)
             if buffer is not None:
                 mine[name] = (str(buffer.dtype)[6:], tuple(buffer.shape))
         theirs = {e.name: (e.dtype, e.shape) for e in manifest.entries if not e.name.startswith("optim.")}

@@ -24,7 +24,6 @@ _SMALL = 1 << 20  # bytes up to which joining the pieces is cheaper than a call 
 _TAG, _LENGTH, _SUM = 0, 8, 16
 LENGTH = 5 * _ROOM
 _BROKEN = {GATE, END} if probe.broken("slots") else set()
-_NO_RANGES = native.RangeList([])
 
 
 class Slots:
@@ -41,14 +40,12 @@ class Slots:
         """Gate number the slot holds for, -1 when it holds nothing whole."""
         return self.segment.load(slot * _ROOM + _TAG) - 1
 
-    def write(
-        self, slot: int, tag: int, pieces: Sequence[bytes | memoryview], ranges: native.RangeList = _NO_RANGES
-    ) -> None:
-        """Invalidate, copy the pieces and what `ranges` hold now, seal with `tag` (a gate number)."""
+    def write(self, slot: int, tag: int, pieces: Sequence[bytes | memoryview]) -> None:
+        """Invalidate, copy the pieces, seal with `tag` (a gate number)."""
         base = slot * _ROOM
         if sum(map(len, pieces)) <= _SMALL:
             data = b"".join(pieces)
-            native.slot_write(self.segment.address + base, data, len(data), ranges, _SUMMED, tag + 1)
+            native.slot_write(self.segment.address + base, data, len(data), _SUMMED, tag + 1)
             return
         self.segment.store(base + _TAG, 0)
         at = base + _HEADER
@@ -57,8 +54,7 @@ class Slots:
             if size:
                 self.segment.view(at, size)[:] = piece
             at += size
-        native.gather(self.segment.address + at, ranges)
-        length = at + ranges.size - base - _HEADER
+        length = at - base - _HEADER
         self.segment.store(base + _LENGTH, length)
         self.segment.store(base + _SUM, native.checksum(self.segment.address + base + _HEADER, min(length, _SUMMED)))
         self.segment.store(base + _TAG, tag + 1)
@@ -78,19 +74,11 @@ class Slots:
 
     def read(self, slot: int) -> Any:
         """Decode a slot into fresh values. Errors: WorkerError when its bytes are not those that were sealed."""
-        return codec.decode(self._sound(slot))
-
-    def read_with_rest(self, slot: int) -> tuple[Any, bytes]:
-        """As `read`, for a slot of plain values, and a copy of what the ranges held. Errors: WorkerError."""
-        data = self._sound(slot)
-        return codec.decode(data), bytes(data[codec.plain_size(data) :])
-
-    def _sound(self, slot: int) -> memoryview:
         base, data = slot * _ROOM, self.data(slot)
         sum_now = native.checksum(self.segment.address + base + _HEADER, min(len(data), _SUMMED))
         if sum_now != self.segment.load(base + _SUM):
             raise WorkerError(f"slot {slot} of a rank does not match its checksum: its memory was overwritten")
-        return data
+        return codec.decode(data)
 
 
 def negative_control(slot: int) -> bool:

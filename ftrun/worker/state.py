@@ -19,6 +19,7 @@ from ftrun.worker.arena import Arena, Entry, Manifest, place
 from ftrun.worker.device import bytes_on_gpu, gpu_of
 from ftrun.worker.packing import Groups, has_flags, packed_flags
 from ftrun.worker.segment import is_ample
+from ftrun.worker.torch_private import forget_unscaled, writes_to
 
 _WHOLE_ZONE = 4 << 20  # bytes of buffers up to which they are copied aside in one piece
 _SAMPLES = 64
@@ -72,8 +73,8 @@ class Protected:
         seen: set[int] = set()
         for i, root in enumerate(self.modules):
             for prefix, module in root.named_modules():
-                for name, buffer in module._buffers.items():
-                    if buffer is not None and id(buffer) not in seen:
+                for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+                    if id(buffer) not in seen:
                         seen.add(id(buffer))
                         yield f"buffer.{i}.{prefix}.{name}", module, name
 
@@ -89,7 +90,7 @@ class Protected:
 
     def bytes_now(self) -> int:
         """Bytes of parameters and buffers."""
-        tensors = [p for _, p, _ in self.params] + [m._buffers[n] for _, m, n in self.buffers]
+        tensors = [p for _, p, _ in self.params] + [getattr(m, n) for _, m, n in self.buffers]
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
     @property
@@ -113,7 +114,7 @@ class Protected:
         ):
             self.manifest.entries.append(entry)
             self._point(param, view)
-        buffers = [(n, m._buffers[b], False) for n, m, b in self.buffers]
+        buffers = [(n, getattr(m, b), False) for n, m, b in self.buffers]
         arena.expect("volatile", 2 * bytes_on_gpu([t for _, t, _ in buffers]))
         for (entry, view), (_, module, name) in zip(
             place(arena, "volatile", buffers, self._blocks), self.buffers, strict=True
@@ -176,7 +177,7 @@ class Protected:
         self._views.append((param, view))
 
     def _point_buffer(self, module: torch.nn.Module, name: str, entry: Entry, view: torch.Tensor) -> None:
-        buffer = module._buffers[name]
+        buffer = getattr(module, name)
         if buffer is None:
             raise UsageError(f"buffer {name} vanished")
         buffer.data = view
@@ -260,7 +261,7 @@ class Protected:
     def settle_buffers(self) -> None:
         """Bring buffers that the script re-assigned (not written in place) back into the arena."""
         for module, name, _, view in self._buffer_views:
-            current = module._buffers.get(name)
+            current = getattr(module, name, None)
             if current is None or current.data_ptr() == view.data_ptr():
                 continue
             if current.shape != view.shape or current.dtype != view.dtype:
@@ -287,9 +288,9 @@ class Protected:
                 continue
             address = base + entry.offset
             if entry.block > _WHOLE_ZONE // 4:
-                buffer = module._buffers[name]
+                buffer = getattr(module, name)
                 mark = (
-                    buffer._version if buffer is not None else 0,
+                    writes_to(buffer) if buffer is not None else 0,
                     native.sample_checksum(address, entry.block, _SAMPLES, 0),
                 )
                 if self._versions.get(entry.name) == mark:
@@ -339,7 +340,7 @@ class Protected:
         if self._shadow:
             native.copy(base + offset, base + offset + self._shadow, min(self._shadow, size - self._shadow))
         for module, name, _, view in self._buffer_views:
-            buffer = module._buffers.get(name)
+            buffer = getattr(module, name, None)
             if buffer is not None and buffer.data_ptr() != view.data_ptr():
                 buffer.data = view
 
@@ -452,8 +453,8 @@ class Protected:
 
 
 def _version(module: torch.nn.Module, name: str) -> int:
-    buffer = module._buffers[name]
-    return int(buffer._version) if buffer is not None else -1
+    buffer = getattr(module, name)
+    return writes_to(buffer) if buffer is not None else -1
 
 
 def _ignored(module: torch.nn.Module) -> set[str]:
@@ -480,7 +481,4 @@ def _set_state(thing: Any, state: Any) -> None:
         thing.set_state(state)
         return
     thing.load_state_dict(state)
-    # a GradScaler remembers which optimizers it unscaled in this step
-    stages = getattr(thing, "_per_optimizer_states", None)
-    if stages is not None:
-        stages.clear()
+    forget_unscaled(thing)

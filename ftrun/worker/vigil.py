@@ -6,8 +6,8 @@ arrives, so the gate stays shut and nothing of it reaches the weights.
 
 from __future__ import annotations
 
+import inspect
 import operator
-import sys
 import time
 from array import array
 from typing import TYPE_CHECKING, Any
@@ -244,8 +244,9 @@ def _bad_index(tensor: torch.Tensor) -> int:
 def _first_bad(grads: list[tuple[str, torch.Tensor]]) -> tuple[str, int] | None:
     """Name and element of the first number that is not finite."""
     grads = [(name, g.to_local() if hasattr(g, "to_local") else g) for name, g in grads]  # FSDP's are spread over ranks
-    devices = [g for _, g in grads if g.device.type != "cpu" and not g.is_sparse and g.dtype in _FORMATS]
-    if devices and bool(torch.isfinite(torch.stack([n.float() for n in _largest(devices)])).all()):
+    devices = [g for _, g in grads if g.device.type != "cpu" and not g.is_sparse and g.numel() and g.dtype in _FORMATS]
+    # the largest absolute value of all, in a few kernels, is not finite when one of their numbers is not
+    if devices and bool(torch.isfinite(torch.nn.utils.get_total_norm(devices, float("inf")))):
         grads = [(name, g) for name, g in grads if g.device.type == "cpu"]
     for name, grad in grads:
         values = grad.coalesce().values() if grad.is_sparse else grad
@@ -255,20 +256,15 @@ def _first_bad(grads: list[tuple[str, torch.Tensor]]) -> tuple[str, int] | None:
     return None
 
 
-def _largest(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The largest absolute value of each, in a few kernels; not finite when one of its numbers is not."""
-    return tuple(torch._foreach_norm(tensors, float("inf")))
-
-
 def _scaled(optimizer: Any) -> bool:
     """Does a GradScaler call this update? It has looked at the gradients, or makes the kernel leave the step out."""
     if getattr(optimizer, "found_inf", None) is not None:
         return True
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     for _ in range(_STACK):
         if frame is None:
             return False
         if any("GradScaler" in kind.__name__ for kind in type(frame.f_locals.get("self")).__mro__):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False

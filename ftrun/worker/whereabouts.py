@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ftrun.core.board import F
+from ftrun.worker.torch_private import frame_of
 
 if TYPE_CHECKING:
     from ftrun.worker.context import Context
@@ -39,7 +40,7 @@ class Whereabouts:
         if self._told[0] == progress and now - self._told[1] < _AGAIN:
             return
         self._told = progress, now
-        frame = sys._current_frames().get(self._main or 0)
+        frame = frame_of(self._main or 0)
         if frame is not None:
             with contextlib.suppress(OSError):
                 self._context.report(f"where-{cell.index}", {"line": _line(frame)})

@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import Work
+from torch.distributed import Work
 
 if TYPE_CHECKING:
     from ftrun.worker.groups import SwapGroup
 
 
-_MOST_KEPT = 64  # of 100 that Python's faulthandler shows; a repair makes two new threads for each group
-_thread = threading.local()
-_kept = 0
-
-
-def stay_known() -> None:
-    """Let the calling thread keep its Python thread state, if Python did not start it.
-
-    Else every call from it into Python makes one, maps memory for its frames and unmaps it, which stops all threads of the
-    process for a moment: some 100 us for each collective. What is kept outlives the thread (5 kB), so it is not without end.
-    """
-    global _kept
-    if not hasattr(_thread, "known"):
-        _thread.known = True
-        if _kept < _MOST_KEPT:
-            _kept += 1
-            ctypes.pythonapi.PyGILState_Ensure()  # and never released
-
-
-_CpuFuture: Any = torch._C.Future  # without the cost of torch.futures.Future's constructor
-
-
 def _future(tensors: list[torch.Tensor], on_gpu: bool) -> torch.futures.Future[Any]:
     """One that makes whoever waits for it wait for the GPU work behind it, too, if the tensors are there."""
-    if on_gpu:
-        return torch.futures.Future(devices=sorted({t.device.index for t in tensors if t.is_cuda}))
-    return _CpuFuture([])  # as those of Gloo are
+    return torch.futures.Future(devices=sorted({t.device.index for t in tensors if t.is_cuda}) if on_gpu else None)
 
 
 def _on_gpu(tensors: list[torch.Tensor]) -> bool:
@@ -96,7 +70,6 @@ class Pending(Work):
         work.get_future().add_done_callback(self._inner_done)
 
     def _inner_done(self, future: Any) -> None:
-        stay_known()
         try:
             future.value()
             if self._on_gpu:

@@ -20,7 +20,7 @@
 #define FTRUN_API
 #endif
 
-#define FTRUN_ABI_VERSION 8
+#define FTRUN_ABI_VERSION 9
 #define FTRUN_SLOT_HEADER 64 /* bytes before a slot's content */
 #define FTRUN_LIFE_BYTES 64 /* room that a life lock takes on the board */
 
@@ -99,14 +99,9 @@ FTRUN_API void ftrun_copy(void *destination, const void *source, size_t length, 
 
 /* ---- slots (slot.cpp) ---- */
 
-/* Copies ranges one behind the other: `list` is their number, then address and length of each. */
-FTRUN_API void ftrun_gather(void *destination, const uint64_t *list);
-
-/* Replaces a slot's content: tag word 0, then `length` bytes and what the ranges of `list` hold behind the
- * FTRUN_SLOT_HEADER, their length (word 1) and the checksum of at most `summed` of them (word 2), then the tag word.
- * Nothing may overlap the slot. */
-FTRUN_API void ftrun_slot_write(uint64_t *slot, const void *data, size_t length, const uint64_t *list, size_t summed,
-                                uint64_t tag);
+/* Replaces a slot's content: tag word 0, then `length` bytes behind the FTRUN_SLOT_HEADER, their length (word 1) and the
+ * checksum of at most `summed` of them (word 2), then the tag word. The data may not overlap the slot. */
+FTRUN_API void ftrun_slot_write(uint64_t *slot, const void *data, size_t length, size_t summed, uint64_t tag);
 
 /* ---- checksums (checksum.cpp): not cryptographic; stable across releases with the same ABI version ---- */
 
@@ -126,13 +121,6 @@ FTRUN_API int64_t ftrun_find_nonfinite(const void *data, size_t count, int forma
 
 /* Number of the first of `pieces` arrays that holds one, -1 = none does; -EINVAL. */
 FTRUN_API int64_t ftrun_find_nonfinite_each(const uint64_t *addresses, const uint64_t *counts, size_t pieces, int format);
-
-/* ---- random numbers (uniform.cpp) ---- */
-
-/* Draws `count` floats from [from, to) of a Mersenne twister and moves it on. `generator` is the state that
- * torch.Generator.get_state() gives. `fused`: product and sum are rounded once. -EINVAL when the state makes no sense,
- * -ENOTSUP when the processor has no fused instructions. */
-FTRUN_API int ftrun_uniform(void *generator, float *numbers, size_t count, float from, float to, int fused);
 
 /* ---- page faults (pages.cpp) ---- */
 

@@ -79,35 +79,6 @@ void test_absorbing() {
     }
 }
 
-// The 10,000th word of a twister seeded with 5489 is known (ISO C++, [rand.predef]); a number has its last 24 bits.
-void test_uniform() {
-    struct {
-        uint64_t seed = 5489;
-        int32_t left = 1, seeded = 1;
-        uint64_t next = 0;
-        uint64_t words[624];
-    } state;
-    state.words[0] = 5489;
-    for (uint64_t i = 1; i < 624; ++i) {
-        const uint64_t before = state.words[i - 1];
-        state.words[i] = (1812433253u * (before ^ (before >> 30)) + i) & 0xFFFFFFFFu;
-    }
-    const float tenth = static_cast<float>(4123659995u & 0xFFFFFFu) / 16777216.0f;
-    for (const int fused : {0, 1}) {
-        auto mine = state;
-        std::vector<float> numbers;
-        for (const size_t count : {0u, 1u, 623u, 1u, 9375u}) {
-            numbers.assign(count, 2.0f);
-            const int result = ftrun_uniform(&mine, numbers.data(), count, 0.0f, 1.0f, fused);
-            if (fused && result == -ENOTSUP) return;
-            EXPECT(result == 0);
-        }
-        EXPECT(numbers.back() == tenth && mine.next == 10000 % 624 && mine.left == 625 - 10000 % 624);
-        mine.left = 700;
-        EXPECT(ftrun_uniform(&mine, numbers.data(), 1, 0.0f, 1.0f, fused) == -EINVAL);
-    }
-}
-
 void test_life() {
     char *page = shared_page();
     auto *beat = reinterpret_cast<uint64_t *>(page + 2 * FTRUN_LIFE_BYTES);
@@ -159,7 +130,6 @@ int main() {
     test_words();
     test_ranges();
     test_absorbing();
-    test_uniform();
     test_life();
     test_mapping();
     test_transfers();

@@ -1,4 +1,4 @@
-"""A model built by a replacement, while everybody waits, is built fast and is the one that plain python builds."""
+"""A model built by a replacement, while everybody waits, is the one that plain python builds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ def test_every_rank_builds_the_same_model(folder: Path, spares: int) -> None:
     stock = folder / "stock"
     stock.mkdir(parents=True)
     subprocess.run([sys.executable, str(SCRIPT), str(stock)], check=True, timeout=60)
-    how, digest = next(stock.iterdir()).read_text().split()
-    assert how == "0"
+    digest = next(stock.iterdir()).read_text()
     ours = folder / "ours"
     command = harness.script_command(ours, SCRIPT, [str(ours)], [kill(2, "update", 3)], spares=spares)
     outcome = harness.finish(harness.start(ours, command))
     assert outcome.code == 0, outcome.tail()
     assert len(harness.deaths(outcome)) == 1, outcome.tail()
-    notes = {path.name: path.read_text().split() for path in ours.glob("[0-3]-*")}
+    notes = {path.name: path.read_text() for path in ours.glob("[0-3]-*")}
     assert sorted(name[0] for name in notes) == list("01223"), notes
-    assert all(note == ["3", digest] for note in notes.values()), (digest, notes)
+    assert all(note == digest for note in notes.values()), (digest, notes)

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from ftrun.host.doctor import asking, network, software
+from ftrun.core import tried
+from ftrun.host.doctor import asking, network
 from tests.e2e import harness
 from tests.faults.fake_nvml import FakeNvml
 
@@ -220,5 +221,5 @@ def test_a_driver_that_never_answers() -> None:
 
 
 def test_versions() -> None:
-    assert software.version_of("2.13.0+cpu") == (2, 13, 0)
-    assert software.version_of("6.8.0-31-generic") == (6, 8, 0)
+    assert tried.version_of("2.13.0+cpu") == (2, 13, 0)
+    assert tried.version_of("6.8.0-31-generic") == (6, 8, 0)

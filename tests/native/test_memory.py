@@ -440,22 +440,13 @@ def test_unmap_frees_the_range(memfd: int, children: Children) -> None:
 # ---- slots -----------------------------------------------------------------------------------------------------------
 
 
-def test_ranges_are_gathered_one_behind_the_other() -> None:
-    parts = [ctypes.create_string_buffer(text, len(text)) for text in (b"one", b"", b"three")]
-    ranges = native.RangeList([(ctypes.addressof(p), len(p)) for p in parts])
-    buffer = ctypes.create_string_buffer(ranges.size)
-    native.gather(buffer, ranges)
-    assert buffer.raw == b"onethree"
-
-
 def test_a_slot_is_sealed_with_length_sum_and_tag() -> None:
     slot = ctypes.create_string_buffer(native.SLOT_HEADER + 64)
     address = ctypes.addressof(slot) + -ctypes.addressof(slot) % 8
-    raw = ctypes.create_string_buffer(b"raw", 3)
-    native.slot_write(address, b"content", 7, native.RangeList([(ctypes.addressof(raw), 3)]), 5, 9)
+    native.slot_write(address, b"content", 7, 5, 9)
     assert [native.load64(address + 8 * i) for i in range(3)] == [
         9,
-        10,
+        7,
         native.checksum(address + native.SLOT_HEADER, 5),
     ]
-    assert ctypes.string_at(address + native.SLOT_HEADER, 10) == b"contentraw"
+    assert ctypes.string_at(address + native.SLOT_HEADER, 7) == b"content"

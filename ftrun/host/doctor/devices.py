@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ftrun.core.tried import version_of
 from ftrun.host.doctor import BROKEN, OK, WARNING, Finding
 from ftrun.host.doctor.asking import ask
-from ftrun.host.doctor.software import version_of
 from ftrun.host.settings import gpu_count
 
 AREA = "devices"

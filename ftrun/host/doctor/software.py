@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from ftrun import native
 from ftrun.core.errors import PlatformError
+from ftrun.core.tried import TORCH_FROM, TORCH_RANGE, TORCH_TO, version_of
 from ftrun.host.doctor import BROKEN, OK, WARNING, Finding
 from ftrun.host.doctor.asking import ask
 from ftrun.host.settings import gpu_count
 
 AREA = "software"
-_TORCH = (2, 11)
-_TORCH_TESTED = ((2, 11), (2, 13))
 _NCCL_BAD = ((2, 28, 3), (2, 28, 8))
 _KERNEL = (5, 3)  # pidfd_open
 _KERNEL_GOOD = (5, 14)  # madvise(MADV_POPULATE_WRITE)
@@ -31,17 +29,13 @@ def check() -> Iterator[Finding]:
     facts, why = ask("from ftrun.worker.facts import main; main()", _SECONDS)
     if facts is None:
         yield Finding(
-            AREA, "torch", BROKEN, f"cannot be used: {why}", "pip install 'torch>=2.11' into this environment"
+            AREA, "torch", BROKEN, f"cannot be used: {why}", "pip install 'torch>=2.12' into this environment"
         )
         return
     yield from _torch(facts)
+    if facts["private"]:
+        yield _private(facts)
     yield _nccl(facts)
-
-
-def version_of(text: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: "2.13.0+cpu" -> (2, 13, 0)."""
-    match = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def _python() -> Finding:
@@ -86,15 +80,14 @@ def _torch(facts: dict[str, Any]) -> Iterator[Finding]:
     version = version_of(facts["version"])
     kind = f"CUDA {facts['cuda']}" if facts["cuda"] else "CPU only"
     text = f"{facts['version']} ({kind}), imported in {facts['seconds']:g} s"
-    if version < _TORCH:
-        yield Finding(AREA, "torch", BROKEN, text, "pip install 'torch>=2.11'")
+    if version < TORCH_FROM:
+        yield Finding(AREA, "torch", BROKEN, text, "pip install 'torch>=2.12'")
     elif not facts["distributed"] or not facts["gloo"]:
         yield Finding(
             AREA, "torch", BROKEN, f"{text}, built without torch.distributed or Gloo", "install a build that has them"
         )
-    elif not _TORCH_TESTED[0] <= version[:2] <= _TORCH_TESTED[1]:
-        tested = " to ".join(".".join(map(str, v)) for v in _TORCH_TESTED)
-        yield Finding(AREA, "torch", WARNING, text, f"ftrun was tested with torch {tested}; check with ftrun verify")
+    elif version[:2] > TORCH_TO:
+        yield Finding(AREA, "torch", WARNING, text, f"ftrun was tested with {TORCH_RANGE}; check with ftrun verify")
     else:
         yield Finding(AREA, "torch", OK, text)
     if facts["cuda_error"]:
@@ -110,6 +103,22 @@ def _torch(facts: dict[str, Any]) -> Iterator[Finding]:
     elif gpu_count():
         fix = "install a CUDA build of torch" if not facts["cuda"] else "see the driver below, and CUDA_VISIBLE_DEVICES"
         yield Finding(AREA, "torch on CUDA", BROKEN, f"torch sees none of {gpu_count()} GPUs", fix)
+
+
+def _private(facts: dict[str, Any]) -> Finding:
+    """The names of torch and Python that are no public interface, and what it costs where one is missing."""
+    bad = [name for name in facts["private"] if name["state"] in ("missing", "behaves differently")]
+    if not bad:
+        return Finding(AREA, "private names", OK, f"all {len(facts['private'])} that ftrun uses behave as expected")
+    costs = "; ".join(f"{name['name']} {_is(name)} (needed for {name['needs']}): {name['without']}" for name in bad)
+    state = BROKEN if any(name["needs"].startswith(("start", "protect")) for name in bad) else WARNING
+    return Finding(
+        AREA, "private names", state, costs, f"use {TORCH_RANGE}; python -m ftrun.worker.torch_private lists them"
+    )
+
+
+def _is(name: dict[str, Any]) -> str:
+    return "is missing" if name["state"] == "missing" else name["state"]
 
 
 def _nccl(facts: dict[str, Any]) -> Finding:

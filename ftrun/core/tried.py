@@ -1,0 +1,14 @@
+"""Which releases of torch ftrun was tried with."""
+
+from __future__ import annotations
+
+import re
+
+TORCH_FROM, TORCH_TO = (2, 12), (2, 15)  # the oldest and the newest
+TORCH_RANGE = f"torch {TORCH_FROM[0]}.{TORCH_FROM[1]} to {TORCH_TO[0]}.{TORCH_TO[1]}"
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: "2.13.0+cpu" -> (2, 13, 0)."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
