@@ -83,16 +83,11 @@ def _command(name: str, command: Any) -> Command:
                 [_kind(metavar)] if "|" in metavar else [_kind(word) for word in re.findall(r"[A-Z]+", metavar)]
             )
         elif "--help" not in param.opts:
-            kind = FLAG if param.is_flag else _value(param)
+            kind = FLAG if param.is_flag else _kind(param.metavar or "")
             text = param.help or texts.get(param.name, "")
             options.append(Opt(tuple(param.opts), " ".join(text.split()), kind, param.metavar or param.name.upper()))
     wraps = arguments[:1] == [SCRIPT]
     return Command(name, command.help or "", tuple(options), tuple(arguments), bool(wraps), wraps)
-
-
-def _value(param: Any) -> Kind:
-    choices = getattr(param.type, "choices", None)
-    return tuple(choices) if choices else _kind(param.metavar or "")
 
 
 def _kind(metavar: str) -> Kind:

@@ -16,8 +16,8 @@ from ftrun.host.doctor.asking import ask
 from ftrun.host.settings import gpu_count
 
 AREA = "software"
-_TORCH = (2, 11)
-_TORCH_TESTED = ((2, 11), (2, 13))
+_TORCH = (2, 12)
+_TORCH_TESTED = (_TORCH, (2, 15))
 _NCCL_BAD = ((2, 28, 3), (2, 28, 8))
 _KERNEL = (5, 3)  # pidfd_open
 _KERNEL_GOOD = (5, 14)  # madvise(MADV_POPULATE_WRITE)
@@ -31,7 +31,7 @@ def check() -> Iterator[Finding]:
     facts, why = ask("from ftrun.worker.facts import main; main()", _SECONDS)
     if facts is None:
         yield Finding(
-            AREA, "torch", BROKEN, f"cannot be used: {why}", "pip install 'torch>=2.11' into this environment"
+            AREA, "torch", BROKEN, f"cannot be used: {why}", "pip install 'torch>=2.12' into this environment"
         )
         return
     yield from _torch(facts)
@@ -87,7 +87,7 @@ def _torch(facts: dict[str, Any]) -> Iterator[Finding]:
     kind = f"CUDA {facts['cuda']}" if facts["cuda"] else "CPU only"
     text = f"{facts['version']} ({kind}), imported in {facts['seconds']:g} s"
     if version < _TORCH:
-        yield Finding(AREA, "torch", BROKEN, text, "pip install 'torch>=2.11'")
+        yield Finding(AREA, "torch", BROKEN, text, "pip install 'torch>=2.12'")
     elif not facts["distributed"] or not facts["gloo"]:
         yield Finding(
             AREA, "torch", BROKEN, f"{text}, built without torch.distributed or Gloo", "install a build that has them"
