@@ -16,6 +16,7 @@ import typer
 from ftrun.cli.main import app, load_commands
 from ftrun.cli.options import OPTIONS
 from ftrun.cli.verify import ACCEPTED
+from ftrun.core.errors import UsageError
 
 SHELLS = {"bash": "ftrun.bash", "zsh": "_ftrun", "fish": "ftrun.fish"}
 DEFAULT = "run"
@@ -400,6 +401,13 @@ def _fish_action(kind: Kind) -> str:
 
 def _fish_text(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def printed(shell: str) -> None:
+    """Print the completion file of a shell. Errors: UsageError."""
+    if shell not in SHELLS:
+        raise UsageError(f"there are completions for {', '.join(SHELLS)}, not for {shell!r}")
+    print(made_for(shell), end="")
 
 
 def made_for(shell: str) -> str:
