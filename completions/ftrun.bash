@@ -23,12 +23,12 @@ _ftrun_options() {
         events) echo '--help --follow --json' ;;
         inject-fault) echo '--help --rank --at --step --after --for --wait --yes --random --seed --json' ;;
         metrics) echo '--help --file --port --interval --json' ;;
-        run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
         runs) echo '--help --json' ;;
         status) echo '--help --once --interval --json' ;;
         stop) echo '--help --wait' ;;
         timeline) echo '--help --incident --format --output --json' ;;
-        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --log-format --log-prefix --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --log-format --log-prefix --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
     esac
 }
 
@@ -85,9 +85,11 @@ _ftrun_value() {
         'run --log-dir' | 'run --log_dir') echo 'folder' ;;
         'run -r' | 'run --redirects') echo 'other' ;;
         'run -t' | 'run --tee') echo 'other' ;;
+        'run --log-line-prefix-template' | 'run --log_line_prefix_template') echo 'other' ;;
         'run --local-ranks-filter' | 'run --local_ranks_filter') echo 'other' ;;
         'run --duplicate-stdout-filters' | 'run --duplicate_stdout_filters') echo 'other' ;;
         'run --duplicate-stderr-filters' | 'run --duplicate_stderr_filters') echo 'other' ;;
+        'run --print-completion' | 'run --print_completion') echo 'words bash zsh fish' ;;
         'run --nnodes') echo 'other' ;;
         'run --rdzv-backend' | 'run --rdzv_backend') echo 'other' ;;
         'run --rdzv-endpoint' | 'run --rdzv_endpoint') echo 'place' ;;
@@ -142,6 +144,7 @@ _ftrun_value() {
         'verify --log-dir' | 'verify --log_dir') echo 'folder' ;;
         'verify -r' | 'verify --redirects') echo 'other' ;;
         'verify -t' | 'verify --tee') echo 'other' ;;
+        'verify --log-line-prefix-template' | 'verify --log_line_prefix_template') echo 'other' ;;
         'verify --local-ranks-filter' | 'verify --local_ranks_filter') echo 'other' ;;
         'verify --duplicate-stdout-filters' | 'verify --duplicate_stdout_filters') echo 'other' ;;
         'verify --duplicate-stderr-filters' | 'verify --duplicate_stderr_filters') echo 'other' ;;

@@ -16,6 +16,7 @@ import typer
 from ftrun.cli.main import app, load_commands
 from ftrun.cli.options import OPTIONS
 from ftrun.cli.verify import ACCEPTED
+from ftrun.core.errors import UsageError
 
 SHELLS = {"bash": "ftrun.bash", "zsh": "_ftrun", "fish": "ftrun.fish"}
 DEFAULT = "run"
@@ -83,16 +84,11 @@ def _command(name: str, command: Any) -> Command:
                 [_kind(metavar)] if "|" in metavar else [_kind(word) for word in re.findall(r"[A-Z]+", metavar)]
             )
         elif "--help" not in param.opts:
-            kind = FLAG if param.is_flag else _value(param)
+            kind = FLAG if param.is_flag else _kind(param.metavar or "")
             text = param.help or texts.get(param.name, "")
             options.append(Opt(tuple(param.opts), " ".join(text.split()), kind, param.metavar or param.name.upper()))
     wraps = arguments[:1] == [SCRIPT]
     return Command(name, command.help or "", tuple(options), tuple(arguments), bool(wraps), wraps)
-
-
-def _value(param: Any) -> Kind:
-    choices = getattr(param.type, "choices", None)
-    return tuple(choices) if choices else _kind(param.metavar or "")
 
 
 def _kind(metavar: str) -> Kind:
@@ -405,6 +401,13 @@ def _fish_action(kind: Kind) -> str:
 
 def _fish_text(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def printed(shell: str) -> None:
+    """Print the completion file of a shell. Errors: UsageError."""
+    if shell not in SHELLS:
+        raise UsageError(f"there are completions for {', '.join(SHELLS)}, not for {shell!r}")
+    print(made_for(shell), end="")
 
 
 def made_for(shell: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from ftrun.cli.main import app
-from ftrun.core.errors import UsageError
 
 
 @app.command(
@@ -14,9 +13,7 @@ from ftrun.core.errors import UsageError
     epilog='Example: eval "$(ftrun completions bash)"  (in ~/.bashrc; for zsh and fish see the first lines of what is printed)',
 )
 def completions(shell: str = typer.Argument(..., metavar="bash|zsh|fish", help="The shell.")) -> int:
-    from ftrun.cli.completion import SHELLS, made_for
+    from ftrun.cli.completion import printed
 
-    if shell not in SHELLS:
-        raise UsageError(f"there are completions for {', '.join(SHELLS)}, not for {shell!r}")
-    print(made_for(shell), end="")
+    printed(shell)
     return 0

@@ -30,7 +30,7 @@ _LOOK = 0.1  # seconds between two looks when no bell rings
     "Example: ftrun drain brave-otter --rank 2",
 )
 def drain(
-    run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name."),
+    run_id: str = typer.Argument(None, metavar="RUN", help="The run's name."),
     rank: int = typer.Option(..., "--rank", metavar="R", help="The rank to move."),
     wait: float = typer.Option(_WAIT, "--wait", metavar="S", help="Seconds to wait until it is done."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),

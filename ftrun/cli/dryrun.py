@@ -11,7 +11,7 @@ from ftrun.cli.policyfile import as_rows
 from ftrun.cli.resolve import Values
 from ftrun.host.settings import Settings
 
-_HIDDEN = ("dry-run", "json", "version")
+_HIDDEN = ("dry-run", "json", "version", "print-completion")
 
 
 def as_json(values: Values, settings: Settings) -> str:

@@ -18,7 +18,7 @@ EPILOG = (
 
 @app.command("events", help="List what happened in a run, from its journal (default: the newest run).", epilog=EPILOG)
 def events(
-    run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name, or the folder of its logs."),
+    run_id: str = typer.Argument(None, metavar="RUN", help="The run's name, or the folder of its logs."),
     follow: bool = typer.Option(False, "-f", "--follow", help="Go on until the run ends."),
     as_json: bool = typer.Option(False, "--json", help="The journal's own lines (JSON, one a line)."),
 ) -> int:

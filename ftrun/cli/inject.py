@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ftrun.cli.main import app
 from ftrun.core.errors import UsageError
@@ -64,8 +65,14 @@ class Wish:
         return self.kind.arrives == MACHINE
 
 
+class _Injecting(TyperCommand):
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[OPTIONS]", "[RUN] KIND"]  # typer's releases differ in what they make of two words in one argument
+
+
 @app.command(
     "inject-fault",
+    cls=_Injecting,
     help="Strike a live run (default: the newest) with a fault, now or where it is asked for. KIND is one of kill, term, segv, "
     "abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, xid:N, gpu-lost, ecc, launcher-kill, "
     "node-kill. Exit code 0: it fired; 1: it did not.",

@@ -80,6 +80,18 @@ def show_version(wanted: bool = True) -> None:
         raise typer.Exit
 
 
+def print_completion(shell: str | None) -> None:
+    """Print the completion file of `shell` and leave, if one is named. Errors: UsageError."""
+    if shell is not None:
+        from ftrun.cli.completion import printed
+
+        printed(shell)
+        raise typer.Exit
+
+
+_AT_ONCE: dict[str, Any] = {"version": show_version, "print-completion": print_completion}
+
+
 @app.callback()
 def _root(
     version: bool = typer.Option(
@@ -110,10 +122,11 @@ def signature(options: Iterable[Option]) -> inspect.Signature:
     for option in options:
         kind: Any = bool if option.is_flag else str | None
         names = (*filter(None, (option.short,)), *option.spellings)
-        if option.name == "version":
-            default = typer.Option(False, *names, callback=show_version, is_eager=True)
-        else:
-            default = typer.Option(False if option.is_flag else None, *names, metavar=option.metavar or None)
+        at_once = _AT_ONCE.get(option.name)
+        default = typer.Option(
+            False if option.is_flag else None,
+            *names, metavar=option.metavar or None, callback=at_once, is_eager=at_once is not None,
+        )  # fmt: skip
         found.append(inspect.Parameter(option.key, keyword, default=default, annotation=kind))
     return inspect.Signature(found)
 

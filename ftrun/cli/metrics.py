@@ -20,7 +20,7 @@ EPILOG = (
 
 @app.command("metrics", help="Print the figures of a live run for Prometheus (default: the newest run).", epilog=EPILOG)
 def metrics(
-    run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name."),
+    run_id: str = typer.Argument(None, metavar="RUN", help="The run's name."),
     file: str = typer.Option(None, "--file", metavar="FILE", help="Write them to a file until the run ends."),
     port: int = typer.Option(
         None, "--port", metavar="PORT", min=0, max=65535, help="Serve them on 127.0.0.1 until then."

@@ -33,7 +33,8 @@ RUN_EPILOG = EPILOG.replace("Example: ftrun ", "Example: ftrun run ")
 class Option:
     """One option. `metavar` "" = a flag. `default` as one would write it, None = not given.
 
-    `takes` are the types of its value in a TOML file, () = it cannot stand there. `variable` "" = it has none.
+    `takes` are the types of its value in a TOML file, () = it cannot stand there. `variable` "" = it has none. `since`: the
+    first torch whose torchrun has it, where that is not the oldest that ftrun works with.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Option:
     takes: tuple[type, ...] = (str,)
     short: str = ""
     variable: str = ""
+    since: tuple[int, int] = (0, 0)
 
     @property
     def key(self) -> str:
@@ -190,6 +192,11 @@ OPTIONS: tuple[Option, ...] = (
         "0", "STREAMS", check=checks.streams, takes=(int, str), short="-t",
     ),
     _theirs(
+        "log-line-prefix-template", OUTPUT,
+        "The prefix in torchrun's form: ${role_name} ${local_rank} ${rank} ${hostname}; --log-prefix goes before it.",
+        "", "TEMPLATE", since=(2, 14),
+    ),
+    _theirs(
         "local-ranks-filter", OUTPUT, "Show only these local ranks on the console.", "", "RANKS",
         check=checks.ranks, takes=(int, str, list),
     ),
@@ -199,6 +206,10 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _theirs(
         "duplicate-stderr-filters", OUTPUT, "The same for stderr.", "", "TEXTS", check=checks.filters, takes=_LISTED
+    ),
+    _theirs(
+        "print-completion", OUTPUT, "Print the completion file of a shell and exit, as ftrun completions does.",
+        None, "bash|zsh|fish", variable="", takes=(), since=(2, 14),
     ),
     _theirs("nnodes", NODES, "Nodes.", "1:1", "N|MIN:MAX", check=checks.nodes, takes=(int, str)),
     _theirs(

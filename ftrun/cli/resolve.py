@@ -25,7 +25,7 @@ COMMAND_LINE, DEFAULT = "command line", "default"
 # variables that torchrun reads beside PET_
 _MORE_VARIABLES = {
     "shutdown-timeout": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
-    "log-prefix": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+    "log-line-prefix-template": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
 }
 _NOT_A_NAME = "none"  # torchrun's default for --rdzv-id
 
@@ -62,7 +62,7 @@ def _said(
         return environ[option.variable], option.variable
     more = _MORE_VARIABLES.get(option.name, "")
     if environ.get(more):
-        return torchrun_template(environ[more]) if option.name == "log-prefix" else environ[more], more
+        return environ[more], more
     if option.name in config.values:
         return config.values[option.name], str(config.path)
     return option.default, DEFAULT
@@ -168,7 +168,7 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
             filter=values["local-ranks-filter"],
             stdout_filters=values["duplicate-stdout-filters"],
             stderr_filters=values["duplicate-stderr-filters"],
-            template=values["log-prefix"] or "",
+            template=values["log-prefix"] or torchrun_template(values["log-line-prefix-template"]),
             format=values["log-format"],
         ),
     )

@@ -42,7 +42,7 @@ def runs(as_json: bool = typer.Option(False, "--json", help="JSON instead of tex
     epilog="Exit codes: 0 it ended, 1 it still ends, 4 no such run.\n\nExample: ftrun stop brave-otter --wait 60",
 )
 def stop(
-    run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name."),
+    run_id: str = typer.Argument(None, metavar="RUN", help="The run's name."),
     wait: float = typer.Option(
         None, "--wait", metavar="S", help="Seconds to wait for its end (default: its shutdown timeout and 15 more)."
     ),

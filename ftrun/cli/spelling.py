@@ -1,7 +1,7 @@
 """From what a person types to what the parser knows: abbreviations, both spellings, `-r3`, and where the script begins.
 
 Follows argparse, which reads torchrun's command line: an abbreviation that torchrun understands means here what it means
-there, whatever options ftrun has besides.
+there, whatever options ftrun has besides; and what an older torchrun understood keeps its meaning.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Table:
             return self.long[typed]
         meant = {option.name: option for spelling, option in self.long.items() if spelling.startswith(typed)}
         theirs = [option for option in meant.values() if option.torchrun]
-        if len(theirs) == 1:
-            return theirs[0]
-        if len(meant) == 1:
-            return next(iter(meant.values()))
+        oldest = [option for option in theirs if option.since == (0, 0)]
+        for found in (oldest, theirs, [*meant.values()]):
+            if len(found) == 1:
+                return found[0]
         if meant:
             raise UsageError(f"{typed} could be {_listed(sorted(meant))}")
         raise UsageError(self.unknown(typed))

@@ -23,7 +23,7 @@ EPILOG = (
 
 @app.command("status", help="Show what a run does now, live on a terminal (default: the newest run).", epilog=EPILOG)
 def status(
-    run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name."),
+    run_id: str = typer.Argument(None, metavar="RUN", help="The run's name."),
     once: bool = typer.Option(False, "--once", help="One snapshot, also on a terminal."),
     interval: float = typer.Option(
         1.0, "--interval", metavar="S", min=0.1, help="Seconds between two looks, at least."

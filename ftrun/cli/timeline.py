@@ -29,7 +29,7 @@ EPILOG = (
     "timeline", help="Tell and draw an incident: which rank failed, when, why, and what it cost.", epilog=EPILOG
 )
 def timeline(
-    run_id: str = typer.Argument(None, metavar="[RUN]", help="The run's name, or the folder of its logs."),
+    run_id: str = typer.Argument(None, metavar="RUN", help="The run's name, or the folder of its logs."),
     incident: int = typer.Option(None, "--incident", metavar="N", help="Which one, from 1 (default: the last)."),
     form: str = typer.Option("text", "--format", metavar="|".join(FORMATS), help="The form of the drawing."),
     output: str = typer.Option(None, "-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),

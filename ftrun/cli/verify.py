@@ -19,7 +19,7 @@ _OURS = (
     Option("kill-every-phase", "Kill a rank in each phase of a step and of a recovery.", VERIFY, variable="", takes=()),
     Option("json", "The result as JSON.", VERIFY, variable="", takes=()),
 )
-_NOT_HERE = ("fault-plan", "dry-run", "json", "version")
+_NOT_HERE = ("fault-plan", "dry-run", "json", "version", "print-completion")
 _LAUNCH = tuple(option for option in OPTIONS if option.name not in _NOT_HERE)
 ACCEPTED = (*_OURS, *_LAUNCH)
 _EPILOG = (

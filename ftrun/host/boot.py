@@ -1,6 +1,7 @@
 """How our helper processes are started: a plain interpreter, in a session of its own, with one socket to the launcher.
 
-The current directory is never on the import path of a helper: a user's `random.py` must not shadow the library's.
+A helper's import path is that of a script, PYTHONPATH first, so that the fork server loads the torch that the script would. The
+current directory is never on it: a user's `random.py` must not shadow the library's. ftrun is the launcher's in every process.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ NURSERY = "from ftrun.host import nursery; nursery.main()"
 STDIN = 4  # where the nursery holds the stdin that its workers get
 _ROOT = str(Path(__file__).resolve().parents[2])
 
-# sys.path[0] stays a place to be replaced: the worker puts the script's folder there, as a plain interpreter would
+# "" is the current directory, which is not there with PYTHONSAFEPATH. Once ftrun is imported, its modules come from where it lies.
 _PRELUDE = (
-    "import sys; root = {root!r}; "
-    "sys.path[:1] = [root] if sys.path[:1] == [''] else [root, *sys.path[:1]]; "
-    "root in sys.path[1:] or sys.path.append(root); "
+    "import os, sys; root = {root!r}; rest = sys.path[sys.path[:1] == ['']:]; "
+    "sys.path[:] = [root, *rest]; import ftrun; "
+    "sys.path[:] = rest if root in map(os.path.realpath, rest) else [*rest, root]; "
 )
 
 

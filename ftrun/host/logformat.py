@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import string
 import time
 from dataclasses import dataclass
@@ -19,8 +18,7 @@ from ftrun.host.streams import Std
 
 STREAMS = {"stdout": Std.OUT, "stderr": Std.ERR}
 FIELDS = ("role", "local_rank", "rank", "host", "run", "attempt")
-_TORCHRUN_FIELDS = {"role_name": "role", "local_rank": "local_rank", "rank": "rank"}
-_TORCHRUN_FIELD = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))")
+_TORCHRUN_FIELDS = {"role_name": "role", "local_rank": "local_rank", "rank": "rank", "hostname": "host"}
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,12 @@ def check_template(option: str, text: str) -> str:
 
 
 def torchrun_template(text: str) -> str:
-    """A TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE ("[${role_name}${rank}]:") as a template of ours; unknown names stay."""
+    """torchrun's template ("[${role_name}${rank}]:", a `string.Template`) as one of ours; unknown names stay."""
     done, at = "", 0
-    for match in _TORCHRUN_FIELD.finditer(text):
-        dollar, braced, bare = match.groups()
-        field = _TORCHRUN_FIELDS.get(braced or bare or "")
+    for match in string.Template("").pattern.finditer(text):
+        field = _TORCHRUN_FIELDS.get(match["braced"] or match["named"] or "")
         done += _escaped(text[at : match.start()])
-        done += f"{{{field}}}" if field else _escaped("$" if dollar else match.group())
+        done += f"{{{field}}}" if field else _escaped("$" if match["escaped"] else match.group())
         at = match.end()
     return done + _escaped(text[at:])
 

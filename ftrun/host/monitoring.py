@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from ftrun.host.settings import Settings
 if TYPE_CHECKING:
     import subprocess
 
-_EXPORTER = "import sys; sys.path.pop(0); from ftrun.view import exporter; exporter.main()"
+_EXPORTER = "from ftrun.view import exporter; exporter.main()"
 _LAST_LOOK = 5.0  # seconds the exporter gets to write how the run ended
 
 
@@ -43,8 +42,10 @@ class Monitoring:
             return ""
         import subprocess
 
+        from ftrun.host import boot
+
         fd = "" if self._listener is None else str(self._listener.fileno())
-        command = [sys.executable, "-c", _EXPORTER, str(run_dir), self._file, fd]
+        command = boot.command(_EXPORTER, str(run_dir), self._file, fd)
         try:
             with log.open("ab") as out:
                 self._process = subprocess.Popen(

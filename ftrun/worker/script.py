@@ -21,13 +21,15 @@ _before: list[types.ModuleType] = []  # the interpreter's own __main__: its code
 
 
 def run_script(target: str) -> None:
-    """Run a file, or a folder or archive that holds a `__main__.py`. sys.argv is the caller's business, sys.path[0] ours."""
+    """Run a file, or a folder or archive that holds a `__main__.py`. sys.argv is the caller's business, sys.path ours."""
     path = os.path.abspath(target)
-    if target.endswith(".pyc") or pkgutil.get_importer(path) is not None:
-        sys.path[0] = os.path.dirname(path)
+    if pkgutil.get_importer(path) is not None:
+        runpy.run_path(target, run_name="__main__")  # which puts the folder or archive first
+        return
+    _look_first_in(os.path.dirname(path))
+    if target.endswith(".pyc"):
         runpy.run_path(target, run_name="__main__")
         return
-    sys.path[0] = os.path.dirname(path)
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     _run(code, path, None, SourceFileLoader("__main__", path))
@@ -35,7 +37,7 @@ def run_script(target: str) -> None:
 
 def run_module(name: str) -> None:
     """Run a module as `python -m` does. Errors: ImportError when there is no such module or it is not to be run."""
-    sys.path[0] = os.getcwd()
+    _look_first_in(os.getcwd())
     sys.argv[0] = "-m"  # what the interpreter says while a package's __init__ runs
     spec = _found(name)
     if spec.submodule_search_locations is not None:
@@ -45,6 +47,11 @@ def run_module(name: str) -> None:
         raise ImportError(f"there is no Python code for module {spec.name}", name=spec.name)
     sys.argv[0] = spec.origin or spec.name
     _run(code, spec.origin, spec, spec.loader)
+
+
+def _look_first_in(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH, since Python 3.11
+        sys.path.insert(0, folder)
 
 
 def _found(name: str, hint: str = "") -> ModuleSpec:

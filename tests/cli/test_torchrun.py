@@ -1,21 +1,30 @@
-"""Every option of torchrun, taken from its own parser: each spelling, its variable, its default, and what it means."""
+"""Every option of torchrun, taken from its own parser: each spelling, its variable, its default, and what it means.
+
+Runs against whatever torch is installed: an option that only a newer one has is not looked for in an older one.
+"""
 
 from __future__ import annotations
 
 import argparse
 import signal
+import subprocess
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 
-from ftrun.cli import spelling
-from ftrun.cli.options import OPTIONS
+from ftrun.cli import completion, spelling
+from ftrun.cli.options import BY_NAME, OPTIONS
 from ftrun.core.errors import UsageError
+from ftrun.host.doctor.software import version_of
 from tests.cli.conftest import Plan
+from tests.e2e.harness import tool
 
+TORCH = version_of(torch.__version__)[:2]
 ACTIONS = [a for a in get_args_parser()._actions if a.option_strings and a.dest != "help"]
+SETTINGS = [a for a in ACTIONS if a.dest != "print_completion"]  # which prints and leaves no plan to look at
 FLAGS = {a.dest for a in ACTIONS if a.nargs == 0}
 NO_VARIABLE = {"logs_specs", "numa_binding"}
 C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=host:1")
@@ -75,6 +84,11 @@ MEANING = {
     "log_dir": Means("some/where", setting("log_dir")),
     "redirects": Means("3", setting("output", "redirects", "default"), int),
     "tee": Means("0:3,1:2", setting("output", "tee", "by_rank"), lambda text: {"0": 3, "1": 2}),
+    "log_line_prefix_template": Means(
+        "${hostname}/$role_name {${rank}} $$${local_rank}$other: ",
+        setting("output", "template"),
+        lambda text: "{host}/{role} {{{rank}}} ${local_rank}$other: ",
+    ),
     "local_ranks_filter": Means("0,2", setting("output", "filter"), lambda text: [*map(int, text.split(","))]),
     "duplicate_stdout_filters": Means("apple,pear,,peach", setting("output", "stdout_filters")),
     "duplicate_stderr_filters": Means("apple", setting("output", "stderr_filters")),
@@ -96,10 +110,24 @@ def script_of(dest: str) -> tuple[str, ...]:
 
 def test_the_table_is_complete() -> None:
     """A new torch has no option that nobody looked at."""
-    assert {action.dest for action in ACTIONS} == set(MEANING)
+    known = {name for name in MEANING if TORCH >= BY_NAME[name.replace("_", "-")].since}
+    assert {action.dest for action in SETTINGS} == known
+    assert ("print_completion" in {action.dest for action in ACTIONS}) is (TORCH >= BY_NAME["print-completion"].since)
 
 
-@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.dest)
+@pytest.mark.parametrize("line", [["--print-completion=bash"], ["--print_completion", "zsh", "train.py"], ["--print=fish"]])
+def test_print_completion(line: list[str]) -> None:
+    done = subprocess.run([tool("ftrun"), *line], capture_output=True, text=True, timeout=30)
+    shell = next(s for s in completion.SHELLS if s in " ".join(line))
+    assert (done.returncode, done.stdout, done.stderr) == (0, completion.made_for(shell), "")
+
+
+def test_print_completion_of_an_unknown_shell() -> None:
+    done = subprocess.run([tool("ftrun"), "--print-completion", "tcsh"], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (2, "") and "bash, zsh, fish, not for 'tcsh'" in done.stderr
+
+
+@pytest.mark.parametrize("action", SETTINGS, ids=lambda action: action.dest)
 def test_option(action: argparse.Action, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     means = MEANING[action.dest]
     script = script_of(action.dest)
@@ -124,7 +152,7 @@ def test_option(action: argparse.Action, plan: Plan, monkeypatch: pytest.MonkeyP
         assert shown["options"][name]["from"] == f"PET_{action.dest.upper()}"
 
 
-@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.dest)
+@pytest.mark.parametrize("action", SETTINGS, ids=lambda action: action.dest)
 def test_default(action: argparse.Action, plan: Plan) -> None:
     shown = plan()["options"][action.dest.replace("_", "-")]
     assert shown["from"] == "default"
@@ -146,6 +174,13 @@ def test_every_abbreviation_means_what_it_means_there() -> None:
                     assert ours.find(short).key == action.dest, short
                     tried += 1
     assert tried > 300
+
+
+def test_an_abbreviation_of_older_torchruns_keeps_its_meaning() -> None:
+    """2.14's --log-line-prefix-template made --log_ ambiguous there."""
+    ours = spelling.Table(OPTIONS)
+    assert ours.find("--log_").name == "log-dir"
+    assert ours.find("--log_l").name == "log-line-prefix-template"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from ftrun.cli.options import BY_NAME
+from ftrun.host.doctor.software import version_of
 from tests.conftest import DEADLINE, Ftrun, wait_for
+
+TORCH = version_of(torch.__version__)[:2]
 
 # a run by its settings: what the command line makes of its options is tested elsewhere
 DRIVER = """
@@ -148,6 +153,22 @@ def test_template_of_torchrun_is_heard(ftrun: Ftrun) -> None:
     theirs = "<${role_name}/${rank}>"
     result = ftrun.call("--spares=0", ftrun.script(PRINTS), TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=theirs)
     assert result.stdout == "<default/0>out apple 0\n"
+    line = ("--log-line-prefix-template", "$${rank} ${hostname} ", "--tee=3")
+    told = ftrun.call("--spares=0", *line, ftrun.script(PRINTS), TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=theirs)
+    assert told.stdout == f"${{rank}} {os.uname().nodename} out apple 0\n"
+
+
+@pytest.mark.skipif(TORCH < BY_NAME["log-line-prefix-template"].since, reason="a torchrun that does not have it")
+def test_template_as_torchrun_shows_it(ftrun: Ftrun) -> None:
+    line = ("--nproc-per-node=2", "--tee=3", "--role=r", "--log-line-prefix-template=${hostname}<$role_name${rank}/$local_rank {x} $$> ")
+    script = ftrun.script(PRINTS)
+    theirs = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", *line, os.fspath(script)],
+        cwd=ftrun.base, env=ftrun.env, capture_output=True, text=True, timeout=DEADLINE,
+    )  # fmt: skip
+    assert theirs.returncode == 0, theirs.stderr
+    ours = ftrun.call("--spares=0", *line, script)
+    assert sorted(ours.stdout.splitlines()) == sorted(theirs.stdout.splitlines()) != []
 
 
 def test_json(ftrun: Ftrun, launch: Launch) -> None:
