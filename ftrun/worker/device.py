@@ -396,6 +396,12 @@ def _need_kernels(ordinal: int) -> None:
     try:
         cuda.load_kernels(ordinal)
     except cuda.CudaError as error:
+        if error.errno == errno.ENOMEM:
+            free, total = cuda.room(ordinal)
+            raise DeviceError(
+                f"no room on device {ordinal}: ftrun's kernels need a few MiB, and {free >> 20} of {total >> 20} MiB are free "
+                f"({error.strerror}); use a smaller model or batch, or run the script without protect()"
+            ) from None
         if error.errno != errno.ENOEXEC:
             raise
         raise DeviceError(f"{error.strerror}; {cuda.NVRTC_ADVICE}; or run the script without protect()") from None

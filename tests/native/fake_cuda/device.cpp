@@ -1,4 +1,8 @@
 // The library itself: the control file, what is wrong with which device, the calls about devices and contexts.
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -34,6 +38,9 @@ Control control() {
         if (name == "lost") found.lost = std::atoi(value.c_str());
         if (name == "capability") found.capability = std::atoi(value.c_str());
         if (name == "ptx") found.ptx = std::atoi(value.c_str());
+        if (name == "import") found.import_context = value == "context";
+        if (name == "release") found.release = value != "0";
+        if (name == "log") found.log = value;
         if (name == "vmm") found.vmm = value != "0";
         if (name == "refuse") found.refused += value + " ";
     }
@@ -50,6 +57,18 @@ bool refused(const char *call) {
     static std::map<std::string, int> seen;
     const std::lock_guard<std::mutex> lock(counting);
     return ++seen[call] == std::atoi(list.c_str() + at + counted.size());
+}
+
+void note(const char *call, int device) {
+    const std::string path = control().log;
+    if (path.empty()) return;
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    char line[128];
+    const int size = std::snprintf(line, sizeof(line), "%d %lld %s %d\n", getpid(), now.tv_sec * 1000000000LL + now.tv_nsec, call, device);
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (fd < 0 || write(fd, line, static_cast<size_t>(size)) != size) std::abort();
+    close(fd);
 }
 
 Device &device_at(int ordinal) {
@@ -74,6 +93,28 @@ Result current(int *ordinal) {
     if (stack.empty()) return kInvalidContext;
     *ordinal = stack.back();
     return state_of(*ordinal);
+}
+
+bool has_context() { return !stack.empty(); }
+
+std::shared_ptr<Queue> make_queue(int ordinal) {
+    const auto made = std::make_shared<Queue>(ordinal);
+    device_at(ordinal).queues.push_back(made);
+    return made;
+}
+
+void await_idle(int ordinal) {
+    std::vector<std::shared_ptr<Queue>> busy;
+    {
+        const std::lock_guard<std::mutex> lock(mutex);
+        for (const auto &[at, device] : devices) {
+            if (ordinal >= 0 && at != ordinal) continue;
+            for (const auto &queue : device->queues) {
+                if (auto held = queue.lock()) busy.push_back(std::move(held));
+            }
+        }
+    }
+    for (const auto &queue : busy) queue->drain();
 }
 
 }  // namespace fake
@@ -151,6 +192,7 @@ API Result cuDeviceTotalMem(size_t *bytes, Ordinal) {
 API Result cuDevicePrimaryCtxRetain(Context *context, Ordinal device) {
     NEED(cuDevicePrimaryCtxRetain)
     const Result state = state_of(device);
+    note("cuDevicePrimaryCtxRetain", device);
     const std::lock_guard<std::mutex> lock(mutex);
     if (state == kSuccess) *context = &device_at(device);
     return state;
