@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import mmap
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -299,20 +301,22 @@ class DeviceMemory:
         """Queue a copy to `offset` from an address on any device or of the host."""
         cuda.copy(self.ordinal, stream_of(self.ordinal), self.base + offset, source, size)
 
-    def finished(self, stop: Callable[[], bool]) -> bool:
+    def finished(self, stop: Callable[[], bool], timeout: float = math.inf) -> bool:
         """Wait until torch's current stream and the work it waits for are done; False when `stop` says so first.
 
-        Errors: CudaError of that work.
+        Errors: DeviceError after `timeout` seconds, CudaError of that work.
         """
+        deadline = time.monotonic() + timeout
         while not cuda.sync(self.ordinal, stream_of(self.ordinal), _LOOK):
             if stop():
                 return False
+            if time.monotonic() > deadline:
+                raise DeviceError(f"device {self.ordinal} did not finish its work in {timeout:.0f} s")
         return True
 
     def settle(self) -> None:
         """Wait until all that was queued is done. Errors: DeviceError after WAIT seconds, CudaError."""
-        if not cuda.sync(self.ordinal, stream_of(self.ordinal), WAIT):
-            raise DeviceError(f"device {self.ordinal} did not finish its work in {WAIT:.0f} s")
+        self.finished(lambda: False, WAIT)
 
     def copy_out(self, to: int, places: Sequence[tuple[int, int]]) -> None:
         """Copy (offset, size) after (offset, size) to host memory at `to`, once what was queued is done; waits for it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 
 import torch
 
@@ -69,6 +70,24 @@ class Gpu:
         _driver.cuEventDestroy(event)
         if result:
             raise RuntimeError(f"the device failed: CUDA error {result}")
+
+    def stream(self) -> int:
+        """Another stream."""
+        made = ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(made), 1)
+        return int(made.value or 0)
+
+    def endless(self) -> None:
+        """On a stream of its own, a kernel that waits for a peer: it ends when the control file says `release 1`."""
+        self._call("fake_endless", ctypes.c_void_p(self.stream()))
+
+    def writes(self, tensor: torch.Tensor, seconds: float) -> None:
+        """On a stream of its own, a kernel that writes rubbish into a tensor for some seconds, whatever the process does."""
+        size = ctypes.c_size_t(tensor.numel() * tensor.element_size())
+        to, stream = ctypes.c_uint64(tensor.data_ptr()), ctypes.c_void_p(self.stream())
+        self._call("fake_writes", to, size, ctypes.c_double(seconds), stream)
+        while not tensor.any():  # so that whoever is killed next dies in the middle of it
+            time.sleep(0.001)
 
     def fail(self) -> None:
         """A kernel read a wild address: every later call on the device fails in this process."""
