@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+import weakref
 
 import torch
 
@@ -17,10 +18,11 @@ _driver.cuInit(0)
 
 
 class Gpu:
-    """One fake device, its context current in this thread."""
+    """One fake device, its context current in this thread. `gives_back`: the memory of tensors that are gone."""
 
-    def __init__(self, ordinal: int) -> None:
+    def __init__(self, ordinal: int, gives_back: bool = False) -> None:
         self.ordinal = ordinal
+        self._gives_back = gives_back
         context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
         self._call("cuCtxPushCurrent", context)
@@ -36,6 +38,8 @@ class Gpu:
         address = ctypes.c_uint64()
         self._call("cuMemAlloc", ctypes.byref(address), ctypes.c_size_t(size))
         memory = (ctypes.c_ubyte * size).from_address(address.value)
+        if self._gives_back:
+            weakref.finalize(memory, self._call, "cuMemFree", address)
         flat = torch.frombuffer(memory, dtype=torch.uint8)[: tensor.numel() * tensor.element_size()]
         made = flat.view(tensor.dtype).view(tensor.shape)
         made.copy_(tensor)
