@@ -230,4 +230,3 @@ print(json.dumps([early, late]))
     )
     assert early == [True, False, False], "it was still writing, and neither way of asking took it for over"
     assert not late
-

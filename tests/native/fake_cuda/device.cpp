@@ -71,6 +71,52 @@ void note(const char *call, int device) {
     close(fd);
 }
 
+namespace {
+void uuid_of(int device, char (&bytes)[16]) {
+    std::memset(bytes, 0, sizeof(bytes));
+    std::snprintf(bytes, sizeof(bytes), "%d fake device", device);
+}
+
+// As nvidia-smi prints it.
+std::string text_of(int device) {
+    char bytes[16];
+    uuid_of(device, bytes);
+    std::string text = "GPU-";
+    for (size_t i = 0; i < sizeof(bytes); ++i) {
+        char two[4];
+        std::snprintf(two, sizeof(two), "%02x", static_cast<unsigned char>(bytes[i]));
+        text += (i == 4 || i == 6 || i == 8 || i == 10) ? std::string("-") + two : two;
+    }
+    return text;
+}
+}  // namespace
+
+const std::vector<int> &visible() {
+    static thread_local std::vector<int> seen;
+    seen.clear();
+    const int all = control().devices;
+    const char *variable = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (variable == nullptr) {
+        for (int device = 0; device < all; ++device) seen.push_back(device);
+        return seen;
+    }
+    std::istringstream parts(variable);
+    std::string part;
+    while (std::getline(parts, part, ',')) {
+        int found = -1;
+        for (int device = 0; device < all; ++device) {
+            const bool named = part.rfind("GPU-", 0) == 0 ? text_of(device).rfind(part, 0) == 0 : part == std::to_string(device);
+            if (named) found = device;
+        }
+        if (found < 0) break;  // the first that names none ends the list
+        for (const int before : seen) {
+            if (before == found) return seen.clear(), seen;  // named twice: none at all
+        }
+        seen.push_back(found);
+    }
+    return seen;
+}
+
 Device &device_at(int ordinal) {
     Device *&device = devices[ordinal];
     if (device == nullptr) {
@@ -83,9 +129,9 @@ Device &device_at(int ordinal) {
 Result state_of(int ordinal) {
     const Control wanted = control();
     const std::lock_guard<std::mutex> lock(mutex);
-    if (ordinal < 0 || ordinal >= wanted.devices) return kInvalidDevice;
+    if (ordinal < 0 || ordinal >= static_cast<int>(visible().size())) return kInvalidDevice;
     Device &device = device_at(ordinal);
-    if (wanted.lost == ordinal) device.sticky = kUnknown;
+    if (wanted.lost == visible()[static_cast<size_t>(ordinal)]) device.sticky = kUnknown;
     return device.sticky;
 }
 
@@ -121,7 +167,7 @@ void await_idle(int ordinal) {
 
 API Result cuInit(unsigned) {
     if (refused("cuInit")) return kNotPermitted;
-    if (control().devices == 0) return kNoDevice;
+    if (visible().empty()) return kNoDevice;
     initialized = true;
     return kSuccess;
 }
@@ -156,24 +202,23 @@ API Result cuGetErrorString(Result, const char **text) {
 
 API Result cuDeviceGetCount(int *count) {
     NEED(cuDeviceGetCount)
-    *count = control().devices;
+    *count = static_cast<int>(visible().size());
     return kSuccess;
 }
 
 API Result cuDeviceGet(Ordinal *device, int ordinal) {
     NEED(cuDeviceGet)
     *device = ordinal;
-    return ordinal < control().devices ? kSuccess : kInvalidDevice;
+    return ordinal < static_cast<int>(visible().size()) ? kSuccess : kInvalidDevice;
 }
 
 API Result cuDeviceGetName(char *name, int room, Ordinal device) {
-    std::snprintf(name, static_cast<size_t>(room), "Fake GPU %d", device);
+    std::snprintf(name, static_cast<size_t>(room), "Fake GPU %d", visible()[static_cast<size_t>(device)]);
     return kSuccess;
 }
 
 API Result cuDeviceGetUuid(Uuid *uuid, Ordinal device) {
-    std::memset(uuid->bytes, 0, sizeof(uuid->bytes));
-    std::snprintf(uuid->bytes, sizeof(uuid->bytes), "fake device %d", device);
+    uuid_of(visible()[static_cast<size_t>(device)], uuid->bytes);
     return kSuccess;
 }
 

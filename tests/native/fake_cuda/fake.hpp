@@ -28,7 +28,7 @@ namespace fake {
 using namespace ftrun::cuda;
 
 // The control file, FAKE_CUDA_CONTROL: lines "name value", read at each call so that a test can change them at any time.
-//   devices N        how many devices (default 4)
+//   devices N        how many devices the machine has (default 4); CUDA_VISIBLE_DEVICES hides and orders them as CUDA does
 //   memory BYTES     of each device, counted in each process (default 1 GiB)
 //   rate BYTES       a second that a copy on a stream moves (default: as fast as memcpy)
 //   largest BYTES    of shareable memory that is found in one piece (default: no limit)
@@ -56,6 +56,7 @@ struct Control {
 };
 Control control();
 bool refused(const char *call);
+const std::vector<int> &visible();        // the machine's numbers of the devices that this process sees
 void note(const char *call, int device);  // a line of the log
 
 struct Happening {  // an event's last recording
