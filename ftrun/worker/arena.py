@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -314,16 +314,16 @@ def place(
     tensors: Iterable[tuple[str, torch.Tensor, bool]],
     blocks: dict[int, torch.Tensor],
     roomy: bool = False,
-) -> list[tuple[Entry, torch.Tensor]]:
+) -> Iterator[tuple[Entry, torch.Tensor]]:
     """Lay tensors (name, tensor, private) out in a zone and copy their values; ties and views keep sharing memory.
 
-    Returns (entry, tensor over the arena) in order; nothing is re-pointed yet. `roomy`: the caller has looked for room.
+    Gives (entry, tensor over the arena) in order. The caller re-points each at once, so that a model is not on its device
+    twice. `roomy`: the caller has looked for room.
     """
     items = list(tensors)
     storages: dict[int, int] = {}
     gpus = {t.untyped_storage().data_ptr(): arena.memory is not None and gpu_of(t) is not None for _, t, _ in items}
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for _, t, _ in items}
-    placed = []
     what = "parameters and optimizer state" if zone == "committed" else "buffers"
     in_host = sum(size for key, size in sizes.items() if not gpus[key])
     with room_for(0 if roomy else in_host, f"moving {what} into memory that outlives the worker"):
@@ -354,8 +354,7 @@ def place(
             view = arena.tensor(entry, blocks)
             with torch.no_grad():
                 view.copy_(tensor.detach())
-            placed.append((entry, view))
-    return placed
+            yield entry, view
 
 
 def _dense(tensor: torch.Tensor) -> tuple[int, ...]:

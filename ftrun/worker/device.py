@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import mmap
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -98,6 +100,18 @@ def ordinal_of(uuid: bytes) -> int | None:
     return None
 
 
+def unsettled() -> list[str]:
+    """What a script has not set of that which makes a kernel's result the same in every process and on every device."""
+    missing = []
+    if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (":4096:8", ":16:8"):
+        missing.append("CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment")
+    if not torch.are_deterministic_algorithms_enabled():
+        missing.append("torch.use_deterministic_algorithms(True)")
+    if torch.backends.cudnn.benchmark:
+        missing.append("torch.backends.cudnn.benchmark = False")
+    return missing
+
+
 def _pieces(tensor: torch.Tensor) -> list[tuple[int, int]]:
     """(address, bytes) of up to four places of a tensor's storage."""
     address, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
@@ -151,6 +165,11 @@ class DeviceMemory:
         return memory
 
     @staticmethod
+    def device_of(control: Segment) -> bytes:
+        """UUID of the GPU that the arena of this host segment has a part on."""
+        return bytes(control.view(_UUID, 16))
+
+    @staticmethod
     def used_by(control: Segment) -> bool:
         """Does the arena of this host segment have a part on a GPU?"""
         return control.load(_LENGTH) != 0
@@ -161,7 +180,7 @@ class DeviceMemory:
 
         `write`: take it over (its stamps too). Errors: DeviceError when it cannot be had.
         """
-        home = ordinal_of(bytes(control.view(_UUID, 16)))
+        home = ordinal_of(cls.device_of(control))
         if home is None:
             raise DeviceError("the memory is on a GPU that this worker does not see")
         if write and home != ordinal:
@@ -299,20 +318,22 @@ class DeviceMemory:
         """Queue a copy to `offset` from an address on any device or of the host."""
         cuda.copy(self.ordinal, stream_of(self.ordinal), self.base + offset, source, size)
 
-    def finished(self, stop: Callable[[], bool]) -> bool:
+    def finished(self, stop: Callable[[], bool], timeout: float = math.inf) -> bool:
         """Wait until torch's current stream and the work it waits for are done; False when `stop` says so first.
 
-        Errors: CudaError of that work.
+        Errors: DeviceError after `timeout` seconds, CudaError of that work.
         """
+        deadline = time.monotonic() + timeout
         while not cuda.sync(self.ordinal, stream_of(self.ordinal), _LOOK):
             if stop():
                 return False
+            if time.monotonic() > deadline:
+                raise DeviceError(f"device {self.ordinal} did not finish its work in {timeout:.0f} s")
         return True
 
     def settle(self) -> None:
         """Wait until all that was queued is done. Errors: DeviceError after WAIT seconds, CudaError."""
-        if not cuda.sync(self.ordinal, stream_of(self.ordinal), WAIT):
-            raise DeviceError(f"device {self.ordinal} did not finish its work in {WAIT:.0f} s")
+        self.finished(lambda: False, WAIT)
 
     def copy_out(self, to: int, places: Sequence[tuple[int, int]]) -> None:
         """Copy (offset, size) after (offset, size) to host memory at `to`, once what was queued is done; waits for it.
@@ -396,6 +417,12 @@ def _need_kernels(ordinal: int) -> None:
     try:
         cuda.load_kernels(ordinal)
     except cuda.CudaError as error:
+        if error.errno == errno.ENOMEM:
+            free, total = cuda.room(ordinal)
+            raise DeviceError(
+                f"no room on device {ordinal}: ftrun's kernels need a few MiB, and {free >> 20} of {total >> 20} MiB are free "
+                f"({error.strerror}); use a smaller model or batch, or run the script without protect()"
+            ) from None
         if error.errno != errno.ENOEXEC:
             raise
         raise DeviceError(f"{error.strerror}; {cuda.NVRTC_ADVICE}; or run the script without protect()") from None

@@ -397,15 +397,16 @@ class Engine:
             self.forward_started()  # the body called no protected model
         context.forbid_interrupts()
         context.phase(_GATE)
+        self.registry.settle()
+        self.state.finish_device(context.stop_pending)
+        if context.stop_pending():
+            raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
+        # after the device is done: reading there would wait for a collective that waits for a dead peer, and not wake
         if self._guarding and self._guard != self.state.sample():
             raise UsageError(
                 "parameters changed between the start of the step and its gate: they were written by something that "
                 "ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); update through a protected optimizer"
             )
-        self.registry.settle()
-        self.state.finish_device(context.stop_pending)
-        if context.stop_pending():
-            raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
         self.registry.check()
         # kept until the body ends: the optimizer is about to ask for them too, and asking makes them anew
         grads = self._grads = self.state.grads()

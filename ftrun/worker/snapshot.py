@@ -17,13 +17,13 @@ from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import Facts
 from ftrun.worker import moving
 from ftrun.worker.arena import Arena, Manifest
-from ftrun.worker.context import Context
+from ftrun.worker.context import Context, Interrupt
+from ftrun.worker.device import WAIT
 from ftrun.worker.segment import Segment, room_for
 from ftrun.worker.slots import END
 from ftrun.worker.snapshot_store import BadSnapshot, Places, Record, Store
 
 if TYPE_CHECKING:
-    from ftrun.core.world import World
     from ftrun.worker.engine import Engine
     from ftrun.worker.state import Protected
 
@@ -190,7 +190,7 @@ def reload(engine: Engine, arena: Arena) -> tuple[Manifest, dict[str, Any], int]
     store.check(record)
     manifest = Manifest.from_bytes(store.bytes(record.pieces["manifest"]))
     arena.open()
-    moved = moving.host_reload(context, _parts(world, store, record, arena))
+    moved = moving.host_reload(context, _parts(context, store, record, arena))
     _own_back(engine, store, record, manifest, arena)
     slots = engine.ledger.slots
     slots.forget_steps()
@@ -200,8 +200,10 @@ def reload(engine: Engine, arena: Arena) -> tuple[Manifest, dict[str, Any], int]
     return manifest, engine.ledger.read(END), moved
 
 
-def _parts(world: World, store: Store, record: Record, arena: Arena) -> list[moving.Part]:
-    """What all ranks have the same: that in host memory, and that on a GPU."""
+def _parts(context: Context, store: Store, record: Record, arena: Arena) -> list[moving.Part]:
+    """What all ranks have the same: that in host memory, and that on a GPU. Errors: Interrupt, DeviceError, CudaError."""
+    world = context.world
+    assert world is not None
 
     def facts(size: int) -> Facts:
         return Facts(world.size, 1, size, -1, world.generation, record.step, record.layout)
@@ -214,7 +216,9 @@ def _parts(world: World, store: Store, record: Record, arena: Arena) -> list[mov
     if record.committed_gpu:
         memory, size = arena.gpu_part, record.committed_gpu
         begin = memory.shape("committed", size)
-        memory.settle()  # what an aborted step queued must not write over what comes
+        # what an aborted step queued must not write over what comes
+        if not memory.finished(context.stop_pending, WAIT):
+            raise Interrupt
         share = store.extent(record.pieces["share_gpu"])
         parts.append(moving.Part(facts(size), share, (memory.base + begin, size), memory.ordinal))
     return parts

@@ -45,6 +45,7 @@ struct Result64 {
     uint64_t *wanted;
     std::atomic<bool> busy;
 };
+static_assert(kResults * sizeof(Result64) <= kPinnedRoom);
 
 void deliver(void *context) {
     Result64 &one = *static_cast<Result64 *>(context);
@@ -61,13 +62,11 @@ class CudaLane : public Lane {
     }
     ~CudaLane() override {
         const Current current(device_);
-        if (current.error != 0) return;
-        if (stream_ != nullptr) {
-            wait_stream(stream_, kLast);  // it may still use what its owner frees or unmaps next, and what is freed here
-            calls().cuStreamDestroy(stream_);
-        }
-        if (scratch_ != 0) calls().cuMemFree(scratch_);
-        if (results_ != nullptr) calls().cuMemFreeHost(results_);
+        if (current.error != 0 || stream_ == nullptr) return;
+        // it may still use what its owner frees or unmaps next, and its workspace
+        const bool done = wait_stream(stream_, kLast) == 0;
+        calls().cuStreamDestroy(stream_);
+        if (done && results_ != nullptr) give_back(device_, space_);
     }
     int copy(void *destination, const void *source, size_t bytes) override {
         const Current current(device_);
@@ -82,7 +81,7 @@ class CudaLane : public Lane {
         if (one.busy.exchange(true, std::memory_order_acquire)) return refuse(EAGAIN, "too many checksums under way");
         one.wanted = result;
         const auto address = reinterpret_cast<Pointer>(source), total = reinterpret_cast<Pointer>(&one.value);
-        if (keep(queue_checksum(device_, stream_, address, bytes, seed, scratch_, total)) != 0) return error_;
+        if (keep(queue_checksum(device_, stream_, address, bytes, seed, space_.scratch, total)) != 0) return error_;
         return keep(check(calls().cuLaunchHostFunc(stream_, deliver, &one), "cuLaunchHostFunc"));
     }
     int receive(void *destination, const void *source, size_t bytes, uint64_t *result, uint64_t seed) override {
@@ -113,19 +112,18 @@ class CudaLane : public Lane {
         if (error_ == 0) error_ = error;
         return error_;
     }
-    // Once a lane, before its first checksum: allocating while work is under way would wait for it.
+    // Before the lane's first checksum. The kernels are loaded first, because that makes workspaces.
     int prepare() {
         if (results_ != nullptr) return 0;
-        void *pinned = nullptr;
-        if (keep(check(calls().cuMemAlloc(&scratch_, kChecksumScratch), "cuMemAlloc")) != 0) return error_;
-        if (keep(check(calls().cuMemAllocHost(&pinned, kResults * sizeof(Result64)), "cuMemAllocHost")) != 0) return error_;
-        results_ = static_cast<Result64 *>(pinned);
+        const Kernels *loaded = nullptr;
+        if (keep(kernels(device_, &loaded)) != 0 || keep(borrow(device_, &space_)) != 0) return error_;
+        results_ = static_cast<Result64 *>(space_.pinned);
         for (size_t i = 0; i < kResults; ++i) new (&results_[i].busy) std::atomic<bool>(false);
         return 0;
     }
     const Ordinal device_;
     Stream stream_ = nullptr;
-    Pointer scratch_ = 0;
+    Workspace space_;
     Result64 *results_ = nullptr;
     size_t next_ = 0;
     int error_ = 0;

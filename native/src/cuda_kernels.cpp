@@ -1,8 +1,9 @@
-// The kernels of a device: from their PTX, or compiled here where the driver does not take that.
+// The kernels of a device, from their PTX or compiled here where the driver does not take that, and their workspaces.
 #include <cerrno>
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "cuda_compile.hpp"
 #include "cuda_work.hpp"
@@ -24,6 +25,27 @@ namespace {
 
 std::mutex mutex;
 std::map<Ordinal, Kernels> loaded;
+std::mutex pool_mutex;
+std::map<Ordinal, std::vector<Workspace>> pool;
+constexpr size_t kReady = 3;  // workspaces made beforehand: a call's, and those of a checked copy's two lanes
+
+int make(Workspace *space) {
+    int error = check(calls().cuMemAlloc(&space->scratch, kChecksumScratch), "cuMemAlloc");
+    if (error == 0) error = check(calls().cuMemAllocHost(&space->pinned, kPinnedRoom), "cuMemAllocHost");
+    if (error != 0 && space->scratch != 0) calls().cuMemFree(space->scratch);
+    return error;
+}
+
+int make_ready(Ordinal device) {
+    const std::lock_guard<std::mutex> lock(pool_mutex);
+    int error = 0;
+    while (error == 0 && pool[device].size() < kReady) {
+        Workspace space;
+        error = make(&space);
+        if (error == 0) pool[device].push_back(space);
+    }
+    return error;
+}
 
 int compile_for(Ordinal device, Module *module) {
     const std::string refused = why();
@@ -51,6 +73,24 @@ int load_module(Ordinal device, Module *module, bool *compiled) {
 
 }  // namespace
 
+int borrow(Ordinal device, Workspace *space) {
+    {
+        const std::lock_guard<std::mutex> lock(pool_mutex);
+        std::vector<Workspace> &free = pool[device];
+        if (!free.empty()) {
+            *space = free.back();
+            free.pop_back();
+            return 0;
+        }
+    }
+    return make(space);
+}
+
+void give_back(Ordinal device, const Workspace &space) {
+    const std::lock_guard<std::mutex> lock(pool_mutex);
+    pool[device].push_back(space);
+}
+
 int kernels(Ordinal device, const Kernels **found) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto known = loaded.find(device);
@@ -72,6 +112,7 @@ int kernels(Ordinal device, const Kernels **found) {
     for (const auto &one : wanted) {
         if (error == 0) error = check(calls().cuModuleGetFunction(one.slot, module, one.name), one.name);
     }
+    if (error == 0) error = make_ready(device);
     if (error != 0) return error;
     *found = &(loaded[device] = all);
     return 0;

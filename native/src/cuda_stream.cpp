@@ -1,7 +1,7 @@
 // The C ABI's work in stream order.
 #include <algorithm>
 #include <cerrno>
-#include <mutex>
+#include <cstring>
 
 #include "cuda_work.hpp"
 #include "ftrun_cuda.h"
@@ -9,28 +9,37 @@
 namespace ftrun::cuda {
 namespace {
 
-std::mutex scratch_mutex;  // calls that need device memory of their own wait for their result: one at a time
-
-// Device memory for the length of one call.
-struct Scratch {
-    explicit Scratch(size_t bytes) { error = check(calls().cuMemAlloc(&address, bytes), "cuMemAlloc"); }
-    ~Scratch() {
-        if (address != 0) calls().cuMemFree(address);
+// A workspace for the length of one call. It goes back to the pool once `wait` has seen the call's work done.
+class Borrowed {
+ public:
+    explicit Borrowed(Ordinal device) : device_(device) {
+        error = borrow(device, &space_);
+        idle_ = error == 0;
     }
-    Scratch(const Scratch &) = delete;
-    Scratch &operator=(const Scratch &) = delete;
-    Pointer address = 0;
+    ~Borrowed() {
+        if (idle_) give_back(device_, space_);
+    }
+    Borrowed(const Borrowed &) = delete;
+    Borrowed &operator=(const Borrowed &) = delete;
+    Pointer scratch() const { return space_.scratch; }
+    uint64_t *pinned() const { return static_cast<uint64_t *>(space_.pinned); }
+    // `queued`: 0, or why not all of the work was queued.
+    int wait(int queued, Stream stream, double timeout) {
+        const int waited = wait_stream(stream, timeout);
+        idle_ = waited == 0;
+        return queued != 0 ? queued : waited;
+    }
     int error = 0;
+
+ private:
+    const Ordinal device_;
+    Workspace space_;
+    bool idle_ = false;
 };
 
 Stream stream_of(uint64_t stream) { return reinterpret_cast<Stream>(stream); }
 
 Pointer pointer_of(const void *address) { return reinterpret_cast<Pointer>(address); }
-
-int fetch(Stream stream, uint64_t *result, Pointer from, double timeout) {
-    const int error = check(calls().cuMemcpyAsync(pointer_of(result), from, sizeof(*result), stream), "cuMemcpyAsync");
-    return error != 0 ? error : wait_stream(stream, timeout);
-}
 
 uint64_t exponent_of(int kind) {
     switch (kind) {
@@ -68,7 +77,8 @@ int ftrun_cuda_sync(int device, uint64_t stream, double timeout) {
 
 int ftrun_cuda_copy_now(int device, uint64_t stream, uint64_t destination, uint64_t source, uint64_t length,
                         double timeout) {
-    const int error = ftrun_cuda_copy(device, stream, destination, source, length);
+    int error = ftrun_cuda_sync(device, stream, timeout);  // a copy of pageable memory would wait for it without a deadline
+    if (error == 0) error = ftrun_cuda_copy(device, stream, destination, source, length);
     return error != 0 ? error : ftrun_cuda_sync(device, stream, timeout);
 }
 
@@ -76,13 +86,16 @@ int ftrun_cuda_checksum(int device, uint64_t stream, uint64_t address, uint64_t 
                         uint64_t *result) {
     const Current current(device);
     if (current.error != 0) return current.error;
-    const std::lock_guard<std::mutex> lock(scratch_mutex);
-    const Scratch scratch(kChecksumScratch + sizeof(uint64_t));
-    if (scratch.error != 0) return scratch.error;
-    const Pointer total = scratch.address + kChecksumScratch;
-    const int error =
-        queue_checksum(device, stream_of(stream), address, length, seed, scratch.address, total);
-    return error != 0 ? error : fetch(stream_of(stream), result, total, timeout);
+    const Kernels *kernel = nullptr;
+    int error = kernels(device, &kernel);
+    if (error != 0) return error;
+    Borrowed space(device);
+    if (space.error != 0) return space.error;
+    const Pointer total = pointer_of(space.pinned());
+    error = queue_checksum(device, stream_of(stream), address, length, seed, space.scratch(), total);
+    error = space.wait(error, stream_of(stream), timeout);
+    if (error == 0) *result = *space.pinned();
+    return error;
 }
 
 int ftrun_cuda_pack(int device, uint64_t stream, const uint64_t *table, uint64_t count, double timeout) {
@@ -91,19 +104,20 @@ int ftrun_cuda_pack(int device, uint64_t stream, const uint64_t *table, uint64_t
     const Kernels *kernel = nullptr;
     int error = kernels(device, &kernel);
     if (error != 0) return error;
-    const size_t bytes = count * 3 * sizeof(uint64_t);
-    const std::lock_guard<std::mutex> lock(scratch_mutex);
-    const Scratch scratch(bytes);
-    if (scratch.error != 0) return scratch.error;
-    Pointer rows = scratch.address;
-    void *parameters[] = {&rows, &count};
-    error = check(calls().cuMemcpyAsync(rows, pointer_of(table), bytes, stream_of(stream)), "cuMemcpyAsync");
-    if (error == 0) {
-        const auto blocks = static_cast<unsigned>(std::min<uint64_t>(count, 65535));
+    Borrowed space(device);
+    error = space.error;
+    constexpr uint64_t kRow = 3 * sizeof(uint64_t), kBatch = kPinnedRoom / kRow;
+    for (uint64_t first = 0; first < count && error == 0; first += kBatch) {
+        uint64_t batch = std::min(kBatch, count - first);
+        std::memcpy(space.pinned(), table + 3 * first, batch * kRow);
+        Pointer rows = pointer_of(space.pinned());
+        void *parameters[] = {&rows, &batch};
+        const auto blocks = static_cast<unsigned>(std::min<uint64_t>(batch, 65535));
         error = check(calls().cuLaunchKernel(kernel->pack, blocks, 1, 1, 256, 1, 1, 0, stream_of(stream), parameters, nullptr),
                       "ftrun_pack");
+        error = space.wait(error, stream_of(stream), timeout);
     }
-    return error != 0 ? error : wait_stream(stream_of(stream), timeout);
+    return error;
 }
 
 int ftrun_cuda_nonfinite(int device, uint64_t stream, uint64_t address, uint64_t count, int kind, double timeout,
@@ -115,10 +129,9 @@ int ftrun_cuda_nonfinite(int device, uint64_t stream, uint64_t address, uint64_t
     const Kernels *kernel = nullptr;
     int error = kernels(device, &kernel);
     if (error != 0) return error;
-    const std::lock_guard<std::mutex> lock(scratch_mutex);
-    const Scratch scratch(sizeof(uint64_t));
-    if (scratch.error != 0) return scratch.error;
-    Pointer counter = scratch.address;
+    Borrowed space(device);
+    if (space.error != 0) return space.error;
+    Pointer counter = space.scratch();
     uint64_t width = kind == 3 ? 2 : static_cast<uint64_t>(kind);
     void *parameters[] = {&address, &count, &exponent, &width, &counter};
     error = check(calls().cuMemsetD8Async(counter, 0, sizeof(uint64_t), stream_of(stream)), "cuMemsetD8Async");
@@ -128,7 +141,12 @@ int ftrun_cuda_nonfinite(int device, uint64_t stream, uint64_t address, uint64_t
                                              nullptr),
                       "ftrun_nonfinite");
     }
-    return error != 0 ? error : fetch(stream_of(stream), found, counter, timeout);
+    if (error == 0)
+        error = check(calls().cuMemcpyAsync(pointer_of(space.pinned()), counter, sizeof(uint64_t), stream_of(stream)),
+                      "cuMemcpyAsync");
+    error = space.wait(error, stream_of(stream), timeout);
+    if (error == 0) *found = *space.pinned();
+    return error;
 }
 
 int ftrun_cuda_kernels(int device) {

@@ -23,6 +23,13 @@ from tests.gpu import holding, machine
 
 _GB = 1 << 30
 _WAIT = 120.0
+_WANTED = {
+    "copies device_copy_gb_s": "at least 0.85 of torch's",
+    "copies h2d_pinned_gb_s": "at least 0.9 of torch's",
+    "adopt_1_gb map_ms": "at most 20",
+    "adopt_10_gb map_ms": "at most 20",
+    "adopt_40_gb map_ms": "at most 20",
+}
 
 
 def timed(what: Callable[[], object], rounds: int = 5) -> float:
@@ -147,7 +154,8 @@ def main() -> int:
         parts = value.items() if isinstance(value, dict) else [("", value)]
         for part, figure in parts:
             shown = f"{figure:.2f}" if isinstance(figure, float) else figure
-            print(f"{f'{name} {part}'.strip():36} {shown}")
+            label = f"{name} {part}".strip()
+            print(f"{label:36} {shown:>10}  {_WANTED.get(label, '')}".rstrip())
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(found, indent=1) + "\n")

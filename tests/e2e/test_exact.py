@@ -87,7 +87,9 @@ def test_step_0_in_every_phase(stock: Reference, folder: Path) -> None:
 
 def test_a_replacement_builds_its_buckets_as_the_others_have_them(stock: Reference, folder: Path) -> None:
     """Priming would fill them all with zeros while everybody waits; where the layout is not known yet it has to be."""
-    outcome = check(stock, folder, "adamw", [kill(1, "backward", 2), kill(0, "backward", 5), kill(2, "update", 6)], died=3)
+    outcome = check(
+        stock, folder, "adamw", [kill(1, "backward", 2), kill(0, "backward", 5), kill(2, "update", 6)], died=3
+    )
     results = outcome.need()
     assert len({tuple(r["layout"]) for r in results}) == 1
     sizes = [[len(h["buckets"]) for h in r["history"]] for r in results]

@@ -29,9 +29,7 @@ def run(folder: Path, rank: int, times: int, when: str) -> harness.Outcome:
 
 
 @pytest.mark.parametrize(("rank", "when"), [(2, "after"), (3, "before"), (1, "after")])
-def test_a_rank_that_cannot_connect_gets_new_connections(
-    stock: Reference, folder: Path, rank: int, when: str
-) -> None:
+def test_a_rank_that_cannot_connect_gets_new_connections(stock: Reference, folder: Path, rank: int, when: str) -> None:
     outcome = run(folder, rank, 1, when)
     harness.same(stock(), outcome)
     harness.check_survivors(outcome)

@@ -69,6 +69,14 @@ def run(
     return finish(harness.start(folder, line, control.env))
 
 
+def at_step(folder: Path, rank: int) -> int:
+    """The step that a rank is in, -1 before its first."""
+    try:
+        return int((folder / "out" / f"at-{rank}").read_text())
+    except (OSError, ValueError):
+        return -1
+
+
 def named(folder: Path, name: str) -> list[int]:
     """Processes of a run whose title begins with `name`."""
     found = []

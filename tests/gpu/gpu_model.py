@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
+import weakref
 
 import torch
 
@@ -16,10 +18,11 @@ _driver.cuInit(0)
 
 
 class Gpu:
-    """One fake device, its context current in this thread."""
+    """One fake device, its context current in this thread. `gives_back`: the memory of tensors that are gone."""
 
-    def __init__(self, ordinal: int) -> None:
+    def __init__(self, ordinal: int, gives_back: bool = False) -> None:
         self.ordinal = ordinal
+        self._gives_back = gives_back
         context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
         self._call("cuCtxPushCurrent", context)
@@ -35,6 +38,8 @@ class Gpu:
         address = ctypes.c_uint64()
         self._call("cuMemAlloc", ctypes.byref(address), ctypes.c_size_t(size))
         memory = (ctypes.c_ubyte * size).from_address(address.value)
+        if self._gives_back:
+            weakref.finalize(memory, self._call, "cuMemFree", address)
         flat = torch.frombuffer(memory, dtype=torch.uint8)[: tensor.numel() * tensor.element_size()]
         made = flat.view(tensor.dtype).view(tensor.shape)
         made.copy_(tensor)
@@ -55,10 +60,10 @@ class Gpu:
         module.register_forward_pre_hook(lambda *_: self.synchronize())
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy on the device's legacy stream."""
+        """Queue a kernel on the device's legacy stream that writes `source`, the result of a computation, to `to`."""
         size = ctypes.c_size_t(source.numel() * source.element_size())
         to_, from_ = ctypes.c_uint64(to.data_ptr()), ctypes.c_uint64(source.data_ptr())
-        self._call("cuMemcpyAsync", to_, from_, size, ctypes.c_void_p(0))
+        self._call("fake_update", to_, from_, size, ctypes.c_void_p(0))
 
     def synchronize(self) -> None:
         event = ctypes.c_void_p()
@@ -69,6 +74,24 @@ class Gpu:
         _driver.cuEventDestroy(event)
         if result:
             raise RuntimeError(f"the device failed: CUDA error {result}")
+
+    def stream(self) -> int:
+        """Another stream."""
+        made = ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(made), 1)
+        return int(made.value or 0)
+
+    def endless(self) -> None:
+        """On a stream of its own, a kernel that waits for a peer: it ends when the control file says `release 1`."""
+        self._call("fake_endless", ctypes.c_void_p(self.stream()))
+
+    def writes(self, tensor: torch.Tensor, seconds: float) -> None:
+        """On a stream of its own, a kernel that writes rubbish into a tensor for some seconds, whatever the process does."""
+        size = ctypes.c_size_t(tensor.numel() * tensor.element_size())
+        to, stream = ctypes.c_uint64(tensor.data_ptr()), ctypes.c_void_p(self.stream())
+        self._call("fake_writes", to, size, ctypes.c_double(seconds), stream)
+        while not tensor.any():  # so that whoever is killed next dies in the middle of it
+            time.sleep(0.001)
 
     def fail(self) -> None:
         """A kernel read a wild address: every later call on the device fails in this process."""

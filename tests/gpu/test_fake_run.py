@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import wait_for
 from tests.e2e import harness
 from tests.e2e.harness import kill
-from tests.gpu.conftest import Outcome, command, finish, named, run, same
+from tests.gpu.conftest import Outcome, at_step, command, finish, named, run, same
 from tests.native import fake
 from tests.native.fake import Control
 
@@ -149,7 +149,7 @@ def test_a_device_too_old_for_the_ptx_is_refused_when_nothing_compiles_them(
 def test_a_lost_device_ends_the_run_with_its_name(folder: Path, control: Control) -> None:
     line = command(folder, "--steps", "200", "--pause", "0.02", replacements=2)
     running = harness.start(folder, line, control.env)
-    wait_for(lambda: _step(folder, 2) > 3, "some steps")
+    wait_for(lambda: at_step(folder, 2) > 3, "some steps")
     control.set(lost=2)
     outcome = finish(running)
     assert outcome.code != 0
@@ -159,7 +159,7 @@ def test_a_lost_device_ends_the_run_with_its_name(folder: Path, control: Control
 @pytest.mark.slow
 def test_a_new_keeper_gets_the_device_memory_too(folder: Path, control: Control) -> None:
     running = harness.start(folder, command(folder, "--steps", "60", "--pause", "0.05"), control.env)
-    wait_for(lambda: _step(folder, 2) > 2, "some steps")
+    wait_for(lambda: at_step(folder, 2) > 2, "some steps")
     (keeper,) = named(folder, "ftrun keeper")
     kept = _kept(keeper)
     os.kill(keeper, signal.SIGKILL)
@@ -172,13 +172,6 @@ def test_a_new_keeper_gets_the_device_memory_too(folder: Path, control: Control)
     assert outcome.code == 0, outcome.output[-4000:]
     assert "state adopted in place" in outcome.output or "state copied from a peer" in outcome.output
     assert len({r["weights"] for r in outcome.ranks}) == 1
-
-
-def _step(folder: Path, rank: int) -> int:
-    try:
-        return int((folder / "out" / f"at-{rank}").read_text())
-    except (OSError, ValueError):
-        return -1
 
 
 def _kept(pid: int) -> int:

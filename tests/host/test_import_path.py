@@ -7,7 +7,6 @@ as on PYTHONPATH, as on a cluster whose module system provides them.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import site
 import subprocess

@@ -158,7 +158,7 @@ def test_template_of_torchrun_is_heard(ftrun: Ftrun) -> None:
     assert told.stdout == f"${{rank}} {os.uname().nodename} out apple 0\n"
 
 
-@pytest.mark.skipif(TORCH < BY_NAME["log-line-prefix-template"].since, reason="a torchrun that does not have it")
+@pytest.mark.skipif(BY_NAME["log-line-prefix-template"].since > TORCH, reason="a torchrun that does not have it")
 def test_template_as_torchrun_shows_it(ftrun: Ftrun) -> None:
     line = ("--nproc-per-node=2", "--tee=3", "--role=r", "--log-line-prefix-template=${hostname}<$role_name${rank}/$local_rank {x} $$> ")
     script = ftrun.script(PRINTS)

@@ -78,7 +78,8 @@ def test_help_is_light() -> None:
     # from 0.29 on typer reads a command line with pydantic: what the smallest program imports is its own affair
     code = (
         "import sys, typer\napp = typer.Typer(rich_markup_mode=None)\napp.command()(lambda: None)\n"
-        "app([], standalone_mode=False)\ntypers = {*sys.modules}\nfrom ftrun.cli.main import execute\nassert execute(['run', '--help']) == 0\n"
+        "app([], standalone_mode=False)\ntypers = {*sys.modules}\n"
+        "from ftrun.cli.main import execute\nassert execute(['run', '--help']) == 0\n"
         "heavy = {'torch', 'rich', 'pydantic', 'pynvml', 'asyncio', 'numpy', 'filelock', 'tomllib', 'tomli'} & set(sys.modules) - typers\n"
         "assert not heavy, heavy\n"
     )

@@ -89,11 +89,14 @@ def variables(control: Path, old: Mapping[str, str] = os.environ) -> dict[str, s
     return {"LD_LIBRARY_PATH": path, "FAKE_CUDA_CONTROL": os.fspath(control)}
 
 
-def child(control: Control | None, code: str, timeout: float = 60.0) -> Any:
-    """Run Python code with the fake driver; what it printed last, as JSON."""
+def child(control: Control | None, code: str, timeout: float = 60.0, bare: bool = False) -> Any:
+    """Run Python code with the fake driver; what it printed last, as JSON.
+
+    `bare`: without installed packages, among which a CUDA build of torch has a real NVRTC.
+    """
     env = {**os.environ, "PYTHONPATH": os.fspath(ROOT), **(control.env if control else {})}
     done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+        [sys.executable, *(["-S"] if bare else []), "-c", PRELUDE + textwrap.dedent(code)],
         env=env,
         capture_output=True,
         text=True,

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftrun.native import cuda
 from tests.native import fake
-from tests.native.fake import child
 
 ROOT = fake.ROOT
 PTX = (ROOT / "native/kernels/ftrun.ptx").read_text()
@@ -46,6 +47,11 @@ def control(tmp_path: Path) -> fake.Control:
     return fake.Control(tmp_path / "cuda.txt")
 
 
+def child(control: fake.Control, code: str) -> Any:
+    """As `fake.child`, where no NVRTC but the fake one can be found (unless the machine's own loader knows one)."""
+    return fake.child(control, code, bare=True)
+
+
 @pytest.fixture
 def loader(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader finds the fake NVRTC by itself."""
@@ -60,8 +66,6 @@ def nowhere() -> None:
         except OSError:
             continue
         pytest.skip(f"this machine has a real {name}")
-    if cuda.nvrtc_folders():
-        pytest.skip("this machine has a real NVRTC beside its Python packages")
 
 
 @pytest.mark.usefixtures("loader")
@@ -139,9 +143,13 @@ def test_another_error_of_the_driver_is_not_taken_for_a_refusal(control: fake.Co
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_doctor_says_it_before_the_run(control: fake.Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_it_before_the_run(control: fake.Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = tmp_path / "python"  # doctor asks in a child of its own, which is not to find installed packages either
+    bare.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')
+    bare.chmod(0o755)
     code = (
-        "from ftrun.host.doctor import sharing\nprint(json.dumps([[f.state, f.text, f.fix] for f in sharing.check()]))"
+        f"sys.executable = {os.fspath(bare)!r}\nfrom ftrun.host.doctor import sharing\n"
+        "print(json.dumps([[f.state, f.text, f.fix] for f in sharing.check()]))"
     )
     control.set(devices=1, capability=75)
     ((state, text, fix),) = child(control, code)

@@ -252,7 +252,17 @@ def test_long_stories_of_faults_end() -> None:
         assert seen[f"Died in {phase}"] > 1
     for what in ("device_quarantined", "device_suspect", "devices_exhausted", "device_waited_for", "links_reset"):
         assert seen[what] > 1, what
-    for what in ("incidents", "tails", "restarts", "recovered", "raised", "raised_again", "unconnected", "spare_died", "code 75"):
+    for what in (
+        "incidents",
+        "tails",
+        "restarts",
+        "recovered",
+        "raised",
+        "raised_again",
+        "unconnected",
+        "spare_died",
+        "code 75",
+    ):
         assert seen[what] > 1, what
     assert seen[f"Raised in {Phase.RESUMING}"] > 0
     assert seen[f"Unconnected in {Phase.RESETTING}"] > 1

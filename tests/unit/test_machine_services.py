@@ -114,7 +114,9 @@ def test_ranks_that_cannot_connect_for_want_of_a_store_wait_for_it() -> None:
 
 
 @pytest.mark.parametrize("others", [(), (1,)], ids=["nobody is connected", "the others are"])
-def test_a_rank_that_cannot_connect_has_all_connections_made_again_then_loses_its_worker(others: tuple[int, ...]) -> None:
+def test_a_rank_that_cannot_connect_has_all_connections_made_again_then_loses_its_worker(
+    others: tuple[int, ...],
+) -> None:
     run = in_incident(3)
     run.answer("reset", others)
     workers, late = run.state.holder, unconnected(run, 1)

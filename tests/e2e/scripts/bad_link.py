@@ -33,7 +33,9 @@ class BadGloo(ProcessGroupGloo):
         if not bad or WHEN == "after":
             super().__init__(*args)
         if bad:
-            raise RuntimeError("Gloo connectFullMesh failed with [pair.cc:553] Connection closed by peer [127.0.0.1]:4711")
+            raise RuntimeError(
+                "Gloo connectFullMesh failed with [pair.cc:553] Connection closed by peer [127.0.0.1]:4711"
+            )
 
 
 inner.ProcessGroupGloo = BadGloo  # type: ignore[misc]

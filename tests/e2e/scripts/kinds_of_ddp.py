@@ -71,7 +71,9 @@ def main() -> None:
     if args.case == "stock-group":
         group = dist.new_group(backend="gloo")
     cap = None if args.case.startswith("compiled") else 0.004  # torch compiles no module with a small one
-    inside = [torch.compile(net, backend="eager", fullgraph=True) if args.case == "compiled-inside" else net for net in nets]
+    inside = [
+        torch.compile(net, backend="eager", fullgraph=True) if args.case == "compiled-inside" else net for net in nets
+    ]
     ddps = [DistributedDataParallel(net, bucket_cap_mb=cap, process_group=group) for net in inside]
     momentum = 0.0 if args.case == "sparse" else 0.9
     if args.case == "compiled":

@@ -25,11 +25,14 @@ parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--wide", type=int, default=256, help="hidden features")
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in each body")
 parser.add_argument("--wild", default="", help="RANK:STEP at which the first holder of the rank runs a wild kernel")
+parser.add_argument("--writes", default="", help="RANK:STEP:SECONDS of a kernel that outlives its process")
+parser.add_argument("--endless", default="", help="RANK:STEP at which a kernel begins that waits for a dead peer")
+parser.add_argument("--device", type=int, help="that all ranks share; else each has one of its own")
 args = parser.parse_args()
 
 dist.init_process_group("ftrun")
 rank = dist.get_rank()
-gpu = Gpu(int(os.environ["LOCAL_RANK"]))
+gpu = Gpu(int(os.environ["LOCAL_RANK"]) if args.device is None else args.device)
 torch.manual_seed(7)
 model = torch.nn.Sequential(
     torch.nn.Linear(32, args.wide),
@@ -53,6 +56,12 @@ for step in job.steps(args.steps):
         data = torch.Generator().manual_seed(1000 * step.index + rank)
         x, y = torch.randn(16, 32, generator=data), torch.randint(8, (16,), generator=data)
         loss = torch.nn.functional.cross_entropy(ddp(x), y)
+        if args.writes.startswith(f"{rank}:{step.index}:") and not (args.out / "writes").exists():
+            (args.out / "writes").touch()
+            gpu.writes(model.average, float(args.writes.split(":")[2]))
+        if args.endless == f"{rank}:{step.index}" and not (args.out / "endless").exists():
+            (args.out / "endless").touch()
+            gpu.endless()
         loss.backward()
         if args.wild == f"{rank}:{step.index}" and not (args.out / "wild").exists():
             (args.out / "wild").touch()

@@ -1,4 +1,8 @@
 // The library itself: the control file, what is wrong with which device, the calls about devices and contexts.
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -34,6 +38,9 @@ Control control() {
         if (name == "lost") found.lost = std::atoi(value.c_str());
         if (name == "capability") found.capability = std::atoi(value.c_str());
         if (name == "ptx") found.ptx = std::atoi(value.c_str());
+        if (name == "import") found.import_context = value == "context";
+        if (name == "release") found.release = value != "0";
+        if (name == "log") found.log = value;
         if (name == "vmm") found.vmm = value != "0";
         if (name == "refuse") found.refused += value + " ";
     }
@@ -52,6 +59,64 @@ bool refused(const char *call) {
     return ++seen[call] == std::atoi(list.c_str() + at + counted.size());
 }
 
+void note(const char *call, int device) {
+    const std::string path = control().log;
+    if (path.empty()) return;
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    char line[128];
+    const int size = std::snprintf(line, sizeof(line), "%d %lld %s %d\n", getpid(), now.tv_sec * 1000000000LL + now.tv_nsec, call, device);
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (fd < 0 || write(fd, line, static_cast<size_t>(size)) != size) std::abort();
+    close(fd);
+}
+
+namespace {
+void uuid_of(int device, char (&bytes)[16]) {
+    std::memset(bytes, 0, sizeof(bytes));
+    std::snprintf(bytes, sizeof(bytes), "%d fake device", device);
+}
+
+// As nvidia-smi prints it.
+std::string text_of(int device) {
+    char bytes[16];
+    uuid_of(device, bytes);
+    std::string text = "GPU-";
+    for (size_t i = 0; i < sizeof(bytes); ++i) {
+        char two[4];
+        std::snprintf(two, sizeof(two), "%02x", static_cast<unsigned char>(bytes[i]));
+        text += (i == 4 || i == 6 || i == 8 || i == 10) ? std::string("-") + two : two;
+    }
+    return text;
+}
+}  // namespace
+
+const std::vector<int> &visible() {
+    static thread_local std::vector<int> seen;
+    seen.clear();
+    const int all = control().devices;
+    const char *variable = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (variable == nullptr) {
+        for (int device = 0; device < all; ++device) seen.push_back(device);
+        return seen;
+    }
+    std::istringstream parts(variable);
+    std::string part;
+    while (std::getline(parts, part, ',')) {
+        int found = -1;
+        for (int device = 0; device < all; ++device) {
+            const bool named = part.rfind("GPU-", 0) == 0 ? text_of(device).rfind(part, 0) == 0 : part == std::to_string(device);
+            if (named) found = device;
+        }
+        if (found < 0) break;  // the first that names none ends the list
+        for (const int before : seen) {
+            if (before == found) return seen.clear(), seen;  // named twice: none at all
+        }
+        seen.push_back(found);
+    }
+    return seen;
+}
+
 Device &device_at(int ordinal) {
     Device *&device = devices[ordinal];
     if (device == nullptr) {
@@ -64,9 +129,9 @@ Device &device_at(int ordinal) {
 Result state_of(int ordinal) {
     const Control wanted = control();
     const std::lock_guard<std::mutex> lock(mutex);
-    if (ordinal < 0 || ordinal >= wanted.devices) return kInvalidDevice;
+    if (ordinal < 0 || ordinal >= static_cast<int>(visible().size())) return kInvalidDevice;
     Device &device = device_at(ordinal);
-    if (wanted.lost == ordinal) device.sticky = kUnknown;
+    if (wanted.lost == visible()[static_cast<size_t>(ordinal)]) device.sticky = kUnknown;
     return device.sticky;
 }
 
@@ -76,11 +141,33 @@ Result current(int *ordinal) {
     return state_of(*ordinal);
 }
 
+bool has_context() { return !stack.empty(); }
+
+std::shared_ptr<Queue> make_queue(int ordinal) {
+    const auto made = std::make_shared<Queue>(ordinal);
+    device_at(ordinal).queues.push_back(made);
+    return made;
+}
+
+void await_idle(int ordinal) {
+    std::vector<std::shared_ptr<Queue>> busy;
+    {
+        const std::lock_guard<std::mutex> lock(mutex);
+        for (const auto &[at, device] : devices) {
+            if (ordinal >= 0 && at != ordinal) continue;
+            for (const auto &queue : device->queues) {
+                if (auto held = queue.lock()) busy.push_back(std::move(held));
+            }
+        }
+    }
+    for (const auto &queue : busy) queue->drain();
+}
+
 }  // namespace fake
 
 API Result cuInit(unsigned) {
     if (refused("cuInit")) return kNotPermitted;
-    if (control().devices == 0) return kNoDevice;
+    if (visible().empty()) return kNoDevice;
     initialized = true;
     return kSuccess;
 }
@@ -115,24 +202,23 @@ API Result cuGetErrorString(Result, const char **text) {
 
 API Result cuDeviceGetCount(int *count) {
     NEED(cuDeviceGetCount)
-    *count = control().devices;
+    *count = static_cast<int>(visible().size());
     return kSuccess;
 }
 
 API Result cuDeviceGet(Ordinal *device, int ordinal) {
     NEED(cuDeviceGet)
     *device = ordinal;
-    return ordinal < control().devices ? kSuccess : kInvalidDevice;
+    return ordinal < static_cast<int>(visible().size()) ? kSuccess : kInvalidDevice;
 }
 
 API Result cuDeviceGetName(char *name, int room, Ordinal device) {
-    std::snprintf(name, static_cast<size_t>(room), "Fake GPU %d", device);
+    std::snprintf(name, static_cast<size_t>(room), "Fake GPU %d", visible()[static_cast<size_t>(device)]);
     return kSuccess;
 }
 
 API Result cuDeviceGetUuid(Uuid *uuid, Ordinal device) {
-    std::memset(uuid->bytes, 0, sizeof(uuid->bytes));
-    std::snprintf(uuid->bytes, sizeof(uuid->bytes), "fake device %d", device);
+    uuid_of(visible()[static_cast<size_t>(device)], uuid->bytes);
     return kSuccess;
 }
 
@@ -151,6 +237,7 @@ API Result cuDeviceTotalMem(size_t *bytes, Ordinal) {
 API Result cuDevicePrimaryCtxRetain(Context *context, Ordinal device) {
     NEED(cuDevicePrimaryCtxRetain)
     const Result state = state_of(device);
+    note("cuDevicePrimaryCtxRetain", device);
     const std::lock_guard<std::mutex> lock(mutex);
     if (state == kSuccess) *context = &device_at(device);
     return state;

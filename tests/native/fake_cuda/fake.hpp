@@ -4,6 +4,11 @@
 // can map and that outlives its exporter; a stream runs in order, beside the program, and stops in the middle of a copy when
 // the process is killed; the first error of a context sticks. Memory of a device is reported as unified, which it is:
 // the CPU reads it, so torch without CUDA can make tensors of it.
+//
+// Where drivers differ it is as harsh as any may be. Calls that make or give back memory of a device, and loading a module,
+// wait for everything that is queued on the device; a copy from or to pageable memory returns when it is done. A kernel of a
+// killed process may go on writing (fake_writes): the process is not over before it is done, as with the real driver, whose
+// share of the process's end comes after its threads died.
 #pragma once
 
 #include <condition_variable>
@@ -14,6 +19,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "../../../native/src/cuda_abi.hpp"
 
@@ -22,7 +28,7 @@ namespace fake {
 using namespace ftrun::cuda;
 
 // The control file, FAKE_CUDA_CONTROL: lines "name value", read at each call so that a test can change them at any time.
-//   devices N        how many devices (default 4)
+//   devices N        how many devices the machine has (default 4); CUDA_VISIBLE_DEVICES hides and orders them as CUDA does
 //   memory BYTES     of each device, counted in each process (default 1 GiB)
 //   rate BYTES       a second that a copy on a stream moves (default: as fast as memcpy)
 //   largest BYTES    of shareable memory that is found in one piece (default: no limit)
@@ -31,6 +37,9 @@ using namespace ftrun::cuda;
 //   vmm 0            devices cannot share memory
 //   capability N     of every device: 90 (the default) is compute capability 9.0
 //   ptx RESULT       loading PTX gives this error
+//   import context   memory is imported by a thread with a current context only
+//   release 1        kernels that never end (fake_endless) end
+//   log PATH         each call that makes a context, or makes, maps or gives back memory, is a line there: pid, ns, call, device
 struct Control {
     int devices = 4;
     size_t memory = size_t{1} << 30;
@@ -40,10 +49,15 @@ struct Control {
     bool vmm = true;
     int capability = 90;
     int ptx = kSuccess;
+    bool import_context = false;
+    bool release = false;
+    std::string log;
     std::string refused;
 };
 Control control();
 bool refused(const char *call);
+const std::vector<int> &visible();        // the machine's numbers of the devices that this process sees
+void note(const char *call, int device);  // a line of the log
 
 struct Happening {  // an event's last recording
     std::mutex mutex;
@@ -56,6 +70,7 @@ struct Queue {  // a stream
     explicit Queue(int device);
     ~Queue();
     void push(std::function<void()> work);
+    void drain();  // wait until all that was pushed before is done
     const int device;
 
  private:
@@ -63,6 +78,7 @@ struct Queue {  // a stream
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<std::function<void()>> work_;
+    uint64_t pushed_ = 0, done_ = 0;
     bool ending_ = false;
     std::thread thread_;
 };
@@ -71,6 +87,7 @@ struct Device {  // also its primary context
     int ordinal = 0;
     Result sticky = kSuccess;
     std::shared_ptr<Queue> legacy;
+    std::vector<std::weak_ptr<Queue>> queues;  // all of them
 };
 
 // What the calls share. `mutex` guards all that is not a queue's own.
@@ -79,6 +96,10 @@ extern bool initialized;
 Device &device_at(int ordinal);  // under `mutex`
 Result state_of(int ordinal);    // what any call on a device gives: its first error, again and again
 Result current(int *ordinal);    // the device of the calling thread's context, and its state
+bool has_context();              // has the calling thread one?
+std::shared_ptr<Queue> make_queue(int ordinal);  // under `mutex`
+void await_idle(int ordinal);    // what is queued on the device now; all devices for -1. Not under `mutex`
+bool is_pageable(Pointer address);
 
 // The work that a launch of the kernel `name` means, its parameters copied; empty when there is no such kernel.
 std::function<void()> kernel(const std::string &name, unsigned blocks, unsigned threads, void **parameters);

@@ -32,7 +32,7 @@ struct Range {  // memory that the driver knows
 std::map<Handle, Physical> physical;
 std::map<Pointer, Range> ranges;
 Handle next_handle = 1;
-std::map<int, size_t> used;
+std::map<int, size_t> used, peak;
 
 std::map<Pointer, Range>::iterator range_of(Pointer address) {
     auto found = ranges.upper_bound(address);
@@ -49,10 +49,33 @@ void release(Handle handle) {
     physical.erase(found);
 }
 
-bool has_room(int device, size_t size) { return used[device] + size <= control().memory; }
+bool take(int device, size_t size) {
+    if (used[device] + size > control().memory) return false;
+    used[device] += size;
+    peak[device] = std::max(peak[device], used[device]);
+    return true;
+}
+
+// What the harshest driver does in a call that makes or gives back memory.
+void wait_for_all(const char *call, int device) {
+    note(call, device);
+    await_idle(device);
+}
 
 }  // namespace
+
+bool is_pageable(Pointer address) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return range_of(address) == ranges.end();
+}
+
 }  // namespace fake
+
+// Not part of CUDA: the most memory of a device that this process ever had at a time.
+API size_t fake_peak(int device) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return peak[device];
+}
 
 API Result cuMemGetInfo(size_t *free_bytes, size_t *total) {
     int device = 0;
@@ -68,17 +91,21 @@ API Result cuMemAlloc(Pointer *address, size_t size) {
     int device = 0;
     const Result state = current(&device);
     if (state != kSuccess) return state;
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (!has_room(device, size)) return kOutOfMemory;
+    wait_for_all("cuMemAlloc", device);
     void *memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return kOutOfMemory;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!take(device, size)) {
+        munmap(memory, size);
+        return kOutOfMemory;
+    }
     *address = reinterpret_cast<Pointer>(memory);
     ranges[*address] = {size, device};
-    used[device] += size;
     return kSuccess;
 }
 
 API Result cuMemFree(Pointer address) {
+    wait_for_all("cuMemFree", -1);
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = ranges.find(address);
     if (found == ranges.end()) return kInvalidValue;
@@ -90,6 +117,7 @@ API Result cuMemFree(Pointer address) {
 
 API Result cuMemAllocHost(void **address, size_t size) {
     NEED(cuMemAllocHost)
+    wait_for_all("cuMemAllocHost", -1);
     void *memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return kOutOfMemory;
     const std::lock_guard<std::mutex> lock(mutex);
@@ -99,6 +127,7 @@ API Result cuMemAllocHost(void **address, size_t size) {
 }
 
 API Result cuMemFreeHost(void *address) {
+    wait_for_all("cuMemFreeHost", -1);
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = ranges.find(reinterpret_cast<Pointer>(address));
     if (found == ranges.end()) return kInvalidValue;
@@ -111,6 +140,7 @@ API Result cuMemHostRegister(void *address, size_t size, unsigned) {
     NEED(cuMemHostRegister)
     int device = 0;
     const Result state = current(&device);
+    wait_for_all("cuMemHostRegister", -1);
     const std::lock_guard<std::mutex> lock(mutex);
     if (state == kSuccess && range_of(reinterpret_cast<Pointer>(address)) != ranges.end()) return kAlreadyRegistered;
     if (state == kSuccess) ranges[reinterpret_cast<Pointer>(address)] = {size, -1};
@@ -118,6 +148,7 @@ API Result cuMemHostRegister(void *address, size_t size, unsigned) {
 }
 
 API Result cuMemHostUnregister(void *address) {
+    wait_for_all("cuMemHostUnregister", -1);
     const std::lock_guard<std::mutex> lock(mutex);
     return ranges.erase(reinterpret_cast<Pointer>(address)) == 1 ? kSuccess : kInvalidValue;
 }
@@ -140,16 +171,21 @@ API Result cuMemCreate(Handle *handle, size_t size, const Properties *wanted, un
     if (!control().vmm) return kNotSupported;
     if (size == 0 || size % kGranularity != 0) return kInvalidValue;
     const std::lock_guard<std::mutex> lock(mutex);
-    if (size > control().largest || !has_room(wanted->location.id, size)) return kOutOfMemory;
+    if (size > control().largest) return kOutOfMemory;
     const int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, static_cast<off_t>(size)) != 0) return kOutOfMemory;
+    if (!take(wanted->location.id, size)) {
+        close(fd);
+        return kOutOfMemory;
+    }
+    note("cuMemCreate", wanted->location.id);
     *handle = next_handle++;
     physical[*handle] = {fd, wanted->location.id, size, true, 1};
-    used[wanted->location.id] += size;
     return kSuccess;
 }
 
 API Result cuMemRelease(Handle handle) {
+    wait_for_all("cuMemRelease", -1);
     const std::lock_guard<std::mutex> lock(mutex);
     if (physical.count(handle) == 0) return kInvalidValue;
     release(handle);
@@ -168,6 +204,8 @@ API Result cuMemExportToShareableHandle(void *shareable, Handle handle, int, uns
 
 API Result cuMemImportFromShareableHandle(Handle *handle, void *shareable, int) {
     NEED(cuMemImportFromShareableHandle)
+    if (control().import_context && !has_context()) return kInvalidContext;
+    note("cuMemImportFromShareableHandle", -1);
     const int fd = static_cast<int>(reinterpret_cast<intptr_t>(shareable));
     char path[64], target[64] = {};
     std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
@@ -217,6 +255,7 @@ API Result cuMemSetAccess(Pointer address, size_t size, const Access *access, si
 }
 
 API Result cuMemUnmap(Pointer address, size_t size) {
+    wait_for_all("cuMemUnmap", -1);
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = ranges.find(address);
     if (found == ranges.end() || found->second.size != size) return kInvalidValue;

@@ -1,4 +1,10 @@
 // What happens in a stream's order: copies, kernels, events.
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -28,8 +34,16 @@ void Queue::push(std::function<void()> work) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         work_.push_back(std::move(work));
+        ++pushed_;
     }
     changed_.notify_all();
+}
+
+void Queue::drain() {
+    if (thread_.get_id() == std::this_thread::get_id()) return;
+    std::unique_lock<std::mutex> lock(mutex_);
+    const uint64_t wanted = pushed_;
+    changed_.wait(lock, [this, wanted] { return done_ >= wanted; });
 }
 
 void Queue::run() {
@@ -43,6 +57,11 @@ void Queue::run() {
             work_.pop_front();
         }
         if (state_of(device) == kSuccess) next();
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            ++done_;
+        }
+        changed_.notify_all();
     }
 }
 
@@ -66,7 +85,7 @@ Result find_queue(Stream stream, std::shared_ptr<Queue> *found) {
     }
     const std::lock_guard<std::mutex> lock(mutex);
     Device &device = device_at(ordinal);
-    if (!device.legacy) device.legacy = std::make_shared<Queue>(ordinal);
+    if (!device.legacy) device.legacy = make_queue(ordinal);
     *found = device.legacy;
     return kSuccess;
 }
@@ -102,6 +121,63 @@ API Result cuMemcpyAsync(Pointer to, Pointer from, size_t size, Stream stream) {
     const Result state = find_queue(stream, &queue);
     if (state != kSuccess) return state;
     queue->push([=] { copy(reinterpret_cast<char *>(to), reinterpret_cast<const char *>(from), size); });
+    if (is_pageable(to) || is_pageable(from)) queue->drain();
+    return kSuccess;
+}
+
+// Not part of CUDA: kernels of a program. This one writes `size` bytes that it reads anywhere.
+API Result fake_update(Pointer to, Pointer from, size_t size, Stream stream) {
+    std::shared_ptr<Queue> queue;
+    const Result state = find_queue(stream, &queue);
+    if (state != kSuccess) return state;
+    queue->push([=] { copy(reinterpret_cast<char *>(to), reinterpret_cast<const char *>(from), size); });
+    return kSuccess;
+}
+
+// This one waits for a peer that is dead: it ends when the control file says `release 1`.
+API Result fake_endless(Stream stream) {
+    std::shared_ptr<Queue> queue;
+    const Result state = find_queue(stream, &queue);
+    if (state != kSuccess) return state;
+    queue->push([] {
+        while (!control().release) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    return kSuccess;
+}
+
+// This one overwrites `size` bytes again and again for some seconds, whatever becomes of the process. Until it is done the
+// dead process keeps one thread, whose end a tracer holds up, and with it all its descriptors.
+API Result fake_writes(Pointer to, size_t size, double seconds, Stream stream) {
+    std::shared_ptr<Queue> queue;
+    const Result state = find_queue(stream, &queue);
+    if (state != kSuccess) return state;
+    queue->push([=] {
+        const auto launcher = static_cast<pid_t>(syscall(SYS_gettid));
+        int ready[2];
+        if (pipe(ready) != 0) std::abort();
+        const pid_t writer = fork();
+        if (writer == 0) {
+            setsid();
+            prctl(PR_SET_NAME, "fake gpu");
+            const long held = ptrace(PTRACE_SEIZE, launcher, nullptr, PTRACE_O_TRACEEXIT);
+            if (held != 0 || write(ready[1], "x", 1) != 1) _exit(1);
+            close_range(0, ~0U, 0);
+            timespec now{};
+            clock_gettime(CLOCK_MONOTONIC, &now);
+            const double end = static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9 + seconds;
+            for (unsigned char value = 1; static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9 < end; ++value) {
+                std::memset(reinterpret_cast<void *>(to), value, size);
+                usleep(200);
+                clock_gettime(CLOCK_MONOTONIC, &now);
+            }
+            _exit(0);
+        }
+        close(ready[1]);
+        char byte = 0;
+        if (read(ready[0], &byte, 1) != 1) std::abort();  // no process may be traced here
+        close(ready[0]);
+        waitpid(writer, nullptr, __WALL);
+    });
     return kSuccess;
 }
 
@@ -118,8 +194,10 @@ API Result cuStreamCreate(Stream *stream, unsigned) {
     NEED(cuStreamCreate)
     int device = 0;
     const Result state = current(&device);
-    if (state == kSuccess) *stream = new std::shared_ptr<Queue>(std::make_shared<Queue>(device));
-    return state;
+    if (state != kSuccess) return state;
+    const std::lock_guard<std::mutex> lock(mutex);
+    *stream = new std::shared_ptr<Queue>(make_queue(device));
+    return kSuccess;
 }
 
 API Result cuStreamDestroy(Stream stream) {
@@ -198,6 +276,8 @@ API Result cuModuleLoadData(Module *module, const void *image) {
     NEED(cuModuleLoadData)
     const std::string text = static_cast<const char *>(image);
     const Result taken = fits(text);
+    note("cuModuleLoadData", -1);
+    await_idle(-1);
     if (taken == kSuccess) *module = new std::string(text);
     return taken;
 }
