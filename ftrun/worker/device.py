@@ -100,6 +100,18 @@ def ordinal_of(uuid: bytes) -> int | None:
     return None
 
 
+def unsettled() -> list[str]:
+    """What a script has not set of that which makes a kernel's result the same in every process and on every device."""
+    missing = []
+    if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (":4096:8", ":16:8"):
+        missing.append("CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment")
+    if not torch.are_deterministic_algorithms_enabled():
+        missing.append("torch.use_deterministic_algorithms(True)")
+    if torch.backends.cudnn.benchmark:
+        missing.append("torch.backends.cudnn.benchmark = False")
+    return missing
+
+
 def _pieces(tensor: torch.Tensor) -> list[tuple[int, int]]:
     """(address, bytes) of up to four places of a tensor's storage."""
     address, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
@@ -153,6 +165,11 @@ class DeviceMemory:
         return memory
 
     @staticmethod
+    def device_of(control: Segment) -> bytes:
+        """UUID of the GPU that the arena of this host segment has a part on."""
+        return bytes(control.view(_UUID, 16))
+
+    @staticmethod
     def used_by(control: Segment) -> bool:
         """Does the arena of this host segment have a part on a GPU?"""
         return control.load(_LENGTH) != 0
@@ -163,7 +180,7 @@ class DeviceMemory:
 
         `write`: take it over (its stamps too). Errors: DeviceError when it cannot be had.
         """
-        home = ordinal_of(bytes(control.view(_UUID, 16)))
+        home = ordinal_of(cls.device_of(control))
         if home is None:
             raise DeviceError("the memory is on a GPU that this worker does not see")
         if write and home != ordinal:

@@ -14,7 +14,7 @@ from ftrun.native import cuda
 from ftrun.worker import rng
 from ftrun.worker.arena import Arena
 from ftrun.worker.context import Context
-from ftrun.worker.device import Chunk, DeviceMemory
+from ftrun.worker.device import Chunk, DeviceMemory, unsettled
 from ftrun.worker.ledger import Ledger
 from ftrun.worker.segment import Segment
 from ftrun.worker.state import Protected
@@ -82,7 +82,20 @@ def use_gpu(context: Context, state: Protected) -> int | None:
     if gpu is not None:
         context.cell[F.DEVICE] = gpu + 1
         rng.use_device(gpu)
+        if context.rank == 0:
+            _tell_unsettled(gpu)
     return gpu
+
+
+def _tell_unsettled(gpu: int) -> None:
+    missing = unsettled()
+    if missing:
+        print(
+            f"ftrun: the model is on device {gpu}, whose results may differ from one process to the next, in a repaired run as in "
+            f"two runs without a failure; for the same bits set {', '.join(missing)}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def fetch(context: Context, rank: int, name: str) -> Segment | None:

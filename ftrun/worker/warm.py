@@ -11,9 +11,11 @@ import torch
 from ftrun import native
 from ftrun.core.board import F, Flag, Head
 from ftrun.core.world import World, read_world
+from ftrun.native import cuda
 from ftrun.worker import compiled, uniform
 from ftrun.worker.arena import Arena
 from ftrun.worker.context import Context
+from ftrun.worker.device import DeviceMemory, ordinal_of
 from ftrun.worker.lookout import LEARNED
 from ftrun.worker.segment import Segment
 
@@ -90,6 +92,7 @@ class Ahead:
         self._extent: dict[int, tuple[int, int, int]] = {}
         self._heap = 0
         self._followed = False
+        self._opened = False  # the device
 
     def look(self) -> None:
         """Map what is new since the last look. Never raises for a keeper or rank that is just gone."""
@@ -113,6 +116,27 @@ class Ahead:
                 continue  # no keeper just now: mapped at the next look, or when needed
         if not self._followed:
             self._follow(world)
+        if not self._opened:
+            self._open_device(world)
+
+    def _open_device(self, world: World) -> None:
+        """Make a context and load ftrun's kernels where all ranks are on one device: whatever rank this spare takes is there.
+
+        Among several devices a spare has none of its own before it has a rank, and a context takes hundreds of megabytes, so
+        it opens none. Nothing of torch's is made: its handles read settings that decide bits (CUBLAS_WORKSPACE_CONFIG), and
+        the script may not have made them yet.
+        """
+        arenas = [self._context.mapped.get((place.rank, "arena")) for place in world.places]
+        known = [segment for segment in arenas if segment is not None and DeviceMemory.used_by(segment)]
+        if len(known) < world.size:
+            return
+        self._opened = True
+        devices = {DeviceMemory.device_of(segment) for segment in known}
+        if len(devices) == 1:
+            with contextlib.suppress(cuda.CudaError):  # a replacement meets it again, and says so
+                ordinal = ordinal_of(devices.pop())
+                if ordinal is not None:
+                    cuda.load_kernels(ordinal)
 
     def _follow(self, world: World) -> None:
         """Take the page faults that training has taken in another process of the nursery's: thousands, some 10 us each."""

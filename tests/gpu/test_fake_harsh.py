@@ -127,3 +127,26 @@ def test_memory_that_may_not_be_accessed_costs_the_memory_and_not_the_run(
     assert "state copied from a peer" in outcome.output
     for key in ("weights", "optimizer"):
         assert [r[key] for r in outcome.ranks] == [r[key] for r in clean.ranks]
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["all ranks on one device", "a device each"])
+def test_a_spare_has_its_device_open_before_it_is_needed(
+    clean: Outcome, folder: Path, control: Control, log: Path, shared: bool
+) -> None:
+    """Where it can know which: with several devices it opens none, since a context takes hundreds of megabytes."""
+    further = ("--device", "1") if shared else ()
+    outcome = run(folder, control, "--pause", "0.3", *further, faults=(kill(2, "backward", 6),))
+    same(clean, outcome)
+    begin, _ = stall(outcome)
+    its = [call for call in calls(log) if call.pid == outcome.ranks[2]["pid"]]
+    before = {call.name for call in its if call.ns < begin}
+    assert ({"cuDevicePrimaryCtxRetain", "cuModuleLoadData"} <= before) == shared, its
+
+
+def test_what_bits_depend_on_is_told_when_it_is_not_set(folder: Path, control: Control) -> None:
+    outcome = run(folder, control, "--steps", "1")
+    assert outcome.code == 0
+    told = [line for line in outcome.output.splitlines() if "for the same bits set" in line]
+    assert len(told) == 1, outcome.output
+    assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in told[0] and "use_deterministic_algorithms(True)" in told[0]
+    assert "cudnn.benchmark" not in told[0]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.native import fake
 from tests.native.fake import Control, child
 
 ATTACH = """

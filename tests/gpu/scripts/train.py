@@ -27,11 +27,12 @@ parser.add_argument("--pause", type=float, default=0.0, help="seconds in each bo
 parser.add_argument("--wild", default="", help="RANK:STEP at which the first holder of the rank runs a wild kernel")
 parser.add_argument("--writes", default="", help="RANK:STEP:SECONDS of a kernel that outlives its process")
 parser.add_argument("--endless", default="", help="RANK:STEP at which a kernel begins that waits for a dead peer")
+parser.add_argument("--device", type=int, help="that all ranks share; else each has one of its own")
 args = parser.parse_args()
 
 dist.init_process_group("ftrun")
 rank = dist.get_rank()
-gpu = Gpu(int(os.environ["LOCAL_RANK"]))
+gpu = Gpu(int(os.environ["LOCAL_RANK"]) if args.device is None else args.device)
 torch.manual_seed(7)
 model = torch.nn.Sequential(
     torch.nn.Linear(32, args.wide),
