@@ -50,7 +50,7 @@ def equal(one: conftest.Outcome, other: conftest.Outcome, ranks: int = conftest.
 def total_ms(outcome: conftest.Outcome) -> str:
     """How long the run's repairs took."""
     incidents = [line for line in outcome.journal if line.get("note") == "incident"]
-    return ", ".join(f"{incident['total_ms']:.0f}" for incident in incidents) + " ms of repair"
+    return ", ".join(f"{incident['total_ms']:.0f}" for incident in incidents) + " ms"
 
 
 def program(line: list[str], timeout: float, env: dict[str, str] | None = None, fds: tuple[int, ...] = ()) -> Any:
