@@ -57,6 +57,16 @@ def main(argv: Sequence[str]) -> None:
         for _ in range(500):
             a = a @ a / 100 + view[:8192].float()
         socket.send_fds(sock, [b"busy"], [shared])
+    elif what == "writes":
+        # seconds of kernels that write all of the memory, with one of two values in turn
+        side = int((size // 4) ** 0.5)
+        result = view[: side * side * 4].view(torch.float32).view(side, side)
+        a, both = torch.randn(side, side, device="cuda"), [torch.randn(side, side, device="cuda") for _ in range(2)]
+        torch.mm(a, both[0], out=result)
+        torch.cuda.synchronize()
+        for k in range(500):
+            torch.mm(a, both[k % 2], out=result)
+        socket.send_fds(sock, [b"busy"], [shared])
     elif what == "illegal":
         index = torch.tensor([1 << 40], device="cuda")
         torch.zeros(4, device="cuda").index_select(0, index)  # a device-side assertion or an illegal address

@@ -52,7 +52,7 @@ def test_a_layout_that_changed_since_is_read_anew(theirs: Arena) -> None:
     mine.make_ready()
     manifest = theirs.read_manifest()
     manifest.entries.pop()
-    entry, _ = place(theirs, "committed", [("optim.0.0.step", torch.tensor(9), False)], {})[0]
+    entry, _ = next(place(theirs, "committed", [("optim.0.0.step", torch.tensor(9), False)], {}))
     manifest.entries.append(entry)
     theirs.write_manifest(manifest)
     found = mine.read_manifest()
