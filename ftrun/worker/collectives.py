@@ -70,9 +70,8 @@ def averaging_integers(
         for output in outputs if mine else ():
             output.div_(size, rounding_mode="trunc")
 
-    asked = options.reduceOp
     options.reduceOp = ReduceOp.SUM
     try:
         yield divide
     finally:
-        options.reduceOp = asked
+        options.reduceOp = ReduceOp.AVG

@@ -48,5 +48,6 @@ def nccl(store: Any, rank: int, size: int, timeout: timedelta, group: Any) -> An
     asked.store, asked.group_rank, asked.group_size, asked.timeout = store, rank, size, timeout
     asked.group_id = ""
     asked.global_ranks_in_group = []
-    asked.process_group = group
+    if hasattr(asked, "process_group"):
+        asked.process_group = group
     return plugin.creator_fn(asked, None)
