@@ -101,9 +101,12 @@ class SwapGroup(ProcessGroup):
         return 0
 
     def shutdown(self) -> None:
-        self.retire()
+        """The script destroys this group. A member that is not through with connecting is not cut off in the middle."""
+        inner = self._detach()
         self.registry.drop(self)
-        self.registry.destroy_retired()
+        if inner is not None:
+            self.release(inner.generation + 1)
+            threading.Thread(target=inner.leave, name="ftrun-retire", daemon=True).start()
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
@@ -257,12 +260,16 @@ class SwapGroup(ProcessGroup):
             self._draining = [w for w in self._draining if not w.inner_is_completed()]
         return not self._draining or (self.inner is not None and self.inner.still)
 
-    def retire(self) -> None:
-        """Abort and forget the inner group, which the registry destroys later."""
+    def _detach(self) -> Inner | None:
         if self.ahead is not None:
             self.ahead.forget()
             self.ahead = None
         inner, self.inner = self.inner, None
+        return inner
+
+    def retire(self) -> None:
+        """Abort and forget the inner group, which the registry destroys later."""
+        inner = self._detach()
         if inner is not None:
             inner.abort()
             self.release(inner.generation + 1)
@@ -318,7 +325,11 @@ class Registry:
         self.groups.append(group)
         world = self._world()
         if not self.recorder.replaying:
-            self.connect(group, world)
+            try:
+                self.connect(group, world)
+            except Exception:
+                self.drop(group)  # torch does not know it, so that nobody else would
+                raise
         elif self.recorder.groups == 1 and not world.tail:
             # the others need not wait for the rest of the script and this rank's state: they meet it in this group now.
             # With more groups they would wait in the second one, for no longer than a collective may take.

@@ -8,6 +8,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from ftrun.worker import torch_private
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
 _TRIES = 5  # each takes less than a millisecond
+_LINGER = 5.0  # seconds that a member which leaves waits for those that are still connecting
 
 
 class Stillness:
@@ -85,6 +87,7 @@ class Inner:
         self._aborted = self._shut = False
         self._stillness = Stillness(threads)
         self.generation = 0
+        self.all_connected: Callable[[], bool] | None = None  # is every member through with connecting?
 
     @property
     def still(self) -> bool:
@@ -121,6 +124,14 @@ class Inner:
             then(work.wait)
             del wait, work, then  # they keep the group
 
+    def leave(self) -> None:
+        """Close it for good. Peers that are still connecting would fail: they get a while. From a thread of its own."""
+        deadline = time.monotonic() + _LINGER
+        while self.all_connected is not None and not self.all_connected() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self.abort()
+        self.close()
+
     def close(self) -> None:
         """Drop the group. May take as long as a stuck peer's timeout: call from a thread of its own."""
         for sock in self._sockets:
@@ -129,7 +140,7 @@ class Inner:
         if self._waits is not None:
             self._waits.put(None)
         self.group = None
-        self._keep = None
+        self._keep = self.all_connected = None
 
 
 def _inodes() -> dict[str, int]:

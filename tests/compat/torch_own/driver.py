@@ -65,7 +65,11 @@ def run(name: str, backend: str, folder: Path, rank: int, size: int) -> dict[str
     outcome, why = "pass", ""
     try:
         dist.init_process_group(
-            backend, init_method=f"file://{case.file_name}", world_size=size, rank=rank, timeout=timedelta(seconds=seconds)
+            backend,
+            init_method=f"file://{case.file_name}",
+            world_size=size,
+            rank=rank,
+            timeout=timedelta(seconds=seconds),
         )
         case._barrier()
         common_utils.set_rng_seed()
