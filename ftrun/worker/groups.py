@@ -102,7 +102,10 @@ class SwapGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         """The script destroys this group. A member that is not through with connecting is not cut off in the middle."""
-        inner = self._detach()
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None:
+            ahead.forget()
+        inner, self.inner = self.inner, None
         self.registry.drop(self)
         if inner is not None:
             self.release(inner.generation + 1)
@@ -260,16 +263,9 @@ class SwapGroup(ProcessGroup):
             self._draining = [w for w in self._draining if not w.inner_is_completed()]
         return not self._draining or (self.inner is not None and self.inner.still)
 
-    def _detach(self) -> Inner | None:
-        if self.ahead is not None:
-            self.ahead.forget()
-            self.ahead = None
-        inner, self.inner = self.inner, None
-        return inner
-
     def retire(self) -> None:
         """Abort and forget the inner group, which the registry destroys later."""
-        inner = self._detach()
+        inner, self.inner = self.inner, None
         if inner is not None:
             inner.abort()
             self.release(inner.generation + 1)

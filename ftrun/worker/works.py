@@ -144,7 +144,7 @@ class Pending(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         begin = time.monotonic_ns()
-        if timeout:
+        if timeout is not None and timeout > timedelta(0):  # torch's words for none are 0 and -1 ms
             self._wait_for(timeout)
         else:
             self._future.wait()
