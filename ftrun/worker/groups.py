@@ -7,8 +7,6 @@ inner group does. Results of an aborted collective are garbage, and the closed g
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 import zlib
@@ -25,6 +23,7 @@ from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
 from ftrun.core.world import World
 from ftrun.worker import plain
+from ftrun.worker.callers import caller, inside_ddp_constructor
 from ftrun.worker.collectives import COLLECTIVES, DIRECT, averaging_integers, fill_local
 from ftrun.worker.connecting import Connecting
 from ftrun.worker.context import Context, Interrupt
@@ -421,17 +420,17 @@ class Registry:
         Errors: UsageError with the script's file and line.
         """
         if not self.looping:
-            return not _inside_ddp_constructor()
+            return not inside_ddp_constructor()
         if self.between:
             return False  # between and after loops: allowed, but a fault in the middle is not mended in place
         if self.gate_passed:
             raise UsageError(
-                f"{name} after the gate, at {_caller()}: communicate before optimizer.step(); "
+                f"{name} after the gate, at {caller()}: communicate before optimizer.step(); "
                 "two optimizers with a backward between them are two `with step`"
             )
         if not self.context.in_body and not self.calling:
             raise UsageError(
-                f"{name} outside `with step`, at {_caller()}: communicate in the body before optimizer.step(), "
+                f"{name} outside `with step`, at {caller()}: communicate in the body before optimizer.step(), "
                 "or in job.call(fn) between the loop's `for` and `with step:`"
             )
         return False
@@ -462,31 +461,6 @@ class Registry:
             if group.pending:
                 return
         self._words[_SINCE] = 0
-
-
-_INIT_CODE = torch.nn.parallel.DistributedDataParallel.__init__.__code__
-
-
-def _inside_ddp_constructor() -> bool:
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _INIT_CODE:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
-
-_NOT_THE_SCRIPT = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (__file__, torch.__file__))
-
-
-def _caller() -> str:
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_NOT_THE_SCRIPT):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return "?"
 
 
 _registry: Registry | None = None
