@@ -14,10 +14,10 @@ TESTS = [
     "test_all_reduce_coalesced_sum",
     "test_all_to_all_full_group",  # a mistake in its sizes: fails in both, and at once
     "test_barrier_timeout_global",  # the group is made again after a time-out
-    "test_broadcast_object_list",
     "test_get_backend",
     "test_monitored_barrier_gloo",
     "test_new_subgroups_with_group_param",
+    "test_scatter_object_list",
     "test_send_recv_any_source",
     "test_send_recv_any_source_torch_profiler",
     "test_sparse_all_reduce_sum",
