@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from ftrun.core import symptoms
@@ -159,8 +160,8 @@ class SwapGroup(ProcessGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Gloo's barrier that names the ranks which do not come. Errors: RuntimeError.
 
-        `dist.monitored_barrier` asks for a backend called "gloo" and refuses this group before it sees it: call the
-        method of the group.
+        Before torch 2.15 `dist.monitored_barrier` takes only backends called "gloo" and refuses this group before it sees
+        it: call the method of the group.
         """
         if self.registry.local or self.registry.recorder.replaying:
             return
@@ -183,14 +184,15 @@ class SwapGroup(ProcessGroup):
     def hold(self, error: BaseException | None) -> float:
         """Seconds to wait for a stop of the world before `error` is shown.
 
-        A connection that ended may be a peer's death; so may, in a loop, a collective that took too long. Whatever else
-        goes wrong is this rank's own.
+        In a loop whatever torch says may come from a peer's death, outside of it a connection that ended and an error of
+        NCCL; a collective that took too long or was called with wrong arguments is shown at once there.
         """
-        outside = not self.registry.looping
-        if isinstance(error, RuntimeError) and symptoms.of_exception(error) is Fault.LINK:
-            return _HOLD_OUTSIDE if outside else _HOLD
-        late = isinstance(error, RuntimeError) and "timed out" in symptoms.message(error).lower()
-        return _HOLD if late and not outside else 0.0
+        if not isinstance(error, RuntimeError):
+            return 0.0
+        if self.registry.looping:
+            return _HOLD
+        cut_off = symptoms.of_exception(error) is Fault.LINK or isinstance(error, dist.DistBackendError)
+        return _HOLD_OUTSIDE if cut_off else 0.0
 
     def await_stop(self, error: BaseException) -> None:
         """An inner error before the stop that explains it: wait for that stop, then raise Interrupt."""

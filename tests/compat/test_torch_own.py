@@ -30,5 +30,6 @@ def test_torchs_own_tests_end_as_under_torchrun(tmp_path: Path) -> None:
     ours = run.launch("ftrun", tmp_path / "ftrun", TESTS, 60)
     assert sum(row["outcome"] == "pass" for row in theirs.values()) >= len(TESTS) - 2, theirs
     differences = {test for test in TESTS if ours[test]["outcome"] != theirs[test]["outcome"]}
-    assert differences == set(TESTS) & set(run.KNOWN), ours
+    assert "test_get_backend" in differences, ours
+    assert differences <= set(run.KNOWN), ours  # how many depends on the torch
     harness.check_no_strays(tmp_path / "ftrun")

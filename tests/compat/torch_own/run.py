@@ -32,7 +32,7 @@ COMMANDS = {
 BACKENDS = {"torchrun": "gloo", "ftrun": "ftrun"}
 KNOWN = {
     "test_get_backend": 'the group\'s backend is called "ftrun"',
-    "test_monitored_barrier_gloo": 'dist.monitored_barrier refuses a backend that is not called "gloo"; the group has the method',
+    "test_monitored_barrier_gloo": 'before 2.15 dist.monitored_barrier takes only backends called "gloo"; the group has the method',
     "test_monitored_barrier_gloo_subgroup": "as above",
 }
 """Tests with another outcome under ftrun, and why."""
