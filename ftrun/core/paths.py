@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ftrun.core.errors import UsageError
+from ftrun.core.errors import PlatformError, UsageError
 
 # names inside a run directory
 BOARD = "board"
@@ -38,7 +38,8 @@ def error_record(message: str, callstack: str, now: float) -> dict[str, Any]:
 def runs_root() -> Path:
     """The folder that holds this user's run directories; made when missing.
 
-    FTRUN_RUNS_ROOT if set, else $XDG_RUNTIME_DIR/ftrun, else /dev/shm/ftrun-UID, else /tmp/ftrun-UID.
+    FTRUN_RUNS_ROOT if set, else $XDG_RUNTIME_DIR/ftrun, else /dev/shm/ftrun-UID, else /tmp/ftrun-UID. Errors: PlatformError
+    when it cannot be made, UsageError when it is no private folder.
     """
     named = os.environ.get(ENV_RUNS_ROOT)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -49,7 +50,14 @@ def runs_root() -> Path:
     else:
         base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
         root = base / f"ftrun-{os.getuid()}"
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        pass  # what is there instead of a folder is said below
+    except OSError as error:
+        raise PlatformError(
+            f"no folder for runs can be made at {root} ({error.strerror}); set {ENV_RUNS_ROOT} to a private folder, best on a tmpfs"
+        ) from None
     check_private(root)
     return root
 

@@ -58,6 +58,19 @@ def test_a_runs_folder_with_no_room_is_one_sentence(ftrun: Ftrun) -> None:
     assert result.stderr.count("\n") == 1 and not list(ftrun.runs_root.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [("/proc/runs", 69, "can be made at"), ("file/runs", 69, "can be made at"), ("file", 2, "is not a directory")],
+)
+def test_a_runs_folder_that_cannot_be_is_one_sentence(ftrun: Ftrun, where: str, code: int, said: str) -> None:
+    (ftrun.base / "file").touch()
+    root = str(ftrun.base / where)
+    for command in ((ftrun.script(""),), ("runs",)):
+        result = ftrun.call(*command, FTRUN_RUNS_ROOT=root)
+        assert (result.returncode, result.stderr.count("\n")) == (code, 1), result.stderr
+        assert said in result.stderr and root in result.stderr and "FTRUN_RUNS_ROOT" in result.stderr
+
+
 def test_open_runs_folder_is_refused(ftrun: Ftrun) -> None:
     ftrun.runs_root.chmod(0o755)
     result = ftrun.call(ftrun.script(""))
