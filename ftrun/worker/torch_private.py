@@ -132,8 +132,8 @@ def gloo_options(timeout: Any, devices: list[Any]) -> Any:
 def nccl(store: Any, rank: int, size: int, timeout: Any, group: Any) -> Any:
     """The backend that `init_process_group("nccl")` would give: the class that this torch means, or the user has chosen.
 
-    Since torch 2.15 "nccl" is a registered creator, and TORCH_DIST_USE_NCCL2=0 registers that of the older class. Before,
-    there is one class. Nothing public makes a backend without making it one of the script's groups.
+    Since torch 2.15 the creator of "nccl" is registered when it is first asked for, and TORCH_DIST_USE_NCCL2=0 registers that
+    of the older class. Before, there is one class. Nothing public makes a backend without making it one of the script's groups.
 
     Args:
         store: Where its ranks find one another; it is asked for as long as the backend lives.
@@ -143,6 +143,8 @@ def nccl(store: Any, rank: int, size: int, timeout: Any, group: Any) -> Any:
         group: The ProcessGroup that the backend will be registered with.
     """
     c10d: Any = importlib.import_module(_C10D)
+    if hasattr(c10d.Backend, "_ensure_backend_registered"):
+        c10d.Backend._ensure_backend_registered("nccl")
     plugin = c10d.Backend._plugins.get("NCCL")
     if plugin is None:
         options = c10d.ProcessGroupNCCL.Options()
@@ -158,6 +160,11 @@ def nccl(store: Any, rank: int, size: int, timeout: Any, group: Any) -> Any:
 
 
 NAMES += [
+    Private(
+        f"{_C10D}:Backend", ("_ensure_backend_registered",), "torch", ANSWER,
+        "have the creator of \"nccl\" registered, as init_process_group does",
+        "the class ProcessGroupNCCL is made, which is not what torchrun's users run from 2.15 on", since=(2, 15),
+    ),
     Private(
         f"{_C10D}:Backend", ("_plugins",), "torch", ANSWER,
         'make the class of group that "nccl" means in this torch, or that the user has chosen',

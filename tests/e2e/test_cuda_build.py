@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import Ftrun
+from tests.conftest import ROOT, Ftrun
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import kill
@@ -78,3 +79,54 @@ def test_a_protected_script_ends_equal_after_kills(
     assert len(harness.deaths(outcome)) == 3, outcome.tail()
     assert "fresh interpreter" not in outcome.output
     harness.check_no_strays(tmp_path)
+
+
+ONE_RANK = """
+import torch, torch.distributed as dist, ftrun
+dist.init_process_group("ftrun")
+print("NCCL is", dist.group.WORLD._get_backend(torch.device("cuda")).name(), flush=True)
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+job = ftrun.protect(model=model, optimizer=optimizer)
+for step in job.steps(6):
+    with step:
+        model(torch.ones(4, 8)).square().mean().backward()
+        if (step.index, step.attempt) == (3, 0):
+            raise ValueError("once")
+        optimizer.step()
+        optimizer.zero_grad()
+dist.destroy_process_group()
+print("trained", flush=True)
+"""
+
+
+def test_a_group_of_the_real_nccl_library_is_aborted_and_made_again(ftrun: Ftrun, one_gpu: dict[str, str]) -> None:
+    """The older class opens no device before its first collective; the newer one does when it is made, and needs a driver."""
+    env = {**one_gpu, "TORCH_DIST_USE_NCCL2": "0"}
+    run = ftrun.start("--nproc-per-node", 1, ftrun.script(ONE_RANK), **env)
+    assert run.wait() == 0, run.stderr
+    assert "NCCL is nccl\n" in run.stdout and "trained" in run.stdout
+    assert "everyone does the step again" in run.stderr
+
+
+CHOICE = """
+import torch.distributed as dist
+from datetime import timedelta
+from ftrun.worker import torch_private
+for kind in ("_create_nccl_process_group", "_create_nccl2_process_group"):
+    if hasattr(dist.distributed_c10d, kind):
+        setattr(dist.distributed_c10d, kind, lambda options, _, kind=kind: (kind, options.group_size))
+print(torch_private.nccl(dist.HashStore(), 0, 1, timedelta(seconds=5), None))
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.distributed.distributed_c10d, "_create_nccl2_process_group"),
+    reason="this torch has one class for NCCL",
+)
+@pytest.mark.parametrize(("choice", "made"), [("0", "_create_nccl_process_group"), ("", "_create_nccl2_process_group")])
+def test_nccl_is_the_class_that_the_user_of_torchrun_runs(choice: str, made: str) -> None:
+    env = {**os.environ, "TORCH_DIST_USE_NCCL2": choice}
+    done = subprocess.run([sys.executable, "-c", CHOICE], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"('{made}', 1)\n", done.stderr
