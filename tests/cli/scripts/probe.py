@@ -32,7 +32,7 @@ def descriptor(fd: int) -> str:
 
 def handlers() -> dict[str, str]:
     names = {signal.SIG_DFL: "default", signal.SIG_IGN: "ignored", signal.default_int_handler: "KeyboardInterrupt"}
-    return {s.name: names.get(signal.getsignal(s), repr(signal.getsignal(s))) for s in signal.valid_signals() if s < 32}  # type: ignore[union-attr]
+    return {s.name: names.get(signal.getsignal(s), repr(signal.getsignal(s))) for s in signal.Signals if s < 32}
 
 
 def limits() -> dict[str, Any]:
