@@ -98,10 +98,11 @@ def test_a_transformers_trainer(launch: Launch) -> None:
 
 def test_a_lightning_trainer(launch: Launch) -> None:
     script = SCRIPTS / "lightning_trainer.py"
-    theirs = launch("torchrun", script, "out").answers()
+    theirs = launch("torchrun", script, "out", "gloo").answers()
     for rank, answer in enumerate(theirs):
         assert (answer["rank"], answer["world_size"], answer["steps"]) == (rank, RANKS, 24)
         assert answer["environment"] == "TorchElasticEnvironment"
         assert not answer["launched_here"]
     assert len({a["weights"] for a in theirs}) == 1
-    assert launch("ftrun", script, "out").answers() == theirs
+    assert launch("ftrun", script, "out", "gloo").answers() == theirs
+    assert launch("ftrun", script, "out", "ftrun").answers() == theirs, "its means of integers and objects too"

@@ -1,4 +1,7 @@
-"""A Lightning Trainer with strategy ddp. Knows nothing but what Lightning does under torchrun; prints a JSON line per rank."""
+"""A Lightning Trainer with strategy ddp. Knows nothing but what Lightning does under torchrun; prints a JSON line per rank.
+
+Arguments: a folder, and the backend of the process group.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import hashlib
 import json
 import sys
 
+import ftrun  # noqa: F401 - makes the backend "ftrun" known
 import lightning
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -46,7 +51,7 @@ def main() -> None:
     model = Regression()
     trainer = lightning.Trainer(
         accelerator="cpu",
-        strategy="ddp",
+        strategy=DDPStrategy(process_group_backend=sys.argv[2]),
         devices=2,
         max_epochs=3,
         default_root_dir=sys.argv[1],
