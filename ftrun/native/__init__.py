@@ -253,7 +253,6 @@ def find_nonfinite_each(addresses: array[int], counts: array[int], format_: str)
 _malloc_keep = _bind(_releasing, "malloc_keep", c_int, c_size_t)
 _malloc_touch = _bind(_releasing, "malloc_touch", c_int, c_size_t)
 _malloc_touch_threads = _bind(_releasing, "malloc_touch_threads", c_int, c_int, c_size_t)
-_follow_pages = _bind(_releasing, "follow_pages", c_int64, c_int)
 _set_subreaper = _bind(_releasing, "set_subreaper", c_int)
 _set_name = _bind(_releasing, "set_name", c_int, ctypes.c_char_p)
 
@@ -274,16 +273,6 @@ def malloc_touch_threads(threads: int, size: int) -> None:
     Errors: OSError (EAGAIN: the system gives no more threads).
     """
     _check(_malloc_touch_threads(threads, size))
-
-
-def follow_pages(pid: int) -> int:
-    """Take ahead the page faults that a sibling, forked by the same parent, has taken since: private copies of pages that
-    it wrote to, mappings of files that it read. Gives the number of pages. Errors: OSError when it cannot be looked at.
-    """
-    pages = int(_follow_pages(pid))
-    if pages < 0:
-        raise OSError(-pages, os.strerror(-pages))
-    return pages
 
 
 def set_subreaper() -> None:

@@ -9,13 +9,12 @@ from collections.abc import Callable
 import torch
 
 from ftrun import native
-from ftrun.core.board import F, Flag, Head
+from ftrun.core.board import Flag, Head
 from ftrun.core.world import World, read_world
 from ftrun.native import cuda
 from ftrun.worker.arena import Arena
 from ftrun.worker.context import Context
 from ftrun.worker.device import DeviceMemory, ordinal_of
-from ftrun.worker.lookout import LEARNED
 from ftrun.worker.segment import Segment
 
 _ROOM = 64 << 20  # bytes of heap for what is not as large as the state: activations, alignment
@@ -98,7 +97,6 @@ class Ahead:
         self._attempt = 0
         self._extent: dict[int, tuple[int, int, int]] = {}
         self._heap = 0
-        self._followed = False
         self._opened = False  # the device
 
     def look(self) -> None:
@@ -121,8 +119,6 @@ class Ahead:
                 self._map(place.rank)
             except OSError:
                 continue  # no keeper just now: mapped at the next look, or when needed
-        if not self._followed:
-            self._follow(world)
         if not self._opened:
             self._open_device(world)
 
@@ -144,25 +140,6 @@ class Ahead:
                 ordinal = ordinal_of(devices.pop())
                 if ordinal is not None:
                     cuda.load_kernels(ordinal)
-
-    def _follow(self, world: World) -> None:
-        """Take the page faults that training has taken in another process of the nursery's: thousands, some 10 us each."""
-        survivors_first = sorted(world.places, key=lambda place: place.rank in world.replaced)
-        cells = [self._context.board.cell(place.cell) for place in survivors_first]
-        trained = [cell for cell in cells if cell.has(Flag.LOOPING) and (cell.step or 0) >= LEARNED]
-        if not trained:
-            return
-        self._followed = True
-
-        def touch() -> None:
-            if not trained[0][F.DEVICE]:  # else groups are not Gloo's
-                _touch_heaps(1)
-            for cell in trained:
-                with contextlib.suppress(OSError):  # it just ended, or the system does not show us its pages
-                    native.follow_pages(cell[F.PID])
-                    return
-
-        _in_background(touch)
 
     def _map(self, rank: int) -> None:
         context = self._context

@@ -122,14 +122,6 @@ FTRUN_API int64_t ftrun_find_nonfinite(const void *data, size_t count, int forma
 /* Number of the first of `pieces` arrays that holds one, -1 = none does; -EINVAL. */
 FTRUN_API int64_t ftrun_find_nonfinite_each(const uint64_t *addresses, const uint64_t *counts, size_t pieces, int format);
 
-/* ---- page faults (pages.cpp) ---- */
-
-/* Takes ahead the page faults that process `pid`, forked by the same parent, has taken since: pages that it wrote to are
- * made this process's own, pages of files that it read are mapped. Contents stay as they are now (of a file, too, where the
- * sibling wrote). Fresh memory is not given out, and mappings above 4 GiB are left alone. Gives the number of pages (0
- * before Linux 5.14); -ESRCH, -EACCES, -ENOMEM. */
-FTRUN_API int64_t ftrun_follow_pages(int pid);
-
 /* ---- this process (process.cpp) ---- */
 
 /* Makes malloc keep freed blocks up to `bytes` instead of giving them back to the system. No effect without glibc. */

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
@@ -11,8 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -308,107 +306,6 @@ def test_too_many_threads_are_an_error(children: Children) -> None:
         native.malloc_touch_threads(17, MIB)
 
     assert children.wait(children.fork(body)) == 0
-
-
-# ---- page faults -----------------------------------------------------------------------------------------------------
-
-
-def _faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-CAN_FOLLOW = [int(n) for n in os.uname().release.split(".")[:2]] >= [5, 14]
-
-
-@contextlib.contextmanager
-def sibling(children: Children, use: Callable[[], object]) -> Iterator[int]:
-    """The pid of a child that has done `use` and lives on."""
-    told, tell = os.pipe()
-    ended, end = os.pipe()
-
-    def body() -> None:
-        os.close(end)
-        use()
-        os.write(tell, b"x")
-        os.read(ended, 1)
-
-    pid = children.fork(body)
-    os.close(ended)
-    os.read(told, 1)
-    yield pid
-    os.close(end)
-    assert children.wait(pid) == 0
-
-
-@pytest.mark.skipif(not CAN_FOLLOW, reason="Linux cannot do it before 5.14")
-def test_a_sibling_is_followed(children: Children, tmp_path: Path) -> None:
-    pages = 4096
-    (tmp_path / "library").write_bytes(RANDOM.tobytes()[: pages * mmap.PAGESIZE].ljust(pages * mmap.PAGESIZE))
-    written = mmap.mmap(-1, pages * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    untouched = mmap.mmap(-1, pages * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with open(tmp_path / "library", "rb") as library:
-        read = mmap.mmap(library.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-    everything = range(0, pages * mmap.PAGESIZE, mmap.PAGESIZE)
-    for at in everything:
-        written[at] = untouched[at] = 1  # in the parent: copied when a child writes there
-
-    def use() -> int:
-        before = _faults()
-        for at in everything:
-            written[at] = 2
-        sum(read[at] for at in everything)
-        return _faults() - before
-
-    with sibling(children, use) as pid:
-
-        def follower() -> None:
-            found = native.follow_pages(pid)
-            assert found >= pages, found
-            assert written[0] == 1 and written[everything[-1]] == 1  # contents stay as they were
-            assert use() < pages // 16
-            before = _faults()
-            for at in everything:
-                untouched[at] = 3
-            assert _faults() - before >= pages // 2, "pages that the sibling did not write to are still the parent's"
-
-        assert children.wait(children.fork(follower)) == 0
-
-
-@pytest.mark.skipif(not CAN_FOLLOW, reason="Linux cannot do it before 5.14")
-def test_what_a_sibling_only_read_is_not_copied(children: Children, tmp_path: Path) -> None:
-    """A file mapped copy-on-write, as torch.load(mmap=True) does it, of which each rank reads a part of its own."""
-    (tmp_path / "tokens").write_bytes(bytes(64 * MIB))
-    with open(tmp_path / "tokens", "rb") as file:
-        tokens = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-
-    def anonymous() -> int:
-        with open("/proc/self/smaps_rollup") as rollup:
-            return next(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:"))
-
-    with sibling(children, lambda: sum(tokens[at] for at in range(0, 64 * MIB, mmap.PAGESIZE))) as pid:
-
-        def follower() -> None:
-            before = anonymous()
-            native.follow_pages(pid)
-            assert anonymous() - before < 32 * 1024, "kB: the file was copied"
-
-        assert children.wait(children.fork(follower)) == 0
-
-
-def test_nobody_to_follow(children: Children) -> None:
-    gone = children.fork(lambda: None)
-    children.wait(gone)
-    with pytest.raises(OSError, match="No such process"):
-        native.follow_pages(gone)
-
-
-def test_following_a_stranger_changes_nothing() -> None:
-    with subprocess.Popen([sys.executable, "-c", "print(1, flush=True); input()"], stdin=-1, stdout=-1) as stranger:
-        assert stranger.stdout is not None and stranger.stdout.readline() == b"1\n"
-        data = RANDOM.copy()
-        assert native.follow_pages(stranger.pid) >= 0
-        assert (data == RANDOM).all()
-        stranger.communicate(b"\n", timeout=30)
 
 
 def test_name_and_subreaper(children: Children) -> None:
