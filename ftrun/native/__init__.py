@@ -250,29 +250,8 @@ def find_nonfinite_each(addresses: array[int], counts: array[int], format_: str)
 
 # ---- this process ----
 
-_malloc_keep = _bind(_releasing, "malloc_keep", c_int, c_size_t)
-_malloc_touch = _bind(_releasing, "malloc_touch", c_int, c_size_t)
-_malloc_touch_threads = _bind(_releasing, "malloc_touch_threads", c_int, c_int, c_size_t)
 _set_subreaper = _bind(_releasing, "set_subreaper", c_int)
 _set_name = _bind(_releasing, "set_name", c_int, ctypes.c_char_p)
-
-
-def malloc_keep(size: int) -> None:
-    """Let malloc keep freed blocks of up to `size` bytes instead of returning them to the system. Errors: OSError."""
-    _check(_malloc_keep(size))
-
-
-def malloc_touch(size: int) -> None:
-    """Have `size` bytes of the heap mapped and free, as one block; call malloc_keep before. Errors: OSError (ENOMEM)."""
-    _check(_malloc_touch(size))
-
-
-def malloc_touch_threads(threads: int, size: int) -> None:
-    """Have `size` bytes mapped and free for each of `threads` threads that do not exist yet; call malloc_keep before.
-
-    Errors: OSError (EAGAIN: the system gives no more threads).
-    """
-    _check(_malloc_touch_threads(threads, size))
 
 
 def set_subreaper() -> None:

@@ -17,7 +17,7 @@ from ftrun.core import gate, symptoms
 from ftrun.core.board import Busy, Cell, F, Flag, Head, Inexact, Phase, Source
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
-from ftrun.worker import probe, recorder, warm
+from ftrun.worker import probe, recorder
 from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.calls import Calls
 from ftrun.worker.context import Context, Interrupt
@@ -362,8 +362,6 @@ class Engine:
         self._guard = self.state.sample() if self._guarding else 0
         if self._seen_steps <= LEARNED:
             self.lookout.body_begins(self._seen_steps)
-            if self._seen_steps == LEARNED and self.state.gpu is None:
-                warm.for_new_groups(len(self.registry.groups))
         self._fired_forward = False
 
     def forward_started(self) -> None:

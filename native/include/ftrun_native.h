@@ -124,19 +124,6 @@ FTRUN_API int64_t ftrun_find_nonfinite_each(const uint64_t *addresses, const uin
 
 /* ---- this process (process.cpp) ---- */
 
-/* Makes malloc keep freed blocks up to `bytes` instead of giving them back to the system. No effect without glibc. */
-FTRUN_API int ftrun_malloc_keep(size_t bytes);
-
-/* Takes `bytes` from malloc, touches every page and frees them in one go, so that they lie ready as one free block: with
- * ftrun_malloc_keep before, later allocations of the calling thread find them mapped. -ENOMEM when there are not that many. */
-FTRUN_API int ftrun_malloc_touch(size_t bytes);
-
-/* The same for `threads` (at most FTRUN_MOST_HEAPS) threads that do not exist yet: as many are started here, each takes
- * `bytes` from malloc, touches them, frees them when all have theirs, and ends. Threads that start later find that memory
- * mapped. -EAGAIN when the system gives no more threads, -EINVAL. */
-#define FTRUN_MOST_HEAPS 16
-FTRUN_API int ftrun_malloc_touch_threads(int threads, size_t bytes);
-
 /* Orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER). */
 FTRUN_API int ftrun_set_subreaper(void);
 

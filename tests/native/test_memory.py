@@ -6,10 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
-import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -230,82 +227,6 @@ def test_sample_checksum_of_a_small_range_is_the_whole() -> None:
 
 
 # ---- the process ----
-
-
-def test_malloc_keeps_freed_blocks(children: Children) -> None:
-    def body() -> None:
-        native.malloc_keep(64 * MIB)
-        for _ in range(2):  # the second round must not fault its pages in again
-            block = np.ones(16 * MIB, dtype=np.uint8)
-            address = block.ctypes.data
-            del block
-        block = np.empty(16 * MIB, dtype=np.uint8)
-        assert block.ctypes.data == address
-        with open("/proc/self/smaps_rollup") as rollup:
-            resident = next(int(line.split()[1]) for line in rollup if line.startswith("Rss:"))
-        assert resident > 16 * 1024
-
-    assert children.wait(children.fork(body)) == 0
-
-
-# in a process of its own: what a heap that was used before gives to whom is nobody's business to foresee
-TOUCHED = """
-import resource
-import numpy as np
-from ftrun import native
-native.malloc_keep(256 << 20)
-native.malloc_touch(96 << 20)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-blocks = [np.ones(size << 20, dtype=np.uint8) for size in (1, 24, 16, 25)]
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-def test_touched_heap_is_used_by_later_blocks() -> None:
-    done = subprocess.run([sys.executable, "-c", TOUCHED], capture_output=True, text=True, timeout=60, check=True)
-    assert int(done.stdout) < 16_896 // 4, "pages of 66 MiB were faulted in again"
-
-
-# threads of their own heaps, all at work at once
-TOUCHED_THREADS = """
-import resource, threading
-import numpy as np
-from ftrun import native
-native.malloc_keep(256 << 20)
-native.malloc_touch_threads(THREADS, 6 << 20)
-together, faults = threading.Barrier(3), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-def use():
-    together.wait()
-    blocks = [np.ones(2 << 20, dtype=np.uint8) for _ in range(2)]
-    together.wait()
-threads = [threading.Thread(target=use) for _ in range(3)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
-"""
-
-
-@pytest.mark.parametrize("threads", [0, 4])
-def test_heaps_of_later_threads_are_touched(threads: int) -> None:
-    code = TOUCHED_THREADS.replace("THREADS", str(threads))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    pages = 3 * (4 << 20) // mmap.PAGESIZE
-    assert int(done.stdout) < pages // 4 if threads else int(done.stdout) >= pages
-
-
-def test_too_many_threads_are_an_error(children: Children) -> None:
-    def body() -> None:
-        os.setuid(65_534)  # root has no limit
-        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-        with pytest.raises(BlockingIOError):
-            native.malloc_touch_threads(4, MIB)
-
-    with pytest.raises(OSError, match="Invalid argument"):
-        native.malloc_touch_threads(17, MIB)
-
-    assert children.wait(children.fork(body)) == 0
 
 
 def test_name_and_subreaper(children: Children) -> None:
