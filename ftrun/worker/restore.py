@@ -103,9 +103,6 @@ class Restorer:
             raise NoSource(f"the copy of a replica's buffers failed: {error}") from error
         finally:
             self._unmap()
-            own = [self.state.arena.segment] if self.state.laid_out else []
-            for segment in (*own, *self.context.mapped.values()):
-                segment.ready = None  # used, or of the other ranks
 
     def _unmap(self) -> None:
         """Give up what was mapped on a GPU and did not become the state's."""

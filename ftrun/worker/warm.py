@@ -15,8 +15,6 @@ from ftrun.worker.context import Context
 from ftrun.worker.device import DeviceMemory, ordinal_of
 from ftrun.worker.segment import Segment
 
-_MANIFESTS_MOST = 2 << 20  # bytes of manifests, some 15,000 tensors, for which tensors are made ahead at the most
-
 
 def up() -> None:
     """Run one training step of a toy model, so that a parked spare does not pay for first calls when it is needed.
@@ -124,17 +122,7 @@ class Ahead:
             return
         if not arena.manifest_length:
             return  # it is being written: at the next look
-        self._make_ready(arena)
         self._extent[rank] = extent
         for offset, size in (arena.committed, arena.volatile):
             if size:
                 native.populate(arena.segment.address + offset, size, True)
-
-    def _make_ready(self, arena: Arena) -> None:
-        """Make the tensors, or none: whatever the script is in the middle of, it asked for its rank and nothing else."""
-        arena.segment.ready = None
-        made = sum(len(s.ready.written) for s in self._context.mapped.values() if s.ready is not None)
-        if arena.has_gpu or made + arena.manifest_length > _MANIFESTS_MOST:
-            return
-        with contextlib.suppress(Exception), torch.inference_mode(False):
-            arena.make_ready()
