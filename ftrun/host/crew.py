@@ -92,7 +92,6 @@ class Worker:
         self.watch = 0
         self.eventfd = -1
         self.pidfd = -1
-        self.aside: fence.Aside | None = None
         self.spawned = time.monotonic()
         self.log: WorkerLog | None = None
         self.error: dict[str, Any] = {}  # what it reported of the exception that ended it
@@ -185,7 +184,6 @@ class Crew:
             worker.pidfd = os.pidfd_open(pid)
         except OSError:
             return  # gone already: its exit code is on its way
-        worker.aside = fence.Aside(pid)
         self._loop.watch(worker.pidfd, lambda: self._gone(worker))
         if worker.fencing:
             self.fence(index)
@@ -428,8 +426,6 @@ class Crew:
                 self._loop.forget(fd)
                 os.close(fd)
         worker.eventfd = worker.pidfd = -1
-        if worker.aside is not None:
-            worker.aside.close()
         if worker.pid and worker.code:
             # its own children hold sockets of the dead rank; the number stays theirs while one of them lives
             with contextlib.suppress(OSError):
@@ -490,5 +486,5 @@ class Crew:
             worker.cell[F.FENCED_NS] = time.monotonic_ns()
             worker.cell[F.FENCED] = how
             self._board.ring_workers()
-            if how == 1 and worker.aside is not None and not worker.ended and not worker.cell[F.DEVICE]:
-                worker.aside.step()
+            if how == 1 and worker.pid and not worker.ended and not worker.cell[F.DEVICE]:
+                fence.step_aside(worker.pid)

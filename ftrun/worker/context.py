@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ftrun.core import gate, paths, schedule
+from ftrun.core import gate, paths
 from ftrun.core.board import Board, Busy, Cell, F, Flag, Head, Phase
 from ftrun.core.errors import WorkerError
 from ftrun.core.steps import StepLog
@@ -212,7 +212,6 @@ class Context:
     def _listen(self) -> None:
         # a signal that the script blocks, to wait for it, is not to end the process in this thread
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
-        schedule.shorten_slice()
         where = Whereabouts(self)
         while True:
             seen = self.board.worker_bell()

@@ -5,11 +5,12 @@ Runs in the script's main thread, outside a body. Each stage is answered on the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING
 
-from ftrun.core import gate, schedule
+from ftrun.core import gate
 from ftrun.core.board import F, Inexact, Source
 from ftrun.core.world import World
 from ftrun.worker import goback
@@ -34,15 +35,9 @@ class Rejoining:
         `rewind`: the body of the engine's step was interrupted, so the step is put back to its start when it is handed
         out again.
         """
-        schedule.shorten_slice()
-        try:
-            while True:
-                try:
-                    return self._once(rewind)
-                except Interrupt:
-                    continue
-        finally:
-            schedule.reset_slice()
+        while True:
+            with contextlib.suppress(Interrupt):
+                return self._once(rewind)
 
     def _once(self, rewind: bool) -> int:
         engine, context = self._engine, self._context
