@@ -171,7 +171,6 @@ class Inexact(enum.IntFlag):
     """Why a recovery cannot promise a bit-identical result."""
 
     UPDATE_USED_RNG = 1
-    UPDATE_CHANGED_BUFFERS = 2
     PRIVATE_FROM_PEER = 4
     DDP_LAYOUT = 16
     BUFFERS_FROM_PEER = 64

@@ -359,7 +359,7 @@ class Engine:
         self.vigil.body_began()
         self._seen_steps += 1
         self._guarding = self._seen_steps <= _GUARDED or self._seen_steps % 100 == 0
-        self._guard = self.state.sample() if self._guarding else 0
+        self._guard = self.state.params_checksum() if self._guarding else 0
         if self._seen_steps <= LEARNED:
             self.lookout.body_begins(self._seen_steps)
         self._fired_forward = False
@@ -400,7 +400,7 @@ class Engine:
         if context.stop_pending():
             raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
         # after the device is done: reading there would wait for a collective that waits for a dead peer, and not wake
-        if self._guarding and self._guard != self.state.sample():
+        if self._guarding and self._guard != self.state.params_checksum():
             raise UsageError(
                 "parameters changed between the start of the step and its gate: they were written by something that "
                 "ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); update through a protected optimizer"

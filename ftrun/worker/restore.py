@@ -400,10 +400,7 @@ class Restorer:
     def _take_updated_buffers(self, replica: Replica) -> None:
         """What the update before the resume step wrote of the buffers is the same on every replica."""
         after = read_state(replica.slots, END)
-        if after["buffers"] is None:
-            self.engine.note_inexact(Inexact.UPDATE_CHANGED_BUFFERS)
-        elif after["buffers"]:
-            self.state.copy_buffers(after["buffers"], replica.arena)
+        self.state.copy_buffers(after["buffers"], replica.arena)
 
     def _note_between(self, saved: dict[str, Any]) -> None:
         """The code between two bodies is not run again: what it draws is missing from this rank's streams."""
