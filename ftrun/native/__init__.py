@@ -17,7 +17,7 @@ from typing import Any
 
 LIFE_BYTES = 64
 SLOT_HEADER = 64  # bytes before a slot's content
-_ABI_VERSION = 9
+_ABI_VERSION = 10
 _LIBRARY = Path(__file__).with_name("libftrun_native.so")
 
 
@@ -90,10 +90,10 @@ False after the timeout, or early when a signal came, so that Python can run its
 """
 
 
-slot_write: Callable[[int, bytes, int, int, int], None] = _bind(
-    _holding, "slot_write", None, c_void_p, ctypes.c_char_p, c_size_t, c_size_t, c_uint64
+slot_write: Callable[[int, bytes, int, int], None] = _bind(
+    _releasing, "slot_write", None, c_void_p, ctypes.c_char_p, c_size_t, c_uint64
 )
-"""slot_write(slot address, data, length, bytes summed at most, tag): replaces a slot's content and seals it."""
+"""slot_write(slot address, data, length, tag): replaces a slot's content and seals it."""
 
 
 class AddressList:
@@ -183,7 +183,6 @@ _unmap = _bind(_releasing, "unmap", c_int, c_void_p, c_size_t)
 _populate = _bind(_releasing, "populate", c_int, c_void_p, c_size_t, c_bool)
 _copy = _bind(_releasing, "copy", None, c_void_p, c_void_p, c_size_t, c_int)
 _checksum = _bind(_releasing, "checksum", c_uint64, c_void_p, c_size_t, c_uint64, c_int)
-_sample_checksum = _bind(_releasing, "sample_checksum", c_uint64, c_void_p, c_size_t, c_uint64, c_uint64)
 
 
 def map_fd(fd: int, length: int, write: bool = True) -> int:
@@ -216,11 +215,6 @@ def copy(destination: int, source: int, length: int, threads: int = 0) -> None:
 def checksum(address: int, length: int, seed: int = 0, threads: int = 0) -> int:
     """Unsigned 64-bit hash of bytes, positions, length and seed; the same for every alignment and thread count."""
     return int(_checksum(address, length, seed, threads))
-
-
-def sample_checksum(address: int, length: int, samples: int, seed: int = 0) -> int:
-    """Hash of the length and of `samples` evenly spaced pieces of 4 KiB, first and last included."""
-    return int(_sample_checksum(address, length, samples, seed))
 
 
 # ---- numbers ----

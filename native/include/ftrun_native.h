@@ -20,7 +20,7 @@
 #define FTRUN_API
 #endif
 
-#define FTRUN_ABI_VERSION 9
+#define FTRUN_ABI_VERSION 10
 #define FTRUN_SLOT_HEADER 64 /* bytes before a slot's content */
 #define FTRUN_LIFE_BYTES 64 /* room that a life lock takes on the board */
 
@@ -99,18 +99,14 @@ FTRUN_API void ftrun_copy(void *destination, const void *source, size_t length, 
 
 /* ---- slots (slot.cpp) ---- */
 
-/* Replaces a slot's content: tag word 0, then `length` bytes behind the FTRUN_SLOT_HEADER, their length (word 1) and the
- * checksum of at most `summed` of them (word 2), then the tag word. The data may not overlap the slot. */
-FTRUN_API void ftrun_slot_write(uint64_t *slot, const void *data, size_t length, size_t summed, uint64_t tag);
+/* Replaces a slot's content: tag word 0, then `length` bytes behind the FTRUN_SLOT_HEADER, their length (word 1) and their
+ * checksum (word 2), then the tag word. The data may not overlap the slot. */
+FTRUN_API void ftrun_slot_write(uint64_t *slot, const void *data, size_t length, uint64_t tag);
 
 /* ---- checksums (checksum.cpp): not cryptographic; stable across releases with the same ABI version ---- */
 
 /* 64-bit hash that depends on every byte, its position, the length and the seed, not on alignment or `threads`. */
 FTRUN_API uint64_t ftrun_checksum(const void *address, size_t length, uint64_t seed, int threads);
-
-/* Hash of the length and of `samples` evenly spaced pieces of 4 KiB (first and last included); of everything when
- * the range is not larger than the samples. */
-FTRUN_API uint64_t ftrun_sample_checksum(const void *address, size_t length, uint64_t samples, uint64_t seed);
 
 /* ---- numbers (finite.cpp) ---- */
 

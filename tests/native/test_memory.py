@@ -201,31 +201,6 @@ def test_checksum_notices_what_weak_sums_miss() -> None:
     assert len({sum_of(np.zeros(n, dtype=np.uint8)) for n in range(200)}) == 200
 
 
-def test_sample_checksum_reads_its_samples_and_the_size() -> None:
-    size, samples = MIB, 16
-    data = RANDOM[:size].copy()
-
-    def now() -> int:
-        return native.sample_checksum(data.ctypes.data, size, samples)
-
-    before = now()
-    for sample in range(samples):
-        at = (size - 4096) * sample // (samples - 1)
-        for byte in (at, at + 4095):
-            data[byte] ^= 1
-            assert now() != before
-            data[byte] ^= 1
-    data[4096] ^= 1  # just after the first sample: not looked at
-    assert now() == before
-    assert native.sample_checksum(data.ctypes.data, size - 1, samples) != before
-    assert native.sample_checksum(data.ctypes.data, size, samples, 1) != before
-
-
-def test_sample_checksum_of_a_small_range_is_the_whole() -> None:
-    assert native.sample_checksum(RANDOM.ctypes.data, 5000, 2) == sum_of(RANDOM[:5000])
-    assert native.sample_checksum(RANDOM.ctypes.data, 100, 0) == sum_of(RANDOM[:100])
-
-
 # ---- the process ----
 
 
@@ -261,10 +236,10 @@ def test_unmap_frees_the_range(memfd: int, children: Children) -> None:
 def test_a_slot_is_sealed_with_length_sum_and_tag() -> None:
     slot = ctypes.create_string_buffer(native.SLOT_HEADER + 64)
     address = ctypes.addressof(slot) + -ctypes.addressof(slot) % 8
-    native.slot_write(address, b"content", 7, 5, 9)
+    native.slot_write(address, b"content", 7, 9)
     assert [native.load64(address + 8 * i) for i in range(3)] == [
         9,
         7,
-        native.checksum(address + native.SLOT_HEADER, 5),
+        native.checksum(address + native.SLOT_HEADER, 7),
     ]
     assert ctypes.string_at(address + native.SLOT_HEADER, 7) == b"content"
