@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from array import array
 from collections.abc import Callable, Sequence
 from ctypes import c_bool, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -215,31 +214,6 @@ def copy(destination: int, source: int, length: int, threads: int = 0) -> None:
 def checksum(address: int, length: int, seed: int = 0, threads: int = 0) -> int:
     """Unsigned 64-bit hash of bytes, positions, length and seed; the same for every alignment and thread count."""
     return int(_checksum(address, length, seed, threads))
-
-
-# ---- numbers ----
-
-FLOAT_FORMATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
-
-_find_nonfinite = _bind(_releasing, "find_nonfinite", c_int64, c_void_p, c_size_t, c_int)
-_find_nonfinite_each = _bind(_releasing, "find_nonfinite_each", c_int64, c_void_p, c_void_p, c_size_t, c_int)
-
-
-def find_nonfinite(address: int, count: int, format_: str) -> int:
-    """Index of the first infinity or NaN among `count` numbers of a format in FLOAT_FORMATS, -1 = there is none."""
-    found = int(_find_nonfinite(address, count, FLOAT_FORMATS[format_]))
-    if found < -1:
-        raise OSError(-found, os.strerror(-found))
-    return found
-
-
-def find_nonfinite_each(addresses: array[int], counts: array[int], format_: str) -> int:
-    """Number of the first array that holds an infinity or NaN, -1 = none does. Both arrays are of type "Q"."""
-    one, two = addresses.buffer_info()[0], counts.buffer_info()[0]
-    found = int(_find_nonfinite_each(one, two, len(addresses), FLOAT_FORMATS[format_]))
-    if found < -1:
-        raise OSError(-found, os.strerror(-found))
-    return found
 
 
 # ---- this process ----

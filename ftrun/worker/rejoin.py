@@ -63,8 +63,6 @@ class Rejoining:
         newest = context.await_world(lambda w: w.generation >= stopped, stopped - 1, WORLD)
         if newest.rank_of(context.cell.index) is None:
             os.kill(os.getpid(), signal.SIGKILL)  # another incarnation has our rank: this one must not go on
-        if self._raised(context.world):
-            engine.vigil.suspect()
         context.world = newest
         context.cell[F.GENERATION] = newest.generation
         if engine.redo is None and not context.restoring:

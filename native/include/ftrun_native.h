@@ -108,16 +108,6 @@ FTRUN_API void ftrun_slot_write(uint64_t *slot, const void *data, size_t length,
 /* 64-bit hash that depends on every byte, its position, the length and the seed, not on alignment or `threads`. */
 FTRUN_API uint64_t ftrun_checksum(const void *address, size_t length, uint64_t seed, int threads);
 
-/* ---- numbers (finite.cpp) ---- */
-
-enum { FTRUN_FLOAT16 = 1, FTRUN_BFLOAT16 = 2, FTRUN_FLOAT32 = 3, FTRUN_FLOAT64 = 4 };
-
-/* Index of the first infinity or NaN among `count` aligned numbers of `format`, -1 = there is none; -EINVAL. */
-FTRUN_API int64_t ftrun_find_nonfinite(const void *data, size_t count, int format);
-
-/* Number of the first of `pieces` arrays that holds one, -1 = none does; -EINVAL. */
-FTRUN_API int64_t ftrun_find_nonfinite_each(const uint64_t *addresses, const uint64_t *counts, size_t pieces, int format);
-
 /* ---- this process (process.cpp) ---- */
 
 /* Orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER). */
