@@ -151,7 +151,6 @@ class Crew:
         if worker is None:
             cell = self._board.cell(index)
             native.life_init(cell.field_address(F.LIFE))
-            native.life_init(cell.field_address(F.MAIN))
             worker = self.workers[index] = Worker(cell, rank)
         elif worker.ordered or worker.ended:
             return None
@@ -333,15 +332,6 @@ class Crew:
         elif not worker.fencing:
             self._fence_later(worker, time.monotonic() + _FENCE_DEADLINE)
         return True
-
-    def never_born(self, index: int, why: str) -> None:
-        """No process could be made for this incarnation."""
-        worker = self.workers[index]
-        worker.ended = True
-        worker.cause, worker.fault, worker.evidence = why, Fault.EXIT, f"it could not be started: {why}"
-        worker.cell[F.EXITED] = 1
-        self._report(worker, None)
-        self._release(worker)
 
     def _report(self, worker: Worker, code: int | None) -> None:
         if worker.reported:

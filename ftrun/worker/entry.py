@@ -65,8 +65,7 @@ def _run(spec: dict[str, Any]) -> int:
     cell[F.PID] = os.getpid()
     cell[F.PROGRESS] = time.monotonic_ns()
     cell[F.BUSY] = Busy.FIRST
-    if spec["kind"] != "program":  # exec gives the locks up, which would be read as a death
-        native.life_hold(cell.field_address(F.MAIN))
+    if spec["kind"] != "program":  # exec gives the lock up, which would be read as a death
         native.beat_start(
             cell.field_address(F.LIFE),
             cell.field_address(F.BEAT),

@@ -69,11 +69,6 @@ class Rejoining:
             context.cell[F.SOURCE] = Source.NONE  # of an incident that is over
         return newest
 
-    def _raised(self, world: World | None) -> bool:
-        """Was `world` stopped because a body raised: for gradients that are not finite, maybe?"""
-        board = self._context.board
-        return world is not None and any(board.cell(p.cell)[F.RAISED] == world.generation for p in world.places)
-
     def _clean(self, world: World, rewind: bool) -> None:
         engine, context = self._engine, self._context
         if rewind:
@@ -96,7 +91,7 @@ class Rejoining:
         if engine.reducers.agree(world.resume):
             self._reset_reducers(world.resume)
 
-    def _answer_once(self, stage: F, generation: int) -> None:
+    def _answer_once(self, stage: int, generation: int) -> None:
         """A replacement that met the others ahead of time has answered some of them then."""
         if self._context.cell[stage] < generation:
             self._context.answer(stage, generation)
@@ -105,7 +100,7 @@ class Rejoining:
         if not self._engine.reducers.reset(resume):
             self._engine.note_inexact(Inexact.DDP_LAYOUT)
 
-    def _await(self, world: World, stage: F) -> None:
+    def _await(self, world: World, stage: int) -> None:
         """Wait for every rank of the world. Raises Interrupt when it is stopped: the launcher sets the deadline."""
         context = self._context
         while not context.wait_until(lambda: world.everyone(context.board, stage), 3600.0):

@@ -26,7 +26,6 @@ _REDUCING = {
 }  # fmt: skip
 """Collective -> which of its arguments holds this rank's own contribution."""
 
-_PHASE, _WORK, _BACKWARD = int(F.PHASE), int(F.WORK), Phase.BACKWARD  # looked up once, since every step asks for them
 _FORMATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _AFTER_YOU = 1.0  # seconds
 _FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are replicas
@@ -62,7 +61,7 @@ class Vigil:
     def sending(self, name: str, args: tuple[Any, ...], first: list[torch.Tensor]) -> None:
         """A collective is about to start: what this rank puts in is still its own. `first`: the tensors of args[0]."""
         place = _REDUCING.get(name)
-        if place is None or self._engine.passed or self._words[_PHASE] != _BACKWARD:
+        if place is None or self._engine.passed or self._words[F.PHASE] != Phase.BACKWARD:
             return
         if not self._measured:
             self._measure()
@@ -102,7 +101,7 @@ class Vigil:
         self._measured = True
         if self._since:
             waited = self._engine.registry.waited - self._waited
-            self._words[_WORK] = max(0, time.monotonic_ns() - self._since - waited)
+            self._words[F.WORK] = max(0, time.monotonic_ns() - self._since - waited)
 
     # -- finite gradients --------------------------------------------------------------------------------------------
 
