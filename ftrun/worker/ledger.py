@@ -40,7 +40,7 @@ class Ledger:
         self._after: int | None = None  # hash of the parameters when the last body was complete
         self._drew_between = False  # random numbers were drawn between two bodies
         self._carried = False  # gradients of a slot were put back and are in no other slot of ours
-        self._buffers_at_gate: dict[str, bytes | int] = {}
+        self._buffers_at_gate: tuple[bytearray, list[int]] = (bytearray(), [])
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -100,8 +100,11 @@ class Ledger:
     def _update_changed(self, before: Captured, now: Captured) -> dict[str, Any]:
         """What the update region changed: a replacement that has its own GATE slot takes just this from ours."""
         changed = [name for name, value in now[1].items() if value != before[1].get(name)]
-        moved = [n for n, value in self._state.buffer_values().items() if value != self._buffers_at_gate[n]]
-        return {"changed": changed, "drew": before[0] != now[0], "buffers": moved}
+        return {
+            "changed": changed,
+            "drew": before[0] != now[0],
+            "buffers": self._state.buffers_written(self._buffers_at_gate),
+        }
 
     # -- between two bodies ------------------------------------------------------------------------------------------
 

@@ -63,11 +63,18 @@ class Rejoining:
         newest = context.await_world(lambda w: w.generation >= stopped, stopped - 1, WORLD)
         if newest.rank_of(context.cell.index) is None:
             os.kill(os.getpid(), signal.SIGKILL)  # another incarnation has our rank: this one must not go on
+        if self._raised(context.world):
+            engine.vigil.suspect()
         context.world = newest
         context.cell[F.GENERATION] = newest.generation
         if engine.redo is None and not context.restoring:
             context.cell[F.SOURCE] = Source.NONE  # of an incident that is over
         return newest
+
+    def _raised(self, world: World | None) -> bool:
+        """Was `world` stopped because a body raised: for gradients that are not finite, maybe?"""
+        board = self._context.board
+        return world is not None and any(board.cell(p.cell)[F.RAISED] == world.generation for p in world.places)
 
     def _clean(self, world: World, rewind: bool) -> None:
         engine, context = self._engine, self._context

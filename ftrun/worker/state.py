@@ -177,18 +177,21 @@ class Protected:
 
         Call while the arena is OPEN.
         """
-        for owner, _, state in self._optimizer_states():
-            for key, view in self._held.get(owner, {}).items():
-                current = state.get(key)
-                if isinstance(current, torch.Tensor) and current is not view:
-                    with torch.no_grad():
-                        view.copy_(current)
-                    state[key] = view
         grown = []
         for owner, param, state in self._optimizer_states():
-            held = self._held.get(owner, {})
-            fresh = [k for k, v in state.items() if k not in held and isinstance(v, torch.Tensor)]
-            self._loose = self._loose or any(not isinstance(v, torch.Tensor) for v in state.values())
+            held, fresh = self._held.get(owner, {}), []
+            for key, value in state.items():
+                view = held.get(key)
+                if value is view:
+                    continue
+                if not isinstance(value, torch.Tensor):
+                    self._loose = True
+                elif view is None:
+                    fresh.append(key)
+                else:
+                    with torch.no_grad():
+                        view.copy_(value)
+                    state[key] = view
             if fresh:
                 grown.append((owner, param, state, fresh))
         if not grown:
@@ -251,15 +254,33 @@ class Protected:
             base = self.arena.segment.address + offset
             native.copy(base + self._shadow, base, min(self._shadow, size - self._shadow))
 
-    def buffer_values(self) -> dict[str, bytes | int]:
-        """Every buffer's bytes, to see which of them an update region writes.
+    def buffer_values(self) -> tuple[bytearray, list[int]]:
+        """The bytes of all buffers, to see later which of them an update region wrote.
 
         Of those on a GPU torch's count of writes in place is taken: a look at their bytes would wait for the update.
         """
-        return {
-            e.name: _version(m, n) if e.on_gpu else bytes(self.arena.segment.view(e.offset, e.block))
-            for m, n, e, _ in self._buffer_views
-        }
+        return bytearray(self._buffer_bytes()), self._gpu_versions()
+
+    def buffers_written(self, before: tuple[bytearray, list[int]]) -> list[str]:
+        """Names of the buffers that differ from what `buffer_values` gave."""
+        data, versions = before
+        on_gpu = (e.name for _, _, e, _ in self._buffer_views if e.on_gpu)
+        written = [n for n, old, new in zip(on_gpu, versions, self._gpu_versions(), strict=True) if old != new]
+        now = self._buffer_bytes()
+        if data != now:
+            start = self.arena.volatile[0]
+            for entry in (e for _, _, e, _ in self._buffer_views if not e.on_gpu):
+                place = slice(entry.offset - start, entry.offset - start + entry.block)
+                if data[place] != now[place]:
+                    written.append(entry.name)
+        return written
+
+    def _buffer_bytes(self) -> memoryview:
+        offset, size = self.live_buffers()
+        return self.arena.segment.view(offset, size)
+
+    def _gpu_versions(self) -> list[int]:
+        return [_version(m, n) for m, n, e, _ in self._buffer_views if e.on_gpu]
 
     def copy_buffers(self, names: list[str], source: Arena) -> None:
         """Take some buffers from a replica's arena."""
