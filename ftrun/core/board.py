@@ -28,7 +28,7 @@ _WORD = 8
 _SHIFT_ZERO = 1 << 40
 
 
-class Head(enum.IntEnum):
+class Head:
     """Header fields: word index from the start of the file."""
 
     MAGIC = 0
@@ -47,7 +47,7 @@ class Head(enum.IntEnum):
     WAITING = 14  # launcher: 1 = no healthy device for every rank; whoever waits for a world waits on
 
 
-class F(enum.IntEnum):
+class F:
     """Cell fields: word index inside the cell of one worker incarnation. Written by the worker unless said."""
 
     PID = 0
@@ -102,9 +102,7 @@ class F(enum.IntEnum):
     BUSY = 45  # see Busy: why it may go without a sign of life for long
     SUM = 46  # checksum of the replicated state
     SUM_AT = 47  # see `sum_word`: at which gate that was
-    # two robust mutexes of 64 bytes each, see ftrun.native
-    LIFE = 48  # held by the beat thread: its loss is the death of the process
-    MAIN = 56  # held by the main thread: its loss means no more Python runs
+    LIFE = 48  # a robust mutex of 64 bytes, see ftrun.native, held by the beat thread: its loss is the death of the process
     NO_SOURCE = 72  # generation in which it found no source for its rank's state; see Flag.UNRESTORABLE
     CORRUPT = 73  # written by the launcher: 1 = its memory is corrupt, nobody takes anything from there
     UNCONNECTED = 74  # generation in which it could not be connected; why: errors/<cell>-<generation>-unconnected.json
@@ -129,7 +127,7 @@ class Phase(enum.IntEnum):
 class Flag(enum.IntFlag):
     """Milestones of a worker incarnation; bits are only ever added."""
 
-    ALIVE = 1  # both locks are held
+    ALIVE = 1  # its life lock is held
     PARKED = 2  # a spare waits for a rank
     GROUP = 4  # has an "ftrun" process group
     PROTECTED = 8  # protect() returned and a loop begins
@@ -150,11 +148,6 @@ class Busy(enum.IntFlag):
     CALL = 4  # in job.call
 
 
-# plain numbers of words that are read many times a step: a member of an enum takes longer to look up than the word
-_GATE, _REQUESTS = int(Head.GATE), int(Head.REQUESTS)
-_SHIFT = gate.GENERATION_SHIFT
-
-
 class Source(enum.IntEnum):
     """Where a replaced rank's state came from; the order is the ladder's."""
 
@@ -171,7 +164,6 @@ class Inexact(enum.IntFlag):
     """Why a recovery cannot promise a bit-identical result."""
 
     UPDATE_USED_RNG = 1
-    UPDATE_CHANGED_BUFFERS = 2
     PRIVATE_FROM_PEER = 4
     DDP_LAYOUT = 16
     BUFFERS_FROM_PEER = 64
@@ -189,17 +181,17 @@ class Cell:
         self.address = address + _CELLS_AT + index * CELL_BYTES
         self.index = index
 
-    def __getitem__(self, field: F) -> int:
+    def __getitem__(self, field: int) -> int:
         return int(self._words[self._base + field])
 
-    def __setitem__(self, field: F, value: int) -> None:
+    def __setitem__(self, field: int, value: int) -> None:
         self._words[self._base + field] = value
 
     def words(self) -> memoryview:
         """All words of the cell, for who reads or writes many; each write is one word, as by `cell[field]`."""
         return self._words[self._base : self._base + CELL_BYTES // _WORD]
 
-    def field_address(self, field: F) -> int:
+    def field_address(self, field: int) -> int:
         """Address of a field in this process, for native calls."""
         return self.address + field * _WORD
 
@@ -278,10 +270,10 @@ class Board:
         finally:
             os.close(fd)
 
-    def __getitem__(self, field: Head) -> int:
+    def __getitem__(self, field: int) -> int:
         return int(self._words[field])
 
-    def __setitem__(self, field: Head, value: int) -> None:
+    def __setitem__(self, field: int, value: int) -> None:
         self._words[field] = value
 
     def cell(self, index: int) -> Cell:
@@ -290,7 +282,7 @@ class Board:
             raise IndexError(f"cell {index} of {self.cells}")
         return Cell(self._words, self.address, index)
 
-    def column(self, field: F, cells: int) -> list[int]:
+    def column(self, field: int, cells: int) -> list[int]:
         """One field of the first `cells` cells; quick also for thousands of them."""
         stride = CELL_BYTES // _WORD
         first = _CELLS_AT // _WORD + field
@@ -302,11 +294,11 @@ class Board:
 
     def generation(self) -> int:
         """Of the gate word, by a plain read: for places that are passed many times a step and look again anyway."""
-        return self._words[_GATE] >> _SHIFT
+        return self._words[Head.GATE] >> gate.GENERATION_SHIFT
 
     def requests(self) -> int:
         """Number of the newest request for a fault or a drain; passed as often as `generation`."""
-        return self._words[_REQUESTS]
+        return self._words[Head.REQUESTS]
 
     def swap_gate(self, expected: int, desired: int) -> bool:
         """Compare and swap the gate word; True when it was `expected`. Rings nobody."""

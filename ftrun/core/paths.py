@@ -14,7 +14,6 @@ BOARD = "board"
 JOURNAL = "journal.jsonl"
 RUN_FILE = "run.json"
 LOG_DIR = "ftrun-logs"  # where log folders are made when nobody says otherwise
-CONTROL_SOCKET = "control.sock"
 KEEPER_SOCKET = "keeper.sock"
 DEVICES = "devices.json"
 RESERVE = "reserve"

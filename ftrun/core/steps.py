@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 from ftrun.core.board import ROW_WORDS, ROWS_KEPT, Cell, F, Phase
 
-# looked up once: every phase change asks for them
-_FORWARD, _DONE = Phase.FORWARD, Phase.DONE
-_STEP, _ATTEMPT, _FIRST_ROW, _ROWS = int(F.STEP), int(F.ATTEMPT), int(F.FIRST_ROW), int(F.ROWS)
 _PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE, Phase.DONE)
 # words of a row: step index + 1, generation, attempt, then a time for each phase from FORWARD to DONE
 _TIME_OF_PHASE_0 = 3 - Phase.FORWARD
@@ -43,16 +40,16 @@ class StepLog:
 
     def entered(self, phase: Phase, generation: int, now: int) -> None:
         """The worker is in `phase` since `now`, ns."""
-        if phase is _FORWARD:
+        if phase is Phase.FORWARD:
             words, at = self._words, _place(self._begun)
-            words[at : at + ROW_WORDS] = array("Q", (words[_STEP], generation, words[_ATTEMPT], now, 0, 0, 0, 0))
+            words[at : at + ROW_WORDS] = array("Q", (words[F.STEP], generation, words[F.ATTEMPT], now, 0, 0, 0, 0))
             self._begun += 1
-            words[_ROWS] = self._begun
+            words[F.ROWS] = self._begun
             self._open = at + _TIME_OF_PHASE_0
         elif self._open:
-            if phase > _FORWARD:
+            if phase > Phase.FORWARD:
                 self._words[self._open + phase] = now
-            if phase < _FORWARD or phase is _DONE:
+            if phase < Phase.FORWARD or phase is Phase.DONE:
                 self._open = 0
 
 
@@ -78,4 +75,4 @@ def phase_at(cell: Cell, when: int) -> Phase | None:
 
 
 def _place(number: int) -> int:
-    return _FIRST_ROW + number % ROWS_KEPT * ROW_WORDS
+    return F.FIRST_ROW + number % ROWS_KEPT * ROW_WORDS

@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ftrun.core.board import Board, F
+from ftrun.core.board import Board
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class World:
                 return place.cell
         raise KeyError(rank)
 
-    def everyone(self, board: Board, stage: F) -> bool:
+    def everyone(self, board: Board, stage: int) -> bool:
         """Has every rank answered `stage` of this generation (or of a later one)?"""
         return all(board.cell(p.cell)[stage] >= self.generation for p in self.places)
 

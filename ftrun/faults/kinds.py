@@ -11,7 +11,6 @@ from dataclasses import dataclass
 STEP_PHASES = ("forward", "backward", "gate", "update", "idle")
 REPAIR_PHASES = ("stop", "reset", "restore")
 PHASES = (*STEP_PHASES, *REPAIR_PHASES)
-ANY = ""  # the next phase of a step, whichever comes
 
 # how a kind arrives when no phase was asked for
 SIGNAL = "signal"  # a signal from outside, at once

@@ -92,7 +92,6 @@ class Worker:
         self.watch = 0
         self.eventfd = -1
         self.pidfd = -1
-        self.aside: fence.Aside | None = None
         self.spawned = time.monotonic()
         self.log: WorkerLog | None = None
         self.error: dict[str, Any] = {}  # what it reported of the exception that ended it
@@ -152,7 +151,6 @@ class Crew:
         if worker is None:
             cell = self._board.cell(index)
             native.life_init(cell.field_address(F.LIFE))
-            native.life_init(cell.field_address(F.MAIN))
             worker = self.workers[index] = Worker(cell, rank)
         elif worker.ordered or worker.ended:
             return None
@@ -185,7 +183,6 @@ class Crew:
             worker.pidfd = os.pidfd_open(pid)
         except OSError:
             return  # gone already: its exit code is on its way
-        worker.aside = fence.Aside(pid)
         self._loop.watch(worker.pidfd, lambda: self._gone(worker))
         if worker.fencing:
             self.fence(index)
@@ -336,15 +333,6 @@ class Crew:
             self._fence_later(worker, time.monotonic() + _FENCE_DEADLINE)
         return True
 
-    def never_born(self, index: int, why: str) -> None:
-        """No process could be made for this incarnation."""
-        worker = self.workers[index]
-        worker.ended = True
-        worker.cause, worker.fault, worker.evidence = why, Fault.EXIT, f"it could not be started: {why}"
-        worker.cell[F.EXITED] = 1
-        self._report(worker, None)
-        self._release(worker)
-
     def _report(self, worker: Worker, code: int | None) -> None:
         if worker.reported:
             return
@@ -428,8 +416,6 @@ class Crew:
                 self._loop.forget(fd)
                 os.close(fd)
         worker.eventfd = worker.pidfd = -1
-        if worker.aside is not None:
-            worker.aside.close()
         if worker.pid and worker.code:
             # its own children hold sockets of the dead rank; the number stays theirs while one of them lives
             with contextlib.suppress(OSError):
@@ -490,5 +476,5 @@ class Crew:
             worker.cell[F.FENCED_NS] = time.monotonic_ns()
             worker.cell[F.FENCED] = how
             self._board.ring_workers()
-            if how == 1 and worker.aside is not None and not worker.ended and not worker.cell[F.DEVICE]:
-                worker.aside.step()
+            if how == 1 and worker.pid and not worker.ended and not worker.cell[F.DEVICE]:
+                fence.step_aside(worker.pid)

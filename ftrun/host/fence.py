@@ -30,33 +30,14 @@ def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
             os.kill(pid, signum)
 
 
-class Aside:
-    """Lets a worker that only gives its memory back do so when nobody else needs the processor.
+def step_aside(pid: int) -> None:
+    """Let a worker that only gives its memory back do so when nobody else needs the processor.
 
-    Taking a process of 400 MB down takes tens of milliseconds, and those who repair the world want them. Where Linux
-    groups processes by session (autogroup) a process's own niceness counts only inside its session, so the session gets
-    the lowest one, too; the file for that is opened while the process lives: that of a dying one belongs to root.
+    Taking a process of 400 MB down takes tens of milliseconds, and those who repair the world want them. Nothing happens
+    when the process is gone.
     """
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._session = -1
-        with contextlib.suppress(OSError):
-            self._session = os.open(f"/proc/{pid}/autogroup", os.O_WRONLY | os.O_CLOEXEC)
-
-    def step(self) -> None:
-        """Do it. Nothing happens when the process is gone."""
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PGRP, self._pid, _LOWEST)
-        with contextlib.suppress(OSError):
-            if self._session >= 0 and os.getsid(self._pid) == self._pid:  # it had left the nursery's
-                os.write(self._session, str(_LOWEST).encode())
-
-    def close(self) -> None:
-        """Forget the process."""
-        if self._session >= 0:
-            os.close(self._session)
-            self._session = -1
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PGRP, pid, _LOWEST)
 
 
 def _stat(path: str) -> list[str] | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun import native
-from ftrun.core import paths, schedule
+from ftrun.core import paths
 from ftrun.core.board import Board, Head
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.faults import device
@@ -144,7 +144,6 @@ class _Run:
             logs = self._logs = Logs(folder, self._loop, self._settings.output, self._run_dir.name, self._settings.role)
             board = self._board()
             self._services.start_keeper()
-            schedule.shorten_slice()
             journal = Journal(self._run_dir / paths.JOURNAL)
             self._welcome(folder, why_not)
             self._monitor(folder)

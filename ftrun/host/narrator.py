@@ -37,7 +37,7 @@ from ftrun.host.phases import PhaseRecord
 _FOLLOWING = ("failed", "restarting", "failed_again", "world_stopped")  # they name the dead rank themselves
 _SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
 _RAISED = {"raised": report.raised, "raised_again": report.raised_again}
-_SIGNS: dict[str, F] = {
+_SIGNS: dict[str, int] = {
     Fault.FROZEN: F.BEAT,
     Fault.HANG: F.PROGRESS,
     Fault.GIL: F.PROGRESS,

@@ -21,7 +21,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from ftrun.core import schedule, wire
+from ftrun.core import wire
 from ftrun.host import boot, forkable
 
 # what every training script imports sooner or later; the first optimizer alone imports torch._dynamo (0.8 s)
@@ -78,7 +78,6 @@ class Nursery:
         from ftrun import native
 
         native.set_name("ftrun nursery")
-        schedule.reset_slice()
         gc.disable()  # a fifth of the time of importing torch goes into looking for garbage that is not there
         self._import()
         gc.freeze()  # a collection in a child would copy every page it looks at

@@ -19,7 +19,6 @@ from ftrun.host.rendezvous.table import Place
 
 _INEXACT = {
     Inexact.UPDATE_USED_RNG: "the optimizer's update used random numbers",
-    Inexact.UPDATE_CHANGED_BUFFERS: "the optimizer's update changed buffers",
     Inexact.PRIVATE_FROM_PEER: "a rank's own random state was lost and taken from a peer",
     Inexact.WAS_CORRUPT: (
         "a rank's weights were corrupt, and steps since the last check of the replicas used them; see --check-replicas"

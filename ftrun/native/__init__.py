@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from array import array
 from collections.abc import Callable, Sequence
 from ctypes import c_bool, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 LIFE_BYTES = 64
 SLOT_HEADER = 64  # bytes before a slot's content
-_ABI_VERSION = 9
+_ABI_VERSION = 10
 _LIBRARY = Path(__file__).with_name("libftrun_native.so")
 
 
@@ -90,10 +89,10 @@ False after the timeout, or early when a signal came, so that Python can run its
 """
 
 
-slot_write: Callable[[int, bytes, int, int, int], None] = _bind(
-    _holding, "slot_write", None, c_void_p, ctypes.c_char_p, c_size_t, c_size_t, c_uint64
+slot_write: Callable[[int, bytes, int, int], None] = _bind(
+    _releasing, "slot_write", None, c_void_p, ctypes.c_char_p, c_size_t, c_uint64
 )
-"""slot_write(slot address, data, length, bytes summed at most, tag): replaces a slot's content and seals it."""
+"""slot_write(slot address, data, length, tag): replaces a slot's content and seals it."""
 
 
 class AddressList:
@@ -183,7 +182,6 @@ _unmap = _bind(_releasing, "unmap", c_int, c_void_p, c_size_t)
 _populate = _bind(_releasing, "populate", c_int, c_void_p, c_size_t, c_bool)
 _copy = _bind(_releasing, "copy", None, c_void_p, c_void_p, c_size_t, c_int)
 _checksum = _bind(_releasing, "checksum", c_uint64, c_void_p, c_size_t, c_uint64, c_int)
-_sample_checksum = _bind(_releasing, "sample_checksum", c_uint64, c_void_p, c_size_t, c_uint64, c_uint64)
 
 
 def map_fd(fd: int, length: int, write: bool = True) -> int:
@@ -218,72 +216,10 @@ def checksum(address: int, length: int, seed: int = 0, threads: int = 0) -> int:
     return int(_checksum(address, length, seed, threads))
 
 
-def sample_checksum(address: int, length: int, samples: int, seed: int = 0) -> int:
-    """Hash of the length and of `samples` evenly spaced pieces of 4 KiB, first and last included."""
-    return int(_sample_checksum(address, length, samples, seed))
-
-
-# ---- numbers ----
-
-FLOAT_FORMATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
-
-_find_nonfinite = _bind(_releasing, "find_nonfinite", c_int64, c_void_p, c_size_t, c_int)
-_find_nonfinite_each = _bind(_releasing, "find_nonfinite_each", c_int64, c_void_p, c_void_p, c_size_t, c_int)
-
-
-def find_nonfinite(address: int, count: int, format_: str) -> int:
-    """Index of the first infinity or NaN among `count` numbers of a format in FLOAT_FORMATS, -1 = there is none."""
-    found = int(_find_nonfinite(address, count, FLOAT_FORMATS[format_]))
-    if found < -1:
-        raise OSError(-found, os.strerror(-found))
-    return found
-
-
-def find_nonfinite_each(addresses: array[int], counts: array[int], format_: str) -> int:
-    """Number of the first array that holds an infinity or NaN, -1 = none does. Both arrays are of type "Q"."""
-    one, two = addresses.buffer_info()[0], counts.buffer_info()[0]
-    found = int(_find_nonfinite_each(one, two, len(addresses), FLOAT_FORMATS[format_]))
-    if found < -1:
-        raise OSError(-found, os.strerror(-found))
-    return found
-
-
 # ---- this process ----
 
-_malloc_keep = _bind(_releasing, "malloc_keep", c_int, c_size_t)
-_malloc_touch = _bind(_releasing, "malloc_touch", c_int, c_size_t)
-_malloc_touch_threads = _bind(_releasing, "malloc_touch_threads", c_int, c_int, c_size_t)
-_follow_pages = _bind(_releasing, "follow_pages", c_int64, c_int)
 _set_subreaper = _bind(_releasing, "set_subreaper", c_int)
 _set_name = _bind(_releasing, "set_name", c_int, ctypes.c_char_p)
-
-
-def malloc_keep(size: int) -> None:
-    """Let malloc keep freed blocks of up to `size` bytes instead of returning them to the system. Errors: OSError."""
-    _check(_malloc_keep(size))
-
-
-def malloc_touch(size: int) -> None:
-    """Have `size` bytes of the heap mapped and free, as one block; call malloc_keep before. Errors: OSError (ENOMEM)."""
-    _check(_malloc_touch(size))
-
-
-def malloc_touch_threads(threads: int, size: int) -> None:
-    """Have `size` bytes mapped and free for each of `threads` threads that do not exist yet; call malloc_keep before.
-
-    Errors: OSError (EAGAIN: the system gives no more threads).
-    """
-    _check(_malloc_touch_threads(threads, size))
-
-
-def follow_pages(pid: int) -> int:
-    """Take ahead the page faults that a sibling, forked by the same parent, has taken since: private copies of pages that
-    it wrote to, mappings of files that it read. Gives the number of pages. Errors: OSError when it cannot be looked at.
-    """
-    pages = int(_follow_pages(pid))
-    if pages < 0:
-        raise OSError(-pages, os.strerror(-pages))
-    return pages
 
 
 def set_subreaper() -> None:

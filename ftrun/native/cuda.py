@@ -12,7 +12,6 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Sequence
 from ctypes import (
     POINTER,
     byref,
@@ -101,10 +100,6 @@ _sync = _bind(_releasing, "cuda_sync", c_int, c_int, c_uint64, c_double)
 _copy_now = _bind(_releasing, "cuda_copy_now", c_int, c_int, c_uint64, c_uint64, c_uint64, c_uint64, c_double)
 _checksum = _bind(
     _releasing, "cuda_checksum", c_int, c_int, c_uint64, c_uint64, c_uint64, c_uint64, c_double, POINTER(c_uint64)
-)
-_pack = _bind(_releasing, "cuda_pack", c_int, c_int, c_uint64, POINTER(c_uint64), c_uint64, c_double)
-_nonfinite = _bind(
-    _releasing, "cuda_nonfinite", c_int, c_int, c_uint64, c_uint64, c_uint64, c_int, c_double, POINTER(c_uint64)
 )
 _kernels = _bind(_releasing, "cuda_kernels", c_int, c_int)
 _nvrtc_folders = _bind(_releasing, "cuda_nvrtc_folders", None, c_char_p)
@@ -302,25 +297,6 @@ def checksum(ordinal: int, stream: int, address: int, length: int, seed: int, ti
     result = c_uint64()
     _check(_checksum(ordinal, stream, address, length, seed, timeout, byref(result)))
     return result.value
-
-
-def pack(ordinal: int, stream: int, rows: Sequence[tuple[int, int, int]], timeout: float) -> None:
-    """Copy many (source, destination, bytes) on one device in one launch, and wait. Errors: CudaError."""
-    say_where_nvrtc_is()
-    table = (c_uint64 * (3 * len(rows)))(*(word for row in rows for word in row))
-    _check(_pack(ordinal, stream, table, len(rows), timeout))
-
-
-KINDS = {"float16": 2, "bfloat16": 3, "float32": 4, "float64": 8}
-"""Types that `nonfinite` counts in, by torch's name."""
-
-
-def nonfinite(ordinal: int, stream: int, address: int, count: int, dtype: str, timeout: float) -> int:
-    """How many of `count` values of type `dtype` (see KINDS) are infinite or NaN. Errors: CudaError."""
-    say_where_nvrtc_is()
-    found = c_uint64()
-    _check(_nonfinite(ordinal, stream, address, count, KINDS[dtype], timeout, byref(found)))
-    return found.value
 
 
 # ---- the kernels. What launches one says first where NVRTC is; it is looked for only if the driver refuses their PTX. ----

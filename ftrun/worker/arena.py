@@ -88,15 +88,6 @@ class Manifest:
         return int(self.layout_hash()[:16], 16)
 
 
-@dataclass(frozen=True)
-class Ready:
-    """What an adoption needs of an arena, made before: its manifest, and per entry a block and a tensor over its bytes."""
-
-    written: bytes  # the manifest as it lay there
-    manifest: Manifest
-    tensors: dict[str, tuple[Entry, torch.Tensor, torch.Tensor]]
-
-
 class Arena:
     """The arena segment of one rank, mapped here (by its owner, by its replacement, by a rank that copies from it)."""
 
@@ -257,43 +248,17 @@ class Arena:
         self.segment.store(_MANIFEST_LENGTH, len(data))
 
     def read_manifest(self) -> Manifest:
-        written, ready = self._written_manifest(), self.segment.ready
-        return ready.manifest if ready is not None and ready.written == written else Manifest.from_bytes(written)
+        return Manifest.from_bytes(bytes(self.segment.view(self._manifest_at, self.manifest_length)))
 
     @property
     def manifest_length(self) -> int:
         """Bytes of the manifest; 0 while it is being written."""
         return self.segment.load(_MANIFEST_LENGTH)
 
-    def _written_manifest(self) -> bytes:
-        return bytes(self.segment.view(self._manifest_at, self.manifest_length))
-
-    def make_ready(self) -> None:
-        """Have the manifest read and every tensor made when this memory is adopted (not for one with a part on a GPU).
-
-        Errors: ValueError when the manifest is being written just now.
-        """
-        written = self._written_manifest()
-        if not written or written != self._written_manifest():
-            raise ValueError("the manifest is being written")
-        manifest = Manifest.from_bytes(written)
-        blocks: dict[int, torch.Tensor] = {}
-        tensors = {}
-        for entry in manifest.entries:
-            tensor = self.tensor(entry, blocks)
-            if entry.block:
-                tensors[entry.name] = (entry, blocks[entry.offset], tensor)
-        self.segment.ready = Ready(written, manifest, tensors)
-
     # -- tensors -----------------------------------------------------------------------------------------------------
 
     def tensor(self, entry: Entry, blocks: dict[int, torch.Tensor]) -> torch.Tensor:
         """A tensor over the entry's bytes. `blocks` shares storages between entries of the same offset."""
-        if self.segment.ready is not None:
-            made = self.segment.ready.tensors.get(entry.name)
-            if made is not None and made[0] is entry:
-                blocks.setdefault(entry.offset, made[1])
-                return made[2]
         dtype = getattr(torch, entry.dtype)
         place: Segment | DeviceMemory = self.gpu_part if entry.on_gpu else self.segment
         if entry.block == 0:  # the next one begins at the same offset

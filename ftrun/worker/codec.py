@@ -39,11 +39,6 @@ def plain(value: Any) -> list[bytes | memoryview]:
     return [_HEAD.pack(_PLAIN, len(data)), data]
 
 
-def is_fixed(value: Any) -> bool:
-    """Plain, and nothing inside can change in place: the same object is the same value."""
-    return type(value) in _ATOMS or (type(value) is tuple and all(map(is_fixed, value)))
-
-
 def _is_plain(value: Any) -> bool:
     # marshal alone does not tell: it takes an array for bytes
     kind = type(value)

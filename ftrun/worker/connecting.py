@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore
 
-from ftrun.core import schedule, symptoms
+from ftrun.core import symptoms
 from ftrun.core.board import F, Head
 from ftrun.core.faults import Fault
 from ftrun.core.world import World
@@ -112,7 +112,6 @@ class Connecting:
         context.wait_until(lambda: bool(context.board[Head.ENDING]), _HOLD)
 
     def _run(self) -> None:
-        schedule.shorten_slice()
         try:
             self._outcome = self._connected()
             self._answer_reset()

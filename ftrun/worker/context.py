@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ftrun.core import gate, paths, schedule
+from ftrun.core import gate, paths
 from ftrun.core.board import Board, Busy, Cell, F, Flag, Head, Phase
 from ftrun.core.errors import WorkerError
 from ftrun.core.steps import StepLog
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ftrun.worker.segment import Segment
 
 _LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
-_PROGRESS, _PHASE = int(F.PROGRESS), int(F.PHASE)
 _COMPLETE_AFTER = 0.004  # seconds that an aborted collective gets to end by itself
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
@@ -163,9 +162,9 @@ class Context:
                 return False
             self.board.wait_workers(seen, min(left, _LOOK_AGAIN))
 
-    def answer(self, field: F, generation: int | None = None) -> None:
+    def answer(self, field: int, generation: int | None = None) -> None:
         """Publish that this worker reached a stage of `generation` (its time goes into the field after it)."""
-        self.cell[F(field + 1)] = time.monotonic_ns()
+        self.cell[field + 1] = time.monotonic_ns()
         self.cell[field] = self.generation if generation is None else generation
         self.board.ring_launcher()
 
@@ -181,13 +180,13 @@ class Context:
 
     def phase(self, phase: Phase) -> None:
         now = time.monotonic_ns()
-        self._words[_PROGRESS] = now
-        self._words[_PHASE] = phase
+        self._words[F.PROGRESS] = now
+        self._words[F.PHASE] = phase
         self._steps.entered(phase, self.generation, now)
 
     def progress(self) -> None:
         """A sign of life from the script."""
-        self._words[_PROGRESS] = time.monotonic_ns()
+        self._words[F.PROGRESS] = time.monotonic_ns()
 
     def busy(self, why: Busy, on: bool) -> None:
         """Ask the launcher for patience, or take that back."""
@@ -212,7 +211,6 @@ class Context:
     def _listen(self) -> None:
         # a signal that the script blocks, to wait for it, is not to end the process in this thread
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
-        schedule.shorten_slice()
         where = Whereabouts(self)
         while True:
             seen = self.board.worker_bell()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import math
-import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,8 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ftrun import native
-from ftrun.core.errors import DeviceError, PlatformError, WorkerError
+from ftrun.core.errors import DeviceError, WorkerError
 from ftrun.native import cuda
 from ftrun.worker import dlpack
 from ftrun.worker.segment import Segment
@@ -112,14 +110,6 @@ def unsettled() -> list[str]:
     return missing
 
 
-def _pieces(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """(address, bytes) of up to four places of a tensor's storage."""
-    address, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
-    piece = min(size, _PAGE)
-    starts = sorted({(size - piece) * k // 3 // 64 * 64 for k in range(3)} | {size - piece})
-    return [(address + start, piece) for start in starts]
-
-
 class DeviceMemory:
     """The part of an arena on GPU `ordinal`. Offsets are the same in every process, addresses are not."""
 
@@ -136,7 +126,6 @@ class DeviceMemory:
         self.base = cuda.reserve(ordinal, self.length)
         self._expected = {"committed": 0, "volatile": 0}
         self._words = 0  # the host segment's first page as the device sees it
-        self._window: mmap.mmap | None = None
 
     # -- making it ---------------------------------------------------------------------------------------------------
 
@@ -217,8 +206,6 @@ class DeviceMemory:
         if self._words:
             cuda.unregister(self.ordinal, self.control.address)
             self._words = 0
-        if self._window is not None:
-            self._close_window()
         cuda.free_range(self.base, self.length)
 
     def _see_words(self) -> None:
@@ -373,44 +360,12 @@ class DeviceMemory:
         device = self.ordinal if self.reachable else self.home
         return cuda.checksum(device, stream_of(device), self.base + offset, size, seed, WAIT)
 
-    def sample(self, tensors: Sequence[torch.Tensor]) -> int:
-        """A hash of some pieces of each tensor in this memory, first and last included, once what was queued is done."""
-        pieces = [piece for tensor in tensors if gpu_of(tensor) is not None for piece in _pieces(tensor)]
-        size = sum(length for _, length in pieces)
-        window = self._room(size)
-        rows, at = [], window
-        for address, length in pieces:
-            rows.append((address, at, length))
-            at += length
-        cuda.pack(self.ordinal, stream_of(self.ordinal), rows, WAIT)
-        return native.checksum(window, size)
-
-    def _room(self, size: int) -> int:
-        """Address of host memory of at least `size` bytes that the device writes to."""
-        if self._window is None or len(self._window) < size:
-            if self._window is not None:
-                self._close_window()
-            self._window = mmap.mmap(-1, -(-max(size, 1) // _PAGE) * _PAGE)
-            if cuda.register(self.ordinal, _address(self._window), len(self._window)) != _address(self._window):
-                raise PlatformError("the device sees host memory at another address; ftrun needs unified addressing")
-        return _address(self._window)
-
-    def _close_window(self) -> None:
-        assert self._window is not None
-        cuda.unregister(self.ordinal, _address(self._window))
-        self._window.close()
-        self._window = None
-
     # -- tensors -----------------------------------------------------------------------------------------------------
 
     def block(self, offset: int, size: int) -> torch.Tensor:
         """uint8 tensor over [offset, offset + size) with a storage of its own."""
         _, host = cuda.owner(self.base + offset)
         return dlpack.tensor(self.base + offset, size, None if host else self.ordinal)
-
-
-def _address(window: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(window))
 
 
 def _need_kernels(ordinal: int) -> None:

@@ -17,7 +17,7 @@ from ftrun.core import gate, symptoms
 from ftrun.core.board import Busy, Cell, F, Flag, Head, Inexact, Phase, Source
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
-from ftrun.worker import probe, recorder, warm
+from ftrun.worker import probe, recorder
 from ftrun.worker.arena import Arena, Manifest
 from ftrun.worker.calls import Calls
 from ftrun.worker.context import Context, Interrupt
@@ -37,11 +37,6 @@ from ftrun.worker.vigil import Vigil
 
 _PATIENCE = 0.1  # seconds that a rank which is done with it waits for the others
 _GATE_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
-# what every step asks for, looked up once: a member of an enum takes ten times as long, `&` of a flag forty times
-_FIRST = int(Busy.FIRST)
-_ATTEMPT, _STEP, _PHASE, _BUSY = int(F.ATTEMPT), int(F.STEP), int(F.PHASE), int(F.BUSY)
-_IDLE, _FORWARD, _BACKWARD = Phase.IDLE, Phase.FORWARD, Phase.BACKWARD
-_GATE, _UPDATE, _DONE = Phase.GATE, Phase.UPDATE, Phase.DONE
 _GUARDED = 3  # first steps in which hidden updates are looked for; then every 100th
 
 
@@ -293,8 +288,8 @@ class Engine:
         self.entered = False
         self.calls.forget()
         self.registry.handed_out()
-        words[_ATTEMPT] = self.attempt
-        words[_STEP] = self.index_of(step) + 1
+        words[F.ATTEMPT] = self.attempt
+        words[F.STEP] = self.index_of(step) + 1
         if self._recovered:
             self._tidy_up()
         self.reducers.pay(step)
@@ -306,7 +301,7 @@ class Engine:
             if probe.armed:
                 probe.point("slot-start", step, context.rank)
         self._recorder.start(self.index_of(step))
-        context.phase(_IDLE)
+        context.phase(Phase.IDLE)
         self.fire("idle", step)
 
     def _tidy_up(self) -> None:
@@ -314,7 +309,7 @@ class Engine:
         self._recovered = False
         context, world = self.context, self.context.world
         if world is not None:
-            cells, here = [context.board.cell(p.cell) for p in world.places], self._words[_STEP]
+            cells, here = [context.board.cell(p.cell) for p in world.places], self._words[F.STEP]
             if self._all_at(cells, here):
                 context.board.ring_workers()
             else:
@@ -350,7 +345,7 @@ class Engine:
         with context.lock:
             context.in_body = True
             context.interruptible = True
-        context.phase(_FORWARD)
+        context.phase(Phase.FORWARD)
         self._marks = None
         if any(self.ledger.alive) and not self.carry:
             self._marks = [(id(g), writes_to(g)) if g is not None else (0, 0) for g in self.state.grads()]
@@ -359,11 +354,9 @@ class Engine:
         self.vigil.body_began()
         self._seen_steps += 1
         self._guarding = self._seen_steps <= _GUARDED or self._seen_steps % 100 == 0
-        self._guard = self.state.sample() if self._guarding else 0
+        self._guard = self.state.params_checksum() if self._guarding else 0
         if self._seen_steps <= LEARNED:
             self.lookout.body_begins(self._seen_steps)
-            if self._seen_steps == LEARNED and self.state.gpu is None:
-                warm.for_new_groups(len(self.registry.groups))
         self._fired_forward = False
 
     def forward_started(self) -> None:
@@ -375,9 +368,9 @@ class Engine:
 
     def backward_started(self) -> None:
         """The first gradient of a body is about to be computed."""
-        if not self.context.in_body or self.passed or self._words[_PHASE] == _BACKWARD:
+        if not self.context.in_body or self.passed or self._words[F.PHASE] == Phase.BACKWARD:
             return
-        self.context.phase(_BACKWARD)
+        self.context.phase(Phase.BACKWARD)
         if self._marks is not None:
             now = [(id(g), writes_to(g)) if g is not None else (0, 0) for g in self.state.grads()]
             if any(a == b and a[0] for a, b in zip(self._marks, now, strict=True)):
@@ -396,13 +389,13 @@ class Engine:
         if not self._fired_forward:
             self.forward_started()  # the body called no protected model
         context.forbid_interrupts()
-        context.phase(_GATE)
+        context.phase(Phase.GATE)
         self.registry.settle()
         self.state.finish_device(context.stop_pending)
         if context.stop_pending():
             raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
         # after the device is done: reading there would wait for a collective that waits for a dead peer, and not wake
-        if self._guarding and self._guard != self.state.sample():
+        if self._guarding and self._guard != self.state.params_checksum():
             raise UsageError(
                 "parameters changed between the start of the step and its gate: they were written by something that "
                 "ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); update through a protected optimizer"
@@ -423,7 +416,7 @@ class Engine:
         self.state.arena.open()
         if probe.armed:
             probe.point("open", step, context.rank)
-        context.phase(_UPDATE)
+        context.phase(Phase.UPDATE)
         self.fire("update", step)
 
     def complete(self, step: int, updated: bool) -> None:
@@ -442,8 +435,8 @@ class Engine:
         if probe.armed:
             probe.point("sealed", step, context.rank)
         self.ledger.body_complete(look=self._guarding)
-        context.phase(_DONE)
-        if self._words[_BUSY] & _FIRST:
+        context.phase(Phase.DONE)
+        if self._words[F.BUSY] & Busy.FIRST:
             context.busy(Busy.FIRST, False)
         with context.lock:
             context.in_body = False

@@ -26,7 +26,6 @@ from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.failing import report_exception
 from ftrun.worker.torch_private import end_as_python_does
 
-_KEEP = 256 << 20  # freed blocks up to this size stay with the process instead of going back to the system
 _PARK_DEADLINE = 10 * 365 * 86400.0  # a spare may wait for as long as the run lasts; the launcher ends it
 
 
@@ -66,8 +65,7 @@ def _run(spec: dict[str, Any]) -> int:
     cell[F.PID] = os.getpid()
     cell[F.PROGRESS] = time.monotonic_ns()
     cell[F.BUSY] = Busy.FIRST
-    if spec["kind"] != "program":  # exec gives the locks up, which would be read as a death
-        native.life_hold(cell.field_address(F.MAIN))
+    if spec["kind"] != "program":  # exec gives the lock up, which would be read as a death
         native.beat_start(
             cell.field_address(F.LIFE),
             cell.field_address(F.BEAT),
@@ -79,7 +77,6 @@ def _run(spec: dict[str, Any]) -> int:
         cell[F.RANK] = int(spec["rank"]) + 1
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
-    native.malloc_keep(_KEEP)  # a restored rank allocates gradients and buckets at once
     # a child of the script (a DataLoader worker) must not collect our groups: their threads do not exist there
     os.register_at_fork(after_in_child=gc.freeze)
     context.on_rank = _settler(context, spec)

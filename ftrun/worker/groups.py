@@ -39,7 +39,6 @@ _HOLD, _HOLD_OUTSIDE = 30.0, 3.0
 _DRAIN = 0.05  # seconds
 _FEW = 4  # groups whose old connections may stay open while there are new ones: each takes descriptors and threads
 _NAMES = {name: name_word(name) for name in COLLECTIVES}
-_NAME, _COLLECTIVE, _SINCE = int(F.COLLECTIVE_NAME), int(F.COLLECTIVE), int(F.COLLECTIVE_SINCE)
 
 
 class SwapGroup(ProcessGroup):
@@ -441,14 +440,14 @@ class Registry:
         """Show on the board which collective this rank is in; `group` is 0 for the world."""
         words = self._words
         self.entries[group] = number = self.entries.get(group, 0) + 1
-        words[_NAME] = _NAMES.get(name) or name_word(name)
-        words[_COLLECTIVE] = collective_word(group, number)
-        words[_SINCE] = time.monotonic_ns()
+        words[F.COLLECTIVE_NAME] = _NAMES.get(name) or name_word(name)
+        words[F.COLLECTIVE] = collective_word(group, number)
+        words[F.COLLECTIVE_SINCE] = time.monotonic_ns()
 
     def handed_out(self) -> None:
         """Collectives are counted from the hand-out of a step, so that a replacement counts as the others do."""
         self.entries.clear()
-        self._words[_COLLECTIVE] = 0
+        self._words[F.COLLECTIVE] = 0
 
     def begun(self) -> None:
         """The collective that was `entered` counts as pending now, or is over already."""
@@ -462,7 +461,7 @@ class Registry:
         for group in self.groups:
             if group.pending:
                 return
-        self._words[_SINCE] = 0
+        self._words[F.COLLECTIVE_SINCE] = 0
 
 
 _registry: Registry | None = None

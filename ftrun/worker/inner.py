@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo
 
-from ftrun.core import schedule
 from ftrun.worker import torch_private
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
@@ -263,8 +262,6 @@ def make_group(
     others = _threads()
     gloo = _gloo(PrefixStore("cpu/", store), rank, size, timeout, gloo_devices)
     threads |= _threads() - others
-    for thread in threads:
-        schedule.reset_slice(int(thread))  # theirs is that of the thread which made them
     devices = [torch.device("cpu")]
     nccl = None
     torch_private.use_by_default(group, ProcessGroup.BackendType.GLOO)

@@ -37,12 +37,10 @@ class Ledger:
         self._state = state
         self._at_gate: Captured | None = None
         self._at_end: tuple[int, Captured] | None = None  # tag and content of the END slot
-        self._after: int | None = None  # sampled hash of the parameters when the last body was complete
+        self._after: int | None = None  # hash of the parameters when the last body was complete
         self._drew_between = False  # random numbers were drawn between two bodies
         self._carried = False  # gradients of a slot were put back and are in no other slot of ours
-        self._buffers_move: bool | None = None  # does the update region write buffers? None: not known yet
-        self._buffers_at_gate = 0
-        self._each_buffer_at_gate: dict[str, int] | None = None
+        self._buffers_at_gate: tuple[bytearray, list[int]] = (bytearray(), [])
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -63,8 +61,7 @@ class Ledger:
         self.alive = [grad is not None for grad in grads]
         self._at_gate = (rng.capture(), self._state.python_state())
         self._write(GATE, step, grads if accumulating and any(self.alive) else None, self._at_gate)
-        self._buffers_at_gate = self._state.buffers_mark()
-        self._each_buffer_at_gate = None if self._buffers_move is False else self._state.buffer_marks()
+        self._buffers_at_gate = self._state.buffer_values()
 
     def end(self, tag: int, accumulating: bool) -> None:
         """Seal the END slot: the state as of the start of gate step `tag`."""
@@ -103,24 +100,17 @@ class Ledger:
     def _update_changed(self, before: Captured, now: Captured) -> dict[str, Any]:
         """What the update region changed: a replacement that has its own GATE slot takes just this from ours."""
         changed = [name for name, value in now[1].items() if value != before[1].get(name)]
-        return {"changed": changed, "drew": before[0] != now[0], "buffers": self._moved_buffers()}
-
-    def _moved_buffers(self) -> list[str] | None:
-        """Buffers that the update region wrote; None when the first updates wrote none, so that nobody looked at each."""
-        if self._state.buffers_mark() == self._buffers_at_gate:
-            self._buffers_move = bool(self._buffers_move)
-            return []
-        self._buffers_move = True
-        before = self._each_buffer_at_gate
-        if before is None:
-            return None
-        return [name for name, mark in self._state.buffer_marks().items() if mark != before[name]]
+        return {
+            "changed": changed,
+            "drew": before[0] != now[0],
+            "buffers": self._state.buffers_written(self._buffers_at_gate),
+        }
 
     # -- between two bodies ------------------------------------------------------------------------------------------
 
     def body_complete(self, look: bool) -> None:
         """A body is sealed; `look` = notice when parameters change before the next."""
-        self._after = self._state.sample() if look else None
+        self._after = self._state.params_checksum() if look else None
 
     def new_loop(self) -> None:
         """What is between two loops is run by a replacement too, so anything may change there."""
@@ -137,7 +127,7 @@ class Ledger:
                     f"{name} changed between the body of one step and the next (scheduler.step() after the `with`?): "
                     "do it inside `with step:`, or a replaced rank would miss it"
                 )
-        if self._after is not None and self._after != self._state.sample():
+        if self._after is not None and self._after != self._state.params_checksum():
             raise UsageError("parameters changed between two bodies: change them inside `with step:`, after the update")
         # a loader draws as well when it fetches, and a replacement fetches again: that does not count
         drawn = now[0] if self.loader is None or self.loader.before is None else self.loader.before

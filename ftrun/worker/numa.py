@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
-MODES = ("node", "socket", "exclusive", "core-complex")
 _SYS = Path("/sys")
 _PROC = Path("/proc")
 

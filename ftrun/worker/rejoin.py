@@ -5,11 +5,12 @@ Runs in the script's main thread, outside a body. Each stage is answered on the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING
 
-from ftrun.core import gate, schedule
+from ftrun.core import gate
 from ftrun.core.board import F, Inexact, Source
 from ftrun.core.world import World
 from ftrun.worker import goback
@@ -34,15 +35,9 @@ class Rejoining:
         `rewind`: the body of the engine's step was interrupted, so the step is put back to its start when it is handed
         out again.
         """
-        schedule.shorten_slice()
-        try:
-            while True:
-                try:
-                    return self._once(rewind)
-                except Interrupt:
-                    continue
-        finally:
-            schedule.reset_slice()
+        while True:
+            with contextlib.suppress(Interrupt):
+                return self._once(rewind)
 
     def _once(self, rewind: bool) -> int:
         engine, context = self._engine, self._context
@@ -103,7 +98,7 @@ class Rejoining:
         if engine.reducers.agree(world.resume):
             self._reset_reducers(world.resume)
 
-    def _answer_once(self, stage: F, generation: int) -> None:
+    def _answer_once(self, stage: int, generation: int) -> None:
         """A replacement that met the others ahead of time has answered some of them then."""
         if self._context.cell[stage] < generation:
             self._context.answer(stage, generation)
@@ -112,7 +107,7 @@ class Rejoining:
         if not self._engine.reducers.reset(resume):
             self._engine.note_inexact(Inexact.DDP_LAYOUT)
 
-    def _await(self, world: World, stage: F) -> None:
+    def _await(self, world: World, stage: int) -> None:
         """Wait for every rank of the world. Raises Interrupt when it is stopped: the launcher sets the deadline."""
         context = self._context
         while not context.wait_until(lambda: world.everyone(context.board, stage), 3600.0):

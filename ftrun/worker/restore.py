@@ -103,9 +103,6 @@ class Restorer:
             raise NoSource(f"the copy of a replica's buffers failed: {error}") from error
         finally:
             self._unmap()
-            own = [self.state.arena.segment] if self.state.laid_out else []
-            for segment in (*own, *self.context.mapped.values()):
-                segment.ready = None  # used, or of the other ranks
 
     def _unmap(self) -> None:
         """Give up what was mapped on a GPU and did not become the state's."""
@@ -403,10 +400,7 @@ class Restorer:
     def _take_updated_buffers(self, replica: Replica) -> None:
         """What the update before the resume step wrote of the buffers is the same on every replica."""
         after = read_state(replica.slots, END)
-        if after["buffers"] is None:
-            self.engine.note_inexact(Inexact.UPDATE_CHANGED_BUFFERS)
-        elif after["buffers"]:
-            self.state.copy_buffers(after["buffers"], replica.arena)
+        self.state.copy_buffers(after["buffers"], replica.arena)
 
     def _note_between(self, saved: dict[str, Any]) -> None:
         """The code between two bodies is not run again: what it draws is missing from this rank's streams."""

@@ -11,7 +11,6 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,9 +19,6 @@ from ftrun.core.errors import DeviceError, PlatformError
 from ftrun.core.limits import memory_left
 from ftrun.core.paths import ENV_RUN_DIR
 
-if TYPE_CHECKING:
-    from ftrun.worker.arena import Ready
-
 
 class Segment:
     """A mapped segment. `view(offset, n)` gives bytes, `tensor(...)` a tensor with a storage of exactly its size."""
@@ -30,7 +26,6 @@ class Segment:
     def __init__(self, fd: int, length: int, write: bool = True) -> None:
         self.fd = fd
         self.length = length
-        self.ready: Ready | None = None
         self.address = native.map_fd(fd, length, write)
 
     @classmethod

@@ -19,8 +19,6 @@ RECORDING = 3  # collectives before the first step
 LATE = 4  # gradients that turned out, in the middle of a body, to be accumulated on
 _ROOM = 1 << 36  # address space for each; memory is taken as it is used
 _HEADER = native.SLOT_HEADER
-_SUMMED = 1 << 16  # bytes that the checksum covers
-_SMALL = 1 << 20  # bytes up to which joining the pieces is cheaper than a call for each
 _TAG, _LENGTH, _SUM = 0, 8, 16
 LENGTH = 5 * _ROOM
 _BROKEN = {GATE, END} if probe.broken("slots") else set()
@@ -42,22 +40,8 @@ class Slots:
 
     def write(self, slot: int, tag: int, pieces: Sequence[bytes | memoryview]) -> None:
         """Invalidate, copy the pieces, seal with `tag` (a gate number)."""
-        base = slot * _ROOM
-        if sum(map(len, pieces)) <= _SMALL:
-            data = b"".join(pieces)
-            native.slot_write(self.segment.address + base, data, len(data), _SUMMED, tag + 1)
-            return
-        self.segment.store(base + _TAG, 0)
-        at = base + _HEADER
-        for piece in pieces:
-            size = piece.nbytes if isinstance(piece, memoryview) else len(piece)
-            if size:
-                self.segment.view(at, size)[:] = piece
-            at += size
-        length = at - base - _HEADER
-        self.segment.store(base + _LENGTH, length)
-        self.segment.store(base + _SUM, native.checksum(self.segment.address + base + _HEADER, min(length, _SUMMED)))
-        self.segment.store(base + _TAG, tag + 1)
+        data = b"".join(pieces)
+        native.slot_write(self.segment.address + slot * _ROOM, data, len(data), tag + 1)
 
     def invalidate(self, slot: int) -> None:
         self.segment.store(slot * _ROOM + _TAG, 0)
@@ -75,7 +59,7 @@ class Slots:
     def read(self, slot: int) -> Any:
         """Decode a slot into fresh values. Errors: WorkerError when its bytes are not those that were sealed."""
         base, data = slot * _ROOM, self.data(slot)
-        sum_now = native.checksum(self.segment.address + base + _HEADER, min(len(data), _SUMMED))
+        sum_now = native.checksum(self.segment.address + base + _HEADER, len(data))
         if sum_now != self.segment.load(base + _SUM):
             raise WorkerError(f"slot {slot} of a rank does not match its checksum: its memory was overwritten")
         return codec.decode(data)

@@ -5,7 +5,6 @@ Moves tensors into the arena and keeps them there, copies buffers aside at the s
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,12 +16,12 @@ from ftrun.core.errors import UsageError
 from ftrun.worker import codec
 from ftrun.worker.arena import Arena, Entry, Manifest, place
 from ftrun.worker.device import bytes_on_gpu, gpu_of
-from ftrun.worker.packing import Groups, has_flags, packed_flags
 from ftrun.worker.segment import is_ample
 from ftrun.worker.torch_private import forget_unscaled, writes_to
 
-_WHOLE_ZONE = 4 << 20  # bytes of buffers up to which they are copied aside in one piece
-_SAMPLES = 64
+# what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
+_DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
+_Owner = tuple[int, int]  # of optimizer state: number of the optimizer, number of the parameter in it
 
 
 class Protected:
@@ -42,16 +41,10 @@ class Protected:
         self._blocks: dict[int, torch.Tensor] = {}
         self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._buffer_views: list[tuple[torch.nn.Module, str, Entry, torch.Tensor]] = []
-        self._slots: list[tuple[dict[Any, Any], Any, torch.Tensor]] = []  # optimizer state dict, key, tensor in arena
-        self._known: dict[int, int] = {}  # id of a per-parameter state dict -> number of its keys when laid out
-        self._held: dict[int, set[Any]] = {}  # the same -> its keys that lie in the arena
-        self._groups = [Groups(f"optimizer.{i}") for i in range(len(optimizers))]
-        self._ddp = [(f"ddp.{i}", m) for i, m in enumerate(modules) if has_flags(m)]
-        self._settled: list[Any] = []  # every value of the optimizers' states when it was last laid out
+        self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # optimizer state in the arena: key -> tensor there
         self._loose = False  # some optimizer state is no tensor
         self._shadow = 0
         self._gpu_shadow = 0
-        self._versions: dict[str, tuple[int, int]] = {}
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -152,16 +145,12 @@ class Protected:
                     view = arena.tensor(entry, self._blocks)
                     state = optimizer.state[params[int(index)]]
                     state[key] = view
-                    self._slots.append((state, key, view))
-                    self._held.setdefault(id(state), set()).add(key)
-            for state in optimizer.state.values():
-                self._known[id(state)] = len(state)
+                    self._held.setdefault((i, int(index)), {})[key] = view
 
     def reattach(self, arena: Arena, manifest: Manifest) -> None:
         """As `attach`, for a rank that has used its state and goes back to an earlier one."""
-        self._views, self._buffer_views, self._slots = [], [], []
-        self._known, self._held, self._versions = {}, {}, {}
-        self._blocks, self._settled = {}, []
+        self._views, self._buffer_views = [], []
+        self._held, self._blocks = {}, {}
         self.attach(arena, manifest)
 
     def live_buffers(self) -> tuple[int, int]:
@@ -188,70 +177,55 @@ class Protected:
 
         Call while the arena is OPEN.
         """
-        now = self._optimizer_values()
-        if len(now) == len(self._settled) and all(map(operator.is_, now, self._settled)):
+        grown = []
+        for owner, param, state in self._optimizer_states():
+            held, fresh = self._held.get(owner, {}), []
+            for key, value in state.items():
+                view = held.get(key)
+                if value is view:
+                    continue
+                if not isinstance(value, torch.Tensor):
+                    self._loose = True
+                elif view is None:
+                    fresh.append(key)
+                else:
+                    with torch.no_grad():
+                        view.copy_(value)
+                    state[key] = view
+            if fresh:
+                grown.append((owner, param, state, fresh))
+        if not grown:
             return False
-        for state, key, view in [slot for slot in self._slots if slot[0].get(slot[1]) is not slot[2]]:
-            current = state.get(key)
-            if isinstance(current, torch.Tensor):
-                with torch.no_grad():
-                    view.copy_(current)
-                state[key] = view
-        del now  # what was moved is given back at once, so that the state is never there twice
-        states = list(self._grown_states())
-        on_host, on_gpu = self._loose_bytes([state for _, state, _ in states])
+        on_host, on_gpu = self._bytes([state[key] for _, _, state, fresh in grown for key in fresh])
         self.arena.expect("committed", on_gpu)
         roomy = is_ample(on_host)
-        grown = any([self._absorb_one(*found, roomy) for found in states])
-        if grown:
-            self.arena.write_manifest(self.manifest)
-        self._settled = self._optimizer_values()
-        return grown
-
-    def _optimizer_values(self) -> list[Any]:
-        values: list[Any] = []
-        for optimizer in self.optimizers:
-            for state in optimizer.state.values():
-                values += state.values()
-        return values
-
-    def _grown_states(self) -> Iterator[tuple[str, dict[Any, Any], bool]]:
-        """Optimizer state of each parameter that has keys which are not in the arena: its name, itself, is it private."""
         private = {id(p) for _, p, alone in self.params if alone}
+        for owner, param, state, fresh in grown:
+            named = [(f"optim.{owner[0]}.{owner[1]}.{key}", state[key], id(param) in private) for key in fresh]
+            placed = place(self.arena, "committed", named, self._blocks, roomy)
+            for key, (entry, view) in zip(fresh, placed, strict=True):
+                self.manifest.entries.append(entry)
+                state[key] = view
+                self._held.setdefault(owner, {})[key] = view
+        self.arena.write_manifest(self.manifest)
+        return True
+
+    def _optimizer_states(self) -> Iterator[tuple[_Owner, torch.nn.Parameter, dict[Any, Any]]]:
         for i, optimizer in enumerate(self.optimizers):
             for index, param in enumerate(_params_of(optimizer)):
                 state = optimizer.state.get(param)
-                if state is not None and self._known.get(id(state)) != len(state):
-                    yield f"optim.{i}.{index}", state, id(param) in private
+                if state:
+                    yield (i, index), param, state
 
-    def _fresh(self, state: dict[Any, Any]) -> dict[Any, torch.Tensor]:
-        """Its tensors that do not lie in the arena yet."""
-        held = self._held.get(id(state), ())
-        return {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and k not in held}
-
-    def _loose_bytes(self, states: list[dict[Any, Any]]) -> tuple[int, int]:
-        """Bytes of those tensors, in the host's memory and on the GPU."""
-        tensors = [tensor for state in states for tensor in self._fresh(state).values()]
+    def _bytes(self, tensors: list[torch.Tensor]) -> tuple[int, int]:
+        """Bytes of those tensors' storages, in the host's memory and on the GPU."""
         if self.arena.memory is None:
             return sum(t.untyped_storage().nbytes() for t in tensors), 0
         return sum(t.untyped_storage().nbytes() for t in tensors if gpu_of(t) is None), bytes_on_gpu(tensors)
 
-    def _absorb_one(self, owner: str, state: dict[Any, Any], private: bool, roomy: bool) -> bool:
-        self._loose = self._loose or any(not isinstance(v, torch.Tensor) for v in state.values())
-        fresh = self._fresh(state)
-        named = [(f"{owner}.{key}", value, private) for key, value in fresh.items()]
-        placed = place(self.arena, "committed", named, self._blocks, roomy)
-        for key, (entry, view) in zip(fresh, placed, strict=True):
-            self.manifest.entries.append(entry)
-            state[key] = view
-            self._slots.append((state, key, view))
-        self._held.setdefault(id(state), set()).update(fresh)
-        self._known[id(state)] = len(state)
-        return bool(fresh)
-
     def repoint(self) -> None:
         """Optimizer state was loaded anew (a checkpoint): lay it out afresh. Call while the arena is OPEN."""
-        self._slots, self._known, self._held, self._settled = [], {}, {}, []
+        self._held = {}
         self.manifest.entries = [e for e in self.manifest.entries if not e.name.startswith("optim.")]
         self.absorb()
         self.arena.write_manifest(self.manifest)
@@ -271,55 +245,42 @@ class Protected:
             current.data = view
 
     def save_buffers(self, step: int) -> None:
-        """Copy the buffers aside as of the start of `step` (large ones only when they changed)."""
+        """Copy the buffers aside as of the start of `step`."""
         self.settle_buffers()
         if self._gpu_shadow:
             self.arena.gpu_part.save_shadow(step, self._gpu_shadow)
         offset, size = self.arena.volatile
-        if not self._shadow:
-            return
-        base = self.arena.segment.address
-        half = self._shadow
-        if half <= _WHOLE_ZONE:
-            native.copy(base + offset + half, base + offset, min(half, size - half))
-            return
-        for module, name, entry, _ in self._buffer_views:
-            if entry.on_gpu:
-                continue
-            address = base + entry.offset
-            if entry.block > _WHOLE_ZONE // 4:
-                buffer = getattr(module, name)
-                mark = (
-                    writes_to(buffer) if buffer is not None else 0,
-                    native.sample_checksum(address, entry.block, _SAMPLES, 0),
-                )
-                if self._versions.get(entry.name) == mark:
-                    continue
-                self._versions[entry.name] = mark
-            native.copy(address + half, address, entry.block)
+        if self._shadow:
+            base = self.arena.segment.address + offset
+            native.copy(base + self._shadow, base, min(self._shadow, size - self._shadow))
 
-    def buffers_mark(self) -> int:
-        """A hash of all buffers (sampled when they are large), to see that an update region writes them.
+    def buffer_values(self) -> tuple[bytearray, list[int]]:
+        """The bytes of all buffers, to see later which of them an update region wrote.
 
         Of those on a GPU torch's count of writes in place is taken: a look at their bytes would wait for the update.
         """
-        if not self._buffer_views:
-            return 0
-        offset, size = self.arena.volatile
-        half = min(self._shadow, size)
-        address = self.arena.segment.address + offset
-        versions = hash(tuple(_version(m, n) for m, n, e, _ in self._buffer_views if e.on_gpu))
-        if half <= _WHOLE_ZONE:
-            return native.checksum(address, half) ^ versions
-        return native.sample_checksum(address, half, _SAMPLES, 0) ^ versions
+        return bytearray(self._buffer_bytes()), self._gpu_versions()
 
-    def buffer_marks(self) -> dict[str, int]:
-        """The same for each buffer."""
-        base = self.arena.segment.address
-        return {
-            e.name: _version(m, n) if e.on_gpu else native.checksum(base + e.offset, e.block)
-            for m, n, e, _ in self._buffer_views
-        }
+    def buffers_written(self, before: tuple[bytearray, list[int]]) -> list[str]:
+        """Names of the buffers that differ from what `buffer_values` gave."""
+        data, versions = before
+        on_gpu = (e.name for _, _, e, _ in self._buffer_views if e.on_gpu)
+        written = [n for n, old, new in zip(on_gpu, versions, self._gpu_versions(), strict=True) if old != new]
+        now = self._buffer_bytes()
+        if data != now:
+            start = self.arena.volatile[0]
+            for entry in (e for _, _, e, _ in self._buffer_views if not e.on_gpu):
+                place = slice(entry.offset - start, entry.offset - start + entry.block)
+                if data[place] != now[place]:
+                    written.append(entry.name)
+        return written
+
+    def _buffer_bytes(self) -> memoryview:
+        offset, size = self.live_buffers()
+        return self.arena.segment.view(offset, size)
+
+    def _gpu_versions(self) -> list[int]:
+        return [_version(m, n) for m, n, e, _ in self._buffer_views if e.on_gpu]
 
     def copy_buffers(self, names: list[str], source: Arena) -> None:
         """Take some buffers from a replica's arena."""
@@ -346,16 +307,21 @@ class Protected:
 
     # -- guard -------------------------------------------------------------------------------------------------------
 
-    def sample(self) -> int:
-        """A sampled hash of the parameters, to see writes that no hook sees."""
-        value = 0
-        for param, view in self._views:
+    def params_checksum(self) -> int:
+        """A hash of all parameters, to see writes that no hook sees.
+
+        Errors: UsageError when a parameter no longer lies in the arena, where its updates would not outlive the worker.
+        """
+        for (name, _, _), (param, view) in zip(self.params, self._views, strict=True):
             if param.data_ptr() != view.data_ptr():
-                return -1
-        if self.arena.memory is not None:
-            return self.arena.memory.sample([view for _, view in self._views])
-        for _, view in self._views:
-            value = native.sample_checksum(view.data_ptr(), view.untyped_storage().nbytes(), 4, value)
+                raise UsageError(
+                    f"parameter {name.split('.', 2)[-1]} was given other memory (param.data = ...), which ftrun does not keep; "
+                    "write into it instead: param.data.copy_(...)"
+                )
+        value = 0
+        for entry in self.manifest.entries:
+            if entry.name.startswith("param."):
+                value = self.arena.checksum(entry, value)
         return value
 
     # -- replicas ----------------------------------------------------------------------------------------------------
@@ -386,10 +352,11 @@ class Protected:
         """Hyperparameters and non-tensor optimizer state, and state_dict() of every further object, each packed."""
         state: dict[str, bytes] = {}
         for i, optimizer in enumerate(self.optimizers):
-            loose = self._loose_state(optimizer)
-            state[self._groups[i].name] = self._groups[i].packed(optimizer.param_groups, loose)
-        for name, module in self._ddp:
-            state[name] = packed_flags(module)
+            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+            state[f"optimizer.{i}"] = codec.pack([groups, self._loose_state(optimizer)], f"optimizer {i}")
+        for i, module in enumerate(self.modules):
+            if all(hasattr(module, flag) for flag in _DDP_FLAGS):
+                state[f"ddp.{i}"] = codec.pack({flag: getattr(module, flag) for flag in _DDP_FLAGS}, "DDP")
         for name, thing in self.stateful.items():
             state[name] = codec.pack(_get_state(thing), f"{name}.state_dict()")
         return state
@@ -422,7 +389,6 @@ class Protected:
             for index, values in loose.items():
                 self._loose = True
                 optimizer.state[params[index]].update(values)
-                self._known[id(optimizer.state[params[index]])] = len(optimizer.state[params[index]])
         for i, module in enumerate(self.modules):
             for name, value in state.get(f"ddp.{i}", {}).items():
                 setattr(module, name, value)

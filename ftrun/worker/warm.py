@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable
 
 import torch
 
 from ftrun import native
-from ftrun.core.board import F, Flag, Head
+from ftrun.core.board import Flag, Head
 from ftrun.core.world import World, read_world
 from ftrun.native import cuda
 from ftrun.worker.arena import Arena
 from ftrun.worker.context import Context
 from ftrun.worker.device import DeviceMemory, ordinal_of
-from ftrun.worker.lookout import LEARNED
 from ftrun.worker.segment import Segment
-
-_ROOM = 64 << 20  # bytes of heap for what is not as large as the state: activations, alignment
-_MANIFESTS_MOST = 2 << 20  # bytes of manifests, some 15,000 tensors, for which tensors are made ahead at the most
-_HEAP_MOST = 1 << 30  # bytes of heap touched ahead of their use at the most
-_GROUP_THREADS, _OTHER_THREADS, _THREADS_MOST = 2, 2, 8  # that a repair starts: each Gloo group's, and those around it
-_THREAD_HEAP = 4 << 20  # bytes; those of Gloo's threads grow to 3 MB when buckets are large
 
 
 def up() -> None:
@@ -66,30 +57,6 @@ def _toy_loss() -> torch.Tensor:
     return loss + functional.relu(batch_norm).square().mean()
 
 
-def for_new_groups(groups: int) -> None:
-    """Have the memory mapped that the threads of as many groups will take when they are built again, in the background.
-
-    Each of those threads has a heap of its own in glibc, and would fault it in during the step that everybody waits for.
-    """
-    _in_background(lambda: _touch_heaps(groups))
-
-
-def _touch_heaps(groups: int) -> None:
-    native.malloc_touch_threads(min(_OTHER_THREADS + _GROUP_THREADS * groups, _THREADS_MOST), _THREAD_HEAP)
-    native.malloc_touch(_THREAD_HEAP)  # this thread's, too, will be another's
-
-
-def _in_background(what: Callable[[], None]) -> None:
-    """In a thread of its own. What fails is not done: a repair then takes a bit longer."""
-
-    def run() -> None:
-        with contextlib.suppress(OSError):
-            what()
-
-    with contextlib.suppress(RuntimeError):  # the system gives no more threads
-        threading.Thread(target=run, name="ftrun-warm", daemon=True).start()
-
-
 class Ahead:
     """Maps every rank's memory into a parked spare, and follows its growth."""
 
@@ -97,8 +64,6 @@ class Ahead:
         self._context = context
         self._attempt = 0
         self._extent: dict[int, tuple[int, int, int]] = {}
-        self._heap = 0
-        self._followed = False
         self._opened = False  # the device
 
     def look(self) -> None:
@@ -121,8 +86,6 @@ class Ahead:
                 self._map(place.rank)
             except OSError:
                 continue  # no keeper just now: mapped at the next look, or when needed
-        if not self._followed:
-            self._follow(world)
         if not self._opened:
             self._open_device(world)
 
@@ -145,25 +108,6 @@ class Ahead:
                 if ordinal is not None:
                     cuda.load_kernels(ordinal)
 
-    def _follow(self, world: World) -> None:
-        """Take the page faults that training has taken in another process of the nursery's: thousands, some 10 us each."""
-        survivors_first = sorted(world.places, key=lambda place: place.rank in world.replaced)
-        cells = [self._context.board.cell(place.cell) for place in survivors_first]
-        trained = [cell for cell in cells if cell.has(Flag.LOOPING) and (cell.step or 0) >= LEARNED]
-        if not trained:
-            return
-        self._followed = True
-
-        def touch() -> None:
-            if not trained[0][F.DEVICE]:  # else groups are not Gloo's
-                _touch_heaps(1)
-            for cell in trained:
-                with contextlib.suppress(OSError):  # it just ended, or the system does not show us its pages
-                    native.follow_pages(cell[F.PID])
-                    return
-
-        _in_background(touch)
-
     def _map(self, rank: int) -> None:
         context = self._context
         for name in ("arena", "slots"):
@@ -178,26 +122,7 @@ class Ahead:
             return
         if not arena.manifest_length:
             return  # it is being written: at the next look
-        self._make_ready(arena)
         self._extent[rank] = extent
         for offset, size in (arena.committed, arena.volatile):
             if size:
                 native.populate(arena.segment.address + offset, size, True)
-        self._touch_heap(extent[0])
-
-    def _make_ready(self, arena: Arena) -> None:
-        """Make the tensors, or none: whatever the script is in the middle of, it asked for its rank and nothing else."""
-        arena.segment.ready = None
-        made = sum(len(s.ready.written) for s in self._context.mapped.values() if s.ready is not None)
-        if arena.has_gpu or made + arena.manifest_length > _MANIFESTS_MOST:
-            return
-        with contextlib.suppress(Exception), torch.inference_mode(False):
-            arena.make_ready()
-
-    def _touch_heap(self, size: int) -> None:
-        """Gradients and buckets will be allocated at once: have the pages ready in the heap."""
-        wanted = min(size + _ROOM, _HEAP_MOST)
-        if wanted <= self._heap:
-            return
-        self._heap = wanted
-        native.malloc_touch(wanted)

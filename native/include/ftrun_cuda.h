@@ -87,13 +87,6 @@ FTRUN_API int ftrun_cuda_copy_now(int device, uint64_t stream, uint64_t destinat
 FTRUN_API int ftrun_cuda_checksum(int device, uint64_t stream, uint64_t address, uint64_t length, uint64_t seed,
                                   double timeout, uint64_t *result);
 
-/* `table` (host memory) is `count` times {source, destination, bytes}, all on the device: copied in one launch, waited for. */
-FTRUN_API int ftrun_cuda_pack(int device, uint64_t stream, const uint64_t *table, uint64_t count, double timeout);
-
-/* Number of infinities and NaNs. `kind`: 2 = float16, 3 = bfloat16, 4 = float32, 8 = float64. */
-FTRUN_API int ftrun_cuda_nonfinite(int device, uint64_t stream, uint64_t address, uint64_t count, int kind,
-                                   double timeout, uint64_t *found);
-
 /* ---- the kernels: their PTX (for compute capability 8.0 and later), else compiled by NVRTC, looked for only then ---- */
 
 /* Loads them for `device`; every call that needs them does. 1: compiled by NVRTC. -ENOEXEC: neither way works. */

@@ -20,7 +20,7 @@
 #define FTRUN_API
 #endif
 
-#define FTRUN_ABI_VERSION 9
+#define FTRUN_ABI_VERSION 10
 #define FTRUN_SLOT_HEADER 64 /* bytes before a slot's content */
 #define FTRUN_LIFE_BYTES 64 /* room that a life lock takes on the board */
 
@@ -99,51 +99,16 @@ FTRUN_API void ftrun_copy(void *destination, const void *source, size_t length, 
 
 /* ---- slots (slot.cpp) ---- */
 
-/* Replaces a slot's content: tag word 0, then `length` bytes behind the FTRUN_SLOT_HEADER, their length (word 1) and the
- * checksum of at most `summed` of them (word 2), then the tag word. The data may not overlap the slot. */
-FTRUN_API void ftrun_slot_write(uint64_t *slot, const void *data, size_t length, size_t summed, uint64_t tag);
+/* Replaces a slot's content: tag word 0, then `length` bytes behind the FTRUN_SLOT_HEADER, their length (word 1) and their
+ * checksum (word 2), then the tag word. The data may not overlap the slot. */
+FTRUN_API void ftrun_slot_write(uint64_t *slot, const void *data, size_t length, uint64_t tag);
 
 /* ---- checksums (checksum.cpp): not cryptographic; stable across releases with the same ABI version ---- */
 
 /* 64-bit hash that depends on every byte, its position, the length and the seed, not on alignment or `threads`. */
 FTRUN_API uint64_t ftrun_checksum(const void *address, size_t length, uint64_t seed, int threads);
 
-/* Hash of the length and of `samples` evenly spaced pieces of 4 KiB (first and last included); of everything when
- * the range is not larger than the samples. */
-FTRUN_API uint64_t ftrun_sample_checksum(const void *address, size_t length, uint64_t samples, uint64_t seed);
-
-/* ---- numbers (finite.cpp) ---- */
-
-enum { FTRUN_FLOAT16 = 1, FTRUN_BFLOAT16 = 2, FTRUN_FLOAT32 = 3, FTRUN_FLOAT64 = 4 };
-
-/* Index of the first infinity or NaN among `count` aligned numbers of `format`, -1 = there is none; -EINVAL. */
-FTRUN_API int64_t ftrun_find_nonfinite(const void *data, size_t count, int format);
-
-/* Number of the first of `pieces` arrays that holds one, -1 = none does; -EINVAL. */
-FTRUN_API int64_t ftrun_find_nonfinite_each(const uint64_t *addresses, const uint64_t *counts, size_t pieces, int format);
-
-/* ---- page faults (pages.cpp) ---- */
-
-/* Takes ahead the page faults that process `pid`, forked by the same parent, has taken since: pages that it wrote to are
- * made this process's own, pages of files that it read are mapped. Contents stay as they are now (of a file, too, where the
- * sibling wrote). Fresh memory is not given out, and mappings above 4 GiB are left alone. Gives the number of pages (0
- * before Linux 5.14); -ESRCH, -EACCES, -ENOMEM. */
-FTRUN_API int64_t ftrun_follow_pages(int pid);
-
 /* ---- this process (process.cpp) ---- */
-
-/* Makes malloc keep freed blocks up to `bytes` instead of giving them back to the system. No effect without glibc. */
-FTRUN_API int ftrun_malloc_keep(size_t bytes);
-
-/* Takes `bytes` from malloc, touches every page and frees them in one go, so that they lie ready as one free block: with
- * ftrun_malloc_keep before, later allocations of the calling thread find them mapped. -ENOMEM when there are not that many. */
-FTRUN_API int ftrun_malloc_touch(size_t bytes);
-
-/* The same for `threads` (at most FTRUN_MOST_HEAPS) threads that do not exist yet: as many are started here, each takes
- * `bytes` from malloc, touches them, frees them when all have theirs, and ends. Threads that start later find that memory
- * mapped. -EAGAIN when the system gives no more threads, -EINVAL. */
-#define FTRUN_MOST_HEAPS 16
-FTRUN_API int ftrun_malloc_touch_threads(int threads, size_t bytes);
 
 /* Orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER). */
 FTRUN_API int ftrun_set_subreaper(void);

@@ -21,7 +21,6 @@ __device__ inline uint64_t padded_word(const unsigned char *block, uint64_t offs
 }
 
 __device__ inline uint64_t thread_index() { return static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
-__device__ inline uint64_t thread_count() { return static_cast<uint64_t>(gridDim.x) * blockDim.x; }
 
 __device__ inline uint64_t piece_length(uint64_t length, uint64_t piece) {
     const uint64_t left = length - piece * ftrun::kPiece;
@@ -76,42 +75,6 @@ __global__ void ftrun_checksum_join(uint64_t length, uint64_t seed, uint64_t fir
 #pragma unroll 8
     for (uint64_t piece = 0; piece < pieces; ++piece) chain = ftrun::step(chain, lanes[piece * ftrun::kLanes]);
     *total = last ? ftrun::finish(chain ^ length) : chain;
-}
-
-// Block b copies table[b] = {source, destination, bytes}: many small tensors (or samples of them) in one launch.
-__global__ void ftrun_pack(const uint64_t *table, uint64_t count) {
-    for (uint64_t row = blockIdx.x; row < count; row += gridDim.x) {
-        const unsigned char *from = reinterpret_cast<const unsigned char *>(table[3 * row]);
-        unsigned char *to = reinterpret_cast<unsigned char *>(table[3 * row + 1]);
-        const uint64_t size = table[3 * row + 2];
-        uint64_t done = 0;
-        if (((reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) & 7) == 0) {
-            done = size / 8 * 8;
-            const uint64_t *source = reinterpret_cast<const uint64_t *>(from);
-            uint64_t *destination = reinterpret_cast<uint64_t *>(to);
-            for (uint64_t i = threadIdx.x; i < size / 8; i += blockDim.x) destination[i] = source[i];
-        }
-        for (uint64_t i = done + threadIdx.x; i < size; i += blockDim.x) to[i] = from[i];
-    }
-}
-
-// Adds the number of infinities and NaNs among `count` values to *found. `exponent` selects the bits that are all ones
-// in such a value; `width` is the size of a value in bytes (2, 4 or 8).
-__global__ void ftrun_nonfinite(const unsigned char *data, uint64_t count, uint64_t exponent, uint64_t width,
-                                unsigned long long *found) {
-    unsigned long long mine = 0;
-    for (uint64_t i = thread_index(); i < count; i += thread_count()) {
-        uint64_t value;
-        if (width == 2) {
-            value = reinterpret_cast<const uint16_t *>(data)[i];
-        } else if (width == 4) {
-            value = reinterpret_cast<const uint32_t *>(data)[i];
-        } else {
-            value = reinterpret_cast<const uint64_t *>(data)[i];
-        }
-        mine += (value & exponent) == exponent;
-    }
-    if (mine != 0) atomicAdd(found, mine);
 }
 
 }  // extern "C"

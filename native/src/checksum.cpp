@@ -21,7 +21,6 @@
 namespace ftrun {
 namespace {
 
-constexpr size_t kSample = 4096;
 constexpr size_t kPastCache = 4 * 1024 * 1024;
 constexpr size_t kWorthAThread = 4 * 1024 * 1024;
 
@@ -97,20 +96,6 @@ extern "C" {
 
 uint64_t ftrun_checksum(const void *address, size_t length, uint64_t seed, int threads) {
     return ftrun::hash_all(address, length, seed, threads, nullptr);
-}
-
-uint64_t ftrun_sample_checksum(const void *address, size_t length, uint64_t samples, uint64_t seed) {
-    using namespace ftrun;
-    if (samples == 0) samples = 1;
-    if (length / kSample < samples) return ftrun_checksum(address, length, seed, 1);
-    const unsigned char *data = static_cast<const unsigned char *>(address);
-    uint64_t total = finish(seed ^ length);
-    for (uint64_t i = 0; i < samples; ++i) {
-        const unsigned __int128 span = static_cast<unsigned __int128>(length - kSample) * i;
-        const size_t from = samples == 1 ? 0 : static_cast<size_t>(span / (samples - 1));
-        total = step(total, hash_piece(data + from, kSample, seed + i));
-    }
-    return finish(total);
 }
 
 }  // extern "C"

@@ -106,9 +106,7 @@ int kernels(Ordinal device, const Kernels **found) {
         Function *slot;
     } wanted[] = {{"ftrun_checksum_lanes", &all.lanes},
                   {"ftrun_checksum_pieces", &all.pieces},
-                  {"ftrun_checksum_join", &all.join},
-                  {"ftrun_pack", &all.pack},
-                  {"ftrun_nonfinite", &all.nonfinite}};
+                  {"ftrun_checksum_join", &all.join}};
     for (const auto &one : wanted) {
         if (error == 0) error = check(calls().cuModuleGetFunction(one.slot, module, one.name), one.name);
     }

@@ -1,8 +1,4 @@
 // The C ABI's work in stream order.
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
-
 #include "cuda_work.hpp"
 #include "ftrun_cuda.h"
 
@@ -40,16 +36,6 @@ class Borrowed {
 Stream stream_of(uint64_t stream) { return reinterpret_cast<Stream>(stream); }
 
 Pointer pointer_of(const void *address) { return reinterpret_cast<Pointer>(address); }
-
-uint64_t exponent_of(int kind) {
-    switch (kind) {
-        case 2: return 0x7C00;
-        case 3: return 0x7F80;
-        case 4: return 0x7F800000;
-        case 8: return 0x7FF0000000000000;
-        default: return 0;
-    }
-}
 
 }  // namespace
 }  // namespace ftrun::cuda
@@ -95,57 +81,6 @@ int ftrun_cuda_checksum(int device, uint64_t stream, uint64_t address, uint64_t 
     error = queue_checksum(device, stream_of(stream), address, length, seed, space.scratch(), total);
     error = space.wait(error, stream_of(stream), timeout);
     if (error == 0) *result = *space.pinned();
-    return error;
-}
-
-int ftrun_cuda_pack(int device, uint64_t stream, const uint64_t *table, uint64_t count, double timeout) {
-    const Current current(device);
-    if (current.error != 0 || count == 0) return current.error;
-    const Kernels *kernel = nullptr;
-    int error = kernels(device, &kernel);
-    if (error != 0) return error;
-    Borrowed space(device);
-    error = space.error;
-    constexpr uint64_t kRow = 3 * sizeof(uint64_t), kBatch = kPinnedRoom / kRow;
-    for (uint64_t first = 0; first < count && error == 0; first += kBatch) {
-        uint64_t batch = std::min(kBatch, count - first);
-        std::memcpy(space.pinned(), table + 3 * first, batch * kRow);
-        Pointer rows = pointer_of(space.pinned());
-        void *parameters[] = {&rows, &batch};
-        const auto blocks = static_cast<unsigned>(std::min<uint64_t>(batch, 65535));
-        error = check(calls().cuLaunchKernel(kernel->pack, blocks, 1, 1, 256, 1, 1, 0, stream_of(stream), parameters, nullptr),
-                      "ftrun_pack");
-        error = space.wait(error, stream_of(stream), timeout);
-    }
-    return error;
-}
-
-int ftrun_cuda_nonfinite(int device, uint64_t stream, uint64_t address, uint64_t count, int kind, double timeout,
-                         uint64_t *found) {
-    uint64_t exponent = exponent_of(kind);
-    if (exponent == 0) return refuse(EINVAL, "ftrun_cuda_nonfinite: unknown kind of number");
-    const Current current(device);
-    if (current.error != 0) return current.error;
-    const Kernels *kernel = nullptr;
-    int error = kernels(device, &kernel);
-    if (error != 0) return error;
-    Borrowed space(device);
-    if (space.error != 0) return space.error;
-    Pointer counter = space.scratch();
-    uint64_t width = kind == 3 ? 2 : static_cast<uint64_t>(kind);
-    void *parameters[] = {&address, &count, &exponent, &width, &counter};
-    error = check(calls().cuMemsetD8Async(counter, 0, sizeof(uint64_t), stream_of(stream)), "cuMemsetD8Async");
-    if (error == 0) {
-        const auto blocks = static_cast<unsigned>(std::min<uint64_t>((count + 255) / 256 + 1, 4096));
-        error = check(calls().cuLaunchKernel(kernel->nonfinite, blocks, 1, 1, 256, 1, 1, 0, stream_of(stream), parameters,
-                                             nullptr),
-                      "ftrun_nonfinite");
-    }
-    if (error == 0)
-        error = check(calls().cuMemcpyAsync(pointer_of(space.pinned()), counter, sizeof(uint64_t), stream_of(stream)),
-                      "cuMemcpyAsync");
-    error = space.wait(error, stream_of(stream), timeout);
-    if (error == 0) *found = *space.pinned();
     return error;
 }
 

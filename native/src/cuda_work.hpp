@@ -6,7 +6,7 @@
 namespace ftrun::cuda {
 
 struct Kernels {
-    Function lanes = nullptr, pieces = nullptr, join = nullptr, pack = nullptr, nonfinite = nullptr;
+    Function lanes = nullptr, pieces = nullptr, join = nullptr;
     bool compiled = false;  // by NVRTC, since the driver refused their PTX
 };
 

@@ -45,10 +45,6 @@ void test_ranges() {
         ftrun_copy(target.data(), source.data() + 1, size, 3);
         EXPECT(size == 0 || std::memcmp(target.data(), source.data() + 1, size) == 0);
         EXPECT(ftrun_checksum(source.data() + 1, size, 1, 1) == ftrun_checksum(target.data(), size, 1, 4));
-        for (const uint64_t samples : {0u, 1u, 2u, 100u}) {
-            EXPECT(ftrun_sample_checksum(target.data(), size, samples, 2) ==
-                   ftrun_sample_checksum(source.data() + 1, size, samples, 2));
-        }
     }
 }
 
@@ -121,7 +117,6 @@ void test_mapping() {
     EXPECT(ftrun_map_fd(-1, 4096, true) == -EBADF);
     close(file);
     EXPECT(ftrun_set_name("native-test") == 0 && ftrun_set_subreaper() == 0);
-    ftrun_malloc_keep(1 << 20);  // refused by the sanitizers' malloc
 }
 
 }  // namespace

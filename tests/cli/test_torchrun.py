@@ -115,7 +115,9 @@ def test_the_table_is_complete() -> None:
     assert ("print_completion" in {action.dest for action in ACTIONS}) is (BY_NAME["print-completion"].since <= TORCH)
 
 
-@pytest.mark.parametrize("line", [["--print-completion=bash"], ["--print_completion", "zsh", "train.py"], ["--print=fish"]])
+@pytest.mark.parametrize(
+    "line", [["--print-completion=bash"], ["--print_completion", "zsh", "train.py"], ["--print=fish"]]
+)
 def test_print_completion(line: list[str]) -> None:
     done = subprocess.run([tool("ftrun"), *line], capture_output=True, text=True, timeout=30)
     shell = next(s for s in completion.SHELLS if s in " ".join(line))

@@ -247,6 +247,19 @@ def test_infinities_that_a_gradscaler_looks_for_are_its_own_business(folder: Pat
 
 
 @pytest.mark.slow
+def test_a_gradscaler_that_is_switched_off_looks_for_nothing(folder: Path) -> None:
+    script = SCALED.replace("init_scale=2.0**127", "enabled=False")
+    script = script.replace(
+        "scaler.scale(loss)", "scaler.scale(loss * (float('inf') if step.index == 5 and job.rank == 2 else 1))"
+    )
+    (folder / "train.py").write_text(script)
+    command = [harness.tool("ftrun"), "--nproc-per-node", "4", "--spares", "0", "train.py"]
+    outcome = harness.finish(harness.start(folder, command, {"FUSED": "0"}), 0, 60)
+    assert outcome.code == 1, outcome.tail()
+    assert seen(outcome)[:1] == [("nonfinite", 2)], outcome.tail()
+
+
+@pytest.mark.slow
 def test_a_straggler_is_reported_and_left_alone(folder: Path) -> None:
     outcome = run(folder, SLOW_RANK="3", STEPS="60")
     assert seen(outcome) == [("straggler", 3)], outcome.tail()

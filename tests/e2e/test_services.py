@@ -203,11 +203,6 @@ def test_the_others_meet_a_rank_before_it_is_restored_and_wait_for_it_then(
     assert [a["generation"] for a in outcome.actions("Publish")] == [1, 2]
 
 
-def _sessions_compete() -> bool:
-    switch = Path("/proc/sys/kernel/sched_autogroup_enabled")
-    return switch.exists() and switch.read_text().strip() == "1"
-
-
 def test_what_is_left_of_a_dead_worker_steps_aside(stock: Reference, begin: Callable[..., Live]) -> None:
     live = begin(SLOW)
     live.reach(2)
@@ -216,9 +211,6 @@ def test_what_is_left_of_a_dead_worker_steps_aside(stock: Reference, begin: Call
     try:
         dead = live.kill("ftrun rank 2")
         live.ended_or(lambda: os.getpriority(os.PRIO_PROCESS, dead) == 19, "the lowest priority")
-        if _sessions_compete():
-            nice = Path(f"/proc/{dead}/autogroup")
-            live.ended_or(lambda: nice.read_text().split()[-1] == "19", "the lowest priority of its session")
     finally:
         os.kill(nursery, signal.SIGCONT)
     harness.same(stock(), live.finish())

@@ -205,10 +205,6 @@ def test_5_work_on_another_stream_does_not_wait(record_property: real.Note) -> N
     torch.cuda.synchronize()
     calls = {
         "checksum": lambda: cuda.checksum(0, own.cuda_stream, base, size, 0, 30),
-        "pack": lambda: cuda.pack(
-            0, own.cuda_stream, [(base + 64 * k, base + size + 8 * k, 8) for k in range(1000)], 30
-        ),
-        "nonfinite": lambda: cuda.nonfinite(0, own.cuda_stream, base, 1 << 20, "float32", 30),
         "copy": lambda: cuda.copy_now(0, own.cuda_stream, base + size, base, size, 30),
         "checked copy": lambda: transfer.copy(
             [(base + size, size)], [(base, size)], transfer.Terms(check=transfer.CHECK_BACK, timeout=30), 0

@@ -160,7 +160,12 @@ def test_template_of_torchrun_is_heard(ftrun: Ftrun) -> None:
 
 @pytest.mark.skipif(BY_NAME["log-line-prefix-template"].since > TORCH, reason="a torchrun that does not have it")
 def test_template_as_torchrun_shows_it(ftrun: Ftrun) -> None:
-    line = ("--nproc-per-node=2", "--tee=3", "--role=r", "--log-line-prefix-template=${hostname}<$role_name${rank}/$local_rank {x} $$> ")
+    line = (
+        "--nproc-per-node=2",
+        "--tee=3",
+        "--role=r",
+        "--log-line-prefix-template=${hostname}<$role_name${rank}/$local_rank {x} $$> ",
+    )
     script = ftrun.script(PRINTS)
     theirs = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", *line, os.fspath(script)],

@@ -335,7 +335,7 @@ def test_parts_sum_to_the_whole_and_old_generations_do_not_count(board: Board) -
     for index, cell in enumerate((board.cell(0), board.cell(4))):
         for said, pair in times.items():
             cell[said] = 7
-            cell[F(said + 1)] = base + pair[index] * ms
+            cell[said + 1] = base + pair[index] * ms
     board.cell(0)[F.FIRST_DONE] = 6  # an answer to an older generation
     board.cell(0)[F.FIRST_DONE_NS] = base + 900 * ms
     board.cell(4)[F.FIRST_DONE] = 7

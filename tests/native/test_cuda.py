@@ -72,37 +72,6 @@ def test_checksum_on_the_device_equals_the_hosts(control: fake.Control) -> None:
     )
 
 
-def test_pack_and_nonfinite(control: fake.Control) -> None:
-    child(
-        control,
-        """
-        import array
-        base, fd = memory(2 * UNIT)
-        random.seed(2)
-        data = random.randbytes(UNIT)
-        ctypes.memmove(base, data, UNIT)
-        rows, wanted, at = [], b"", base + UNIT
-        for _ in range(100):
-            size, start = random.randrange(2000), random.randrange(UNIT - 2000)
-            rows.append((base + start, at, size))
-            wanted += data[start : start + size]
-            at += size
-        cuda.pack(0, 0, rows, 10)
-        assert ctypes.string_at(base + UNIT, len(wanted)) == wanted
-        inf, nan = float("inf"), float("nan")
-        for kind, code in (("float32", "f"), ("float64", "d")):
-            values = array.array(code, [0.0, 1.5, inf, -inf, nan, 3e38, -0.0] * 1000)
-            ctypes.memmove(base, values.tobytes(), len(values) * values.itemsize)
-            assert cuda.nonfinite(0, 0, base, len(values), kind, 10) == 3000
-        for kind, words in (("float16", [0x7BFF, 0x7C00, 0xFC00, 0x7E01, 0]), ("bfloat16", [0x7F7F, 0x7F80, 0xFF80, 0x7FC1, 0])):
-            values = array.array("H", words)
-            ctypes.memmove(base, values.tobytes(), 10)
-            assert cuda.nonfinite(0, 0, base, 5, kind, 10) == 3
-        print(1)
-        """,
-    )
-
-
 def test_memory_outlives_its_maker_when_it_is_held(control: fake.Control) -> None:
     """Two processes: the maker is killed with SIGKILL in the middle of a copy; who imported has what was written."""
     control.set(rate=20_000_000)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
 import os
-import resource
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -206,209 +201,7 @@ def test_checksum_notices_what_weak_sums_miss() -> None:
     assert len({sum_of(np.zeros(n, dtype=np.uint8)) for n in range(200)}) == 200
 
 
-def test_sample_checksum_reads_its_samples_and_the_size() -> None:
-    size, samples = MIB, 16
-    data = RANDOM[:size].copy()
-
-    def now() -> int:
-        return native.sample_checksum(data.ctypes.data, size, samples)
-
-    before = now()
-    for sample in range(samples):
-        at = (size - 4096) * sample // (samples - 1)
-        for byte in (at, at + 4095):
-            data[byte] ^= 1
-            assert now() != before
-            data[byte] ^= 1
-    data[4096] ^= 1  # just after the first sample: not looked at
-    assert now() == before
-    assert native.sample_checksum(data.ctypes.data, size - 1, samples) != before
-    assert native.sample_checksum(data.ctypes.data, size, samples, 1) != before
-
-
-def test_sample_checksum_of_a_small_range_is_the_whole() -> None:
-    assert native.sample_checksum(RANDOM.ctypes.data, 5000, 2) == sum_of(RANDOM[:5000])
-    assert native.sample_checksum(RANDOM.ctypes.data, 100, 0) == sum_of(RANDOM[:100])
-
-
 # ---- the process ----
-
-
-def test_malloc_keeps_freed_blocks(children: Children) -> None:
-    def body() -> None:
-        native.malloc_keep(64 * MIB)
-        for _ in range(2):  # the second round must not fault its pages in again
-            block = np.ones(16 * MIB, dtype=np.uint8)
-            address = block.ctypes.data
-            del block
-        block = np.empty(16 * MIB, dtype=np.uint8)
-        assert block.ctypes.data == address
-        with open("/proc/self/smaps_rollup") as rollup:
-            resident = next(int(line.split()[1]) for line in rollup if line.startswith("Rss:"))
-        assert resident > 16 * 1024
-
-    assert children.wait(children.fork(body)) == 0
-
-
-# in a process of its own: what a heap that was used before gives to whom is nobody's business to foresee
-TOUCHED = """
-import resource
-import numpy as np
-from ftrun import native
-native.malloc_keep(256 << 20)
-native.malloc_touch(96 << 20)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-blocks = [np.ones(size << 20, dtype=np.uint8) for size in (1, 24, 16, 25)]
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-def test_touched_heap_is_used_by_later_blocks() -> None:
-    done = subprocess.run([sys.executable, "-c", TOUCHED], capture_output=True, text=True, timeout=60, check=True)
-    assert int(done.stdout) < 16_896 // 4, "pages of 66 MiB were faulted in again"
-
-
-# threads of their own heaps, all at work at once
-TOUCHED_THREADS = """
-import resource, threading
-import numpy as np
-from ftrun import native
-native.malloc_keep(256 << 20)
-native.malloc_touch_threads(THREADS, 6 << 20)
-together, faults = threading.Barrier(3), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-def use():
-    together.wait()
-    blocks = [np.ones(2 << 20, dtype=np.uint8) for _ in range(2)]
-    together.wait()
-threads = [threading.Thread(target=use) for _ in range(3)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
-"""
-
-
-@pytest.mark.parametrize("threads", [0, 4])
-def test_heaps_of_later_threads_are_touched(threads: int) -> None:
-    code = TOUCHED_THREADS.replace("THREADS", str(threads))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    pages = 3 * (4 << 20) // mmap.PAGESIZE
-    assert int(done.stdout) < pages // 4 if threads else int(done.stdout) >= pages
-
-
-def test_too_many_threads_are_an_error(children: Children) -> None:
-    def body() -> None:
-        os.setuid(65_534)  # root has no limit
-        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-        with pytest.raises(BlockingIOError):
-            native.malloc_touch_threads(4, MIB)
-
-    with pytest.raises(OSError, match="Invalid argument"):
-        native.malloc_touch_threads(17, MIB)
-
-    assert children.wait(children.fork(body)) == 0
-
-
-# ---- page faults -----------------------------------------------------------------------------------------------------
-
-
-def _faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-CAN_FOLLOW = [int(n) for n in os.uname().release.split(".")[:2]] >= [5, 14]
-
-
-@contextlib.contextmanager
-def sibling(children: Children, use: Callable[[], object]) -> Iterator[int]:
-    """The pid of a child that has done `use` and lives on."""
-    told, tell = os.pipe()
-    ended, end = os.pipe()
-
-    def body() -> None:
-        os.close(end)
-        use()
-        os.write(tell, b"x")
-        os.read(ended, 1)
-
-    pid = children.fork(body)
-    os.close(ended)
-    os.read(told, 1)
-    yield pid
-    os.close(end)
-    assert children.wait(pid) == 0
-
-
-@pytest.mark.skipif(not CAN_FOLLOW, reason="Linux cannot do it before 5.14")
-def test_a_sibling_is_followed(children: Children, tmp_path: Path) -> None:
-    pages = 4096
-    (tmp_path / "library").write_bytes(RANDOM.tobytes()[: pages * mmap.PAGESIZE].ljust(pages * mmap.PAGESIZE))
-    written = mmap.mmap(-1, pages * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    untouched = mmap.mmap(-1, pages * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with open(tmp_path / "library", "rb") as library:
-        read = mmap.mmap(library.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-    everything = range(0, pages * mmap.PAGESIZE, mmap.PAGESIZE)
-    for at in everything:
-        written[at] = untouched[at] = 1  # in the parent: copied when a child writes there
-
-    def use() -> int:
-        before = _faults()
-        for at in everything:
-            written[at] = 2
-        sum(read[at] for at in everything)
-        return _faults() - before
-
-    with sibling(children, use) as pid:
-
-        def follower() -> None:
-            found = native.follow_pages(pid)
-            assert found >= pages, found
-            assert written[0] == 1 and written[everything[-1]] == 1  # contents stay as they were
-            assert use() < pages // 16
-            before = _faults()
-            for at in everything:
-                untouched[at] = 3
-            assert _faults() - before >= pages // 2, "pages that the sibling did not write to are still the parent's"
-
-        assert children.wait(children.fork(follower)) == 0
-
-
-@pytest.mark.skipif(not CAN_FOLLOW, reason="Linux cannot do it before 5.14")
-def test_what_a_sibling_only_read_is_not_copied(children: Children, tmp_path: Path) -> None:
-    """A file mapped copy-on-write, as torch.load(mmap=True) does it, of which each rank reads a part of its own."""
-    (tmp_path / "tokens").write_bytes(bytes(64 * MIB))
-    with open(tmp_path / "tokens", "rb") as file:
-        tokens = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-
-    def anonymous() -> int:
-        with open("/proc/self/smaps_rollup") as rollup:
-            return next(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:"))
-
-    with sibling(children, lambda: sum(tokens[at] for at in range(0, 64 * MIB, mmap.PAGESIZE))) as pid:
-
-        def follower() -> None:
-            before = anonymous()
-            native.follow_pages(pid)
-            assert anonymous() - before < 32 * 1024, "kB: the file was copied"
-
-        assert children.wait(children.fork(follower)) == 0
-
-
-def test_nobody_to_follow(children: Children) -> None:
-    gone = children.fork(lambda: None)
-    children.wait(gone)
-    with pytest.raises(OSError, match="No such process"):
-        native.follow_pages(gone)
-
-
-def test_following_a_stranger_changes_nothing() -> None:
-    with subprocess.Popen([sys.executable, "-c", "print(1, flush=True); input()"], stdin=-1, stdout=-1) as stranger:
-        assert stranger.stdout is not None and stranger.stdout.readline() == b"1\n"
-        data = RANDOM.copy()
-        assert native.follow_pages(stranger.pid) >= 0
-        assert (data == RANDOM).all()
-        stranger.communicate(b"\n", timeout=30)
 
 
 def test_name_and_subreaper(children: Children) -> None:
@@ -443,10 +236,10 @@ def test_unmap_frees_the_range(memfd: int, children: Children) -> None:
 def test_a_slot_is_sealed_with_length_sum_and_tag() -> None:
     slot = ctypes.create_string_buffer(native.SLOT_HEADER + 64)
     address = ctypes.addressof(slot) + -ctypes.addressof(slot) % 8
-    native.slot_write(address, b"content", 7, 5, 9)
+    native.slot_write(address, b"content", 7, 9)
     assert [native.load64(address + 8 * i) for i in range(3)] == [
         9,
         7,
-        native.checksum(address + native.SLOT_HEADER, 5),
+        native.checksum(address + native.SLOT_HEADER, 7),
     ]
     assert ctypes.string_at(address + native.SLOT_HEADER, 7) == b"content"

@@ -25,7 +25,7 @@ TIMES = {
     *(F.RESUMED_NS, F.FIRST_DONE_NS, F.RAISED_NS, F.REDONE_NS, F.FENCED_NS, F.DETECTED_NS, F.MOVE_SINCE),
     *(F.FIRST_ROW + 8 * row + word for row in range(5) for word in range(3, 8)),
 }
-LOCKS = range(F.LIFE, F.MAIN + 8)
+LOCKS = range(F.LIFE, F.LIFE + 8)
 
 
 def record(run_dir: Path) -> dict[str, Any]:

@@ -31,9 +31,10 @@ def test_what_is_read_is_what_was_there_when_it_was_sealed(size: int) -> None:
     assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == wanted
 
 
-def test_a_slot_that_was_overwritten_is_noticed() -> None:
+@pytest.mark.parametrize("size", [0, 3 << 20])
+def test_a_slot_that_was_overwritten_is_noticed(size: int) -> None:
     slots = Slots.create(0)
-    slots.write(END, 0, codec.plain({"rng": rng.capture()}))
+    slots.write(END, 0, codec.plain({"rng": rng.capture(), "grads": b"g" * size}))
     slots.data(END)[-1] ^= 1
     with pytest.raises(WorkerError, match="overwritten"):
         read_state(slots, END)

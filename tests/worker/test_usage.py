@@ -197,12 +197,17 @@ print("end:", model.weight.sum().item(), flush=True)
             "parameters changed between the start of the step and its gate",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            "for step in job.steps(3):\n    with step:\n"
+            + indent(BODY + "for p in model.parameters(): p.data = p.data.clone()\n"),
+            "parameter module.weight was given other memory (param.data = ...), which ftrun does not keep",
+        ),
         (
             "for step in job.steps(3):\n    with step:\n" + indent(BODY + "dist.barrier()"),
             "barrier after the gate, at ",
         ),
     ],
-    ids=["skipped", "nested", "hidden-update", "communicates-after"],
+    ids=["skipped", "nested", "hidden-update", "other-memory", "communicates-after"],
 )
 def test_a_mistake_in_the_loop_ends_the_run_at_once(ftrun: Ftrun, loop: str, message: str) -> None:
     assert message in ended_by(run(ftrun, f"{HEAD}{PROTECT}\n{loop}", "--max-restarts", 2), "UsageError")

@@ -9,11 +9,12 @@ import hashlib
 import json
 import sys
 
-import ftrun  # noqa: F401 - makes the backend "ftrun" known
 import lightning
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, TensorDataset
+
+import ftrun  # noqa: F401 - makes the backend "ftrun" known
 
 
 class Regression(lightning.LightningModule):

@@ -1,5 +1,4 @@
 // Runs ftrun's own kernel source on the host: one thread after the other, which is right because none waits for another.
-#include <atomic>
 #include <tuple>
 #include <utility>
 
@@ -12,10 +11,6 @@ struct Dimension {
     unsigned x;
 };
 static thread_local Dimension blockIdx, threadIdx, blockDim, gridDim;
-
-static void atomicAdd(unsigned long long *word, unsigned long long value) {
-    reinterpret_cast<std::atomic<unsigned long long> *>(word)->fetch_add(value);
-}
 
 #pragma GCC diagnostic ignored "-Wunknown-pragmas"
 #include "../../../native/kernels/ftrun.cu"
@@ -47,8 +42,6 @@ std::function<void()> kernel(const std::string &name, unsigned blocks, unsigned 
     if (name == "ftrun_checksum_lanes") return launch(ftrun_checksum_lanes, blocks, threads, parameters);
     if (name == "ftrun_checksum_pieces") return launch(ftrun_checksum_pieces, blocks, threads, parameters);
     if (name == "ftrun_checksum_join") return launch(ftrun_checksum_join, blocks, threads, parameters);
-    if (name == "ftrun_pack") return launch(ftrun_pack, blocks, threads, parameters);
-    if (name == "ftrun_nonfinite") return launch(ftrun_nonfinite, blocks, threads, parameters);
     return {};
 }
 
