@@ -26,7 +26,7 @@ from ftrun.worker import compiled, plain, torch_private
 from ftrun.worker.connecting import Connecting
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.inner import Inner
-from ftrun.worker.recording import Recorder, skip_first_sync, tensors_of
+from ftrun.worker.recording import Recorder, tensors_of
 from ftrun.worker.vigil import Vigil
 from ftrun.worker.works import Direct, Finished, Pending
 
@@ -473,7 +473,6 @@ def _replay(context: Context, recorder: Recorder) -> None:
     except WorkerError as error:
         report_no_source(context, error)
     recorder.replaying = True
-    skip_first_sync()
 
 
 __all__ = ["Interrupt", "Registry", "SwapGroup", "create", "registry"]
