@@ -192,24 +192,19 @@ class _One:
         self.ddp.reducer.prepare_for_backward([])
         with torch.enable_grad():
             for index in order:
-                _Zeros.apply(self.params[index], self._sparse[index]).backward()
+                _backward_of_zeros(self.params[index], self._sparse[index])
         torch_private.rebuild_buckets(self.ddp)
         for param, grad in zip(self.params, grads, strict=True):
             param.grad = grad
 
 
-class _Zeros(torch.autograd.Function):
-    """A scalar whose backward gives the parameter a gradient of zeros, sparse if the reducer expects it to be."""
-
-    @staticmethod
-    def forward(ctx: Any, param: torch.Tensor, sparse: bool) -> torch.Tensor:
-        ctx.save_for_backward(param)
-        ctx.layout = torch.sparse_coo if sparse else param.layout
-        return param.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> tuple[torch.Tensor, None]:
-        return torch.zeros_like(ctx.saved_tensors[0], layout=ctx.layout), None
+def _backward_of_zeros(param: torch.nn.Parameter, sparse: bool) -> None:
+    """Have the parameter's gradient become ready; `sparse` as the reducer expects it, which is so for embeddings only."""
+    if sparse:
+        nothing = torch.empty(0, dtype=torch.int64, device=param.device)
+        torch.nn.functional.embedding(nothing, param, sparse=True).sum().backward()
+    else:
+        param.view_as(param).backward(torch.zeros_like(param))
 
 
 def _refuse(ddp: Any) -> None:
