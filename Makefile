@@ -14,7 +14,7 @@ PYTEST = $(PY) -m pytest
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel-test chaos matrix calm bench images
-.PHONY: completions gpu-test gpu-bench native-only clean
+.PHONY: torch-tests completions gpu-test gpu-bench native-only clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,10 @@ versions: setup  ## the core tests on TORCHES="2.15.0 ..." and PYTHONS="python3.
 
 compat: $(COMPAT)/.stamp setup  ## accelerate, transformers and Lightning under torchrun and under ftrun (in .venv-compat)
 	$(COMPAT)/bin/python -m pytest -m compat tests/compat
+
+# Half an hour and more; what was run is kept in build/torch-tests, so that it goes on where it was interrupted.
+torch-tests: setup  ## torch's own distributed tests under torchrun and under ftrun; writes tests/compat/results
+	$(PY) -m tests.compat.torch_own.run
 
 # An environment of its own: what these packages bring must not be what makes the other tests pass.
 $(COMPAT)/.stamp: pyproject.toml constraints.txt | $(STAMPS)/venv

@@ -125,6 +125,8 @@ class Connecting:
         meeting = Meeting(self._context.run_dir, self._world, self._key, self._timeout, self._go_on)
         inner = make_group(meeting, rank, size, self._timeout, swappable=True, far=self._store)
         inner.generation = self.generation
+        meeting.set(f"connected/{rank}", b"")
+        inner.all_connected = lambda: meeting.check([f"connected/{r}" for r in range(size)])
         if rank == 0:
             meeting.forget_earlier()
         return inner

@@ -7,8 +7,6 @@ inner group does. Results of an aborted collective are garbage, and the closed g
 
 from __future__ import annotations
 
-import inspect
-import os
 import threading
 import time
 import zlib
@@ -17,12 +15,16 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import ProcessGroup
 
+from ftrun.core import symptoms
 from ftrun.core.board import F, Flag, collective_word, name_word
 from ftrun.core.errors import UsageError, WorkerError
+from ftrun.core.faults import Fault
 from ftrun.core.world import World
 from ftrun.worker import compiled, plain, torch_private
+from ftrun.worker.callers import caller, inside_ddp_constructor
+from ftrun.worker.collectives import COLLECTIVES, DIRECT, averaging_integers, fill_local
 from ftrun.worker.connecting import Connecting
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.inner import Inner
@@ -30,16 +32,12 @@ from ftrun.worker.recording import Recorder, tensors_of
 from ftrun.worker.vigil import Vigil
 from ftrun.worker.works import Direct, Finished, Pending
 
-_HOLD = 30.0  # seconds that an error of the inner group is held back for the stop that should explain it
+# seconds that an error of the inner group is held back for the stop that should explain it: while a loop runs, and outside,
+# where nothing is repaired in place and a script may want to handle the error
+_HOLD, _HOLD_OUTSIDE = 30.0, 3.0
 _DRAIN = 0.05  # seconds
 _FEW = 4  # groups whose old connections may stay open while there are new ones: each takes descriptors and threads
-_COLLECTIVES = (
-    "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single",
-    "all_gather_single_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
-    "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
-    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "scatter", "send", "recv", "recv_anysource",
-)  # fmt: skip
-_NAMES = {name: name_word(name) for name in _COLLECTIVES}
+_NAMES = {name: name_word(name) for name in COLLECTIVES}
 _NAME, _COLLECTIVE, _SINCE = int(F.COLLECTIVE_NAME), int(F.COLLECTIVE), int(F.COLLECTIVE_SINCE)
 
 
@@ -90,18 +88,27 @@ class SwapGroup(ProcessGroup):
     def name(self) -> str:
         return "ftrun"
 
-    def _get_backend(self, device: torch.device) -> Any:
+    def _inner_group(self) -> Any:
         if self.inner is None:
             raise UsageError("this process group is being rebuilt; its backend cannot be used directly")
-        return torch_private.backend_of(self.inner.group, device)
+        return self.inner.group
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return torch_private.backend_of(self._inner_group(), device)
 
     def _get_sequence_number_for_group(self) -> int:
         return 0
 
     def shutdown(self) -> None:
-        self.retire()
+        """The script destroys this group. A member that is not through with connecting is not cut off in the middle."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None:
+            ahead.forget()
+        inner, self.inner = self.inner, None
         self.registry.drop(self)
-        self.registry.destroy_retired()
+        if inner is not None:
+            self.release(inner.generation + 1)
+            threading.Thread(target=inner.leave, name="ftrun-retire", daemon=True).start()
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
@@ -109,12 +116,12 @@ class SwapGroup(ProcessGroup):
         registry, context = self.registry, self.context
         outputs = tensors_of(args[0]) if args else []
         if registry.local:
-            _fill_local(name, args)
+            fill_local(name, args)
             return Finished(outputs)
         replay = registry.admit(name)
         if registry.recorder.replaying:
             if not replay:
-                _fill_local(name, args)
+                fill_local(name, args)
                 return Finished(outputs)
             registry.recorder.replay(name, outputs)
             return Finished(outputs)
@@ -129,34 +136,65 @@ class SwapGroup(ProcessGroup):
             )
         if registry.vigil is not None and context.in_body:
             registry.vigil.sending(name, args, outputs)
-        direct = name in ("send", "recv", "recv_anysource")
+        direct = name in DIRECT
         if not direct:  # those wait in `wait` only: a rank that has sent something may be busy with something else
             registry.beginning = True
             registry.entered(name, self.mark)
         try:
-            work = getattr(inner.group, name)(*args, **kwargs)
+            with averaging_integers(outputs, len(self.ranks), self.my_rank, args, kwargs) as divide:
+                work = getattr(inner.group, name)(*args, **kwargs)
         except BaseException as error:
-            registry.beginning = False
-            if isinstance(error, RuntimeError):
-                self.await_stop()
+            registry.begun()
+            self.await_stop(error)
             raise
         record = registry.recorder.reserve(name, outputs) if replay else None
-        if not isinstance(work, Work):
-            if record is not None:
-                record()
-            registry.begun()
-            return work
         if direct:
             return Direct(self, work, name)
-        pending = Pending(self, inner.generation, work, outputs, record)
+        pending = Pending(self, inner, work, outputs, [f for f in (divide, record) if f is not None])
         registry.begun()
         if context.stop_pending():
             self.release(inner.generation + 1)  # the doorbell thread may have been here before this one began
         return pending
 
-    def await_stop(self) -> None:
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Gloo's barrier that names the ranks which do not come. Errors: RuntimeError.
+
+        `dist.monitored_barrier` asks for a backend called "gloo" and refuses this group before it sees it: call the
+        method of the group.
+        """
+        if self.registry.local or self.registry.recorder.replaying:
+            return
+        self.registry.admit("monitored_barrier")
+        self.context.check_stop_in_collective()
+        self.registry.entered("monitored_barrier", self.mark)
+        try:
+            self._inner_group().monitored_barrier(self.timeout if timeout is None else timeout, wait_all_ranks)
+        except RuntimeError as error:
+            self.await_stop(error)
+            raise
+        finally:
+            self.registry.left()
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        raise UsageError(
+            'backend "ftrun" does not coalesce the calls for a device: leave `device` out of _coalescing_manager'
+        )
+
+    def hold(self, error: BaseException | None) -> float:
+        """Seconds to wait for a stop of the world before `error` is shown.
+
+        A connection that ended may be a peer's death; so may, in a loop, a collective that took too long. Whatever else
+        goes wrong is this rank's own.
+        """
+        outside = not self.registry.looping
+        if isinstance(error, RuntimeError) and symptoms.of_exception(error) is Fault.LINK:
+            return _HOLD_OUTSIDE if outside else _HOLD
+        late = isinstance(error, RuntimeError) and "timed out" in symptoms.message(error).lower()
+        return _HOLD if late and not outside else 0.0
+
+    def await_stop(self, error: BaseException) -> None:
         """An inner error before the stop that explains it: wait for that stop, then raise Interrupt."""
-        deadline = time.monotonic() + _HOLD
+        deadline = time.monotonic() + self.hold(error)
         while not self.context.stop_pending():
             seen = self.context.board.worker_bell()
             left = deadline - time.monotonic()
@@ -184,14 +222,19 @@ class SwapGroup(ProcessGroup):
         if self.context.stop_pending():
             work.complete()
             return
-        timer = threading.Timer(_HOLD, self._give_up, (work,))
+        seconds = self.hold(work.error)
+        if not seconds:
+            self._give_up(work)
+            return
+        timer = threading.Timer(seconds, self._give_up, (work,))
         timer.daemon = True
         timer.start()
 
     def _give_up(self, work: Pending) -> None:
         """No stop explained the failure: the error is raised by whatever this rank calls next, the gate at the latest."""
-        if not self.context.stop_pending() and work.generation == self.context.generation:
-            self.registry.broken = work.error
+        alive = self.inner is work.of  # the script has not destroyed this group meanwhile
+        if alive and not self.context.stop_pending() and work.generation == self.context.generation:
+            self.registry.broken, self.registry.broken_in = work.error, self
         work.complete()
 
     # -- stop and reset ----------------------------------------------------------------------------------------------
@@ -236,22 +279,9 @@ def _forward(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in _COLLECTIVES:
+for _name in COLLECTIVES:
     if hasattr(ProcessGroup, _name):
         setattr(SwapGroup, _name, _forward(_name))
-
-
-def _fill_local(name: str, args: tuple[Any, ...]) -> None:
-    """Local mode: every peer is taken to have what this rank has (DDP's constructor compares and broadcasts)."""
-    if "allgather" not in name and "all_gather" not in name:
-        return
-    outputs, inputs = tensors_of(args[0]), tensors_of(args[1])
-    if len(outputs) % len(inputs) == 0 and all(o.shape == inputs[0].shape for o in outputs):
-        for i, output in enumerate(outputs):
-            output.copy_(inputs[i * len(inputs) // len(outputs)])
-    else:
-        for output, source in zip(outputs, inputs, strict=False):
-            output.view(-1, *source.shape).copy_(source.expand(output.numel() // source.numel(), *source.shape))
 
 
 class Registry:
@@ -267,6 +297,7 @@ class Registry:
         self.calling = 0  # depth of job.call
         self.beginning = False  # a collective was entered and is not pending yet
         self.broken: Exception | None = None  # a collective failed and no stop explained it
+        self.broken_in: SwapGroup | None = None  # the group that it was called on
         self.looping = False  # the first step was handed out
         self.between = False  # no loop runs now, but one did
         self.entries: dict[int, int] = {}  # group -> collectives of this iteration so far
@@ -274,6 +305,7 @@ class Registry:
         self.vigil: Vigil | None = None
         self.retired: list[Inner] = []  # inner groups that are to be destroyed when there is time
         self._made: dict[tuple[int, ...], int] = {}
+        self._destroyed = 0  # how often the script has destroyed all its groups
         context.wakers.append(self)
 
     def create(self, rank: int, ranks: Sequence[int], timeout: timedelta) -> SwapGroup:
@@ -283,11 +315,16 @@ class Registry:
         members = tuple(ranks)
         count = self._made.get(members, 0)
         self._made[members] = count + 1
-        group = SwapGroup(self, f"{'.'.join(map(str, members))}#{count}", rank, members, timeout)
+        key = f"{self._destroyed}:{'.'.join(map(str, members))}#{count}"
+        group = SwapGroup(self, key, rank, members, timeout)
         self.groups.append(group)
         world = self._world()
         if not self.recorder.replaying:
-            self.connect(group, world)
+            try:
+                self.connect(group, world)
+            except Exception:
+                self.drop(group)  # torch does not know it, so that nobody else would
+                raise
         elif self.recorder.groups == 1 and not world.tail:
             # the others need not wait for the rest of the script and this rank's state: they meet it in this group now.
             # With more groups they would wait in the second one, for no longer than a collective may take.
@@ -315,7 +352,7 @@ class Registry:
 
         `meanwhile` runs while the first one connects.
         """
-        self.broken = None
+        self.broken = self.broken_in = None
         self.destroy_retired()
         for group in self.groups:
             group.retire()
@@ -333,8 +370,15 @@ class Registry:
             threading.Thread(target=self.retired.pop().close, name="ftrun-retire", daemon=True).start()
 
     def drop(self, group: SwapGroup) -> None:
-        if group in self.groups:
-            self.groups.remove(group)
+        """The script has destroyed it: what failed there concerns no other group."""
+        if group not in self.groups:
+            return
+        self.groups.remove(group)
+        if self.broken_in is group:
+            self.broken = self.broken_in = None
+        if not self.groups:  # ranks that did not make the same groups before a failure are in step again
+            self._destroyed += 1
+            self._made.clear()
 
     def abort(self, generation: int) -> None:
         for group in list(self.groups):
@@ -357,6 +401,11 @@ class Registry:
         if self.broken is not None and not self.context.stop_pending():
             raise self.broken
 
+    def shown(self, error: Exception) -> None:
+        """The script is told of `error`. In a loop the gate stays shut all the same: the step is not what it should be."""
+        if error is self.broken and not self.looping:
+            self.broken = self.broken_in = None
+
     def settle(self) -> None:
         """Wait until every collective of this world is over: what a gate stands for."""
         for group in self.groups:
@@ -371,17 +420,17 @@ class Registry:
         Errors: UsageError with the script's file and line.
         """
         if not self.looping:
-            return not _inside_ddp_constructor()
+            return not inside_ddp_constructor()
         if self.between:
             return False  # between and after loops: allowed, but a fault in the middle is not mended in place
         if self.gate_passed:
             raise UsageError(
-                f"{name} after the gate, at {_caller()}: communicate before optimizer.step(); "
+                f"{name} after the gate, at {caller()}: communicate before optimizer.step(); "
                 "two optimizers with a backward between them are two `with step`"
             )
         if not self.context.in_body and not self.calling:
             raise UsageError(
-                f"{name} outside `with step`, at {_caller()}: communicate in the body before optimizer.step(), "
+                f"{name} outside `with step`, at {caller()}: communicate in the body before optimizer.step(), "
                 "or in job.call(fn) between the loop's `for` and `with step:`"
             )
         return False
@@ -412,31 +461,6 @@ class Registry:
             if group.pending:
                 return
         self._words[_SINCE] = 0
-
-
-_INIT_CODE = torch.nn.parallel.DistributedDataParallel.__init__.__code__
-
-
-def _inside_ddp_constructor() -> bool:
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code is _INIT_CODE:
-            return True
-        frame = frame.f_back
-    return False
-
-
-_NOT_THE_SCRIPT = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (__file__, torch.__file__))
-
-
-def _caller() -> str:
-    frame = inspect.currentframe()
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_NOT_THE_SCRIPT):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "?"
 
 
 _registry: Registry | None = None

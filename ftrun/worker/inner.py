@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +23,7 @@ from ftrun.worker import torch_private
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
 _TRIES = 5  # each takes less than a millisecond
+_LINGER = 5.0  # seconds that a member which leaves waits for those that are still connecting
 
 
 class Stillness:
@@ -31,6 +35,10 @@ class Stillness:
     def __init__(self, threads: set[str]) -> None:
         self._threads = threads
         self._last: list[str] | None = None
+
+    def add(self, thread: int) -> None:
+        """One more of them, by its number in this system."""
+        self._threads.add(str(thread))
 
     def seen(self) -> bool:
         """Are they asleep, and were they since the look before?"""
@@ -55,19 +63,31 @@ def _asleep(thread: str) -> str:
     return " ".join(line for line in lines if "ctxt_switches" in line) if state.split()[1] == "S" else ""
 
 
+_Wait = tuple[Any, Callable[[Callable[[], Any]], None]] | None  # None ends the thread
+
+
 class Inner:
     """A full ProcessGroup with its devices and the sockets that wake it."""
 
     def __init__(
-        self, group: Any, devices: list[torch.device], sockets: list[socket.socket], threads: set[str], keep: Any
+        self,
+        group: Any,
+        devices: list[torch.device],
+        sockets: list[socket.socket],
+        threads: set[str],
+        keep: Any,
+        communicator: Any = None,
     ) -> None:
         self.group = group
         self.devices = devices
         self._sockets = sockets
         self._keep = keep
+        self._communicator = communicator  # a backend for GPUs, which is woken by a call and not by its sockets
+        self._waits: queue.SimpleQueue[_Wait] | None = None
         self._aborted = self._shut = False
         self._stillness = Stillness(threads)
         self.generation = 0
+        self.all_connected: Callable[[], bool] | None = None  # is every member through with connecting?
 
     @property
     def still(self) -> bool:
@@ -85,20 +105,42 @@ class Inner:
             except OSError:
                 pass  # the peer's end is gone already
         self._shut = True
-        if torch.device("cuda") in self.devices and _has_nccl(self.group):
-            torch_private.backend_of(self.group, torch.device("cuda")).abort()
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            # torch has several classes for NCCL, and the name "nccl" means another one from 2.15 on
+            getattr(communicator, "abort", communicator.shutdown)()
+
+    def when_waited(self, work: Any, then: Callable[[Callable[[], Any]], None]) -> None:
+        """Let a thread of this group wait for `work`, which has no future, and call `then` with what tells its outcome."""
+        if self._waits is None:
+            self._waits = queue.SimpleQueue()
+            threading.Thread(target=self._wait, args=(self._waits,), name="ftrun-wait", daemon=True).start()
+        self._waits.put((work, then))
+
+    def _wait(self, waits: queue.SimpleQueue[_Wait]) -> None:
+        self._stillness.add(threading.get_native_id())
+        while (wait := waits.get()) is not None:
+            work, then = wait
+            then(work.wait)
+            del wait, work, then  # they keep the group
+
+    def leave(self) -> None:
+        """Close it for good. Peers that are still connecting would fail: they get a while. From a thread of its own."""
+        deadline = time.monotonic() + _LINGER
+        while self.all_connected is not None and not self.all_connected() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self.abort()
+        self.close()
 
     def close(self) -> None:
         """Drop the group. May take as long as a stuck peer's timeout: call from a thread of its own."""
         for sock in self._sockets:
             sock.close()
         self._sockets = []
+        if self._waits is not None:
+            self._waits.put(None)
         self.group = None
-        self._keep = None
-
-
-def _has_nccl(group: Any) -> bool:
-    return group is not None and torch_private.backend_of(group, torch.device("cuda")).name() == "nccl"
+        self._keep = self.all_connected = None
 
 
 def _inodes() -> dict[str, int]:
@@ -224,14 +266,14 @@ def make_group(
     for thread in threads:
         schedule.reset_slice(int(thread))  # theirs is that of the thread which made them
     devices = [torch.device("cpu")]
+    nccl = None
     torch_private.use_by_default(group, ProcessGroup.BackendType.GLOO)
     torch_private.use_backend(group, torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
     if torch.cuda.is_available():
         devices.append(torch.device("cuda"))
         if dist.is_nccl_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-            options = torch_private.nccl_options(timeout)
             with _no_handling():
-                nccl = dist.ProcessGroupNCCL(PrefixStore("cuda/", far() if far else store), rank, size, options)
+                nccl = torch_private.nccl(PrefixStore("cuda/", far() if far else store), rank, size, timeout, group)
             torch_private.use_by_default(group, ProcessGroup.BackendType.NCCL)
             torch_private.use_backend(group, torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)
             threads = set()  # that its threads are asleep says nothing of what the GPU does
@@ -240,4 +282,4 @@ def make_group(
     sockets: list[socket.socket] = []
     if swappable and size > 1:
         sockets = _connected(before, mine, theirs, "GLOO_SOCKET_IFNAME" not in os.environ)
-    return Inner(group, devices, sockets, threads, store)
+    return Inner(group, devices, sockets, threads, store, nccl)

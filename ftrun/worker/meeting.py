@@ -71,6 +71,10 @@ class Meeting(Store):
         """Until all of `keys` are there. Errors: as `get`."""
         self.multi_get(keys)
 
+    def check(self, keys: list[str]) -> bool:
+        """Are all of `keys` there? Does not wait."""
+        return all(self._path(key).exists() for key in keys)
+
     def forget_earlier(self) -> None:
         """What was left for earlier meetings of this group is of no use any more: every member came to this one."""
         for folder in self._of_group.iterdir():

@@ -27,6 +27,37 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def _size(tensor: torch.Tensor) -> int:
+    if not tensor.is_sparse:
+        return tensor.numel() * tensor.element_size()
+    indices, values = torch_private.parts_of_sparse(tensor)
+    return indices.numel() * indices.element_size() + values.numel() * values.element_size()
+
+
+def _flat(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def _packed(tensor: torch.Tensor) -> bytes:
+    """Its elements; of a sparse one how many there are, then their places, then the values."""
+    if not tensor.is_sparse:
+        return _flat(tensor)
+    indices, values = torch_private.parts_of_sparse(tensor)
+    return len(values).to_bytes(8, "little") + _flat(indices) + _flat(values)
+
+
+def _unpacked(blob: bytes, like: torch.Tensor) -> torch.Tensor:
+    """What `_packed` made of a tensor with the type, the shape and the device of `like`."""
+    flat = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+    if not like.is_sparse:
+        return flat.view(like.dtype).view(like.shape).to(like.device)
+    count, dims = int.from_bytes(blob[:8], "little"), like.sparse_dim()
+    end = 8 + 8 * count * dims
+    indices = flat[8:end].view(torch.int64).view(dims, count)
+    values = flat[end:].clone().view(like.dtype).view(count, *like.shape[dims:])
+    return torch.sparse_coo_tensor(indices, values, like.shape).to(like.device)
+
+
 class Recorder:
     """Collects while the script prepares; `dump` gives what the slots segment keeps; `load` makes it replay."""
 
@@ -44,12 +75,12 @@ class Recorder:
         self._entries.append((name, slot))
 
         def store() -> None:
-            size = sum(t.numel() * t.element_size() for t in outputs)
+            size = sum(_size(t) for t in outputs)
             self._bytes += size
             if self._bytes > CAP_BYTES:
                 self.overflow = True
             if not self.overflow:
-                slot.extend(bytes(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()) for t in outputs)
+                slot.extend(_packed(t.detach()) for t in outputs)
 
         return store
 
@@ -86,8 +117,7 @@ class Recorder:
         self._next += 1
         for output, blob in zip(outputs, blobs, strict=True):
             if blob:
-                flat = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
-                output.copy_(flat.view(output.dtype).view(output.shape).to(output.device))
+                output.copy_(_unpacked(blob, output))
 
 
 __all__ = ["CAP_BYTES", "Recorder", "tensors_of"]

@@ -129,12 +129,46 @@ def gloo_options(timeout: Any, devices: list[Any]) -> Any:
     return options
 
 
-def nccl_options(timeout: Any) -> Any:
-    """Options of an NCCL group."""
-    options = importlib.import_module(_C10D).ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return options
+def nccl(store: Any, rank: int, size: int, timeout: Any, group: Any) -> Any:
+    """The backend that `init_process_group("nccl")` would give: the class that this torch means, or the user has chosen.
 
+    Since torch 2.15 "nccl" is a registered creator, and TORCH_DIST_USE_NCCL2=0 registers that of the older class. Before,
+    there is one class. Nothing public makes a backend without making it one of the script's groups.
+
+    Args:
+        store: Where its ranks find one another; it is asked for as long as the backend lives.
+        rank: This one's.
+        size: Number of ranks.
+        timeout: Of a collective.
+        group: The ProcessGroup that the backend will be registered with.
+    """
+    c10d: Any = importlib.import_module(_C10D)
+    plugin = c10d.Backend._plugins.get("NCCL")
+    if plugin is None:
+        options = c10d.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return c10d.ProcessGroupNCCL(store, rank, size, options)
+    asked = c10d.distributed_c10d._DistributedBackendOptions()
+    asked.store, asked.group_rank, asked.group_size, asked.timeout = store, rank, size, timeout
+    asked.group_id = ""
+    asked.global_ranks_in_group = []
+    if hasattr(asked, "process_group"):
+        asked.process_group = group
+    return plugin.creator_fn(asked, None)
+
+
+NAMES += [
+    Private(
+        f"{_C10D}:Backend", ("_plugins",), "torch", ANSWER,
+        'make the class of group that "nccl" means in this torch, or that the user has chosen',
+        "the class ProcessGroupNCCL is made, which is not what torchrun's users run from 2.15 on",
+    ),
+    Private(
+        f"{_C10D}.distributed_c10d", ("_DistributedBackendOptions",), "torch", ANSWER,
+        'make the class of group that "nccl" means in this torch, or that the user has chosen',
+        "no group for CUDA tensors can be made in a torch that registers NCCL as a plugin",
+    ),
+]  # fmt: skip
 
 NAMES += [
     Private(
@@ -178,10 +212,24 @@ for _name, _why in {
     "_set_group_name": "take the name that torch gives a group after it was made",
     "_set_group_desc": "take the description that torch gives a group after it was made",
     "_get_sequence_number_for_group": "tell torch's debugging how many collectives there were",
+    "_start_coalescing": "refuse calls that torch would coalesce for one device",
     "_allgather_base": "do a collective that torch calls by this name",
     "_reduce_scatter_base": "do a collective that torch calls by this name",
 }.items():
     NAMES.append(Private(f"{_C10D}:ProcessGroup", (_name,), "torch", ANSWER, _why, "nobody asks our groups by it"))
+
+
+def source_of(work: Any) -> int:
+    """The rank in the group that a receive from any source has received from."""
+    return int(work._source_rank())
+
+
+NAMES.append(
+    Private(
+        f"{_C10D}:Work", ("_source_rank",), "torch", ANSWER,
+        "tell torch whom a receive from any source has heard", "nobody asks our works by it",
+    )
+)  # fmt: skip
 
 # ---- DistributedDataParallel ----
 
@@ -251,6 +299,11 @@ def writes_to(tensor: Any) -> int:
     return int(tensor._version)
 
 
+def parts_of_sparse(tensor: Any) -> tuple[Any, Any]:
+    """Places and values of a sparse tensor as they lie there, also where one place has several values."""
+    return tensor._indices(), tensor._values()
+
+
 def hooks_of(param: Any) -> list[dict[int, Any]]:
     """The dictionaries in which a tensor keeps its hooks, those that are not empty."""
     return [hooks for hooks in (param._backward_hooks, param._post_accumulate_grad_hooks) if hooks]
@@ -268,6 +321,11 @@ NAMES += [
         "torch:Tensor", ("_version",), "torch", PROTECT,
         "see that a script wrote into its batch, its gradients or a large buffer",
         "a redone step may begin from a batch that the first try changed",
+    ),
+    Private(
+        "torch:Tensor", ("_indices", "_values"), "torch", ANSWER,
+        "record the sparse result of a collective before the first step as it was",
+        "a script that reduces sparse tensors before its first step ends in an AttributeError",
     ),
     Private(
         "torch:Tensor", ("_backward_hooks", "_post_accumulate_grad_hooks"), "torch", PROTECT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import Work
 
+from ftrun.worker import torch_private
+
 if TYPE_CHECKING:
     from ftrun.worker.groups import SwapGroup
+    from ftrun.worker.inner import Inner
 
 
 def _future(tensors: list[torch.Tensor], on_gpu: bool) -> torch.futures.Future[Any]:
@@ -50,14 +54,15 @@ class Pending(Work):
     def __init__(
         self,
         group: SwapGroup,
-        generation: int,
+        inner: Inner,
         work: Any,
         result: list[torch.Tensor],
-        done: Callable[[], None] | None,
+        done: list[Callable[[], None]],
     ) -> None:
         super().__init__()
         self.group = group
-        self.generation = generation
+        self.of = inner  # the inner group that this is a collective of
+        self.generation = inner.generation
         self.result_tensors = result
         self._inner = work
         self._done = done
@@ -67,22 +72,33 @@ class Pending(Work):
         self._on_gpu = _on_gpu(result)
         self._future = _future(result, self._on_gpu)
         group.started(self)
-        work.get_future().add_done_callback(self._inner_done)
+        try:
+            future = work.get_future()
+        except RuntimeError:  # Gloo's reduce_scatter has none, and is not done before somebody has waited for it
+            inner.when_waited(work, self._ended)
+        else:
+            future.add_done_callback(self._inner_done)
 
     def _inner_done(self, future: Any) -> None:
+        self._ended(future.value)
+
+    def _ended(self, outcome: Callable[[], Any]) -> None:
+        """The inner collective is over, or is once `outcome` has returned, which raises when it failed."""
         try:
-            future.value()
+            outcome()
             if self._on_gpu:
                 self._inner.synchronize()  # Gloo's future alone does not stand for its copies back to the GPU
+            for done in self._done:
+                done()
+            self.succeeded = True
         except Exception as error:
             self._error = error
+        self._inner = None  # no cycle: the inner group must not wait for the garbage collector
+        self._done = []
+        if self.succeeded:
+            self.complete()
+        else:
             self.group.failed(self)
-            return
-        if self._done is not None:
-            self._done()
-        self.succeeded = True
-        self._inner = self._done = None  # no cycle: the inner group must not wait for the garbage collector
-        self.complete()
 
     @property
     def error(self) -> Exception | None:
@@ -104,14 +120,27 @@ class Pending(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         begin = time.monotonic_ns()
-        self._future.wait()
+        if timeout is not None and timeout > timedelta(0):  # torch's words for none are 0 and -1 ms
+            self._wait_for(timeout)
+        else:
+            self._future.wait()
         self.group.registry.waited += time.monotonic_ns() - begin
         if self.succeeded and self.group.registry.gate_passed:
             return True  # begun and done before the gate: a rank that passed is not interrupted
         self.group.context.check_stop_in_collective()
         if self._error is not None:
+            self.group.registry.shown(self._error)
             raise self._error
         return True
+
+    def _wait_for(self, timeout: timedelta) -> None:
+        over = threading.Event()
+        self._future.add_done_callback(lambda _: over.set())
+        if not over.wait(timeout.total_seconds()):
+            raise RuntimeError(f"Timed out: the collective was not complete after {timeout}")
+
+    def synchronize(self) -> None:
+        self.wait()
 
     def is_completed(self) -> bool:
         return self._complete
@@ -140,8 +169,9 @@ class Direct(Work):
         self._group.registry.entered(self._name, self._group.mark)
         try:
             done = self._inner.wait() if timeout is None else self._inner.wait(timeout)
-        except RuntimeError:
-            self._group.await_stop()
+        except RuntimeError as error:
+            self._group.registry.left()
+            self._group.await_stop(error)
             raise
         self._group.registry.waited += time.monotonic_ns() - begin
         self._group.registry.left()
@@ -150,3 +180,9 @@ class Direct(Work):
 
     def is_completed(self) -> bool:
         return bool(self._inner.is_completed())
+
+    def _source_rank(self) -> int:
+        """The rank in the group that a receive from any source has received from."""
+        return torch_private.source_of(self._inner)
+
+    source_rank = _source_rank

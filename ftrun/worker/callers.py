@@ -1,0 +1,34 @@
+"""Who called: the script's line for an error, and whether it is DistributedDataParallel's constructor."""
+
+from __future__ import annotations
+
+import inspect
+import os
+
+import torch
+
+_INIT_CODE = torch.nn.parallel.DistributedDataParallel.__init__.__code__
+
+
+def inside_ddp_constructor() -> bool:
+    """Is this call made by DistributedDataParallel's constructor?"""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is _INIT_CODE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_NOT_THE_SCRIPT = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (__file__, torch.__file__))
+
+
+def caller() -> str:
+    """File and line of the script that led here."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_NOT_THE_SCRIPT):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"
