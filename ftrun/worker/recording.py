@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ftrun.core.errors import WorkerError
+from ftrun.worker import torch_private
 
 CAP_BYTES = 64 << 20
 
