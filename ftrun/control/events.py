@@ -88,8 +88,16 @@ class LoopDone(Event):
 
 
 @dataclass(frozen=True)
+class Dying(Event):
+    """The process of a rank in its loop is about to end; its exit code does not show yet. Its Died follows."""
+
+    t: float
+    worker: int
+
+
+@dataclass(frozen=True)
 class Died(Event):
-    """A worker's process is gone or was condemned. `code`: exit code, or 128 + signal, or None when not known yet.
+    """A worker's process is gone or was condemned. `code`: exit code, or 128 + signal, or None when it cannot be learnt.
 
     `cause` is for people ("SIGKILL", "exit 3", "frozen", ...). `signature` names an uncaught Python exception
     ("ValueError at train.py:31"), "" when there was none. `loop_done` as on the board. `final`: not 0 when it left with

@@ -51,12 +51,16 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
         state, ending = budgets.charge(config, state, _holding(state, death.worker), death)
         if ending is not None:
             return state, (*orders, *ending)
+    stopped = state.phase is Phase.STOPPING and not state.published
+    stopped = stopped and all(_holding(state, d.worker).dying for d in deaths)
     for death in deaths:
         state = _vacate(state, _holding(state, death.worker))
     elsewhere = [w for w in state.workers if w.rank is not None and not w.loop_done and not w.finished]
     quiet = state.phase is Phase.RUNNING and not devices.short(config, state)
     if quiet and all(in_tail) and all(w.rank in state.tail for w in elsewhere):
         state, more = _tail(config, state)
+    elif stopped:
+        state, more = _meet(config, state)
     else:
         state, more = stop(config, state)
     return state, (*orders, *more)
@@ -93,6 +97,7 @@ def stop(config: Config, state: State) -> Result:
         phase=Phase.STOPPING,
         generation=state.generation + 1,
         tail=(),
+        resume=-1,
         published=False,
         opened=False,
         recovering=True,
@@ -107,13 +112,20 @@ def meeting(state: State) -> bool:
 
 
 def gate_closed(config: Config, state: State, event: events.GateClosed) -> Result:
-    """The step to resume is known: refill the empty ranks and tell everyone the new world."""
+    """The step to resume is known."""
     if event.generation != state.generation or state.published:
+        return state, ()
+    resume = event.last + 1 if state.rollback < 0 else state.rollback
+    return _meet(config, replace(state, resume=resume))
+
+
+def _meet(config: Config, state: State) -> Result:
+    """Refill the empty ranks and tell everyone the new world, once its step and the ends of all dying workers are known."""
+    if state.resume < 0 or any(w.dying for w in state.ranked()):
         return state, ()
     if devices.short(config, state):
         return devices.without(config, state)
-    resume = event.last + 1 if state.rollback < 0 else state.rollback
-    state, publish, spawns = _refill(config, replace(state, published=True), resume, tail=False)
+    state, publish, spawns = _refill(config, replace(state, published=True), state.resume, tail=False)
     state, more = progress(config, state)
     return state, (publish, *spawns, Deadline("recover", state.generation, config.recover_timeout), *more)
 

@@ -10,7 +10,7 @@ What the agent must know:
 - Every action is idempotent: the machine may order the same one twice (a Spawn after the nursery's return, a
   CloseGate whose answer is late).
 - In one look at a cell report in this order: Started, Parked, Grouped, Protected, Raised (with its generation),
-  Stage, LoopDone, Unrestorable, death. A death is reported once, by Died or by Finished.
+  Stage, LoopDone, Unrestorable, death. A death is reported once, by Died or by Finished; Dying may come before Died.
 - After a Terminate comes End in the same answer: end the workers, then leave with End's code.
 """
 
@@ -120,6 +120,19 @@ def milestone(
     return incidents.progress(config, state)
 
 
+def dying(config: Config, state: State, event: ev.Dying) -> Result:
+    """Stop the others at once; what is done about the death is decided when its exit code is known (Died)."""
+    worker = state.worker(event.worker)
+    if worker is None or worker.rank is None or worker.loop_done or worker.dying:
+        return state, ()
+    if not state.armed or any(w.finished for w in state.workers):
+        return state, ()  # not repaired in place
+    state = state.put(replace(worker, dying=True))
+    if state.phase is Phase.STOPPING and not state.published:
+        return state, ()
+    return incidents.stop(config, state)
+
+
 def died(config: Config, state: State, event: ev.Died) -> Result:
     if event.worker in state.leaving:
         return restarts.left(config, state, event.worker, event.t)
@@ -227,6 +240,7 @@ _EVENTS: tuple[type[Event], ...] = (
     ev.Grouped,
     ev.Protected,
     ev.LoopDone,
+    ev.Dying,
     ev.Died,
     ev.Raised,
     ev.Unconnected,
@@ -258,6 +272,8 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     (LIVE, ev.Protected, milestone),
     (LIVE, ev.LoopDone, milestone),
     # ends of workers, and exceptions
+    ((Phase.RUNNING, *INCIDENT), ev.Dying, dying),
+    ((Phase.STARTING, Phase.RESTARTING), ev.Dying, late),
     (LIVE, ev.Died, died),
     (LIVE, ev.Finished, finished),
     (_STABLE, ev.Raised, incidents.raised),

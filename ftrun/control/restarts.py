@@ -106,7 +106,7 @@ def _restart(config: Config, state: State, t: float, said: Say) -> Result:
     # Spares as well: they ran the script up to its first question for the rank, and may have looked for a checkpoint
     # there, which the old world wrote only afterwards. They would begin at another step than the rest.
     gone = [w.cell for w in state.workers]
-    told = [w.cell for w in state.ranked() if w.started and not w.dead and not w.finished]
+    told = [w.cell for w in state.ranked() if w.started and not (w.dying or w.dead or w.finished)]
     state = replace(
         state.drop(gone),
         phase=Phase.RESTARTING,

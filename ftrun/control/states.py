@@ -124,6 +124,7 @@ class Worker:
     grouped: bool = False
     loop_done: bool = False
     finished: bool = False
+    dying: bool = False  # its process ends, and its exit code does not show yet: the world was stopped meanwhile
     dead: bool = False  # it died, and that is being dealt with
     stage: Stage = Stage.NONE
 
@@ -150,6 +151,7 @@ class State:
     lost: tuple[int | None, ...] = ()
     protected: tuple[bool, ...] = ()
     tail: tuple[int, ...] = ()  # ranks replaced after the loop whose new holder is not there yet
+    resume: int = -1  # gate number at which an incident's generation goes on, -1 = its gate is not closed yet
     published: bool = False  # the world file of an incident's generation was ordered
     opened: bool = False  # ... and its gate opened again
     recovering: bool = False  # "recovered" is still to be said

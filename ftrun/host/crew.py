@@ -18,6 +18,7 @@ from ftrun import native
 from ftrun.control import blame
 from ftrun.control.events import (
     Died,
+    Dying,
     Event,
     Finished,
     Grouped,
@@ -39,10 +40,8 @@ from ftrun.host.logs import Logs, WorkerLog
 from ftrun.host.loop import Loop
 from ftrun.host.memory import Kills
 
-_PEEK = 0.002  # seconds in which nothing else is done but look for the exit code of a worker that died
-_CODE_SHOWS = 0.05  # seconds after which its death is reported without one
-_CODE_LOOK = 0.001  # seconds between two looks until then
-_CODE_PATIENCE = 1.0  # seconds to wait for the exit code when nobody is in a hurry
+_CODE_LOOK = 0.001  # seconds between two looks for the exit code of a worker that died in its loop
+_CODE_PATIENCE = 1.0  # seconds to wait for it; the world is being stopped meanwhile
 _CODE_LATEST, _CODE_LATE_LOOK = 10.0, 0.1  # seconds after which it is done without, and between two looks until then
 _CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
 _CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
@@ -86,7 +85,7 @@ class Worker:
         self.unconnected = 0
         self.stages = [0] * len(_STAGES)
         self.fencing = False
-        self.ours = False  # its end was reported after we had killed it
+        self.ours = False  # we had killed it before we learnt of its end
         self.ordered = False  # its fork was ordered
         self.was_spare = rank is None
         self.watch = 0
@@ -271,24 +270,26 @@ class Crew:
 
     def _life_lost(self, worker: Worker) -> None:
         self._loop.forget(worker.eventfd)
-        worker.lost = True
+        worker.lost, worker.ours = True, worker.fencing
         flags = worker.cell[F.FLAGS]
-        in_loop = flags & Flag.LOOPING and not flags & (Flag.LOOP_DONE | Flag.EXITING)
-        if in_loop and not worker.reported:
-            self._report_early(worker, time.monotonic() + _CODE_SHOWS, _PEEK)
+        if flags & Flag.LOOPING and not flags & (Flag.LOOP_DONE | Flag.EXITING) and not worker.reported:
+            worker.cell[F.DETECTED_NS] = time.monotonic_ns()
+            self.scan()  # what was reached before the death counts: it may be that all ranks are protected by now
+            self._emit(Dying(time.monotonic(), worker.index))
+            self._report_early(worker, time.monotonic() + _CODE_PATIENCE)
         else:
             self._report_later(worker)
 
-    def _report_early(self, worker: Worker, deadline: float, seconds: float = 0.0) -> None:
+    def _report_early(self, worker: Worker, deadline: float) -> None:
         """Before it is reaped, as soon as its exit code shows: a busy machine may run its last thread late.
 
         Once it is set it shows, or it is 0, which cannot be told from none before the very end.
         """
         if worker.reported:
             return
-        code = worker.code if worker.code is not None else fence.peek_exit(worker.pid, seconds)
+        code = worker.code if worker.code is not None else fence.peek_exit(worker.pid)
         if code is None and fence.code_is_set(worker.pid):
-            self._report(worker, fence.peek_exit(worker.pid, 0.0))
+            self._report(worker, fence.peek_exit(worker.pid))
         elif code is None and time.monotonic() < deadline:
             self._loop.after(_CODE_LOOK, lambda: self._report_early(worker, deadline))
         else:
@@ -307,7 +308,7 @@ class Crew:
     def _report_ended(self, worker: Worker, latest: float) -> None:
         if worker.reported:
             return
-        code = worker.code if worker.code is not None else fence.peek_exit(worker.pid, 0.0)
+        code = worker.code if worker.code is not None else fence.peek_exit(worker.pid)
         if code is None and time.monotonic() < latest:
             self._loop.after(_CODE_LATE_LOOK, lambda: self._report_ended(worker, latest))
         else:
@@ -338,14 +339,16 @@ class Crew:
             return
         self.scan()  # what was reached before the death counts: it may be that all ranks are protected by now
         worker.reported = True
-        worker.ours = worker.fencing
+        if not worker.lost:
+            worker.ours = worker.fencing
         cell, now = worker.cell, time.monotonic()
         flags = cell[F.FLAGS]
         looping = flags & Flag.LOOPING and not flags & Flag.LOOP_DONE
         if code == 0 and not worker.cause and (flags & Flag.EXITING or not looping):
             self._emit(Finished(now, worker.index))
             return
-        cell[F.DETECTED_NS] = time.monotonic_ns()
+        if not cell[F.DETECTED_NS]:
+            cell[F.DETECTED_NS] = time.monotonic_ns()
         error = self._read_error(f"{worker.index}-{cell[F.GENERATION]}") if code in (None, 1) else {}
         worker.error = error
         if error:

@@ -109,20 +109,16 @@ def wait_quiet(pid: int, seconds: float) -> bool:
     return True
 
 
-def peek_exit(pid: int, seconds: float) -> int | None:
-    """Exit code (128 + n for signal n) of a process that is dying and not yet reaped; None when it cannot be told."""
-    deadline = time.monotonic() + seconds
-    while True:
-        fields = _stat(f"/proc/{pid}/stat")
-        if fields is None or len(fields) <= _EXIT_CODE:
-            return None
-        status = int(fields[_EXIT_CODE])
-        if status or fields[_STATE] == "Z":
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(_PAUSE)
+def peek_exit(pid: int) -> int | None:
+    """Exit code (128 + n for signal n) of a process that is dying and not yet reaped; None while it cannot be told."""
+    fields = _stat(f"/proc/{pid}/stat")
+    if fields is None or len(fields) <= _EXIT_CODE:
+        return None
+    status = int(fields[_EXIT_CODE])
+    if not status and fields[_STATE] != "Z":
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 def cause_of(code: int | None) -> str:

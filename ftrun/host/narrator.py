@@ -15,6 +15,7 @@ from ftrun.control.events import (
     CloseGate,
     DeviceFault,
     Died,
+    Dying,
     Event,
     OpenGate,
     Probed,
@@ -62,6 +63,7 @@ class Narrator:
         self._say = say
         self._note = note
         self._incident: Incident | None = None
+        self._dying: dict[int, tuple[int, int]] = {}  # cell -> (when the fault struck, when the loop woke for it), ns
         self._phases = PhaseRecord()  # of that incident
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
         self._told: set[tuple[int, int]] = set()  # (rank, cell) of the replacements told in this incident
@@ -106,7 +108,12 @@ class Narrator:
 
     def saw(self, event: Event, actions: tuple[Action, ...], phase: Phase, woke: int) -> None:
         """The machine was told `event`, ordered `actions` and is now in `phase`; the loop woke for it at `woke` ns."""
-        if isinstance(event, (Died, Raised)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
+        if isinstance(event, Dying) and phase in INCIDENT:
+            began = self._began(event.worker, woke)
+            self._dying[event.worker] = began, woke
+            if self._incident is None:
+                self._new_incident(began, self._detected(event.worker))
+        elif isinstance(event, (Died, Raised)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin(event, woke)
         elif isinstance(event, Stuck) and phase in INCIDENT and self._incident is None:
             now = time.monotonic_ns()
@@ -132,8 +139,9 @@ class Narrator:
             began = cell[F.RAISED_NS] or woke
             detected = max(began, woke)
         else:
-            detected = cell[F.DETECTED_NS] or time.monotonic_ns()
-            began = self._fault_time(cell.rank, detected) or self._last_sign(event, woke)
+            detected = self._detected(event.worker)
+            seen = self._dying.pop(event.worker, None)
+            began, woke = seen or (self._began(event.worker, self._last_sign(event, woke)), woke)
         began = min(began, detected)
         incident = self._incident or self._new_incident(began, detected)
         if cell.rank is not None:
@@ -142,12 +150,20 @@ class Narrator:
             phase = (raised_in or cell.phase).name.lower()
             cause = event.signature or (event.cause if isinstance(event, Died) else "")
             known = isinstance(event, Raised) or began != woke
-            seen = (detected - began) / 1e6 if known else None
+            took = (detected - began) / 1e6 if known else None
             why = (event.fault, event.evidence)
-            victim = Victim(cell.rank, event.worker, cell.step, phase, cause, seen, *why)
+            victim = Victim(cell.rank, event.worker, cell.step, phase, cause, took, *why)
             incident.victims.append(victim)
             if event.fault == Fault.EXCEPTION and cell.phase is Phases.UPDATE:
                 self._cut_short.append(victim)
+
+    def _detected(self, worker: int) -> int:
+        return self._board.cell(worker)[F.DETECTED_NS] or time.monotonic_ns()
+
+    def _began(self, worker: int, otherwise: int) -> int:
+        """When the fault struck, ns: the time of an injected one, else `otherwise`."""
+        detected = self._detected(worker)
+        return min(self._fault_time(self._board.cell(worker).rank, detected) or otherwise, detected)
 
     def _new_incident(self, began: int, detected: int) -> Incident:
         self._incident, self._phases, self._told = Incident(began, detected), PhaseRecord(), set()

@@ -73,6 +73,8 @@ class _Teller:
         if kind == "Died":
             where = f" in {event['phase']} of step {event['step']}" if event.get("step") is not None else ""
             yield f"{who} died{where}: {event['cause']}"
+        elif kind == "Dying":
+            yield f"{who} is about to end"
         elif kind == "Raised":
             yield f"{who} raised {event['signature']} in step {event['step']}"
         elif kind == "Unconnected":

@@ -292,7 +292,7 @@ class Engine:
         words[F.STEP] = self.index_of(step) + 1
         if self._recovered:
             self._tidy_up()
-        self.reducers.pay(step)
+        self.reducers.refuse_hooks()
         self.apply_restart(step)
         if self.ledger.loader is not None:
             self.ledger.loader.ensure(self.index_of(step))

@@ -7,6 +7,9 @@ inner group does. Results of an aborted collective are garbage, and the closed g
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 import time
 import zlib
@@ -29,14 +32,14 @@ from ftrun.worker.collectives import COLLECTIVES, DIRECT, averaging_integers, fi
 from ftrun.worker.connecting import Connecting
 from ftrun.worker.context import Context, Interrupt
 from ftrun.worker.inner import Inner
-from ftrun.worker.recording import Recorder, skip_first_sync, tensors_of
+from ftrun.worker.recording import Recorder, tensors_of
 from ftrun.worker.vigil import Vigil
 from ftrun.worker.works import Direct, Finished, Pending
 
 # seconds that an error of the inner group is held back for the stop that should explain it: while a loop runs, and outside,
 # where nothing is repaired in place and a script may want to handle the error
 _HOLD, _HOLD_OUTSIDE = 30.0, 3.0
-_DRAIN = 0.05  # seconds
+_DRAIN = 0.5  # of the stop timeout, that the collectives of a stopped world get to end
 _FEW = 4  # groups whose old connections may stay open while there are new ones: each takes descriptors and threads
 _NAMES = {name: name_word(name) for name in COLLECTIVES}
 
@@ -260,8 +263,9 @@ class SwapGroup(ProcessGroup):
     def drained(self) -> bool:
         """Are the inner collectives that were given up over? Until then they may write into their tensors."""
         with self._lock:
-            self._draining = [w for w in self._draining if not w.inner_is_completed()]
-        return not self._draining or (self.inner is not None and self.inner.still)
+            still = [inner for inner in {work.of for work in self._draining} if inner.still]
+            self._draining = [w for w in self._draining if not (w.inner_is_completed() or w.of in still)]
+            return not self._draining
 
     def retire(self) -> None:
         """Abort and forget the inner group, which the registry destroys later."""
@@ -390,11 +394,23 @@ class Registry:
             group.release(generation)
 
     def drain(self, generation: int) -> None:
-        """Let collectives of the old world end, for a short while: one that hangs can only send garbage."""
+        """Wait until no collective of the old world writes into its tensors any more: the redone step uses them again.
+
+        A rank that cannot prove it in time ends itself, and its replacement begins with tensors of its own.
+        """
         self.abort(generation)
         self.release(generation)
-        deadline = time.monotonic() + _DRAIN
-        while not all([group.drained() for group in self.groups]) and time.monotonic() < deadline:
+        seconds = _DRAIN * self.context.stop_timeout
+        deadline = time.monotonic() + seconds
+        while not all([group.drained() for group in self.groups]):
+            if time.monotonic() > deadline:
+                print(
+                    f"ftrun: rank {self.context.rank}: a collective of the world that was stopped did not end within "
+                    f"{seconds:g} s and may still write into gradients; this worker ends and is replaced",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.0005)
 
     def check(self) -> None:
@@ -498,7 +514,6 @@ def _replay(context: Context, recorder: Recorder) -> None:
     except WorkerError as error:
         report_no_source(context, error)
     recorder.replaying = True
-    skip_first_sync()
 
 
 __all__ = ["Interrupt", "Registry", "SwapGroup", "create", "registry"]

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo
 
-from ftrun.worker import torch_private
+from ftrun.worker import probe, torch_private
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
 _TRIES = 5  # each takes less than a millisecond
@@ -95,7 +95,7 @@ class Inner:
 
     def abort(self) -> None:
         """Wake threads blocked in this group: shut down its connections (Gloo), abort its communicators (NCCL)."""
-        if self._aborted:
+        if self._aborted or probe.broken("abort"):
             return
         self._aborted = True
         for sock in self._sockets:

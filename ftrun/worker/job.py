@@ -20,7 +20,6 @@ from ftrun.worker.context import Context
 from ftrun.worker.engine import Engine
 from ftrun.worker.failing import give_up
 from ftrun.worker.groups import registry
-from ftrun.worker.recording import end_replay
 from ftrun.worker.restore import restore
 from ftrun.worker.state import Protected
 from ftrun.worker.step import Step
@@ -258,7 +257,6 @@ def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful
     state = Protected(modules, optimizers, stateful)
     engine = Engine(context, groups, state)
     if context.restoring:
-        end_replay()
         restore(engine, state)
     else:
         engine.start_fresh()

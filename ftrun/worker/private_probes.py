@@ -109,31 +109,18 @@ def _resets() -> bool:
 
 
 def _rebuilds() -> bool:
-    """As a repair primes a reducer: its hooks are called in an order of ours, and it lays its buckets out."""
+    """As a repair primes a reducer: gradients become ready in an order of ours, and it lays its buckets out."""
     ddp = _ddp()
     private.reset_reducer(ddp)
     ddp.zero_grad()
     ddp.reducer.prepare_for_forward()
     ddp.reducer.prepare_for_backward([])
-    hook = private.ready_hook(ddp)
-    spark = torch.zeros((), requires_grad=True)
-
-    def ready(_: torch.Tensor) -> None:
-        for number in (0, 1):
-            if hook is not None:
-                hook(number)
-
-    spark.register_hook(ready)
-    (spark * 1.0).backward()
+    for param in ddp.parameters():
+        param.view_as(param).backward(torch.zeros_like(param))
     rebuilt = private.rebuild_buckets(ddp)
     ddp.zero_grad()
     ddp(torch.ones(1, 2)).sum().backward()
     return rebuilt and private.has_rebuilt(ddp) and ddp.module.bias.grad.tolist() == [1.0, 1.0]
-
-
-def _builds_as_told() -> bool:
-    params, sparse = private.params_of_reducer(_ddp())
-    return private.make_reducer(_ddp(), params, sparse, [[1], [0]]) == 2
 
 
 def _knows_comm_hooks() -> bool:
@@ -244,10 +231,6 @@ PROBES: dict[str, Callable[[], bool]] = {
     "_has_rebuilt_buckets": _rebuilds,
     "_reset_state": _resets,
     "_rebuild_buckets": _rebuilds,
-    "_autograd_hook": _rebuilds,
-    "_get_ddp_logging_data": lambda: "bucket_sizes" in private.noted_by_ddp(_ddp()),
-    "_ddp_init_helper": _builds_as_told,
-    "_compute_bucket_assignment_by_size": _builds_as_told,
     "_comm_hooks": _knows_comm_hooks,
     "_version": _counts_writes,
     "_backward_hooks": _finds_hooks,

@@ -122,20 +122,3 @@ class Recorder:
 
 
 __all__ = ["CAP_BYTES", "Recorder", "tensors_of"]
-
-
-def skip_first_sync() -> None:
-    """Until protect(), DDP's constructor sends nothing: a replacement's weights come from the arena anyway.
-
-    The collectives would be local, but flattening every parameter for them costs as much as restoring it.
-    """
-    _undo.append(torch_private.skip_first_sync())
-
-
-_undo: list[Callable[[], None]] = []
-
-
-def end_replay() -> None:
-    """protect() was reached: DDP's constructor synchronizes again."""
-    while _undo:
-        _undo.pop()()

@@ -1,11 +1,9 @@
 """DDP's reducer: its bucket layout decides the order of summation, so it must be a function of the resume step.
 
-The order in which gradients became ready in the first synchronized backward is recorded; a new reducer is *primed*
-with it (its hooks are called in that order, with collectives switched to local) and rebuilds its buckets as an
-uninterrupted run did. A survivor's buckets are laid out that way already, and a reset leaves them so; but a reset reducer
-wants to rebuild them after its next backward, by the order that it sees then. So every rank owes a priming after a
-recovery, and pays after the step that is done again, when nobody waits for it. A replacement that can read how rank 0's
-buckets lie builds a reducer with the same at once: priming would fill every bucket with zeros while all wait for it.
+DDP lays its buckets out anew after the first synchronized backward, by the order in which rank 0's gradients became ready. That
+order is recorded. After a recovery beyond that step every rank resets its reducer and *primes* it: one backward of zeros per
+parameter in the recorded order, with collectives switched to local, then the reducer lays its buckets out as an uninterrupted
+run did. After a recovery before it every rank only resets, and torch lays the buckets out later as it would have.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +85,14 @@ class Reducers:
             exact = one.reset(resume) and exact
         return exact
 
-    def pay(self, step: int) -> None:
-        """Gate step `step` is handed out: prime what a recovery at an earlier one left unprimed."""
+    def refuse_hooks(self) -> None:
+        """A script may register a communication hook after protect(). Errors: UsageError."""
         for one in self._each:
-            one.pay(step)
-
-
-_OWN: list[int] = []  # stands for the layout that torch made itself, from rank 0's order
+            _refuse(one.ddp)
 
 
 class _One:
-    """One DDP module. `fact` is [order, gate step in which it was complete], `layout` the order of its buckets."""
+    """One DDP module. `fact` is [order, gate step in which it was complete]."""
 
     def __init__(self, ddp: Any, name: str, registry: Registry) -> None:
         self.ddp = ddp
@@ -107,10 +102,7 @@ class _One:
         self.params, self._sparse = torch_private.params_of_reducer(ddp)
         self.order: list[int] = []
         self.fact: list[Any] | None = None
-        self.layout: list[int] | None = None  # None: as DDP's constructor made it, or not known
-        self._buckets: list[list[int]] | None = None  # as rank 0 published them
-        self._told = False  # it published them, or nobody will
-        self._owes = -1  # the resume step of a recovery that left this reducer unprimed, -1 = none
+        self._laid_out = False  # the buckets do not lie any more as DDP's constructor made them
         self._handles: list[Any] = []
         self.rebuilds = not ddp.find_unused_parameters
 
@@ -134,11 +126,6 @@ class _One:
 
     def commit(self, step: int) -> bool:
         if self.fact is not None:
-            since = step - self.fact[1]
-            if self.layout is None and torch_private.has_rebuilt(self.ddp) and since > 0:
-                self.layout = _OWN  # torch rebuilt in a forward since, and all collectives of the step were good
-            elif self.layout is _OWN and not self._told and since & (since - 1) == 0:
-                self._tell_buckets()
             return False
         if len(self.order) < len(self.params):
             self.order.clear()
@@ -152,129 +139,72 @@ class _One:
         if not self.rebuilds or self.fact is None or resume != self.fact[1] + 1:
             return False
         # a sum with nothing from the others: unlike a broadcast it lets nobody go on before everyone is here
-        order = torch.tensor(self.fact[0], dtype=torch.int64)
+        mine = self.fact[0]
+        order = torch.tensor(mine, dtype=torch.int64)
         if self.ddp.process_group.rank() != 0:
             order.zero_()
         self.ddp.process_group.allreduce([order], dist.AllreduceOptions()).wait()
         self.fact[0] = order.tolist()
         self._publish()
-        return self.layout != self.fact[0]
+        return bool(mine != self.fact[0])
 
     def _path(self) -> Path:
         context = self._registry.context
         attempt = context.world.attempt if context.world else 0
-        return context.run_dir / f"buckets-{attempt}-{self._name}.json"
+        return context.run_dir / f"order-{attempt}-{self._name}.json"
 
-    def _publish(self, buckets: list[list[int]] | None = None) -> None:
+    def _publish(self) -> None:
         """Rank 0 of this module's group leaves its order in the run directory, whole, before it enters another step."""
         if self.fact is not None and self.ddp.process_group.rank() == 0:
             temporary = self._path().with_suffix(".tmp")
-            temporary.write_text(json.dumps({"order": self.fact[0], "buckets": buckets}))
+            temporary.write_text(json.dumps(self.fact[0]))
             os.replace(temporary, self._path())
-
-    def _tell_buckets(self) -> None:
-        """Publish how the buckets lie that torch laid out itself, once it has noted that: in one of its first forwards."""
-        self._told = self.ddp.process_group.rank() != 0
-        noted = torch_private.noted_by_ddp(self.ddp).get("rebuilt_per_bucket_param_indices")
-        if noted and not self._told:
-            self._told = True
-            with suppress(OSError):  # a replacement can do without
-                self._publish([[int(index) for index in bucket.split()] for bucket in noted.split(",")])
 
     def _read(self) -> bool:
         """Take the published order; False when there is none."""
         assert self.fact is not None
         try:
-            published = json.loads(self._path().read_text())
+            self.fact[0] = json.loads(self._path().read_text())
         except (OSError, ValueError):
             return False
-        self.fact[0], self._buckets = published["order"], published["buckets"]
         return True
 
     def reset(self, resume: int) -> bool:
-        rebuilt = self.fact is not None and resume > self.fact[1]
-        exact = rebuilt or (self.layout is None and not torch_private.has_rebuilt(self.ddp))
-        if not exact:
-            self.layout, self._told = (
-                None,
-                True,
-            )  # torch will rebuild once more, and may have noted this layout for good
+        self._laid_out = self._laid_out or torch_private.has_rebuilt(self.ddp)
         torch_private.reset_reducer(self.ddp)
-        if rebuilt and self.rebuilds and self.fact is not None:
-            # in the first step after the recorded one a survivor may or may not have rebuilt, or from garbage
-            kept = resume > self.fact[1] + 1
-            exact = exact and (not kept or self._read())
-            if not kept or (self.layout is not _OWN and self.layout != self.fact[0]):
-                self._lay_out(kept)
-            self._owes = resume if kept else -1
-        return exact or not self.rebuilds
+        if not self.rebuilds:
+            return True
+        if self.fact is None or resume <= self.fact[1]:
+            return not self._laid_out
+        # in the first step after the recorded one the ranks ask rank 0 (see `agree`)
+        exact = resume == self.fact[1] + 1 or self._read()
+        if not probe.broken("prime"):
+            with _local(self._registry), _silent(self.params):
+                self._prime(self.fact[0])
+            self._laid_out = True
+        return exact
 
-    def pay(self, step: int) -> None:
-        _refuse(self.ddp)  # a hook may be registered after protect()
-        if 0 <= self._owes < step:
-            self._owes = -1
-            torch_private.reset_reducer(self.ddp)
-            self._prime()
-
-    def _lay_out(self, kept: bool) -> None:
-        """Have the buckets of an uninterrupted run; `kept`: as a survivor has them, who owes a priming."""
-        if kept and self._build():
-            return
-        self._prime()
-        if kept:
-            torch_private.reset_reducer(self.ddp)
-
-    def _build(self) -> bool:
-        """A new reducer with the published buckets, which torch's constructor takes the last one first. False: cannot."""
-        ddp, buckets = self.ddp, self._buckets or []
-        params, sparse = torch_private.params_of_reducer(ddp)
-        theirs = sorted(index for bucket in buckets for index in bucket)
-        if list(map(id, params)) != list(map(id, self.params)) or theirs != list(range(len(params))):
-            return False
-        if probe.broken("prime"):
-            return False
-        if torch_private.make_reducer(ddp, params, sparse, buckets[::-1]) != len(buckets):
-            return False
-        assert self.fact is not None
-        self.layout = self.fact[0]
-        return True
-
-    def _prime(self) -> None:
-        assert self.fact is not None
-        if probe.broken("prime"):
-            return
-        with _local(self._registry), _silent(self.params):
-            self._rebuild(self.fact[0])
-        self.layout = self.fact[0]
-
-    def _rebuild(self, order: list[int]) -> None:
+    def _prime(self, order: list[int]) -> None:
         grads = [p.grad for p in self.params]
-        for param, sparse in zip(self.params, self._sparse, strict=True):
-            param.grad = torch.zeros_like(param, layout=torch.sparse_coo) if sparse else None
+        for param in self.params:
+            param.grad = None
         self.ddp.reducer.prepare_for_forward()
         self.ddp.reducer.prepare_for_backward([])
-        _announce(torch_private.ready_hook(self.ddp), self.params, order)
+        with torch.enable_grad():
+            for index in order:
+                _backward_of_zeros(self.params[index], self._sparse[index])
         torch_private.rebuild_buckets(self.ddp)
         for param, grad in zip(self.params, grads, strict=True):
             param.grad = grad
 
 
-def _announce(hook: Callable[[int], None] | None, params: list[torch.nn.Parameter], order: list[int]) -> None:
-    """Have the reducer see every gradient become ready, in this order, inside one backward."""
-    with torch.enable_grad():
-        if hook is None:
-            for index in order:
-                params[index].view_as(params[index]).backward(torch.zeros_like(params[index]))
-            return
-        # the parameters have no gradient, so the buckets are filled with zeros; no gradient is made or copied
-        spark = torch.zeros((), requires_grad=True)
-
-        def ready(_: torch.Tensor) -> None:
-            for index in order:
-                hook(index)
-
-        spark.register_hook(ready)
-        (spark * 1.0).backward()
+def _backward_of_zeros(param: torch.nn.Parameter, sparse: bool) -> None:
+    """Have the parameter's gradient become ready; `sparse` as the reducer expects it, which is so for embeddings only."""
+    if sparse:
+        nothing = torch.empty(0, dtype=torch.int64, device=param.device)
+        torch.nn.functional.embedding(nothing, param, sparse=True).sum().backward()
+    else:
+        param.view_as(param).backward(torch.zeros_like(param))
 
 
 def _refuse(ddp: Any) -> None:

@@ -265,34 +265,6 @@ def rebuild_buckets(ddp: Any) -> bool:
     return done
 
 
-def ready_hook(ddp: Any) -> Callable[[int], None] | None:
-    """Tells the reducer that the gradient of a parameter (by number) is ready; to be called inside a backward."""
-    hook: Callable[[int], None] | None = getattr(ddp.reducer, "_autograd_hook", None)
-    return hook
-
-
-def noted_by_ddp(ddp: Any) -> dict[str, str]:
-    """What DDP notes about itself, bucket layouts among it."""
-    return dict(ddp.logger._get_ddp_logging_data().strs_map)
-
-
-def make_reducer(ddp: Any, params: list[Any], sparse: list[bool], buckets: list[list[int]]) -> int:
-    """Give `ddp` a new reducer whose buckets hold these parameters (by number).
-
-    Returns:
-        How many buckets torch made of them; other than asked for when the new reducer cannot be used.
-    """
-    distributed: Any = importlib.import_module(_C10D)
-    names = ddp._build_debug_param_to_name_mapping(params)
-    assign = distributed._compute_bucket_assignment_by_size
-    distributed._compute_bucket_assignment_by_size = lambda *_: (buckets, [ddp.bucket_bytes_cap] * len(buckets))
-    try:
-        ddp._ddp_init_helper(params, sparse, names, False)
-    finally:
-        distributed._compute_bucket_assignment_by_size = assign
-    return len(noted_by_ddp(ddp).get("bucket_sizes", "").split(","))
-
-
 def comm_hooks(ddp: Any) -> list[Any]:
     """The communication hooks that were registered with it."""
     return list(ddp._comm_hooks)
@@ -301,8 +273,8 @@ def comm_hooks(ddp: Any) -> list[Any]:
 NAMES += [
     Private(
         _DDP, ("_build_params_for_reducer",), "torch", DDP,
-        "number the parameters as DDP's reducer does, so that bucket layouts can be compared between ranks",
-        "a replacement cannot lay its buckets out as the others have them: sums are rounded differently",
+        "number the parameters as DDP's reducer does, so that one rank's order of gradients means the same on another",
+        "a repaired run ends on other bits",
     ),
     Private(
         _DDP, ("_has_rebuilt_buckets",), "torch", DDP,
@@ -319,51 +291,12 @@ NAMES += [
         "lay DDP's buckets out as an uninterrupted run does", "a repaired run ends on other bits",
     ),
     Private(
-        f"{_C10D}:Reducer", ("_autograd_hook",), "torch", SPEED,
-        "tell DDP's reducer in which order gradients became ready, in one backward",
-        "a replacement runs one backward per parameter",
-    ),
-    Private(
-        f"{_C10D}:Logger", ("_get_ddp_logging_data",), "torch", DDP,
-        "read how rank 0's buckets lie, for replacements", "a replacement cannot know rank 0's layout",
-    ),
-    Private(
-        _DDP, ("_ddp_init_helper", "_build_debug_param_to_name_mapping"), "torch", DDP,
-        "build a replacement's reducer with the buckets that the others have",
-        "the replacement's construction of DDP ends in an AttributeError",
-    ),
-    Private(
-        _C10D, ("_compute_bucket_assignment_by_size",), "torch", DDP,
-        "build a replacement's reducer with the buckets that the others have",
-        "the replacement's construction of DDP ends in an AttributeError",
-    ),
-    Private(
         _DDP, ("_comm_hooks",), "torch", DDP,
         "find communication hooks, which keep state that cannot be rewound, to refuse them",
         "a run with such a hook ends on other bits without a word", of_instance=True,
     ),
 ]  # fmt: skip
 
-
-def skip_first_sync() -> Callable[[], None]:
-    """DDP's constructor compares and sends nothing, until the function that this gives is called."""
-    module: Any = importlib.import_module("torch.nn.parallel.distributed")
-    kept = module._sync_module_states, module._verify_param_shape_across_processes
-
-    def restore() -> None:
-        module._sync_module_states, module._verify_param_shape_across_processes = kept
-
-    module._sync_module_states = module._verify_param_shape_across_processes = lambda *args, **kwargs: None
-    return restore
-
-
-NAMES.append(
-    Private(
-        "torch.nn.parallel.distributed", ("_sync_module_states", "_verify_param_shape_across_processes"), "torch", DDP,
-        "let a replacement's DDP constructor send nothing: its weights come from the arena",
-        "the replacement's group ends in an AttributeError",
-    )
-)  # fmt: skip
 
 # ---- tensors, scalers ----
 

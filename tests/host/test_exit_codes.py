@@ -1,4 +1,4 @@
-"""A rank's death is told once, with its exit code as soon as that shows, and without one when it does not show in time."""
+"""A rank's death is told at once, and again with its exit code as soon as that shows, or without one after a second."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Dying:
         board = Board.create(folder / paths.BOARD, 2)
         self.loop = Loop()
         self.told: list[ev.Died] = []
+        self.dying = 0
         self.finished = 0
         nothing: Any = None
         self.crew = Crew(folder, board, self.loop, nothing, self._hear, lambda *_, **__: None, set)
@@ -42,6 +43,8 @@ class Dying:
     def _hear(self, event: ev.Event) -> None:
         if isinstance(event, ev.Finished):
             self.finished += 1
+        elif isinstance(event, ev.Dying):
+            self.dying += 1
         else:
             assert isinstance(event, ev.Died), event
             self.told.append(event)
@@ -79,32 +82,42 @@ def dying(tmp_path: Path) -> Iterator[Dying]:
 
 @pytest.mark.parametrize("code", [3, 0])
 def test_a_code_that_shows_late_is_waited_for(dying: Dying, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftrun.host.crew._CODE_SHOWS", 60.0)
+    monkeypatch.setattr("ftrun.host.crew._CODE_PATIENCE", 60.0)
     dying.life_lost()
     dying.loop.run_once(1.0)
-    assert not dying.told, "it still runs"
+    assert dying.dying == 1 and not dying.told, "it still runs"
     dying.exits(code)
     death = dying.hear()
     assert (death.code, death.fault, death.cause) == (code, Fault.EXIT.value, f"exit {code}")
+    assert dying.dying == 1
 
 
-def test_a_code_that_does_not_show_is_done_without(dying: Dying) -> None:
+def test_a_code_that_does_not_show_is_done_without(dying: Dying, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftrun.host.crew._CODE_PATIENCE", 0.05)
     dying.life_lost()
     death = dying.hear()
-    assert (death.code, death.cause) == (None, "died")
+    assert dying.dying == 1 and (death.code, death.cause) == (None, "died")
     dying.exits(3)
     assert dying.crew.exited(dying.worker.pid, 3)
     assert len(dying.told) == 1 and dying.worker.cell[F.EXIT_STATUS] == 3
 
 
 def test_one_that_is_condemned_meanwhile_is_told_once(dying: Dying, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftrun.host.crew._CODE_SHOWS", 60.0)
+    monkeypatch.setattr("ftrun.host.crew._CODE_PATIENCE", 60.0)
     dying.life_lost()
     dying.crew.condemn(dying.worker, "frozen", Fault.FROZEN, "its process is stopped")
     dying.exits(3)
     for _ in range(3):  # the end of the process, and the look that was due when it was condemned
         dying.loop.run_once(0.05)
     assert [(death.code, death.cause) for death in dying.told] == [(None, "frozen")]
+
+
+def test_one_that_we_kill_while_it_ends_keeps_its_own_cause(dying: Dying) -> None:
+    """A world that starts anew has it fenced before its exit code shows."""
+    dying.life_lost()
+    dying.crew.fence(0)
+    death = dying.hear()
+    assert (death.code, death.fault, death.cause) == (137, Fault.SIGNAL.value, "SIGKILL")
 
 
 @pytest.mark.parametrize("known_by", ["lock", "process"])
@@ -116,7 +129,7 @@ def test_a_script_that_is_over_has_time_to_end(dying: Dying, monkeypatch: pytest
         dying.life_lost()
         for _ in range(3):
             dying.loop.run_once(0.1)
-        assert not dying.told and not dying.finished
+        assert not dying.told and not dying.finished and not dying.dying
     dying.exits(0)
     for _ in range(100):
         if dying.finished:

@@ -367,10 +367,10 @@ def test_fence_sees_the_end_and_its_reason_before_anybody_reaped(tmp_path: Path)
     assert not fence.quiet(process.pid)
     fence.kill_group(process.pid)
     assert fence.wait_quiet(process.pid, 5)
-    assert fence.peek_exit(process.pid, 1) == 128 + signal.SIGKILL
+    assert fence.peek_exit(process.pid) == 128 + signal.SIGKILL
     process.wait()
     assert fence.quiet(process.pid)
-    assert fence.peek_exit(process.pid, 0) is None
+    assert fence.peek_exit(process.pid) is None
 
 
 def test_an_exit_code_that_is_set_can_be_read() -> None:
@@ -379,7 +379,7 @@ def test_an_exit_code_that_is_set_can_be_read() -> None:
             assert not fence.code_is_set(process.pid) and process.stdin is not None
             process.stdin.close()
             wait_for(lambda: fence.code_is_set(process.pid), "its exit code", 10)
-            assert fence.peek_exit(process.pid, 0) == 3
+            assert fence.peek_exit(process.pid) == 3
         assert not fence.code_is_set(process.pid), "it was reaped: who did that knows"
 
 

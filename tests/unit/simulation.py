@@ -31,6 +31,7 @@ class Process:
     stage: int = -1  # index into STAGES, for `stage_of`
     stage_of: int = 0
     leaving: bool = False  # it may leave its loop, and then end
+    dying: bool = False  # that it ends was told, and not with which code
     told: bool = False  # to end, since the world starts anew
     loop_done: bool = False
     finished: bool = False
@@ -100,7 +101,7 @@ class Simulation:
 
     def do_dismiss(self, order: ev.Dismiss) -> None:
         process = self.processes[order.worker]
-        assert process.alive
+        assert process.alive or process.dying
         process.told = True
 
     def do_closegate(self, order: ev.CloseGate) -> None:
@@ -276,9 +277,17 @@ class Simulation:
         return [p for p in self.alive() if p.protected and not p.leaving and not p.told]
 
     def die(self, process: Process, code: int | None = 137, signature: str = "") -> None:
-        process.alive = False
+        process.alive = process.dying = False
         done = process.loop_done
         self.send(ev.Died(self.run.t, process.cell, "died", code, self.last, "", signature, done))
+
+    def begin_to_die(self, process: Process) -> None:
+        """Its death is noticed; `die` says how it ended."""
+        process.alive, process.dying = False, True
+        self.send(ev.Dying(self.run.t, process.cell))
+
+    def dying(self) -> list[Process]:
+        return [p for p in self.processes.values() if p.dying]
 
     def raise_in(self, process: Process, signature: str, *, known: bool) -> None:
         """Its body raises; `known` = the event says in which generation."""
@@ -354,7 +363,7 @@ class Simulation:
         assert self.over is None
         for worker in state.workers:
             process = self.processes[worker.cell]
-            assert process.alive or process.finished, "a dead worker is remembered as alive"
+            assert process.alive or process.finished or process.dying, "a dead worker is remembered as alive"
             assert worker.rank == process.rank
         held = [c for c in state.holder if c is not None]
         assert sorted(held) == [w.cell for w in state.workers if w.rank is not None]
@@ -378,7 +387,7 @@ class Simulation:
             assert self.starting or state.leaving or backoff or state.waiting
             assert not state.leaving or "leave" in self.deadlines
         elif state.phase is Phase.STOPPING and not state.published and not state.waiting:
-            assert state.generation in self.owed
+            assert state.generation in self.owed or any(w.dying for w in state.workers)
 
     def finish(self) -> None:
         """No more faults: everything that is owed comes, and the run ends."""
@@ -392,6 +401,8 @@ class Simulation:
                 self.service_ready()
             while self.owed:
                 self.answer_gate(0)
+            for process in self.dying():
+                self.die(process)
             if self.run.state.waiting:
                 for device in sorted(self.quarantine):
                     self.heal(device)

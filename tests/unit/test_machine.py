@@ -43,6 +43,7 @@ EVENTS: list[ev.Event] = [
     ev.Grouped(1.0, 0),
     ev.Protected(1.0, 0),
     ev.LoopDone(1.0, 0),
+    ev.Dying(1.0, 0),
     ev.Died(1.0, 0, "SIGKILL", 137),
     ev.Raised(1.0, 0, 5, "ValueError at train.py:3", 1),
     ev.Finished(1.0, 0),

@@ -70,6 +70,16 @@ class World(Simulation, RuleBasedStateMachine):
         process = data.draw(st.sampled_from(self.alive()))
         self.die(process, code, f"ValueError {name}" if code == 1 and name < 7 else "")
 
+    @precondition(lambda self: self.looping())
+    @rule(data=st.data())
+    def a_worker_begins_to_die(self, data: st.DataObject) -> None:
+        self.begin_to_die(data.draw(st.sampled_from(self.looping())))
+
+    @precondition(lambda self: self.dying())
+    @rule(data=st.data(), code=st.sampled_from(CODES))
+    def an_exit_code_shows(self, data: st.DataObject, code: int | None) -> None:
+        self.die(data.draw(st.sampled_from(self.dying())), code)
+
     @precondition(lambda self: self.over is None and self.run.state.armed and self.alive())
     @rule(data=st.data(), count=st.integers(1, 3), between=st.integers(0, 6))
     def machines_fail(self, data: st.DataObject, count: int, between: int) -> None:
@@ -196,6 +206,8 @@ def _story(seed: int) -> Simulation:
         if world.run.devices and pick.random() < 0.02:
             device, code = pick.choice(world.run.devices), pick.choice(XIDS)
             world.fail_device(device, pick.choice(["xid", "xid", "xid", "ecc"]), code, pick.choice([-1, 0, 0, 0, 1]))
+        elif world.dying() and pick.random() < 0.3:
+            world.die(pick.choice(world.dying()), pick.choice(CODES))
         elif world.probes and pick.random() < 0.1:
             world.answer_probe(pick.random() < 0.7)
         elif roll < 0.70 and world.walking():
@@ -204,6 +216,8 @@ def _story(seed: int) -> Simulation:
             world.answer_gate(pick.randrange(len(world.owed)))
         elif roll < 0.90 and world.starting:
             world.service_ready()
+        elif 0.9 <= roll < 0.935 and world.looping():
+            world.begin_to_die(pick.choice(world.looping()))
         elif roll < 0.945 and world.alive():
             world.die(pick.choice(world.alive()))
         elif roll < 0.95 and world.alive():
@@ -249,7 +263,7 @@ def test_long_stories_of_faults_end() -> None:
     print(seen)
     # The stories are worth something only while they get everywhere.
     for phase in m.INCIDENT:
-        assert seen[f"Died in {phase}"] > 1
+        assert seen[f"Died in {phase}"] > 1 and seen[f"Dying in {phase}"] > 1
     for what in ("device_quarantined", "device_suspect", "devices_exhausted", "device_waited_for", "links_reset"):
         assert seen[what] > 1, what
     for what in (

@@ -222,8 +222,7 @@ def main() -> None:
                 first = False
                 inode = inode_under(next(net.parameters()).data_ptr())
                 with log.open("a") as file:
-                    begun = {"pid": os.getpid(), "step": step.index, "inode": inode}
-                    file.write(json.dumps(begun | {"buckets": noted(ddp, "bucket_sizes")}) + "\n")
+                    file.write(json.dumps({"pid": os.getpid(), "step": step.index, "inode": inode}) + "\n")
             x = x * (1.0 + 0.05 * torch.rand(1)) + 0.05 * random.random() + 0.05 * np.random.random()
             record.batches.append(sha([x, y])[:12])
             steps_optimizer = args.accum != "across" or step.index % 2 == 1
