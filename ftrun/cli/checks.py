@@ -110,7 +110,7 @@ def _either(words: tuple[str, ...]) -> str:
 
 
 def workers(name: str, value: str) -> int:
-    from ftrun.host.settings import worker_count
+    from ftrun.host.counting import worker_count
 
     return worker_count(value)
 

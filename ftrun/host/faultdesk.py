@@ -13,11 +13,11 @@ from typing import Any
 from ftrun.core import amounts, paths
 from ftrun.core.board import Board, Head
 from ftrun.core.faults import Fault as Found
+from ftrun.core.procfs import process_start
 from ftrun.faults import device, oom, requests, trigger
 from ftrun.faults.plan import load_plan
 from ftrun.host import report
 from ftrun.host.crew import Crew
-from ftrun.host.rundir import process_start
 from ftrun.host.settings import Settings
 
 

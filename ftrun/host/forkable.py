@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -45,3 +46,11 @@ def _driver_is_initialized() -> bool:
     except (OSError, AttributeError):
         return False
     return int(count(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
+
+
+def leave() -> None:
+    """What a forked child does first: it leaves the fork server's session, and its handlers."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -198,9 +198,10 @@ class Keeper:
         """What the launcher would have done at its end: keep the journal with the logs, remove the run directory."""
         import shutil
 
+        from ftrun.core import runs
         from ftrun.host import rundir
 
-        run = rundir.read_run(self._run_dir)
+        run = runs.read_run(self._run_dir)
         if run is None or run.alive:
             return
         logs = Path(str(run.raw.get("logs", "")))

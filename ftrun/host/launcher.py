@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from ftrun import native
-from ftrun.core import paths, schedule
+from ftrun.core import paths, runs, schedule
 from ftrun.core.board import Board, Head
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.faults import device
 from ftrun.host import fence, foresight, report, rundir
 from ftrun.host.agent import SERVICES_LOG, Agent
+from ftrun.host.counting import gpu_count
 from ftrun.host.journal import Journal
 from ftrun.host.logfiles import claim_folder
 from ftrun.host.logs import Logs
@@ -29,7 +30,7 @@ from ftrun.host.monitoring import Monitoring
 from ftrun.host.peers import Peers
 from ftrun.host.rendezvous.open import Meeting, arrange
 from ftrun.host.services import Services
-from ftrun.host.settings import Settings, gpu_count, run_name
+from ftrun.host.settings import Settings, run_name
 
 _AGENTS_HERE = 66  # agents of one run on one machine, at most, plus 2
 _SPARE_CELLS = 4096  # incarnations that a run can have beyond the first ones
@@ -70,7 +71,7 @@ def _name(settings: Settings) -> str | None:
     name = settings.run_id
     if settings.rdzv_id and name == run_name(settings.rdzv_id):
         more = 2
-        while rundir.find_run(name) is not None:
+        while runs.find_run(name) is not None:
             name = f"{settings.run_id}-{more}"
             more += 1
     return name

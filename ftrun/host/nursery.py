@@ -9,7 +9,6 @@ The store runs in a child, because a process that serves a store cannot be forke
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import importlib
 import json
@@ -18,11 +17,10 @@ import select
 import signal
 import socket
 import sys
-import time
 from typing import Any, NoReturn
 
 from ftrun.core import schedule, wire
-from ftrun.host import boot, forkable
+from ftrun.host import boot, forkable, store
 
 # what every training script imports sooner or later; the first optimizer alone imports torch._dynamo (0.8 s)
 _PRELOAD = (
@@ -38,8 +36,6 @@ _PRELOAD = (
     "ftrun.worker.job",
 )
 _IMPORTS = {"preload": _PRELOAD, "light": ("ftrun.worker.entry",), "exec": ()}
-_EVERYWHERE = "0.0.0.0"
-_VACATED = 5.0  # seconds in which a store that was ended has certainly left its port
 _UNFIT = "unfit="  # the argument by which a nursery tells its successor why it does not fork workers from imports
 _LAUNCHER = 3  # the descriptor of the socket to the launcher
 _WORKER = "import json, os; from ftrun.worker import entry; entry.main(json.loads(os.environ.pop('FTRUN_SPEC')))"
@@ -142,7 +138,7 @@ class Nursery:
             if pid == 0:
                 if self._stdin is not None:
                     os.close(self._stdin)
-                _store(self._launcher, fds[0], message)
+                store.serve(self._launcher, fds[0], message)
             self._children.add(pid)
             self._report({"op": "store-forked", "pid": pid, "order": message["order"]})
         for fd in fds:
@@ -200,15 +196,8 @@ def exit_code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _leave_nursery() -> None:
-    os.setsid()
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def _become_worker(spec: dict[str, Any], out: int, err: int, stdin: int | None) -> None:
-    _leave_nursery()
+    forkable.leave()
     # first above 2, so that no dup2 overwrites a source of the next one
     import fcntl
 
@@ -227,62 +216,3 @@ def _become_worker(spec: dict[str, Any], out: int, err: int, stdin: int | None) 
     from ftrun import native
 
     native.set_name(f"ftrun spare {spec['cell']}" if rank is None else f"ftrun rank {rank}")
-
-
-def _listen(host: str, port: int, only: bool) -> socket.socket:
-    """Errors: OSError."""
-    # bound by us: torch would listen on every interface
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    deadline = time.monotonic() + _VACATED
-    while True:
-        try:
-            return socket.create_server((host, port), family=family, backlog=1024)
-        except OSError as error:
-            if error.errno == errno.EADDRNOTAVAIL and host != _EVERYWHERE:
-                # others reach us by an address that this machine does not know
-                host, family = _EVERYWHERE, socket.AF_INET
-            elif error.errno != errno.EADDRINUSE or not port:
-                raise
-            elif not only:
-                port = 0  # somebody else has it by now
-            elif time.monotonic() > deadline:
-                raise
-            else:
-                time.sleep(0.05)  # the store before this one is just ending
-
-
-def _store(launcher: socket.socket, lifeline: int, order: dict[str, Any]) -> NoReturn:
-    """Serve a store on the host and port that the launcher ordered until its `lifeline` closes."""
-    try:
-        _leave_nursery()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        from ftrun import native
-
-        native.set_name("ftrun store")
-        answer = {"pid": os.getpid(), "host": order["host"], "order": order["order"]}
-        try:
-            listener = _listen(order["host"], order["port"], order["only"])
-        except OSError as error:
-            wire.send(
-                launcher,
-                {"op": "store-failed", **answer, "port": order["port"], "error": os.strerror(error.errno or 0)},
-            )
-            os._exit(1)
-        bound, port = listener.getsockname()[:2]
-        here = "127.0.0.1" if bound == _EVERYWHERE else bound
-        # whoever connects from now on waits until the store answers
-        wire.send(launcher, {"op": "store", **answer, "port": port})
-        from datetime import timedelta
-
-        from torch.distributed import TCPStore
-
-        store = TCPStore(here, port, None, True, timedelta(seconds=300), False, master_listen_fd=listener.detach())
-        launcher.close()
-        os.read(lifeline, 1)
-        del store
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)

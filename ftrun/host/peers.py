@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ftrun.control import events as ev
 from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL
-from ftrun.host import report
+from ftrun.host import sentences
 from ftrun.host.loop import Loop
 from ftrun.host.rendezvous.carrier import Record
 from ftrun.host.rendezvous.member import News
@@ -82,7 +82,7 @@ class Peers:
                 self._failure = {**self._about(action, "failed"), "weight": _weight_of(event)}
             elif isinstance(action, ev.NodeDone):
                 self._session.finished()
-                self._say(report.node_done(self.place.nodes))
+                self._say(sentences.node_done(self.place.nodes))
             elif isinstance(action, ev.End) and not self._ended:
                 self._ended = True
                 self._session.end(self._last_words(event, action, actions))
@@ -132,7 +132,7 @@ class Peers:
         here, least, most = (int(news.record[k]) for k in ("here", "least", "most"))
         self._note("nodes", round=news.round, **news.record)
         if here < most:
-            self._say(report.waiting_for_nodes(here, least, most, self._terms.join_timeout, self._terms.last_call))
+            self._say(sentences.waiting_for_nodes(here, least, most, self._terms.join_timeout, self._terms.last_call))
 
     def _stale(self, news: News) -> None:
         self._say(
@@ -150,7 +150,7 @@ class Peers:
         host, port = str(news.record["host"]), int(news.record["port"])
         # restarts are counted for the whole world: every node of it has this number
         self._note("world", store=[host, port], **vars(self.place), table=news.table.to_record())
-        self._say(report.world_ready(self.place, self._nproc, f"{host}:{port}", news.table.why))
+        self._say(sentences.world_ready(self.place, self._nproc, f"{host}:{port}", news.table.why))
         self._failure = None
         self._listener.meet((host, port))
 

@@ -15,7 +15,6 @@ from ftrun.core.board import Inexact
 from ftrun.core.faults import Fault
 from ftrun.core.paths import LOG_DIR
 from ftrun.host.incident import Victim
-from ftrun.host.rendezvous.table import Place
 
 _INEXACT = {
     Inexact.UPDATE_USED_RNG: "the optimizer's update used random numbers",
@@ -93,25 +92,6 @@ def started(run_id: str, workers: int, spares: int, device: str, logs: str) -> s
     return f"run {run_id}, {count(workers, 'worker')}{plus}, {device}, logs in {logs}"
 
 
-def waiting_for_nodes(here: int, least: int, most: int, patience: float, last_call: float) -> str:
-    if here < least:
-        return f"{count(here, 'node')} of {least} here; waiting at most {patience:g} s for the others"
-    return f"{count(here, 'node')} here, room for {most}; waiting {last_call:g} s for more"
-
-
-def world_ready(place: Place, workers: int, store: str, why: str) -> str:
-    last = place.first_rank + workers - 1
-    ranks = f"rank {last}" if workers == 1 else f"ranks {place.first_rank} to {last}"
-    after = f" after: {why}" if why else ""
-    again = (
-        f" (restart {place.restarts} of the run{after})" if place.restarts else f" ({after.strip()})" if after else ""
-    )
-    return (
-        f"world of {count(place.world_size, 'worker')} on {count(place.nodes, 'node')}{again}; "
-        f"this is node {place.node} with {ranks}, store at {store}"
-    )
-
-
 def cannot_listen(order: Mapping[str, Any]) -> str:
     if not order["port"]:
         return f"cannot listen on {order['host']} ({order['error']}); is --local-addr an address of this machine?"
@@ -119,10 +99,6 @@ def cannot_listen(order: Mapping[str, Any]) -> str:
         f"port {order['port']} of {order['host']}, asked for by --master-port, cannot be had ({order['error']}); "
         "choose another one, or leave it out to get a free port"
     )
-
-
-def node_done(nodes: int) -> str:
-    return f"every worker of this node is done; waiting for the other{'s' if nodes > 2 else ''}"
 
 
 def threads_limited() -> str:

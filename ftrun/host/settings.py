@@ -5,7 +5,6 @@ Never touches the file system beyond looking at the script, and starts nothing.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -19,7 +18,6 @@ from ftrun.core.errors import UsageError
 from ftrun.host.streams import Streams
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-MAX_WORKERS = 4096
 
 
 @dataclass(frozen=True)
@@ -114,62 +112,6 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def worker_count(text: str) -> int:
-    """Workers asked for by --nproc-per-node: a number, `cpu`, `gpu`, `xpu` or `auto`. Errors: UsageError."""
-    kind = text.strip().lower()
-    if kind == "cpu":
-        return len(os.sched_getaffinity(0))
-    if kind in ("gpu", "auto"):
-        gpus = gpu_count()
-        if gpus:
-            return gpus
-        if kind == "gpu":
-            from ftrun.host import visible
-
-            found = visible.count(os.environ)
-            if not found:
-                raise UsageError("--nproc-per-node gpu: this machine shows no GPU (no /dev/nvidia0, and none by NVML)")
-            return found
-        return len(os.sched_getaffinity(0))
-    if kind == "xpu":
-        count = xpu_count()
-        if not count:
-            raise UsageError(
-                "--nproc-per-node xpu: this machine shows no Intel GPU (no render device in /sys/class/drm)"
-            )
-        return count
-    try:
-        count = int(kind)
-    except ValueError:
-        raise UsageError(f"--nproc-per-node must be a number, auto, cpu, gpu or xpu, not {text!r}") from None
-    if not 1 <= count <= MAX_WORKERS:
-        raise UsageError(f"--nproc-per-node must be between 1 and {MAX_WORKERS}, not {count}")
-    return count
-
-
-def gpu_count() -> int:
-    """GPUs this process may use: CUDA_VISIBLE_DEVICES if set, else the /dev/nvidia<N> files. Loads no driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    present = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir("/dev"))
-    if visible is None or not present:
-        return present
-    count = 0
-    for part in visible.split(","):
-        if not part.strip() or part.strip().startswith("-"):
-            break  # CUDA ignores everything after the first invalid entry
-        count += 1
-    return count
-
-
-def xpu_count(devices: Path = Path("/sys/class/drm")) -> int:
-    """Intel GPUs by their render devices. Loads no driver."""
-    count = 0
-    for vendor in devices.glob("renderD*/device/vendor"):
-        with contextlib.suppress(OSError):
-            count += vendor.read_text().strip() == "0x8086"
-    return count
 
 
 def run_name(rdzv_id: str) -> str:

@@ -6,9 +6,7 @@ they are all of one kind; for a mixture of kinds give UUIDs, or that order.
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,22 +69,3 @@ def affected(devices: Sequence[Visible], gpu: str, gi: int | None, ci: int | Non
     on_it = [d for d in devices if d.gpu == gpu]
     about = [d for d in on_it if d.gi is None or gi is None or (d.gi == gi and ci in (None, d.ci))]
     return [d.uuid for d in about], [d.uuid for d in on_it if d not in about]
-
-
-_COUNT = "from ftrun.host import nvml; nvml.count_devices()"
-_COUNT_PATIENCE = 20.0  # seconds
-
-
-def count(environ: Mapping[str, str]) -> int:
-    """Devices that a run may use, as NVML says it: for machines whose GPUs have no /dev/nvidia<N>. 0 without an answer.
-
-    Asked in a process of its own, since the driver may never return.
-    """
-    from ftrun.host import boot
-
-    try:
-        done = subprocess.run(boot.command(_COUNT), capture_output=True, text=True, timeout=_COUNT_PATIENCE, check=True)
-        gpus = json.loads(done.stdout)["gpus"]
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
-        return 0
-    return len(choose(environ.get("CUDA_VISIBLE_DEVICES"), gpus))

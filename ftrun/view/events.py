@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ftrun.core.amounts import count
-from ftrun.host.rundir import process_start
+from ftrun.core.procfs import process_start
 from ftrun.view.find import Found
 from ftrun.view.journal import Tail, parse
 from ftrun.view.screen import cause, outcome

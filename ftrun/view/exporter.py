@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core.errors import FtrunError
-from ftrun.host.rundir import RunInfo, process_start, read_run
+from ftrun.core.procfs import process_start
+from ftrun.core.runs import RunInfo, read_run
 from ftrun.view import files, metrics
 from ftrun.view.snapshot import Watcher
 

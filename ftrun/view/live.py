@@ -12,7 +12,8 @@ import sys
 import time
 from typing import Any
 
-from ftrun.host.rundir import RunInfo, process_start
+from ftrun.core.procfs import process_start
+from ftrun.core.runs import RunInfo
 from ftrun.view import fold, keys, snapshot, text
 from ftrun.view.paint import painted
 from ftrun.view.screen import screen

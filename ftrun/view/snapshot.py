@@ -15,8 +15,8 @@ from typing import Any
 from ftrun.control.phases import Phase as Machine
 from ftrun.core import gate, paths, steps
 from ftrun.core.board import Board, Cell, F, Flag, Head, Inexact, Phase, collective_name, collective_of
+from ftrun.core.runs import RunInfo
 from ftrun.core.world import World, read_world
-from ftrun.host.rundir import RunInfo
 from ftrun.view import devices, fold
 from ftrun.view.journal import REPAIRING, Account, Tail
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.core import gate, paths, wire
+from ftrun.core import gate, paths, runs, wire
 from ftrun.core.board import Board, Busy, F, Flag, Phase, Source, collective_word, name_word
 from ftrun.core.errors import UsageError
 from ftrun.core.handle import Handle, Kind
@@ -156,7 +156,7 @@ def runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_claim_lists_and_removes(runs_root: Path) -> None:
     path = rundir.claim(None, {"argv": ["x.py"]})
     assert path.parent == runs_root and path.stat().st_mode & 0o777 == 0o700
-    (run,) = rundir.list_runs()
+    (run,) = runs.list_runs()
     assert (run.run_id, run.pid, run.raw["argv"]) == (path.name, os.getpid(), ["x.py"])
     with pytest.raises(UsageError, match="in use"):
         rundir.claim(path.name, {})
@@ -168,7 +168,7 @@ def test_directory_of_a_dead_launcher_is_taken_over(runs_root: Path) -> None:
     path = rundir.claim("again", {})
     raw = json.loads((path / paths.RUN_FILE).read_text())
     (path / paths.RUN_FILE).write_text(json.dumps({**raw, "start": raw["start"] - 1}))  # the pid was reused
-    assert rundir.list_runs() == []
+    assert runs.list_runs() == []
     assert rundir.claim("again", {"fresh": True}) == path
     assert json.loads((path / paths.RUN_FILE).read_text())["fresh"] is True
 

@@ -38,7 +38,7 @@ LATE_ONLY = (
 
 TORCH = frozenset({"torch", "torchvision", "torchaudio"})
 # Modules outside ftrun.worker that run in the nursery's process or in a fork of it.
-TORCH_ALLOWED = frozenset({"ftrun.host.nursery"})
+TORCH_ALLOWED = frozenset({"ftrun.host.nursery", "ftrun.host.store"})
 
 # The control layer decides from its arguments alone: no clock, no I/O, no chance.
 IMPURE = frozenset(

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ftrun.core.board import F
-from ftrun.host.rundir import find_run
+from ftrun.core.runs import find_run
 from ftrun.view import metrics
 from ftrun.view.exporter import Exporter, serve
 from tests.conftest import Ftrun, wait_for

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ftrun.core.tried import version_of
-from ftrun.host.doctor import BROKEN, OK, WARNING, Finding
+from ftrun.host.counting import gpu_count
 from ftrun.host.doctor.asking import ask
-from ftrun.host.settings import gpu_count
+from ftrun.host.doctor.findings import BROKEN, OK, WARNING, Finding
 
 AREA = "devices"
 _SECONDS = 15.0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ftrun.core import paths
 from ftrun.core.errors import FtrunError
-from ftrun.host.doctor import BROKEN, OK, WARNING, Finding, is_folder
+from ftrun.host.doctor.findings import BROKEN, OK, WARNING, Finding
 
 AREA, RENDEZVOUS = "network", "rendezvous"
 _SIOCGIFADDR = 0x8915
@@ -26,6 +26,11 @@ _LOCAL_LOCKS = {"nfs": ("nolock", "local_lock=all", "local_lock=flock"), "lustre
 
 
 # ---- where nodes meet ----
+
+
+def is_folder(endpoint: str) -> bool:
+    """Does --rdzv-endpoint name a folder, not HOST[:PORT]?"""
+    return os.sep in endpoint or os.path.isdir(endpoint)
 
 
 def rendezvous(endpoint: str | None) -> Iterator[Finding]:
