@@ -33,9 +33,9 @@ def doctor(
     as_json: bool = typer.Option(False, "--json", help="JSON instead of text."),
 ) -> int:
     from ftrun.cli.checks import endpoint as check_endpoint
-    from ftrun.host.doctor import findings as found
-    from ftrun.host.doctor.examination import examine
-    from ftrun.host.doctor.network import is_folder
+    from ftrun.doctor import findings as found
+    from ftrun.doctor.examination import examine
+    from ftrun.doctor.network import is_folder
 
     if endpoint is not None and not is_folder(endpoint):
         check_endpoint("--rdzv-endpoint", endpoint)

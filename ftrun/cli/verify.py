@@ -54,9 +54,9 @@ def verify(script: str, args: list[str] | None, **given: str | bool | None) -> i
     """`given` holds what was said on the command line, None or False for the rest."""
     from ftrun.cli import resolve
     from ftrun.cli.config import read
-    from ftrun.cli.verifying import Verification
     from ftrun.host.launcher import require_usable
-    from ftrun.host.trials import Interrupted
+    from ftrun.verify.trials import Interrupted
+    from ftrun.verify.verification import Verification
 
     said = given_options(_LAUNCH, given)
     plan, every = given["faults"], bool(given["kill_every_phase"])

@@ -1,7 +1,8 @@
-"""Processes as /proc shows them."""
+"""Processes as the kernel shows them: in /proc, and at their end."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -12,3 +13,9 @@ def process_start(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def exit_code(status: int) -> int:
+    """A wait status as an exit code, 128 + n for signal n."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code

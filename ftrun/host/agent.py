@@ -20,6 +20,7 @@ from ftrun.control import events as ev
 from ftrun.control.machine import Config, IllegalEvent, Phase, State, advance, initial
 from ftrun.core import gate
 from ftrun.core.board import Board, Head
+from ftrun.core.procfs import exit_code
 from ftrun.core.world import Place, World, write_world
 from ftrun.host import gates, report
 from ftrun.host.crew import Crew
@@ -33,7 +34,6 @@ from ftrun.host.journal import Journal
 from ftrun.host.logs import Logs
 from ftrun.host.loop import Loop
 from ftrun.host.narrator import Narrator
-from ftrun.host.nursery import exit_code
 from ftrun.host.peers import Peers
 from ftrun.host.reserve import Reserve
 from ftrun.host.services import Services

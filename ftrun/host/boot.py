@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-NURSERY = "from ftrun.host import nursery; nursery.main()"
+NURSERY = "from ftrun.helpers import fork_server; fork_server.main()"
 STDIN = 4  # where the nursery holds the stdin that its workers get
 _ROOT = str(Path(__file__).resolve().parents[2])
 

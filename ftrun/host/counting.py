@@ -13,7 +13,7 @@ from pathlib import Path
 from ftrun.core.errors import UsageError
 from ftrun.host.visible import choose
 
-_COUNT = "from ftrun.host import nvml; nvml.count_devices()"
+_COUNT = "from ftrun.helpers import nvml_reader; nvml_reader.count_devices()"
 
 
 _COUNT_PATIENCE = 20.0  # seconds

@@ -17,8 +17,8 @@ from ftrun.core import wire
 from ftrun.host import boot
 from ftrun.host.loop import Loop
 
-_NVML = "from ftrun.host import nvml; nvml.main()"
-_KEEPER = "from ftrun.host import keeper; keeper.main()"
+_NVML = "from ftrun.helpers import nvml_reader; nvml_reader.main()"
+_KEEPER = "from ftrun.helpers import fd_store; fd_store.main()"
 
 
 class Helper:

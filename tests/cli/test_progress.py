@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-from ftrun.cli.progress import Progress
+from ftrun.verify.progress import Progress
 with Progress("verify") as progress:
     progress.begin("clean")
     progress.show(3, 12)

@@ -84,7 +84,7 @@ def test_a_keeper_that_sees_no_device_says_so(control: Control, monkeypatch: pyt
     """It then has the memory by its descriptor only, which the run tells."""
     program = """
         import threading
-        from ftrun.host.held import Imported
+        from ftrun.helpers.cuda_import import Imported
         said, heard = [], threading.Event()
         Imported().begin(bytes(16), os.memfd_create("x"), lambda why: (said.append(why), heard.set()))
         assert heard.wait(20)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ftrun.core import tried
-from ftrun.host.doctor import asking, network
+from ftrun.doctor import asking, network
 from tests.e2e import harness
 from tests.faults.fake_nvml import FakeNvml
 

@@ -17,7 +17,7 @@ from ftrun.core import wire
 from ftrun.host import boot
 from tests.faults.fake_nvml import ECC, RECOVERY, FakeNvml
 
-CODE = "from ftrun.host import nvml; nvml.main()"
+CODE = "from ftrun.helpers import nvml_reader; nvml_reader.main()"
 Message = dict[str, Any]
 
 

@@ -20,11 +20,11 @@ from ftrun.core import gate, paths, runs, wire
 from ftrun.core.board import Board, Busy, F, Flag, Phase, Source, collective_word, name_word
 from ftrun.core.errors import UsageError
 from ftrun.core.handle import Handle, Kind
+from ftrun.helpers.fd_store import Keeper
 from ftrun.host import beats, fence, memory, report, room, rundir
 from ftrun.host.beats import BeatWatch
 from ftrun.host.hang import describe
 from ftrun.host.incident import Incident, Victim
-from ftrun.host.keeper import Keeper
 from ftrun.host.loop import Loop
 from ftrun.host.outlet import Outlet
 from ftrun.host.services import Services

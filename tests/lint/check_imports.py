@@ -18,8 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "": frozenset({"core"}),
     "__main__": frozenset({"cli"}),
-    "cli": frozenset({"view", "host", "control", "faults", "core", "native"}),
-    "view": frozenset({"host", "control", "faults", "core", "native"}),
+    "cli": frozenset({"view", "doctor", "verify", "host", "control", "faults", "core", "native"}),
+    "view": frozenset({"control", "faults", "core", "native"}),
+    "doctor": frozenset({"host", "core", "native"}),
+    "verify": frozenset({"host", "faults", "core"}),
+    "helpers": frozenset({"host", "core", "native"}),
     "host": frozenset({"control", "faults", "core", "native"}),
     "control": frozenset({"faults", "core"}),
     "worker": frozenset({"faults", "core", "native"}),
@@ -31,14 +34,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # Imports against the arrows that are right, but only inside a function or for type checkers: (module, imported prefix).
 LATE_ONLY = (
     ("ftrun", "ftrun.worker"),  # the public names of the worker, loaded when a script first uses one
-    ("ftrun.host.nursery", "ftrun.worker.entry"),  # in the forked child
-    ("ftrun.host.nursery", "ftrun.worker.warm"),  # in the nursery, which has torch imported
+    ("ftrun.helpers.fork_server", "ftrun.worker.entry"),  # in the forked child
+    ("ftrun.helpers.fork_server", "ftrun.worker.warm"),  # in the nursery, which has torch imported
     ("ftrun.native", "ftrun.core.errors"),  # when the library is missing
 )
 
 TORCH = frozenset({"torch", "torchvision", "torchaudio"})
 # Modules outside ftrun.worker that run in the nursery's process or in a fork of it.
-TORCH_ALLOWED = frozenset({"ftrun.host.nursery", "ftrun.host.store"})
+TORCH_ALLOWED = frozenset({"ftrun.helpers.fork_server", "ftrun.helpers.store"})
 
 # The control layer decides from its arguments alone: no clock, no I/O, no chance.
 IMPURE = frozenset(

@@ -18,9 +18,9 @@ from tests.lint import check_imports
         ("ftrun.host.loop", "def f():\n    from torch.distributed import TCPStore"),
         ("ftrun.host.loop", "import importlib\ndef f():\n    importlib.import_module('torch.nn')"),
         ("ftrun.host.loop", "def f():\n    import ftrun.worker.entry"),
-        ("ftrun.host.nursery", "from ftrun.worker import entry"),
+        ("ftrun.helpers.fork_server", "from ftrun.worker import entry"),
         ("ftrun.faults.plan", "import ftrun.worker"),
-        ("ftrun.worker.entry", "from ftrun.host import keeper"),
+        ("ftrun.worker.entry", "from ftrun.helpers import fd_store"),
         ("ftrun.extra.thing", "import os"),
     ],
 )
@@ -34,7 +34,7 @@ def test_forbidden(module: str, source: str) -> None:
         ("ftrun.cli.main", "def f():\n    from ftrun.view import status"),
         ("ftrun.control.machine", "from ftrun.core import gate\nfrom .events import Event\nimport enum"),
         ("ftrun.worker.entry", "import torch\nfrom ftrun import native, UsageError"),
-        ("ftrun.host.nursery", "def child():\n    import torch\n    from ftrun.worker import entry"),
+        ("ftrun.helpers.fork_server", "def child():\n    import torch\n    from ftrun.worker import entry"),
     ],
 )
 def test_allowed(module: str, source: str) -> None:

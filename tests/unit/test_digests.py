@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ftrun.view import digests
-from ftrun.view.digests import Difference
+from ftrun.verify import digests
+from ftrun.verify.digests import Difference
 
 START = [
     "weight:a",

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ftrun.core.tried import version_of
+from ftrun.doctor.asking import ask
+from ftrun.doctor.findings import BROKEN, OK, WARNING, Finding
 from ftrun.host.counting import gpu_count
-from ftrun.host.doctor.asking import ask
-from ftrun.host.doctor.findings import BROKEN, OK, WARNING, Finding
 
 AREA = "devices"
 _SECONDS = 15.0
@@ -75,7 +75,7 @@ def _text(value: Any) -> str:
 
 def check() -> Iterator[Finding]:
     here = gpu_count()
-    found, why = ask("import json; from ftrun.host.doctor.devices import facts; print(json.dumps(facts()))", _SECONDS)
+    found, why = ask("import json; from ftrun.doctor.devices import facts; print(json.dumps(facts()))", _SECONDS)
     if found is None:
         if here:
             yield Finding(

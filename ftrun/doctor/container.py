@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ftrun import native
-from ftrun.host.doctor.findings import BROKEN, OK, WARNING, Finding
+from ftrun.doctor.findings import BROKEN, OK, WARNING, Finding
 
 AREA = "container"
 _FIX = "allow it in the container's seccomp profile (docker run --security-opt seccomp=FILE)"

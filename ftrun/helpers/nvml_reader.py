@@ -50,7 +50,7 @@ def inventory(tell: Any) -> tuple[dict[str, Any], list[Any]]:
     """
     import pynvml
 
-    from ftrun.host.nvml_gpu import Gpu
+    from ftrun.helpers.nvml_gpu import Gpu
 
     gpus, unusable = [], {}
     try:

@@ -20,7 +20,9 @@ import sys
 from typing import Any, NoReturn
 
 from ftrun.core import schedule, wire
-from ftrun.host import boot, forkable, store
+from ftrun.core.procfs import exit_code
+from ftrun.helpers import forkable, store
+from ftrun.host import boot
 
 # what every training script imports sooner or later; the first optimizer alone imports torch._dynamo (0.8 s)
 _PRELOAD = (
@@ -188,12 +190,6 @@ class Nursery:
                 with contextlib.suppress(OSError):
                     end(pid, signal.SIGKILL)
         os._exit(0)
-
-
-def exit_code(status: int) -> int:
-    """A wait status as an exit code, 128 + n for signal n."""
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
 
 
 def _become_worker(spec: dict[str, Any], out: int, err: int, stdin: int | None) -> None:

@@ -10,7 +10,7 @@ import time
 from typing import Any, NoReturn
 
 from ftrun.core import wire
-from ftrun.host import forkable
+from ftrun.helpers import forkable
 
 _EVERYWHERE = "0.0.0.0"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ftrun.host.doctor import container, devices, memory, network, sharing, software
-from ftrun.host.doctor.findings import WARNING, Finding
+from ftrun.doctor import container, devices, memory, network, sharing, software
+from ftrun.doctor.findings import WARNING, Finding
 
 Check = Callable[[], Iterator[Finding]]
 

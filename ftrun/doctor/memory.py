@@ -11,7 +11,7 @@ from pathlib import Path
 from ftrun.core import paths
 from ftrun.core.errors import FtrunError
 from ftrun.core.limits import memory_left
-from ftrun.host.doctor.findings import BROKEN, OK, WARNING, Finding
+from ftrun.doctor.findings import BROKEN, OK, WARNING, Finding
 
 AREA = "memory"
 _LITTLE = 2 << 30

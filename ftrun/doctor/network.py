@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ftrun.core import paths
 from ftrun.core.errors import FtrunError
-from ftrun.host.doctor.findings import BROKEN, OK, WARNING, Finding
+from ftrun.doctor.findings import BROKEN, OK, WARNING, Finding
 
 AREA, RENDEZVOUS = "network", "rendezvous"
 _SIOCGIFADDR = 0x8915

@@ -20,7 +20,7 @@ from ftrun import native
 from ftrun.core import paths, wire
 from ftrun.core.board import Board, F, Head
 from ftrun.core.handle import Handle, Kind
-from ftrun.host.held import Imported
+from ftrun.helpers.cuda_import import Imported
 
 _INSIST = 2.0  # seconds for which the guardian looks for workers that had not written their pid yet
 

@@ -1,6 +1,6 @@
 """One GPU as NVML shows it: its events and its health, each read by a thread of its own that a wedged driver may keep.
 
-Runs in the watcher process (ftrun.host.nvml) only, which is the only one that imports pynvml. It reports; it judges nothing.
+Runs in the watcher process (ftrun.helpers.nvml_reader) only, which is the only one that imports pynvml. It reports; it judges nothing.
 """
 
 from __future__ import annotations

@@ -11,15 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ftrun.cli.progress import Progress
 from ftrun.core.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, UsageError
 from ftrun.faults import everyphase
 from ftrun.faults.everyphase import Kill
-from ftrun.host import trials
 from ftrun.host.settings import Settings
-from ftrun.host.trials import Trial
-from ftrun.view import digests
-from ftrun.view.digests import Difference, Digests
+from ftrun.verify import digests, trials
+from ftrun.verify.digests import Difference, Digests
+from ftrun.verify.progress import Progress
+from ftrun.verify.trials import Trial
 
 EQUAL, DIFFERENT, UNSTABLE, FAILED = "equal", "different", "not-deterministic", "failed"
 _SCHEMA = 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ftrun.doctor.asking import ask
+from ftrun.doctor.findings import BROKEN, OK, WARNING, Finding
 from ftrun.host.counting import gpu_count
-from ftrun.host.doctor.asking import ask
-from ftrun.host.doctor.findings import BROKEN, OK, WARNING, Finding
 from ftrun.native.cuda import NVRTC_ADVICE
 
 AREA = "devices"
