@@ -32,7 +32,7 @@ def metrics(
 ) -> int:
     from ftrun.core.errors import FtrunError, UsageError
     from ftrun.core.runs import find_run
-    from ftrun.host.monitoring import address, bound, require_writable
+    from ftrun.host.services.metrics_exporter import address, bound, require_writable
     from ftrun.view.exporter import Exporter, keep, serve
 
     if as_json and (file or port is not None):

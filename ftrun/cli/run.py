@@ -55,7 +55,7 @@ def run(script: str, args: list[str] | None, **given: str | bool | None) -> int:
     """`given` holds what was said on the command line, None or False for the rest."""
     from ftrun.cli import dryrun, resolve
     from ftrun.cli.config import read
-    from ftrun.host.launcher import launch, require_usable
+    from ftrun.host.run.launcher import launch, require_usable
 
     said = given_options(OPTIONS, given)
     config = read(said.get("config") or os.environ.get("FTRUN_CONFIG") or None)

@@ -54,7 +54,7 @@ def verify(script: str, args: list[str] | None, **given: str | bool | None) -> i
     """`given` holds what was said on the command line, None or False for the rest."""
     from ftrun.cli import resolve
     from ftrun.cli.config import read
-    from ftrun.host.launcher import require_usable
+    from ftrun.host.run.launcher import require_usable
     from ftrun.verify.trials import Interrupted
     from ftrun.verify.verification import Verification
 

@@ -6,14 +6,14 @@ import json
 import subprocess
 from typing import Any
 
-from ftrun.host import boot
+from ftrun.host.services import spawn
 
 
 def ask(code: str, seconds: float) -> tuple[dict[str, Any] | None, str]:
     """Run Python `code` that prints one JSON object last; (its object, "") or (None, why not)."""
     try:
         done = subprocess.run(
-            boot.command(code), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds
+            spawn.command(code), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
         return None, f"no answer within {seconds:g} s"

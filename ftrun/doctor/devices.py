@@ -8,7 +8,7 @@ from typing import Any
 from ftrun.core.tried import version_of
 from ftrun.doctor.asking import ask
 from ftrun.doctor.findings import BROKEN, OK, WARNING, Finding
-from ftrun.host.counting import gpu_count
+from ftrun.host.devices.counting import gpu_count
 
 AREA = "devices"
 _SECONDS = 15.0

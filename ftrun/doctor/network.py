@@ -53,7 +53,7 @@ def rendezvous(endpoint: str | None) -> Iterator[Finding]:
 
 def _reach(endpoint: str) -> Finding:
     """HOST[:PORT] of a c10d rendezvous: its server starts with the run, so nobody may answer yet."""
-    from ftrun.host.rendezvous.client import split_endpoint
+    from ftrun.host.nodes.carriers.client import split_endpoint
 
     host, port = split_endpoint(endpoint, 29400)
     try:

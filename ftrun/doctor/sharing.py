@@ -7,7 +7,7 @@ from typing import Any
 
 from ftrun.doctor.asking import ask
 from ftrun.doctor.findings import BROKEN, OK, WARNING, Finding
-from ftrun.host.counting import gpu_count
+from ftrun.host.devices.counting import gpu_count
 from ftrun.native.cuda import NVRTC_ADVICE
 
 AREA = "devices"

@@ -13,7 +13,7 @@ from ftrun.core.errors import PlatformError
 from ftrun.core.tried import TORCH_FROM, TORCH_RANGE, TORCH_TO, version_of
 from ftrun.doctor.asking import ask
 from ftrun.doctor.findings import BROKEN, OK, WARNING, Finding
-from ftrun.host.counting import gpu_count
+from ftrun.host.devices.counting import gpu_count
 
 AREA = "software"
 _NCCL_BAD = ((2, 28, 3), (2, 28, 8))

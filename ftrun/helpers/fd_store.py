@@ -199,7 +199,7 @@ class Keeper:
         import shutil
 
         from ftrun.core import runs
-        from ftrun.host import rundir
+        from ftrun.host.rundir import rundir
 
         run = runs.read_run(self._run_dir)
         if run is None or run.alive:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from ftrun.core import schedule, wire
 from ftrun.core.procfs import exit_code
 from ftrun.helpers import forkable, store
-from ftrun.host import boot
+from ftrun.host.services import spawn
 
 # what every training script imports sooner or later; the first optimizer alone imports torch._dynamo (0.8 s)
 _PRELOAD = (
@@ -49,9 +49,9 @@ def main() -> None:
     os.set_inheritable(_LAUNCHER, False)
     words = sys.argv[1:]
     if "stdin" in words:
-        os.set_inheritable(boot.STDIN, False)
+        os.set_inheritable(spawn.STDIN, False)
     unfit = next((word.removeprefix(_UNFIT) for word in words if word.startswith(_UNFIT)), "")
-    Nursery(launcher, words[0], boot.STDIN if "stdin" in words else None, unfit).serve()
+    Nursery(launcher, words[0], spawn.STDIN if "stdin" in words else None, unfit).serve()
 
 
 class Nursery:
@@ -121,7 +121,7 @@ class Nursery:
         if self._stdin is not None:
             os.set_inheritable(self._stdin, True)
             words.append("stdin")
-        argv = boot.command(boot.NURSERY, *words)
+        argv = spawn.command(spawn.NURSERY, *words)
         os.execve(argv[0], argv, variables)
 
     def _obey(self) -> bool:
@@ -155,7 +155,7 @@ class Nursery:
         try:
             _become_worker(spec, fds[0], fds[1], self._stdin)
             if self._mode == "exec":
-                argv = boot.command(_WORKER)
+                argv = spawn.command(_WORKER)
                 os.execve(argv[0], argv, {**os.environ, "FTRUN_SPEC": json.dumps(spec)})
             from ftrun.worker import entry
 

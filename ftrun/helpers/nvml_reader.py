@@ -1,7 +1,7 @@
 """The watcher of the devices: a process of its own, since a driver call that never returns can not even be killed.
 
 It says what NVML says: the devices, their events at once, their health every second, and calls that do not return. The
-launcher (ftrun.host.devices) makes something of it. Ends when the launcher does.
+launcher (ftrun.host.devices.devices) makes something of it. Ends when the launcher does.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core import paths
-from ftrun.host import boot
+from ftrun.host.services import spawn
 
 OUTPUT = "output.log"
 _LOOK = 0.1  # seconds between two looks at the progress
@@ -78,7 +78,7 @@ def run(
     progress = digests / "progress"
     progress.write_bytes(bytes(_PROGRESS.size * ranks))
     environment = {**os.environ, paths.ENV_DIGESTS: str(digests)}
-    command = boot.command(
+    command = spawn.command(
         "from ftrun.cli.main import main; main()", "run", *options, f"--log-dir={folder / 'logs'}", *script
     )
     began = time.monotonic()

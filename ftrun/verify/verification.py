@@ -14,7 +14,7 @@ from typing import Any
 from ftrun.core.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, UsageError
 from ftrun.faults import everyphase
 from ftrun.faults.everyphase import Kill
-from ftrun.host.settings import Settings
+from ftrun.host.base.settings import Settings
 from ftrun.verify import digests, trials
 from ftrun.verify.digests import Difference, Digests
 from ftrun.verify.progress import Progress

@@ -312,7 +312,7 @@ def adopt(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
 
     from ftrun.core import paths
     from ftrun.core.board import Board
-    from ftrun.host.services import _KEEPER, Helper
+    from ftrun.host.services.services import _KEEPER, Helper
     from ftrun.worker.arena import Arena, Manifest, place
     from ftrun.worker.keeper_client import KeeperClient
     from ftrun.worker.segment import Segment

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ftrun.faults.dice import Dice
-from ftrun.host.rundir import amend
+from ftrun.host.rundir.rundir import amend
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.test_services import SLOW, Live, until

@@ -116,7 +116,7 @@ def test_gpus_are_counted_by_nvml_where_there_are_no_device_files(ftrun: Ftrun, 
 
 
 def test_the_launcher_does_not_import_pynvml() -> None:
-    program = "import sys, ftrun.host.launcher; print('pynvml' in sys.modules, 'filelock' in sys.modules)"
+    program = "import sys, ftrun.host.run.launcher; print('pynvml' in sys.modules, 'filelock' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["False", "False"], done.stderr
 

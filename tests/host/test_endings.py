@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ftrun.host import forward
-from ftrun.host.loop import Loop
+from ftrun.host.base.loop import Loop
+from ftrun.host.run import signal_forwarding
 from tests.conftest import Ftrun, Run, processes_of, wait_for
 from tests.host import direct
 
@@ -332,22 +332,22 @@ def test_a_signal_that_is_blocked_for_a_moment_is_held_back() -> None:
         worker = SimpleNamespace(rank=0, pid=process.pid, reported=False)
         crew = SimpleNamespace(living=lambda: [worker])
         said: list[str] = []
-        forwarder = forward.Forwarder(crew, loop, 1, lambda text, *_: said.append(text), lambda *_, **__: None)  # type: ignore[arg-type]
+        forwarder = signal_forwarding.Forwarder(crew, loop, 1, lambda text, *_: said.append(text), lambda *_, **__: None)  # type: ignore[arg-type]
         process.stdout.readline()
-        answers = {s: forward.answer_of(process.pid, s) for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)}
+        answers = {s: signal_forwarding.answer_of(process.pid, s) for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)}
         forwarder.forward(signal.SIGUSR2)
         print(file=process.stdin, flush=True)
         process.stdout.readline()
         loop.run_once()  # the next look
-        assert forward.answer_of(process.pid, signal.SIGUSR2) is forward.Answer.DIES and process.poll() is None
+        assert signal_forwarding.answer_of(process.pid, signal.SIGUSR2) is signal_forwarding.Answer.DIES and process.poll() is None
         process.kill()
     assert answers == {
-        signal.SIGUSR1: forward.Answer.TAKEN,
-        signal.SIGUSR2: forward.Answer.BLOCKED,
-        signal.SIGWINCH: forward.Answer.TAKEN,
+        signal.SIGUSR1: signal_forwarding.Answer.TAKEN,
+        signal.SIGUSR2: signal_forwarding.Answer.BLOCKED,
+        signal.SIGWINCH: signal_forwarding.Answer.TAKEN,
     }
     assert said == ["got SIGUSR2; 1 worker of 1 will get it once it is handled there"]
-    assert forward.answer_of(process.pid, signal.SIGUSR1) is forward.Answer.DIES, "it is gone"
+    assert signal_forwarding.answer_of(process.pid, signal.SIGUSR1) is signal_forwarding.Answer.DIES, "it is gone"
 
 
 # ---- ftrun stop ------------------------------------------------------------------------------------------------------

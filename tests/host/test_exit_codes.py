@@ -15,8 +15,8 @@ from ftrun.control import events as ev
 from ftrun.core import paths
 from ftrun.core.board import Board, F, Flag
 from ftrun.core.faults import Fault
-from ftrun.host.crew import Crew, Worker
-from ftrun.host.loop import Loop
+from ftrun.host.base.loop import Loop
+from ftrun.host.workers.pool import Crew, Worker
 
 
 class Dying:
@@ -79,7 +79,7 @@ def dying(tmp_path: Path) -> Iterator[Dying]:
 
 @pytest.mark.parametrize("code", [3, 0])
 def test_a_code_that_shows_late_is_waited_for(dying: Dying, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftrun.host.crew._CODE_SHOWS", 60.0)
+    monkeypatch.setattr("ftrun.host.workers.pool._CODE_SHOWS", 60.0)
     dying.life_lost()
     dying.loop.run_once(1.0)
     assert not dying.told, "it still runs"
@@ -98,7 +98,7 @@ def test_a_code_that_does_not_show_is_done_without(dying: Dying) -> None:
 
 
 def test_one_that_is_condemned_meanwhile_is_told_once(dying: Dying, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftrun.host.crew._CODE_SHOWS", 60.0)
+    monkeypatch.setattr("ftrun.host.workers.pool._CODE_SHOWS", 60.0)
     dying.life_lost()
     dying.crew.condemn(dying.worker, "frozen", Fault.FROZEN, "its process is stopped")
     dying.exits(3)
@@ -110,7 +110,7 @@ def test_one_that_is_condemned_meanwhile_is_told_once(dying: Dying, monkeypatch:
 @pytest.mark.parametrize("known_by", ["lock", "process"])
 def test_a_script_that_is_over_has_time_to_end(dying: Dying, monkeypatch: pytest.MonkeyPatch, known_by: str) -> None:
     """Its lock is gone, and neither its process nor the nursery's word of it comes within the usual time."""
-    monkeypatch.setattr("ftrun.host.crew._CODE_PATIENCE", 0.05)
+    monkeypatch.setattr("ftrun.host.workers.pool._CODE_PATIENCE", 0.05)
     dying.worker.cell[F.FLAGS] = dying.worker.flags = int(Flag.LOOPING | Flag.LOOP_DONE | Flag.EXITING)
     if known_by == "lock":
         dying.life_lost()

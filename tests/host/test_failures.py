@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ftrun.host import fence
+from ftrun.host.workers import fence
 from tests.conftest import Ftrun, Run, wait_for
 from tests.host import direct
 

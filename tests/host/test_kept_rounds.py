@@ -14,7 +14,7 @@ import pytest
 from ftrun import native
 from ftrun.core import paths
 from ftrun.core.board import Board
-from ftrun.host import services
+from ftrun.host.services import services
 from ftrun.worker.keeper_client import KeeperClient
 from tests.conftest import wait_for
 

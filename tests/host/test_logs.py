@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from ftrun.core.errors import UsageError
-from ftrun.host.logfiles import claim_folder
-from ftrun.host.logformat import check_template, torchrun_template
-from ftrun.host.logs import Logs, WorkerLog
-from ftrun.host.loop import Loop
-from ftrun.host.outlet import BACKLOG_MAX
-from ftrun.host.settings import Output
-from ftrun.host.streams import Std, Streams, parse
+from ftrun.host.base.loop import Loop
+from ftrun.host.base.settings import Output
+from ftrun.host.base.streams import Std, Streams, parse
+from ftrun.host.output.logfiles import claim_folder
+from ftrun.host.output.logformat import check_template, torchrun_template
+from ftrun.host.output.logs import Logs, WorkerLog
+from ftrun.host.output.nonblocking_writer import BACKLOG_MAX
 from tests.conftest import wait_for
 
 FULL = "/dev/full"

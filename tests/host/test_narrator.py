@@ -9,7 +9,7 @@ from ftrun.control.events import CloseGate, Grouped, Publish, Raised, Say
 from ftrun.control.machine import Phase as State
 from ftrun.core.board import Board, F, Phase
 from ftrun.core.steps import StepLog
-from ftrun.host.narrator import Narrator
+from ftrun.host.account.incident_reporter import Narrator
 
 MS = 1_000_000
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ftrun.core import wire
-from ftrun.host import boot
+from ftrun.host.services import spawn
 from tests.faults.fake_nvml import ECC, RECOVERY, FakeNvml
 
 CODE = "from ftrun.helpers import nvml_reader; nvml_reader.main()"
@@ -28,7 +28,7 @@ class Watcher:
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         out = os.open(os.devnull, os.O_WRONLY)
         with theirs:
-            self.pid = boot.start(CODE, (), {**os.environ, **nvml.env, **env}, theirs.fileno(), out)
+            self.pid = spawn.start(CODE, (), {**os.environ, **nvml.env, **env}, theirs.fileno(), out)
         os.close(out)
         self.said: list[Message] = []
 

@@ -25,9 +25,9 @@ TORCH = version_of(torch.__version__)[:2]
 DRIVER = """
 import sys
 sys.path.pop(0)
-from ftrun.host.launcher import launch
-from ftrun.host.settings import Output, Settings
-from ftrun.host.streams import Std, Streams, parse
+from ftrun.host.run.launcher import launch
+from ftrun.host.base.settings import Output, Settings
+from ftrun.host.base.streams import Std, Streams, parse
 sys.exit(launch(Settings({settings})))
 """
 

@@ -21,13 +21,16 @@ from ftrun.core.board import Board, Busy, F, Flag, Phase, Source, collective_wor
 from ftrun.core.errors import UsageError
 from ftrun.core.handle import Handle, Kind
 from ftrun.helpers.fd_store import Keeper
-from ftrun.host import beats, fence, memory, report, room, rundir
-from ftrun.host.beats import BeatWatch
-from ftrun.host.hang import describe
-from ftrun.host.incident import Incident, Victim
-from ftrun.host.loop import Loop
-from ftrun.host.outlet import Outlet
-from ftrun.host.services import Services
+from ftrun.host.account import messages
+from ftrun.host.account.incident import Incident, Victim
+from ftrun.host.base.loop import Loop
+from ftrun.host.detect import disk_space, heartbeat
+from ftrun.host.detect.hang import describe
+from ftrun.host.detect.heartbeat import BeatWatch
+from ftrun.host.output.nonblocking_writer import Outlet
+from ftrun.host.rundir import rundir
+from ftrun.host.services.services import Services
+from ftrun.host.workers import fence, oom_kills
 from tests.conftest import wait_for
 
 
@@ -254,7 +257,7 @@ def test_a_stopped_process_is_condemned_and_a_silent_or_traced_one_is_not(board:
         found = wait_for(look, "a stopped process")
         assert "stopped by a signal and no debugger holds it" in found[0]
         process.send_signal(signal.SIGCONT)
-        wait_for(lambda: not beats.why_still(process.pid), "the process runs again")
+        wait_for(lambda: not heartbeat.why_still(process.pid), "the process runs again")
         assert look() == []
         watch = BeatWatch(0.05, 0.2)
         assert "--heartbeat-timeout" in wait_for(look, "too long a silence")[0]
@@ -283,9 +286,9 @@ def test_out_of_memory_kills_are_counted_once(tmp_path: Path, monkeypatch: pytes
         counter.write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {number}\n")
 
     kills(3)
-    monkeypatch.setattr(memory, "_counter_file", lambda root, pid: counter)
-    monkeypatch.setattr(memory, "_open_kernel", lambda: None)
-    watch = memory.Kills(tmp_path)
+    monkeypatch.setattr(oom_kills, "_counter_file", lambda root, pid: counter)
+    monkeypatch.setattr(oom_kills, "_open_kernel", lambda: None)
+    watch = oom_kills.Kills(tmp_path)
     for pid in range(1, 6):
         watch.watch(pid)
     assert watch.evidence(1) == "", "kills before its time are no news"
@@ -307,11 +310,11 @@ def test_a_full_file_system_is_told_once(tmp_path: Path, monkeypatch: pytest.Mon
     def statvfs(path: object) -> os.statvfs_result:
         return os.statvfs_result((4096, 4096, 1000, left["blocks"], left["blocks"], 100, 50, 50, 0, 255))
 
-    monkeypatch.setattr(room, "_LEAST", 20 * 4096)
-    monkeypatch.setattr(room.os, "statvfs", statvfs)
-    monkeypatch.setattr(room, "_EVERY", 0.01)
-    monkeypatch.setattr(room, "_kinds", lambda: [("/", "ext4"), (str(tmp_path / "b"), "tmpfs")])
-    watch = room.RoomWatch({"a file": tmp_path / "a", "the board": tmp_path / "b"})
+    monkeypatch.setattr(disk_space, "_LEAST", 20 * 4096)
+    monkeypatch.setattr(disk_space.os, "statvfs", statvfs)
+    monkeypatch.setattr(disk_space, "_EVERY", 0.01)
+    monkeypatch.setattr(disk_space, "_kinds", lambda: [("/", "ext4"), (str(tmp_path / "b"), "tmpfs")])
+    watch = disk_space.RoomWatch({"a file": tmp_path / "a", "the board": tmp_path / "b"})
     try:
         found = wait_for(watch.news, "the full disk")
         assert [fault for fault, _ in found] == ["disk-full", "memory-full"]
@@ -348,13 +351,13 @@ def test_parts_sum_to_the_whole_and_old_generations_do_not_count(board: Board) -
     }  # fmt: skip
     assert sum(facts["ms"].values()) == facts["total_ms"] == 200
     assert facts["sources"] == {"1": {"name": "adopt", "bytes": 0, "cell": 4}}
-    assert report.recovered(facts) == (
+    assert messages.recovered(facts) == (
         "recovered in 200 ms: detect 2, stop 7, clean 1.0, reset 20, restore 4, first step 166; 0 committed steps lost"
     )
-    assert report.failed(incident.victims[0], 3, True) == (
+    assert messages.failed(incident.victims[0], 3, True) == (
         "rank 1 died in backward of step 60 (SIGKILL, seen after 2 ms); stopping 3 healthy workers"
     )
-    assert report.replaced(1, 4, True, 60, True, facts["sources"]["1"]) == (
+    assert messages.replaced(1, 4, True, 60, True, facts["sources"]["1"]) == (
         "rank 1 is now spare 4; step 60 again; state adopted in place, 0 B moved"
     )
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ftrun.core.errors import ConfigError, UsageError
-from ftrun.host import devices, quarantine, visible
-from ftrun.host.devices import Holder, users
-from ftrun.host.quarantine import Quarantine
+from ftrun.host.devices import devices, quarantine, visible
+from ftrun.host.devices.devices import Holder, users
+from ftrun.host.devices.quarantine import Quarantine
 
 GPUS: list[dict[str, Any]] = [
     {"index": 0, "uuid": "GPU-aa11", "name": "X", "mig": []},

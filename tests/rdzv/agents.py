@@ -19,8 +19,8 @@ import json, sys
 sys.path.pop(0)
 from ftrun.cli.main import _fail
 from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, FtrunError, UsageError
-from ftrun.host.launcher import launch, require_usable
-from ftrun.host.settings import Nodes, Settings
+from ftrun.host.run.launcher import launch, require_usable
+from ftrun.host.base.settings import Nodes, Settings
 raw = json.loads(sys.argv[1])
 nodes = Nodes(**raw.pop("nodes"))
 try:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ftrun.core.errors import UsageError
-from ftrun.host.rendezvous import client, folder
-from ftrun.host.rendezvous import open as opening
-from ftrun.host.rendezvous.carrier import Carrier, CarrierLost
-from ftrun.host.settings import Nodes
+from ftrun.host.base.settings import Nodes
+from ftrun.host.nodes.carriers import client, folder
+from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost
+from ftrun.host.nodes.membership import open as opening
 from tests.conftest import wait_for
 from tests.e2e.harness import free_port
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ftrun.core.errors import UsageError
-from ftrun.host.rendezvous.carrier import CarrierLost, Record
-from ftrun.host.rendezvous.member import Me, Member, News, Terms
-from ftrun.host.rendezvous.table import root_cause, weight
+from ftrun.host.nodes.carriers.carrier import CarrierLost, Record
+from ftrun.host.nodes.membership.member import Me, Member, News, Terms
+from ftrun.host.nodes.membership.table import root_cause, weight
 
 STEP = 0.1
 

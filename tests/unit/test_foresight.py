@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.host.foresight import wants_torch
+from ftrun.host.run.needs_torch import wants_torch
 
 NOT = ["pass", "import os, json\nfrom pathlib import Path\nprint(os.getpid())", "import collections.abc"]
 MAYBE = [

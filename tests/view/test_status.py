@@ -12,7 +12,7 @@ import pytest
 
 from ftrun.core import procfs
 from ftrun.core.board import Board, F, Flag
-from ftrun.host import rundir
+from ftrun.host.rundir import rundir
 from tests.view import boards
 from tests.view.conftest import Looking
 from tests.view.terminal import Terminal

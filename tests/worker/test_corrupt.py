@@ -9,10 +9,10 @@ from ftrun.control import events as ev
 from ftrun.core import paths
 from ftrun.core.board import Board, F, sum_word
 from ftrun.core.world import Place, World
-from ftrun.host.crew import Crew, Worker
-from ftrun.host.detectors import Detectors
-from ftrun.host.loop import Loop
-from ftrun.host.settings import Settings
+from ftrun.host.base.loop import Loop
+from ftrun.host.base.settings import Settings
+from ftrun.host.detect.detectors import Detectors
+from ftrun.host.workers.pool import Crew, Worker
 from ftrun.worker.restore import donors
 
 
