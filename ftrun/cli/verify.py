@@ -43,7 +43,7 @@ class VerifyCommand(TyperCommand):
         return ["[OPTIONS]", "--faults FILE|--kill-every-phase", "SCRIPT", "[ARGS]..."]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        from ftrun.cli.run import write_group
+        from ftrun.cli.help import write_group
 
         write_group(formatter, VERIFY, _OURS)
         for group in GROUPS:
