@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.harness import free_port
-from tests.rdzv.agents import Agents
+from tests.host.nodes.agents import Agents
 
 
 def check_world(agents: Agents, sizes: list[int], restarts: int = 0) -> dict[int, dict[str, Any]]:

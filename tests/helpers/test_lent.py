@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from ftrun.worker.lent import Lent
-from tests.host.test_kept_rounds import Kept
+from tests.helpers.test_fd_store import Kept
 
 
 def test_a_new_keeper_gets_what_is_lent_now(tmp_path: Path) -> None:

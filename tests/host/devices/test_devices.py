@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ROOT, Ftrun, Run, wait_for
 from tests.faults.fake_nvml import FakeNvml
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "e2e" / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "e2e" / "scripts"
 SCRIPT = f"""
 import os, sys, time
 from pathlib import Path

@@ -9,8 +9,8 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.e2e.harness import free_port
-from tests.rdzv.agents import Agents
-from tests.rdzv.test_worlds import check_world
+from tests.host.nodes.agents import Agents
+from tests.host.nodes.test_worlds import check_world
 
 # everyone waits in a collective for a rank that dies
 DIES_ONCE = """

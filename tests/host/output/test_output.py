@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ftrun.cli.options import BY_NAME
-from ftrun.host.doctor.software import version_of
+from ftrun.doctor.software import version_of
 from tests.conftest import DEADLINE, Ftrun, wait_for
 
 TORCH = version_of(torch.__version__)[:2]
