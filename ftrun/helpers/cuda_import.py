@@ -1,6 +1,6 @@
-"""Device memory that the keeper holds: imported from its descriptor, so that it lives on when its maker is killed.
+"""Device memory that the fd store holds: imported from its descriptor, so that it lives on when its maker is killed.
 
-Imports run in threads of their own: a driver that hangs must not keep the keeper from ending workers of a dead launcher.
+Imports run in threads of their own: a driver that hangs must not keep the fd store from ending workers of a dead launcher.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ftrun.native import cuda
 
 
 class Imported:
-    """One import. `let_go` may be called at any time, from the keeper's thread."""
+    """One import. `let_go` may be called at any time, from the fd store's thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,5 +49,5 @@ class Imported:
 
 
 def _ordinal_of(uuid: bytes) -> int:
-    """Only for a driver that wants a context: any device serves when the keeper does not see the right one."""
+    """Only for a driver that wants a context: any device serves when the fd store does not see the right one."""
     return next((i for i in range(cuda.device_count()) if cuda.device(i).uuid == uuid), 0)

@@ -1,4 +1,4 @@
-"""The keeper: holds descriptors of the workers' memory, so that it outlives them; ends everybody if the launcher dies.
+"""The fd store: holds descriptors of the workers' memory, so that it outlives them; ends everybody if the launcher dies.
 
 Standard library only, a process of its own. Never maps or reads what it keeps; device memory it imports, which is done in
 threads beside the one that serves (see held.py).
@@ -31,11 +31,11 @@ def main() -> None:
     os.set_inheritable(3, False)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)  # it ends when the launcher ends
-    native.set_name("ftrun keeper")
-    Keeper(Path(sys.argv[1]), launcher).serve()
+    native.set_name("ftrun fd store")
+    FdStore(Path(sys.argv[1]), launcher).serve()
 
 
-class Keeper:
+class FdStore:
     """One per run. `serve` returns when the run is over."""
 
     def __init__(self, run_dir: Path, launcher: socket.socket) -> None:
@@ -48,9 +48,9 @@ class Keeper:
         self._select = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        path = self._run_dir / paths.KEEPER_SOCKET
+        path = self._run_dir / paths.FD_STORE_SOCKET
         with contextlib.suppress(FileNotFoundError):
-            path.unlink()  # a keeper that died left it
+            path.unlink()  # an fd store that died left it
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with wire.name_of(path) as name:
             listener.bind(name)
@@ -103,7 +103,7 @@ class Keeper:
                 self._reply(sock, message, fds)
                 return
         except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"keeper: {error!r}", file=sys.stderr)
+            print(f"fd store: {error!r}", file=sys.stderr)
         for fd in fds:
             os.close(fd)
         self._select.unregister(sock)
@@ -168,7 +168,7 @@ class Keeper:
             self._forget(key)
 
     def _guard(self) -> None:
-        """The launcher is gone: end the nursery first, so that nothing new is forked, then every worker."""
+        """The launcher is gone: end the fork server first, so that nothing new is forked, then every worker."""
         self._say_why()
         deadline = time.monotonic() + _INSIST
         while True:
@@ -186,13 +186,13 @@ class Keeper:
     def _say_why(self) -> None:
         """Our stdout is services.log, which stays with the workers' logs."""
         cells = (self._board.cell(index) for index in range(self._board.cells))
-        # as the launcher knew them: the nursery has seen its end as well, and may have been quicker with the first ones
+        # as the launcher knew them: the fork server has seen its end as well, and may have been quicker with the first ones
         living = len({cell[F.PID] for cell in cells if cell[F.PID] and not cell[F.EXITED]})
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         launcher = self._board[Head.LAUNCHER_PID]
         workers = f"{living} worker{'' if living == 1 else 's'}"
         with contextlib.suppress(OSError):  # a full disk saves nobody's life
-            print(f"keeper: {now}: the launcher ({launcher}) is gone; ending {workers}", flush=True)
+            print(f"fd store: {now}: the launcher ({launcher}) is gone; ending {workers}", flush=True)
 
     def _clean_up(self) -> None:
         """What the launcher would have done at its end: keep the journal with the logs, remove the run directory."""

@@ -1,7 +1,7 @@
-"""The nursery: a fork server that has torch imported, so that a worker starts in milliseconds.
+"""The fork server: it has torch imported, so that a worker starts in milliseconds.
 
 Runs in a process of its own with one socket to the launcher. It imports and does nothing else before it forks: no thread,
-no backward, no CUDA call. If an import of the user's environment breaks that, the nursery begins anew without imports
+no backward, no CUDA call. If an import of the user's environment breaks that, the fork server begins anew without imports
 and starts each worker as a fresh interpreter. It decides nothing else: it forks what it is told to and reports who ended.
 The store runs in a child, because a process that serves a store cannot be forked from.
 """
@@ -38,7 +38,7 @@ _PRELOAD = (
     "ftrun.worker.job",
 )
 _IMPORTS = {"preload": _PRELOAD, "light": ("ftrun.worker.entry",), "exec": ()}
-_UNFIT = "unfit="  # the argument by which a nursery tells its successor why it does not fork workers from imports
+_UNFIT = "unfit="  # the argument by which a fork server tells its successor why it does not fork workers from imports
 _LAUNCHER = 3  # the descriptor of the socket to the launcher
 _WORKER = "import json, os; from ftrun.worker import entry; entry.main(json.loads(os.environ.pop('FTRUN_SPEC')))"
 
@@ -51,14 +51,14 @@ def main() -> None:
     if "stdin" in words:
         os.set_inheritable(spawn.STDIN, False)
     unfit = next((word.removeprefix(_UNFIT) for word in words if word.startswith(_UNFIT)), "")
-    Nursery(launcher, words[0], spawn.STDIN if "stdin" in words else None, unfit).serve()
+    ForkServer(launcher, words[0], spawn.STDIN if "stdin" in words else None, unfit).serve()
 
 
-class Nursery:
+class ForkServer:
     """`stdin`: what ranks read from.
 
     `mode`: "preload" forks workers that have torch; "light" forks them without, for programs that need none; "exec"
-    starts each as a fresh interpreter. `unfit`: why a nursery before this one, in the same process, gave "preload" up.
+    starts each as a fresh interpreter. `unfit`: why a fork server before this one, in the same process, gave "preload" up.
     """
 
     def __init__(self, launcher: socket.socket, mode: str, stdin: int | None = None, unfit: str = "") -> None:
@@ -75,7 +75,7 @@ class Nursery:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         from ftrun import native
 
-        native.set_name("ftrun nursery")
+        native.set_name("ftrun forksrv")
         schedule.reset_slice()
         gc.disable()  # a fifth of the time of importing torch goes into looking for garbage that is not there
         self._import()
@@ -121,7 +121,7 @@ class Nursery:
         if self._stdin is not None:
             os.set_inheritable(self._stdin, True)
             words.append("stdin")
-        argv = spawn.command(spawn.NURSERY, *words)
+        argv = spawn.command(spawn.FORK_SERVER, *words)
         os.execve(argv[0], argv, variables)
 
     def _obey(self) -> bool:

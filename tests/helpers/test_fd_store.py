@@ -24,16 +24,16 @@ MARK = "ftrun-round"
 
 
 class Kept:
-    """A real keeper process."""
+    """A real fd store process."""
 
     def __init__(self, run_dir: Path) -> None:
         Board.create(run_dir / paths.BOARD, 2)
         self._out = os.open(os.devnull, os.O_WRONLY)
-        self._helper = services.Helper("keeper", services._KEEPER, lambda message: None)
+        self._helper = services.Helper("fd store", services._FD_STORE, lambda message: None)
         self._helper.start((str(run_dir),), {**os.environ}, self._out)
         self.pid = self._helper.pid
-        self.client = KeeperClient(run_dir / paths.KEEPER_SOCKET)
-        wait_for(self._answers, "the keeper's first answer")  # its socket is there before it listens
+        self.client = KeeperClient(run_dir / paths.FD_STORE_SOCKET)
+        wait_for(self._answers, "the fd store's first answer")  # its socket is there before it listens
 
     def _answers(self) -> bool:
         try:
@@ -49,9 +49,9 @@ class Kept:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Kept]:
-    keeper = Kept(tmp_path)
-    yield keeper
-    keeper.close()
+    fd_store = Kept(tmp_path)
+    yield fd_store
+    fd_store.close()
 
 
 def descriptors(pid: int) -> list[str]:
@@ -85,7 +85,7 @@ def test_a_thousand_rounds_leave_nothing(kept: Kept) -> None:
     pick = random.Random(7)
     kept.client.get(0, "arena")
     mine = len(os.listdir("/proc/self/fd"))
-    theirs = wait_for(lambda: len(descriptors(kept.pid)), "the keeper's descriptors")
+    theirs = wait_for(lambda: len(descriptors(kept.pid)), "the fd store's descriptors")
     for number in range(ROUNDS):
         rank = pick.randrange(4)
         early = pick.random() < 0.2
@@ -107,6 +107,6 @@ def test_a_thousand_rounds_leave_nothing(kept: Kept) -> None:
             kept.client.forget(rank, "arena")
     for rank in range(4):
         kept.client.forget(rank, "arena")
-    wait_for(lambda: len(descriptors(kept.pid)) <= theirs, "the keeper to close its connections")
+    wait_for(lambda: len(descriptors(kept.pid)) <= theirs, "the fd store to close its connections")
     assert len(os.listdir("/proc/self/fd")) == mine
     assert marked(os.getpid()) == 0 and marked(kept.pid) == 0

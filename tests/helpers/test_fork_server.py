@@ -38,8 +38,8 @@ def _trains(ftrun: Ftrun, environment: dict[str, str]) -> str:
     run = ftrun.start("--nproc-per-node", 2, "--spares", 1, ftrun.script(TRAINS), **environment)
     assert run.wait() == 0, run.stderr
     assert run.stdout.count("trained") == 2
-    ready = [line for line in run.journal() if line.get("note") == "service" and line["service"] == "nursery"]
-    assert len(ready) == 1, "a nursery that begins anew is the same process, and no incident"
+    ready = [line for line in run.journal() if line.get("note") == "service" and line["service"] == "fork server"]
+    assert len(ready) == 1, "a fork server that begins anew is the same process, and no incident"
     return run.stderr
 
 

@@ -1,4 +1,4 @@
-"""What a transfer lends to the keeper: a new keeper gets it too, and it is gone when it was taken back."""
+"""What a transfer lends to the fd store: a new fd store gets it too, and it is gone when it was taken back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ftrun.worker.lent import Lent
 from tests.helpers.test_fd_store import Kept
 
 
-def test_a_new_keeper_gets_what_is_lent_now(tmp_path: Path) -> None:
+def test_a_new_fd_store_gets_what_is_lent_now(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     first = Kept(tmp_path / "one")
@@ -23,11 +23,11 @@ def test_a_new_keeper_gets_what_is_lent_now(tmp_path: Path) -> None:
     finally:
         first.close()
     begin = time.monotonic()
-    assert not lent.again(), "there is no keeper"
+    assert not lent.again(), "there is no fd store"
     assert time.monotonic() - begin < 5
     second = Kept(tmp_path / "two")
     try:
-        (tmp_path / "two" / "keeper.sock").rename(tmp_path / "one" / "keeper.sock")
+        (tmp_path / "two" / "fd-store.sock").rename(tmp_path / "one" / "fd-store.sock")
         assert lent.again()
         found = first.client.get(1, "buffers")
         assert found is not None and os.path.sameopenfile(found, fds["buffers"])

@@ -1,4 +1,4 @@
-"""Parts of the launcher by themselves: keeper, run directory, output, detectors, incident account, fence."""
+"""Parts of the launcher by themselves: fd store, run directory, output, detectors, incident account, fence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ftrun.core import gate, paths, runs, wire
 from ftrun.core.board import Board, Busy, F, Flag, Phase, Source, collective_word, name_word
 from ftrun.core.errors import UsageError
 from ftrun.core.handle import Handle, Kind
-from ftrun.helpers.fd_store import Keeper
+from ftrun.helpers.fd_store import FdStore
 from ftrun.host.account import messages
 from ftrun.host.account.incident import Incident, Victim
 from ftrun.host.base.loop import Loop
@@ -39,17 +39,17 @@ def board(tmp_path: Path) -> Board:
     return Board.create(tmp_path / paths.BOARD, 8)
 
 
-# ---- keeper ----------------------------------------------------------------------------------------------------------
+# ---- fd store ----------------------------------------------------------------------------------------------------------
 
 
-class KeeperScene:
-    """A keeper in a thread of this process, and both ends that talk to it."""
+class FdStoreScene:
+    """An fd store in a thread of this process, and both ends that talk to it."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.path = run_dir / paths.KEEPER_SOCKET
+        self.path = run_dir / paths.FD_STORE_SOCKET
         self.launcher, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.launcher.settimeout(10)
-        self.thread = threading.Thread(target=Keeper(run_dir, theirs).serve, daemon=True)
+        self.thread = threading.Thread(target=FdStore(run_dir, theirs).serve, daemon=True)
         self.thread.start()
         assert wire.receive(self.launcher) == ({"op": "ready"}, [])
 
@@ -84,66 +84,66 @@ class KeeperScene:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path, board: Board) -> Iterator[KeeperScene]:
-    scene = KeeperScene(tmp_path)
+def fd_store(tmp_path: Path, board: Board) -> Iterator[FdStoreScene]:
+    scene = FdStoreScene(tmp_path)
     yield scene
     wire.send(scene.launcher, {"op": "bye"})
     scene.thread.join(10)
     assert not scene.thread.is_alive()
 
 
-def test_keeper_gives_back_what_it_holds(keeper: KeeperScene) -> None:
-    keeper.put(1, "arena", 3, b"weights")
-    keeper.put(1, "slots", 3, b"streams")
-    assert keeper.get(1, "arena") == (3, b"weights")
-    assert keeper.get(1, "slots") == (3, b"streams")
-    assert keeper.get(0, "arena") is None
-    keeper.put(1, "arena", 5, b"newer")
-    assert keeper.get(1, "arena") == (5, b"newer")
+def test_fd_store_gives_back_what_it_holds(fd_store: FdStoreScene) -> None:
+    fd_store.put(1, "arena", 3, b"weights")
+    fd_store.put(1, "slots", 3, b"streams")
+    assert fd_store.get(1, "arena") == (3, b"weights")
+    assert fd_store.get(1, "slots") == (3, b"streams")
+    assert fd_store.get(0, "arena") is None
+    fd_store.put(1, "arena", 5, b"newer")
+    assert fd_store.get(1, "arena") == (5, b"newer")
 
 
-def test_keeper_forgets_all_when_told(keeper: KeeperScene) -> None:
-    keeper.put(0, "arena", 0, b"old world")
+def test_fd_store_forgets_all_when_told(fd_store: FdStoreScene) -> None:
+    fd_store.put(0, "arena", 0, b"old world")
     before = len(os.listdir("/proc/self/fd"))
-    wire.send(keeper.launcher, {"op": "drop"})
-    wait_for(lambda: keeper.get(0, "arena") is None, "the arena to be forgotten")
+    wire.send(fd_store.launcher, {"op": "drop"})
+    wait_for(lambda: fd_store.get(0, "arena") is None, "the arena to be forgotten")
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_keeper_drops_the_parts_that_a_segment_no_longer_has(keeper: KeeperScene) -> None:
+def test_fd_store_drops_the_parts_that_a_segment_no_longer_has(fd_store: FdStoreScene) -> None:
     for part in range(3):
-        keeper.put(0, f"arena.{part}", 0, b"part")
-    keeper.put(1, "arena.2", 0, b"another rank's")
-    keeper.put(0, "arena", 0, b"whole", parts=1)
-    assert [keeper.get(0, f"arena.{part}") is not None for part in range(3)] == [True, False, False]
-    assert keeper.get(0, "arena") and keeper.get(1, "arena.2")
+        fd_store.put(0, f"arena.{part}", 0, b"part")
+    fd_store.put(1, "arena.2", 0, b"another rank's")
+    fd_store.put(0, "arena", 0, b"whole", parts=1)
+    assert [fd_store.get(0, f"arena.{part}") is not None for part in range(3)] == [True, False, False]
+    assert fd_store.get(0, "arena") and fd_store.get(1, "arena.2")
 
 
-def test_keeper_says_why_device_memory_is_held_by_its_descriptor_only(keeper: KeeperScene) -> None:
-    answer = keeper.put(0, "arena.0", 0, b"no memory of a device", kind=Kind.CUDA)
+def test_fd_store_says_why_device_memory_is_held_by_its_descriptor_only(fd_store: FdStoreScene) -> None:
+    answer = fd_store.put(0, "arena.0", 0, b"no memory of a device", kind=Kind.CUDA)
     assert answer["why"]
-    assert keeper.get(0, "arena.0") == (0, b"no memory of a device")
+    assert fd_store.get(0, "arena.0") == (0, b"no memory of a device")
 
 
-def test_keeper_keeps_no_descriptor_that_came_with_nonsense(keeper: KeeperScene) -> None:
+def test_fd_store_keeps_no_descriptor_that_came_with_nonsense(fd_store: FdStoreScene) -> None:
     before = len(os.listdir("/proc/self/fd"))
     fd = os.memfd_create("test")
     for handle in ("00", "ff" * 64, None):
         with pytest.raises((AssertionError, ConnectionError)):
-            keeper.ask({"op": "put", "rank": 0, "name": "arena", "cell": 1, "parts": 0, "handle": handle}, (fd,))
+            fd_store.ask({"op": "put", "rank": 0, "name": "arena", "cell": 1, "parts": 0, "handle": handle}, (fd,))
     os.close(fd)
     wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "the descriptors to be closed")
-    assert keeper.get(0, "arena") is None
+    assert fd_store.get(0, "arena") is None
 
 
-def test_keeper_survives_nonsense(keeper: KeeperScene) -> None:
+def test_fd_store_survives_nonsense(fd_store: FdStoreScene) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.connect(os.fspath(keeper.path))
+        sock.connect(os.fspath(fd_store.path))
         sock.send(b"this is no JSON")
-    answer, _ = keeper.ask({"op": "put", "rank": 0, "name": "arena", "cell": 1})  # no descriptor with it
+    answer, _ = fd_store.ask({"op": "put", "rank": 0, "name": "arena", "cell": 1})  # no descriptor with it
     assert answer == {"ok": False}
-    keeper.put(0, "arena", 1, b"fine")
-    assert keeper.get(0, "arena") == (1, b"fine")
+    fd_store.put(0, "arena", 1, b"fine")
+    assert fd_store.get(0, "arena") == (1, b"fine")
 
 
 # ---- run directory ---------------------------------------------------------------------------------------------------
@@ -392,14 +392,14 @@ def test_an_exit_code_that_is_set_can_be_read() -> None:
 def test_a_store_of_an_earlier_order_is_ended_and_not_used(tmp_path: Path) -> None:
     """Two orders cross (the store dies, then the world is restarted): workers may only hear of the second store."""
     services = Services(tmp_path, os.environ, False, lambda service, message: None)
-    ours, nursery = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, nursery:
-        services.nursery._sock = ours
-        services.nursery.ready = True
+    ours, fork_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, fork_server:
+        services.fork_server._sock = ours
+        services.fork_server.ready = True
         orders = []
         for _ in range(2):
             services.start_store("127.0.0.1", 0)
-            frame = wire.receive(nursery)
+            frame = wire.receive(fork_server)
             assert frame is not None
             orders.append(frame[0]["order"])
             for fd in frame[1]:

@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 LATE_ONLY = (
     ("ftrun", "ftrun.worker"),  # the public names of the worker, loaded when a script first uses one
     ("ftrun.helpers.fork_server", "ftrun.worker.entry"),  # in the forked child
-    ("ftrun.helpers.fork_server", "ftrun.worker.warm"),  # in the nursery, which has torch imported
+    ("ftrun.helpers.fork_server", "ftrun.worker.warm"),  # in the fork server, which has torch imported
     ("ftrun.native", "ftrun.core.errors"),  # when the library is missing
 )
 
@@ -53,7 +53,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 CIRCULAR = ("ftrun.worker",)
 
 TORCH = frozenset({"torch", "torchvision", "torchaudio"})
-# Modules outside ftrun.worker that run in the nursery's process or in a fork of it.
+# Modules outside ftrun.worker that run in the fork server's process or in a fork of it.
 TORCH_ALLOWED = frozenset({"ftrun.helpers.fork_server", "ftrun.helpers.store"})
 
 # The control layer decides from its arguments alone: no clock, no I/O, no chance.

@@ -56,7 +56,7 @@ class Facts:
 
 @dataclass
 class Failures:
-    """One per run. `workers` are the crew's; `folder` is the log folder."""
+    """One per run. `workers` are the worker pool's; `folder` is the log folder."""
 
     workers: Mapping[int, Worker]
     folder: Path

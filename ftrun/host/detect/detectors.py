@@ -19,7 +19,7 @@ from ftrun.host.base.settings import Settings
 from ftrun.host.detect.disk_space import RoomWatch
 from ftrun.host.detect.hang import HangWatch
 from ftrun.host.detect.heartbeat import BeatWatch
-from ftrun.host.workers.pool import Crew, Worker
+from ftrun.host.workers.pool import Worker, WorkerPool
 
 _NOW_AND_THEN = 1.0  # seconds between two looks at what does not hurry
 _NAMES = {
@@ -38,11 +38,11 @@ class Detectors:
         run_dir: Path,
         logs: Path,
         board: Board,
-        crew: Crew,
+        pool: WorkerPool,
         emit: Callable[[ev.Event], None],
     ) -> None:
         self._board = board
-        self._crew = crew
+        self._pool = pool
         self._emit = emit
         self._beats = BeatWatch(settings.heartbeat_interval, settings.heartbeat_timeout)
         limits = Limits(settings.hang_timeout, settings.hang_floor, settings.hang_ceiling)
@@ -65,8 +65,8 @@ class Detectors:
     def look(self, running: bool, generation: int, holders: list[Worker], whole: bool) -> None:
         """One look. `running`: no incident; `holders`: by rank; `whole`: they are all ranks of the world."""
         now = time.monotonic()
-        for worker, evidence in self._beats.silent(self._crew.living(), time.monotonic_ns()):
-            self._crew.condemn(worker, "frozen", Fault.FROZEN, evidence)
+        for worker, evidence in self._beats.silent(self._pool.living(), time.monotonic_ns()):
+            self._pool.condemn(worker, "frozen", Fault.FROZEN, evidence)
         present = [w for w in holders if not w.reported]
         if not running or not present or not whole:
             self._hangs.quiet()
@@ -77,7 +77,7 @@ class Detectors:
             self._measure(generation, present)
         if now >= self._later:
             self._later = now + _NOW_AND_THEN
-            self._crew.expire_kills()
+            self._pool.expire_kills()
             for fault, evidence in self._room.news():
                 self._emit(ev.Noticed(now, None, fault.value, evidence))
 
@@ -87,8 +87,8 @@ class Detectors:
         if verdict is None:
             return
         for accused in verdict.accused:
-            worker = self._crew.workers[accused.cell]
-            self._crew.condemn(worker, _NAMES[accused.fault], accused.fault, accused.evidence)
+            worker = self._pool.workers[accused.cell]
+            self._pool.condemn(worker, _NAMES[accused.fault], accused.fault, accused.evidence)
         if not verdict.accused:
             step = gate.unpack(raw).last + 1
             link = Fault.LINK.value
@@ -113,7 +113,7 @@ class Detectors:
                 f"{len(sums)} ranks at the gate of step {worker.cell.step}"
             )
             worker.cell[F.CORRUPT] = 1  # before a world is published in which another rank looks for a replica
-            self._crew.condemn(worker, "corrupt", Fault.CORRUPT, evidence)
+            self._pool.condemn(worker, "corrupt", Fault.CORRUPT, evidence)
         if replicas.undecided(sums, trusted) and not self._differing:
             self._differing = True
             step = present[0].cell.step

@@ -27,7 +27,9 @@ def count_by_nvml(environ: Mapping[str, str]) -> int:
     from ftrun.host.services import spawn
 
     try:
-        done = subprocess.run(spawn.command(_COUNT), capture_output=True, text=True, timeout=_COUNT_PATIENCE, check=True)
+        done = subprocess.run(
+            spawn.command(_COUNT), capture_output=True, text=True, timeout=_COUNT_PATIENCE, check=True
+        )
         gpus = json.loads(done.stdout)["gpus"]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError):
         return 0

@@ -25,7 +25,7 @@ from ftrun.host.base.loop import Loop
 from ftrun.host.devices import visible
 from ftrun.host.devices.quarantine import Quarantine
 from ftrun.host.services.services import Services
-from ftrun.host.workers.pool import Crew
+from ftrun.host.workers.pool import WorkerPool
 
 _PATIENCE = 10.0  # seconds that the start of the run waits for the driver to count its devices
 _SILENCE = 10.0  # seconds without a word from the watcher before that is told
@@ -100,7 +100,7 @@ class DeviceWatch:
         board: Board,
         loop: Loop,
         services: Services,
-        crew: Crew,
+        pool: WorkerPool,
         shared_quarantine: str | None,
     ) -> None:
         """Errors: ConfigError, OSError."""
@@ -109,7 +109,7 @@ class DeviceWatch:
         self._loop = loop
         self._services = services
         self._board = board
-        self._crew = crew
+        self._pool = pool
         self._devices: list[visible.Visible] = []
         self._quarantine = Quarantine(run_dir, shared_quarantine) if self.wanted else None
         self._when_known: list[Callable[[], None]] = []
@@ -140,7 +140,7 @@ class DeviceWatch:
         """The living workers that hold a rank, and the device that each rank was given."""
         state, now = self._state(), time.monotonic()
         given = state.device or ("",) * len(state.holder)
-        found = [(local, self._crew.workers.get(cell)) for local, cell in enumerate(state.holder) if cell is not None]
+        found = [(local, self._pool.workers.get(cell)) for local, cell in enumerate(state.holder) if cell is not None]
         return [
             Holder(worker.index, self._world_rank(local), worker.pid, given[local], now - worker.spawned)
             for local, worker in found

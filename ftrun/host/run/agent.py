@@ -39,7 +39,7 @@ from ftrun.host.run.spec import Specs
 from ftrun.host.rundir.journal import Journal
 from ftrun.host.rundir.reserve import Reserve
 from ftrun.host.services.services import Services
-from ftrun.host.workers.pool import Crew
+from ftrun.host.workers.pool import WorkerPool
 
 SERVICES_LOG = "services.log"
 _SPARE_LOOK = 0.05  # seconds between two looks whether spares may start
@@ -93,17 +93,17 @@ class Agent:
         self._spares_due: list[ev.Spawn] = []
         self._queue: deque[ev.Event] = deque()
         self._later: list[Callable[[], None]] = []
-        self._crew = Crew(run_dir, board, loop, logs, self._queue.append, journal.note, services.pids)
-        self._crew.locked = settings.kind != "program"
+        self._pool = WorkerPool(run_dir, board, loop, logs, self._queue.append, journal.note, services.pids)
+        self._pool.locked = settings.kind != "program"
         self._narrator = Narrator(run_dir, board, logs.folder / SERVICES_LOG, say, journal.note)
-        self._failures = Failures(self._crew.workers, logs.folder, settings.output, settings.max_restarts, say)
-        self._ending = Ending(self._crew, board, loop, settings.shutdown_timeout, say, journal.note)
-        self._forwarder = Forwarder(self._crew, loop, settings.nproc, say, journal.note)
-        self._devices = DeviceWatch(run_dir, board, loop, services, self._crew, settings.quarantine_file)
+        self._failures = Failures(self._pool.workers, logs.folder, settings.output, settings.max_restarts, say)
+        self._ending = Ending(self._pool, board, loop, settings.shutdown_timeout, say, journal.note)
+        self._forwarder = Forwarder(self._pool, loop, settings.nproc, say, journal.note)
+        self._devices = DeviceWatch(run_dir, board, loop, services, self._pool, settings.quarantine_file)
         self._devices.tell(self._queue.append, say, journal.note)
         self._devices.ask(lambda: self._state, self._world_rank)
-        self._detectors = Detectors(settings, run_dir, logs.folder, board, self._crew, self._queue.append)
-        self._faults = FaultDesk(settings, run_dir, board, self._crew, journal.note, say, self._devices.heard)
+        self._detectors = Detectors(settings, run_dir, logs.folder, board, self._pool, self._queue.append)
+        self._faults = FaultDesk(settings, run_dir, board, self._pool, journal.note, say, self._devices.heard)
         self._reserve = Reserve(run_dir, say)
         self._deadlines: dict[str, object] = {}
         self._store: tuple[str, int] | None = None
@@ -123,8 +123,8 @@ class Agent:
         self._loop.watch(bell, lambda: self._bell_rang(bell), urgent=True)
         listener = threading.Thread(target=self._listen, args=(bell,), name="ftrun-bell", daemon=True)
         listener.start()
-        self._services.nursery.attach(self._loop)
-        self._services.keeper.attach(self._loop)
+        self._services.fork_server.attach(self._loop)
+        self._services.fd_store.attach(self._loop)
         self._devices.start()
         if self._peers is not None:
             self._peers.start(self)
@@ -148,7 +148,7 @@ class Agent:
     def _over(self) -> bool:
         if self._end is None:
             return False
-        return self._state.phase is Phase.ENDED or not any(w.pid for w in self._crew.living())
+        return self._state.phase is Phase.ENDED or not any(w.pid for w in self._pool.living())
 
     def _listen(self, bell: int) -> None:
         # a thread of its own, because a futex cannot be waited for together with descriptors
@@ -159,7 +159,7 @@ class Agent:
 
     def _bell_rang(self, bell: int) -> None:
         os.eventfd_read(bell)
-        self._crew.scan()
+        self._pool.scan()
         self._faults.look()
 
     def _pump(self) -> None:
@@ -218,7 +218,7 @@ class Agent:
         if self._end is not None:
             return
         try:
-            worker = self._crew.add(action.worker, self._world_rank(action.rank), self._attempt(self._state.attempt))
+            worker = self._pool.add(action.worker, self._world_rank(action.rank), self._attempt(self._state.attempt))
         except IndexError:
             self._say("this run has had more workers than it can count; it ends")
             self._queue.append(ev.Signalled(time.monotonic(), signal.SIGTERM))
@@ -256,7 +256,7 @@ class Agent:
             devices=action.devices,
         )
         if action.fresh and action.attempt:
-            self._services.keeper.send({"op": "drop"})
+            self._services.fd_store.send({"op": "drop"})
         if action.rollback:
             gates.rewind(self._board, action.generation, action.resume)
         self._board[Head.ATTEMPT] = world.attempt
@@ -269,11 +269,11 @@ class Agent:
         self._loop.after(_RESERVE_AGAIN, self._reserve.keep)
         spares: dict[int, int] = {}
         for rank, cell in enumerate(action.workers):
-            worker = self._crew.workers.get(cell)
+            worker = self._pool.workers.get(cell)
             if worker is not None:
                 if worker.was_spare and worker.rank is None:
                     spares[rank] = cell
-                self._crew.take_rank(cell, self._world_rank(rank), self._attempt(action.attempt))
+                self._pool.take_rank(cell, self._world_rank(rank), self._attempt(action.attempt))
         self._narrator.published(action, spares)
 
     def _deadline(self, action: ev.Deadline) -> None:
@@ -289,10 +289,10 @@ class Agent:
     def _start_service(self, action: ev.StartService) -> None:
         if self._end is not None:
             return
-        if action.service == "nursery":
-            self._services.start_nursery()
-        elif action.service == "keeper":
-            self._services.start_keeper()
+        if action.service == "fork server":
+            self._services.start_fork_server()
+        elif action.service == "fd store":
+            self._services.start_fd_store()
         else:
             if self._services.store_pid and self._peers is None:
                 self._store_port = self._settings.nodes.master_port
@@ -314,10 +314,10 @@ class Agent:
         if service == "nvml":
             self._devices.heard(message)
         elif op == "forked":
-            self._crew.forked(message["cell"], message["pid"])
+            self._pool.forked(message["cell"], message["pid"])
             if self._end is not None:
-                self._crew.fence(message["cell"])
-            self._crew.scan()
+                self._pool.fence(message["cell"])
+            self._pool.scan()
         elif op == "exit":
             self.exited(message["pid"], message["status"])
         elif op in ("store-forked", "store", "store-failed") and not self._services.is_current(message):
@@ -341,10 +341,10 @@ class Agent:
         if message.get("unfit"):
             self._services.stop_preloading()
             self._say(messages.cannot_fork(message["unfit"]), "warning")
-        if service == "nursery" and self._store is None and not self._store_asked and self._store_addr:
+        if service == "fork server" and self._store is None and not self._store_asked and self._store_addr:
             self._ask_store()
-        if service == "keeper":
-            self._board[Head.KEEPER_EPOCH] = self._board[Head.KEEPER_EPOCH] + 1
+        if service == "fd store":
+            self._board[Head.FD_STORE_EPOCH] = self._board[Head.FD_STORE_EPOCH] + 1
             self._board.ring_workers()
         self._services.guard()
         if self._began:
@@ -398,8 +398,8 @@ class Agent:
         return tuple(seen(action) for action in actions)
 
     def exited(self, pid: int, code: int) -> None:
-        """A process was reaped, by us or by the nursery."""
-        if self._crew.exited(pid, code):
+        """A process was reaped, by us or by the fork server."""
+        if self._pool.exited(pid, code):
             return
         service = self._services.which(pid)
         if service is None:
@@ -408,13 +408,13 @@ class Agent:
             self._devices.ended(code)
             return
         self._journal.note("service-exit", service=service, pid=pid, code=code)
-        if service == "nursery":
-            self._services.nursery.ended()
-            self._crew.order_lost(self._services.nursery.waiting_forks())
+        if service == "fork server":
+            self._services.fork_server.ended()
+            self._pool.order_lost(self._services.fork_server.waiting_forks())
             if self._store is None and not self._services.store_pid:
                 self._store_asked = False
-        elif service == "keeper":
-            self._services.keeper.ended()
+        elif service == "fd store":
+            self._services.fd_store.ended()
         else:
             self._services.store_pid = 0
             if self._store is not None and self._peers is None:
@@ -423,7 +423,7 @@ class Agent:
         self._queue.append(ev.ServiceDied(time.monotonic(), service))
 
     def reap(self) -> None:
-        """Collect our own ended children: helpers, and workers whose nursery died."""
+        """Collect our own ended children: helpers, and workers whose fork server died."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -448,7 +448,7 @@ class Agent:
 
     def _watch_beats(self) -> None:
         running = self._state.phase is Phase.RUNNING
-        holders = [self._crew.workers[c] for c in self._state.holder if c in self._crew.workers]
+        holders = [self._pool.workers[c] for c in self._state.holder if c in self._pool.workers]
         whole = len(holders) == self._config.nproc
         self._detectors.look(running, self._state.generation, holders, whole)
         self._loop.after(self._detectors.pause, self._watch_beats)
@@ -476,6 +476,6 @@ _ACTIONS: dict[type[ev.Action], Callable[[Agent, Any], None]] = {
     ev.End: Agent._finish,
     ev.Quarantine: lambda agent, action: agent._devices.quarantine(action),
     ev.Probe: lambda agent, action: agent._devices.probe(action),
-    ev.Dismiss: lambda agent, action: agent._crew.dismiss(action.worker),
-    ev.Fence: lambda agent, action: agent._crew.fence(action.worker),
+    ev.Dismiss: lambda agent, action: agent._pool.dismiss(action.worker),
+    ev.Fence: lambda agent, action: agent._pool.fence(action.worker),
 }

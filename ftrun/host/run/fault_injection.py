@@ -18,7 +18,7 @@ from ftrun.faults import device, oom, requests, trigger
 from ftrun.faults.plan import load_plan
 from ftrun.host.account import messages
 from ftrun.host.base.settings import Settings
-from ftrun.host.workers.pool import Crew
+from ftrun.host.workers.pool import WorkerPool
 
 
 class FaultDesk:
@@ -29,7 +29,7 @@ class FaultDesk:
         settings: Settings,
         run_dir: Path,
         board: Board,
-        crew: Crew,
+        pool: WorkerPool,
         note: Callable[..., None],
         say: Callable[..., None],
         device_said: Callable[[dict[str, Any]], None],
@@ -37,7 +37,7 @@ class FaultDesk:
         self._plan = run_dir / paths.FAULT_PLAN if settings.fault_plan else None
         self._run_dir = run_dir
         self._board = board
-        self._crew = crew
+        self._pool = pool
         self._note = note
         self._say = say
         self._device_said = device_said
@@ -94,15 +94,15 @@ class FaultDesk:
         """Remove memory cgroups whose process is gone; before, it may not have entered its own yet."""
         for pid, group in list(self._groups.items()):
             if process_start(pid) is not None:
-                self._crew.moved(pid)
+                self._pool.moved(pid)
             elif oom.discard(group):
                 del self._groups[pid]
 
     def _drain(self, firing: trigger.Firing) -> None:
         """The rank's worker stands between two steps and waits for its end."""
-        for worker in self._crew.living():
+        for worker in self._pool.living():
             if worker.pid == firing.pid:
-                self._crew.condemn(worker, Found.DRAIN.value, Found.DRAIN, "a person asked for another worker")
+                self._pool.condemn(worker, Found.DRAIN.value, Found.DRAIN, "a person asked for another worker")
 
     def end(self) -> None:
         """What fired last, and what was planned or asked for and did not fire; after the run."""

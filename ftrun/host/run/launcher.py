@@ -1,6 +1,6 @@
 """A run from claim to clean-up: order of starting, and the promise that nothing is left behind.
 
-The nursery is started before anything else, because importing torch takes longer than all the rest.
+The fork server is started before anything else, because importing torch takes longer than all the rest.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _claim(run_id: str | None, shared: bool, facts: dict[str, Any]) -> Path:
     return rundir.claim(name, facts)
 
 
-def _nursery_mode(settings: Settings) -> str:
+def _fork_server_mode(settings: Settings) -> str:
     if settings.exec_workers:
         return "exec"
     return "preload" if needs_torch.wants_torch(settings.kind, settings.argv) else "light"
@@ -135,7 +135,7 @@ class _Run:
         if self._limited:
             env["OMP_NUM_THREADS"] = "1"
         self._env = env
-        self._services = Services(run_dir, env, _nursery_mode(settings), self._heard, stdin)
+        self._services = Services(run_dir, env, _fork_server_mode(settings), self._heard, stdin)
         self._agent: Agent | None = None
 
     def run(self) -> int:
@@ -144,10 +144,10 @@ class _Run:
             folder, why_not = self._log_folder()
             with contextlib.suppress(OSError):
                 self._services.log_to(folder / SERVICES_LOG)
-            self._services.start_nursery()
+            self._services.start_fork_server()
             logs = self._logs = Logs(folder, self._loop, self._settings.output, self._run_dir.name, self._settings.role)
             board = self._board()
-            self._services.start_keeper()
+            self._services.start_fd_store()
             schedule.shorten_slice()
             journal = Journal(self._run_dir / paths.JOURNAL)
             self._welcome(folder, why_not)
@@ -239,7 +239,7 @@ class _Run:
         self._services.end()
         deadline = time.monotonic() + 5.0
         while time.monotonic() < deadline:
-            # children of a dead nursery become ours
+            # children of a dead fork server become ours
             for pid in fence.own_children():
                 if pid in self._services.pids() or fence.is_ours(pid):
                     fence.kill_group(pid)

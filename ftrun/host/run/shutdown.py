@@ -14,7 +14,7 @@ from ftrun.control.blame import ranks
 from ftrun.core.board import Board, Head
 from ftrun.host.base.loop import Loop
 from ftrun.host.workers import fence
-from ftrun.host.workers.pool import Crew, Worker
+from ftrun.host.workers.pool import Worker, WorkerPool
 
 # Ranks that fail together (one bug, or a group closed in a `finally`) report within this time: the cause is among them
 # only if they are not cut off by our own signal first.
@@ -27,14 +27,14 @@ class Ending:
 
     def __init__(
         self,
-        crew: Crew,
+        pool: WorkerPool,
         board: Board,
         loop: Loop,
         shutdown_timeout: float,
         say: Callable[..., None],
         note: Callable[..., None],
     ) -> None:
-        self._crew = crew
+        self._pool = pool
         self._board = board
         self._loop = loop
         self._timeout = shutdown_timeout
@@ -54,8 +54,8 @@ class Ending:
 
     def terminate(self) -> None:
         """End every worker; the caller's loop goes on until they are gone."""
-        self._crew.ending = True
-        for worker in self._crew.living():
+        self._pool.ending = True
+        for worker in self._pool.living():
             if worker.pid and worker.rank is None:
                 worker.fencing = True  # a world that was just published may count it in already: its end is our doing
                 fence.kill_group(worker.pid)
@@ -91,4 +91,4 @@ class Ending:
             self._say(f"{ranks(self.killed)} did not end within {self._timeout:g} s of {name}; killed", "warning")
 
     def _ranked(self) -> list[Worker]:
-        return [w for w in self._crew.living() if w.pid and w.rank is not None]
+        return [w for w in self._pool.living() if w.pid and w.rank is not None]

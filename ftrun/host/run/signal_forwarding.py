@@ -17,7 +17,7 @@ from pathlib import Path
 from ftrun.control.blame import ranks
 from ftrun.core.amounts import count
 from ftrun.host.base.loop import Loop
-from ftrun.host.workers.pool import Crew
+from ftrun.host.workers.pool import WorkerPool
 
 PATIENCE = 60.0  # seconds that a rank has to install a handler before the signal is given up
 _LOOK = 0.1
@@ -27,8 +27,10 @@ _HARMLESS = (signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)  # ignored unless h
 class Forwarder:
     """`say` takes a sentence, `note` a fact for the journal."""
 
-    def __init__(self, crew: Crew, loop: Loop, nproc: int, say: Callable[..., None], note: Callable[..., None]) -> None:
-        self._crew = crew
+    def __init__(
+        self, pool: WorkerPool, loop: Loop, nproc: int, say: Callable[..., None], note: Callable[..., None]
+    ) -> None:
+        self._pool = pool
         self._loop = loop
         self._nproc = nproc
         self._say = say
@@ -75,7 +77,7 @@ class Forwarder:
     def _deliver(self, signum: int) -> list[int]:
         got, _ = self._waiting[signum]
         sent = []
-        for worker in self._crew.living():
+        for worker in self._pool.living():
             if worker.rank is None or not worker.pid or worker.reported or worker.rank in got:
                 continue
             if self._takes(worker.pid, signum):

@@ -52,7 +52,7 @@ def remove_stale(root: Path) -> None:
 
 
 def _keep_journal(run: RunInfo) -> None:
-    """Launcher and keeper were both killed: do what they would have done at the end."""
+    """Launcher and fd store were both killed: do what they would have done at the end."""
     logs = Path(str(run.raw.get("logs", "")))
     kept = logs / paths.JOURNAL
     if logs.is_absolute() and logs.is_dir() and not kept.exists():

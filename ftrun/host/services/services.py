@@ -1,4 +1,4 @@
-"""Our own helper processes: nursery, store, keeper. Starts them, talks to them, notices that they died.
+"""Our own helper processes: fork server, store, fd store. Starts them, talks to them, notices that they died.
 
 Requests wait here while a helper is away. Never decides whether one is started again: the machine does.
 """
@@ -18,7 +18,7 @@ from ftrun.host.base.loop import Loop
 from ftrun.host.services import spawn
 
 _NVML = "from ftrun.helpers import nvml_reader; nvml_reader.main()"
-_KEEPER = "from ftrun.helpers import fd_store; fd_store.main()"
+_FD_STORE = "from ftrun.helpers import fd_store; fd_store.main()"
 
 
 class Helper:
@@ -122,7 +122,7 @@ class Helper:
 class Services:
     """The helpers of a run. `on_message(service, message)` hears what they say; `stdin` is for the workers.
 
-    `mode`: how the nursery starts workers, see nursery.Nursery.
+    `mode`: how the fork server starts workers, see fork_server.ForkServer.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class Services:
         self._mode = (mode, *(() if stdin is None else ("stdin",)))
         self._stdin = stdin
         self._out = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        self.nursery = Helper("nursery", spawn.NURSERY, lambda m: on_message("nursery", m))
-        self.keeper = Helper("keeper", _KEEPER, lambda m: on_message("keeper", m))
+        self.fork_server = Helper("fork server", spawn.FORK_SERVER, lambda m: on_message("fork server", m))
+        self.fd_store = Helper("fd store", _FD_STORE, lambda m: on_message("fd store", m))
         self.nvml = Helper("nvml", _NVML, lambda m: on_message("nvml", m))
         self.store_pid = 0
         self._store_order = 0  # number of the last order: answers to earlier ones are void
@@ -152,31 +152,31 @@ class Services:
         os.close(self._out)
         self._out = fd
 
-    def start_nursery(self) -> None:
-        self.nursery.start(self._mode, self._env, self._out, self._stdin)
+    def start_fork_server(self) -> None:
+        self.fork_server.start(self._mode, self._env, self._out, self._stdin)
 
     def stop_preloading(self) -> None:
-        """The nursery found that it cannot be forked after its imports: it works as "exec" now, and so does its successor."""
+        """The fork server found that it cannot be forked after its imports: it works as "exec" now, and so does its successor."""
         self._mode = ("exec", *self._mode[1:])
 
-    def start_keeper(self) -> None:
-        self.keeper.start((str(self._run_dir),), self._env, self._out)
+    def start_fd_store(self) -> None:
+        self.fd_store.start((str(self._run_dir),), self._env, self._out)
 
     def start_nvml(self) -> None:
         """Only where there are GPUs. Errors: OSError."""
         self.nvml.start((), self._env, self._out)
 
     def start_store(self, host: str, port: int, only: bool = False) -> None:
-        """The nursery forks it; its address comes as a message {"op":"store"}. Nothing when that is ordered already.
+        """The fork server forks it; its address comes as a message {"op":"store"}. Nothing when that is ordered already.
 
         `host`: the address to listen on. `port`: where workers that have not connected yet will look for it, 0 = anywhere;
         `only` there: if that cannot be, the message is {"op":"store-failed"} with an `error`.
         """
-        if self.nursery.waits_for("store"):
+        if self.fork_server.waits_for("store"):
             return
         self._store_order += 1
         order = {"op": "store", "host": host, "port": port, "only": only, "order": self._store_order}
-        self.nursery.send(order, (os.dup(self._lifeline_r),))
+        self.fork_server.send(order, (os.dup(self._lifeline_r),))
 
     def is_current(self, message: dict[str, Any]) -> bool:
         """Does this answer belong to the last order for a store? A store that came too late is ended here."""
@@ -188,12 +188,12 @@ class Services:
 
     def fork(self, cell: int, spec: dict[str, Any], out: int, err: int) -> None:
         """Have a worker forked; takes over the two descriptors."""
-        self.nursery.send({"op": "fork", "cell": cell, "spec": spec}, (out, err))
+        self.fork_server.send({"op": "fork", "cell": cell, "spec": spec}, (out, err))
 
     def guard(self) -> None:
-        """Tell the keeper whom to end, beside the workers, if we die."""
-        pids = [pid for pid in (self.nursery.pid, self.store_pid) if pid]
-        self.keeper.send({"op": "guard", "pids": pids})
+        """Tell the fd store whom to end, beside the workers, if we die."""
+        pids = [pid for pid in (self.fork_server.pid, self.store_pid) if pid]
+        self.fd_store.send({"op": "guard", "pids": pids})
 
     def retire_store(self) -> None:
         """End the store without mourning it: a new one takes its place."""
@@ -203,22 +203,22 @@ class Services:
                 os.kill(pid, signal.SIGKILL)
 
     def pids(self) -> set[int]:
-        return {pid for pid in (self.nursery.pid, self.store_pid, self.keeper.pid, self.nvml.pid) if pid}
+        return {pid for pid in (self.fork_server.pid, self.store_pid, self.fd_store.pid, self.nvml.pid) if pid}
 
     def which(self, pid: int) -> str | None:
         """The service that `pid` is."""
-        if pid == self.nursery.pid:
-            return "nursery"
-        if pid == self.keeper.pid:
-            return "keeper"
+        if pid == self.fork_server.pid:
+            return "fork server"
+        if pid == self.fd_store.pid:
+            return "fd store"
         if pid == self.nvml.pid:
             return "nvml"
         return "store" if pid and pid == self.store_pid else None
 
     def end(self) -> None:
         """End all of them."""
-        self.keeper.send({"op": "bye"})
-        self.nursery.kill()
+        self.fd_store.send({"op": "bye"})
+        self.fork_server.kill()
         self.nvml.kill()
         self.retire_store()
-        self.keeper.kill()
+        self.fd_store.kill()

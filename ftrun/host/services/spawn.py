@@ -14,8 +14,8 @@ from typing import Any
 
 import ftrun
 
-NURSERY = "from ftrun.helpers import fork_server; fork_server.main()"
-STDIN = 4  # where the nursery holds the stdin that its workers get
+FORK_SERVER = "from ftrun.helpers import fork_server; fork_server.main()"
+STDIN = 4  # where the fork server holds the stdin that its workers get
 _ROOT = str(Path(ftrun.__file__).resolve().parents[1])
 
 # "" is the current directory, which is not there with PYTHONSAFEPATH. Once ftrun is imported, its modules come from where it lies.

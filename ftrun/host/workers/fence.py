@@ -49,7 +49,7 @@ class Aside:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PGRP, self._pid, _LOWEST)
         with contextlib.suppress(OSError):
-            if self._session >= 0 and os.getsid(self._pid) == self._pid:  # it had left the nursery's
+            if self._session >= 0 and os.getsid(self._pid) == self._pid:  # it had left the fork server's
                 os.write(self._session, str(_LOWEST).encode())
 
     def close(self) -> None:

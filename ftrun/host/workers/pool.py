@@ -102,7 +102,7 @@ class Worker:
         return f"spare {self.index}" if self.rank is None else f"rank {self.rank}"
 
 
-class Crew:
+class WorkerPool:
     """All incarnations of a run; `emit` takes events, `note` facts for the journal, `services` names our helpers."""
 
     def __init__(
@@ -164,18 +164,18 @@ class Crew:
         return None if rank is None else rank - self._logs.rank_offset
 
     def order_lost(self, kept: set[int]) -> None:
-        """The nursery died: fork orders it had taken and not answered are void, those of `kept` still wait."""
+        """The fork server died: fork orders it had taken and not answered are void, those of `kept` still wait."""
         known = {w.pid for w in self.living()}
         for worker in self.workers.values():
             if worker.ordered and not worker.pid and not worker.ended and worker.index not in kept:
                 worker.ordered = False
         for pid in fence.own_children():
-            # forked just before the nursery's end, so nobody knows which one it is
+            # forked just before the fork server's end, so nobody knows which one it is
             if pid not in known and pid not in self._services() and fence.is_ours(pid):
                 fence.kill_group(pid)
 
     def forked(self, index: int, pid: int) -> None:
-        """The nursery forked incarnation `index`."""
+        """The fork server forked incarnation `index`."""
         worker = self.workers[index]
         worker.spawned = time.monotonic()
         worker.pid = pid
@@ -298,12 +298,12 @@ class Crew:
             self._report(worker, code)
 
     def _gone(self, worker: Worker) -> None:
-        """The pidfd says so: the exit code comes from the nursery, or from our own wait when that is dead."""
+        """The pidfd says so: the exit code comes from the fork server, or from our own wait when that is dead."""
         self._loop.forget(worker.pidfd)
         self._report_later(worker)
 
     def _report_later(self, worker: Worker) -> None:
-        """The nursery says with which code, soon; on a busy machine it may take its time, and so may the process to end."""
+        """The fork server says with which code, soon; on a busy machine it may take its time, and so may the process to end."""
         latest = time.monotonic() + _CODE_LATEST
         self._loop.after(_CODE_PATIENCE, lambda: self._report_ended(worker, latest))
 

@@ -169,11 +169,11 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 def test_the_cause_is_told_first_also_when_both_are_learnt_of_at_once(ftrun: Ftrun, restarts: int) -> None:
     run = ftrun.start("--nproc-per-node", 2, "--spares", 0, "--max-restarts", restarts, ftrun.script(BEREFT))
     run.wait_output("here", 2)
-    nursery, *ranks = (run.pid(f"ftrun {name}") for name in ("nursery", "rank 0", "rank 1"))
-    os.kill(nursery, signal.SIGSTOP)  # it reaps rank 0 first, whoever died first
+    fork_server, *ranks = (run.pid(f"ftrun {name}") for name in ("forksrv", "rank 0", "rank 1"))
+    os.kill(fork_server, signal.SIGSTOP)  # it reaps rank 0 first, whoever died first
     (ftrun.base / "go").touch()
     wait_for(lambda: all(fence.ended(pid) for pid in ranks), "both ranks to die")
-    os.kill(nursery, signal.SIGCONT)
+    os.kill(fork_server, signal.SIGCONT)
     assert run.wait() == 1 - restarts, run.stderr
     if restarts:
         assert "ftrun: rank 1 failed (exit 7); all workers start again" in run.stderr

@@ -48,7 +48,7 @@ def test_signal_ends_everything(ftrun: Ftrun, signum: int) -> None:
     assert processes_of(ftrun.runs_root) == {}
 
 
-def test_signal_while_the_nursery_still_imports(ftrun: Ftrun) -> None:
+def test_signal_while_the_fork_server_still_imports(ftrun: Ftrun) -> None:
     run = ftrun.start("--nproc-per-node", 2, ftrun.script("print('up')\n"))
     run.wait_output("ftrun: run ")
     run.signal(signal.SIGINT)
@@ -64,11 +64,11 @@ def test_launcher_killed_leaves_nobody(ftrun: Ftrun) -> None:
     assert scene.run.journal()[0]["config"]["nproc"] == 3, "the guardian keeps the journal"
 
 
-def test_what_a_dead_launcher_and_keeper_leave_is_removed_by_the_next_run(ftrun: Ftrun) -> None:
+def test_what_a_dead_launcher_and_fd_store_leave_is_removed_by_the_next_run(ftrun: Ftrun) -> None:
     scene = Scene(ftrun)
-    keeper = scene.run.pid("ftrun keeper")
-    os.kill(scene.run.process.pid, signal.SIGSTOP)  # so that it cannot start another keeper
-    os.kill(keeper, signal.SIGKILL)
+    fd_store = scene.run.pid("ftrun fd store")
+    os.kill(scene.run.process.pid, signal.SIGSTOP)  # so that it cannot start another fd store
+    os.kill(fd_store, signal.SIGKILL)
     os.kill(scene.run.process.pid, signal.SIGKILL)
     scene.run.wait()
     wait_for(lambda: not processes_of(ftrun.runs_root), "the end of every process", 10.0)
@@ -78,29 +78,29 @@ def test_what_a_dead_launcher_and_keeper_leave_is_removed_by_the_next_run(ftrun:
     assert not list(ftrun.runs_root.glob("*/run.json"))
 
 
-@pytest.mark.parametrize("name", ["nursery", "keeper", "store"])
-def test_service_killed_is_replaced_and_workers_go_on(ftrun: Ftrun, name: str) -> None:
+@pytest.mark.parametrize(("name", "title"), [("fork server", "forksrv"), ("fd store", "fd store"), ("store", "store")])
+def test_service_killed_is_replaced_and_workers_go_on(ftrun: Ftrun, name: str, title: str) -> None:
     scene = Scene(ftrun)
-    old = scene.run.pid(f"ftrun {name}")
+    old = scene.run.pid(f"ftrun {title}")
     os.kill(old, signal.SIGKILL)
     scene.run.wait_output(f"our {name} process died")
-    wait_for(lambda: [p for p in scene.run.pids(f"ftrun {name}") if p != old], f"another {name}")
+    wait_for(lambda: [p for p in scene.run.pids(f"ftrun {title}") if p != old], f"another {name}")
     assert scene.finish() == 0, scene.run.stderr
     assert scene.run.stdout.count("done") == 3
 
 
-def test_exit_codes_are_known_after_the_nursery_died(ftrun: Ftrun) -> None:
+def test_exit_codes_are_known_after_the_fork_server_died(ftrun: Ftrun) -> None:
     scene = Scene(ftrun)
-    os.kill(scene.run.pid("ftrun nursery"), signal.SIGKILL)
-    scene.run.wait_output("our nursery process died")
+    os.kill(scene.run.pid("ftrun forksrv"), signal.SIGKILL)
+    scene.run.wait_output("our fork server process died")
     os.kill(scene.run.pid("ftrun rank 1"), signal.SIGSEGV)
     assert scene.run.wait(30) == 1
     assert "rank 1 failed: SIGSEGV" in scene.run.stderr
 
 
-def test_restart_needs_a_new_nursery(ftrun: Ftrun) -> None:
+def test_restart_needs_a_new_fork_server(ftrun: Ftrun) -> None:
     scene = Scene(ftrun, "--max-restarts", 1)
-    os.kill(scene.run.pid("ftrun nursery"), signal.SIGKILL)
+    os.kill(scene.run.pid("ftrun forksrv"), signal.SIGKILL)
     os.kill(scene.run.pid("ftrun rank 0"), signal.SIGKILL)
     scene.run.wait_output("up", 6)
     assert scene.finish() == 0, scene.run.stderr

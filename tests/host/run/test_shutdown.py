@@ -236,7 +236,7 @@ def test_killed_launcher_is_named_in_the_log(ftrun: Ftrun) -> None:
     wait_for(lambda: not processes_of(ftrun.runs_root), "the end of every process", 5.0)
     assert time.monotonic() - began < 4.0
     text = next((ftrun.base / "logs").glob("*/services.log")).read_text()
-    assert f"keeper: {time.strftime('%Y-')}" in text
+    assert f"fd store: {time.strftime('%Y-')}" in text
     assert f"the launcher ({run.process.pid}) is gone; ending 3 workers" in text
 
 
@@ -330,9 +330,9 @@ def test_a_signal_that_is_blocked_for_a_moment_is_held_back() -> None:
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         worker = SimpleNamespace(rank=0, pid=process.pid, reported=False)
-        crew = SimpleNamespace(living=lambda: [worker])
+        pool = SimpleNamespace(living=lambda: [worker])
         said: list[str] = []
-        forwarder = signal_forwarding.Forwarder(crew, loop, 1, lambda text, *_: said.append(text), lambda *_, **__: None)  # type: ignore[arg-type]
+        forwarder = signal_forwarding.Forwarder(pool, loop, 1, lambda text, *_: said.append(text), lambda *_, **__: None)  # type: ignore[arg-type]
         process.stdout.readline()
         answers = {s: signal_forwarding.answer_of(process.pid, s) for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)}
         forwarder.forward(signal.SIGUSR2)

@@ -16,11 +16,11 @@ from ftrun.core import paths
 from ftrun.core.board import Board, F, Flag
 from ftrun.core.faults import Fault
 from ftrun.host.base.loop import Loop
-from ftrun.host.workers.pool import Crew, Worker
+from ftrun.host.workers.pool import Worker, WorkerPool
 
 
 class Dying:
-    """A crew of one rank whose life lock is gone while its process still runs: it ends when and how the test says."""
+    """A worker pool of one rank whose life lock is gone while its process still runs: it ends when and how the test says."""
 
     def __init__(self, folder: Path) -> None:
         board = Board.create(folder / paths.BOARD, 2)
@@ -28,8 +28,8 @@ class Dying:
         self.told: list[ev.Died] = []
         self.finished = 0
         nothing: Any = None
-        self.crew = Crew(folder, board, self.loop, nothing, self._hear, lambda *_, **__: None, set)
-        self.worker = self.crew.workers[0] = Worker(board.cell(0), 0)
+        self.pool = WorkerPool(folder, board, self.loop, nothing, self._hear, lambda *_, **__: None, set)
+        self.worker = self.pool.workers[0] = Worker(board.cell(0), 0)
         self.worker.cell[F.FLAGS] = Flag.LOOPING
         self.worker.flags = int(Flag.LOOPING)
         ear, self._mouth = os.pipe()
@@ -37,7 +37,7 @@ class Dying:
         if pid == 0:
             os._exit(int.from_bytes(os.read(ear, 1), "big"))
         os.close(ear)
-        self.crew.forked(0, pid)
+        self.pool.forked(0, pid)
 
     def _hear(self, event: ev.Event) -> None:
         if isinstance(event, ev.Finished):
@@ -47,7 +47,7 @@ class Dying:
             self.told.append(event)
 
     def life_lost(self) -> None:
-        self.crew._life_lost(self.worker)
+        self.pool._life_lost(self.worker)
 
     def exits(self, code: int) -> None:
         """The process has ended and nobody has reaped it."""
@@ -66,7 +66,7 @@ class Dying:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.worker.pid, signal.SIGKILL)
         os.waitpid(self.worker.pid, 0)
-        self.crew._release(self.worker)
+        self.pool._release(self.worker)
         self.loop.close()
 
 
@@ -93,14 +93,14 @@ def test_a_code_that_does_not_show_is_done_without(dying: Dying) -> None:
     death = dying.hear()
     assert (death.code, death.cause) == (None, "died")
     dying.exits(3)
-    assert dying.crew.exited(dying.worker.pid, 3)
+    assert dying.pool.exited(dying.worker.pid, 3)
     assert len(dying.told) == 1 and dying.worker.cell[F.EXIT_STATUS] == 3
 
 
 def test_one_that_is_condemned_meanwhile_is_told_once(dying: Dying, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftrun.host.workers.pool._CODE_SHOWS", 60.0)
     dying.life_lost()
-    dying.crew.condemn(dying.worker, "frozen", Fault.FROZEN, "its process is stopped")
+    dying.pool.condemn(dying.worker, "frozen", Fault.FROZEN, "its process is stopped")
     dying.exits(3)
     for _ in range(3):  # the end of the process, and the look that was due when it was condemned
         dying.loop.run_once(0.05)
@@ -109,7 +109,7 @@ def test_one_that_is_condemned_meanwhile_is_told_once(dying: Dying, monkeypatch:
 
 @pytest.mark.parametrize("known_by", ["lock", "process"])
 def test_a_script_that_is_over_has_time_to_end(dying: Dying, monkeypatch: pytest.MonkeyPatch, known_by: str) -> None:
-    """Its lock is gone, and neither its process nor the nursery's word of it comes within the usual time."""
+    """Its lock is gone, and neither its process nor the fork server's word of it comes within the usual time."""
     monkeypatch.setattr("ftrun.host.workers.pool._CODE_PATIENCE", 0.05)
     dying.worker.cell[F.FLAGS] = dying.worker.flags = int(Flag.LOOPING | Flag.LOOP_DONE | Flag.EXITING)
     if known_by == "lock":
