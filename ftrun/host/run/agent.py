@@ -337,7 +337,7 @@ class Agent:
             self._ready(service, message, now)
 
     def _ready(self, service: str, message: dict[str, Any], now: float) -> None:
-        self._journal.note("service", service=service, pid=getattr(self._services, service).pid, facts=message)
+        self._journal.note("service", service=service, pid=self._services.helper(service).pid, facts=message)
         if message.get("unfit"):
             self._services.stop_preloading()
             self._say(messages.cannot_fork(message["unfit"]), "warning")

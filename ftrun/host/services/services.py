@@ -205,15 +205,15 @@ class Services:
     def pids(self) -> set[int]:
         return {pid for pid in (self.fork_server.pid, self.store_pid, self.fd_store.pid, self.nvml.pid) if pid}
 
+    def helper(self, name: str) -> Helper:
+        """The helper of that name: "fork server", "fd store" or "nvml"."""
+        return next(h for h in (self.fork_server, self.fd_store, self.nvml) if h.name == name)
+
     def which(self, pid: int) -> str | None:
         """The service that `pid` is."""
-        if pid == self.fork_server.pid:
-            return "fork server"
-        if pid == self.fd_store.pid:
-            return "fd store"
-        if pid == self.nvml.pid:
-            return "nvml"
-        return "store" if pid and pid == self.store_pid else None
+        helpers = (self.fork_server, self.fd_store, self.nvml)
+        found = next((h.name for h in helpers if pid and h.pid == pid), None)
+        return found or ("store" if pid and pid == self.store_pid else None)
 
     def end(self) -> None:
         """End all of them."""
