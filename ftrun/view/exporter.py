@@ -18,10 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ftrun.core import files
 from ftrun.core.errors import FtrunError
 from ftrun.core.procfs import process_start
 from ftrun.core.runs import RunInfo, read_run
-from ftrun.view import files, metrics
+from ftrun.view import metrics
 from ftrun.view.snapshot import Watcher
 
 INTERVAL = 5.0  # seconds between two writings of the file

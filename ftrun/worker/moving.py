@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ftrun import native
 from ftrun.core import gate, moves
 from ftrun.core.board import F
+from ftrun.core.cgroup import memory_left
 from ftrun.core.errors import WorkerError
-from ftrun.core.limits import memory_left
 from ftrun.core.moves import Move
 from ftrun.native import cuda, transfer
 from ftrun.native.transfer import CHECK_BACK, CHECK_READ, Extent, Facts, Moved, OnGpu, Terms

@@ -144,7 +144,7 @@ def test_file_is_never_half_there(looking: Looking, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FTRUN_RUNS_ROOT", str(looking.root))
     run = find_run("lab")
     assert run is not None
-    from ftrun.view import files
+    from ftrun.core import files
 
     target, exporter, stop = looking.base / "x.prom", Exporter(run), threading.Event()
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ftrun.core.board import F
+from ftrun.core.cgroup import groups
 from ftrun.host.workers.pool import Worker
 
 LOOKS = 4  # looks in one interval between two beats
@@ -88,23 +89,15 @@ def _status(pid: int) -> dict[str, str]:
 
 def _frozen_cgroup(pid: int) -> str:
     """The freezer (v1) or cgroup (v2) that keeps `pid` still; "" when there is none."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        _, names, group = line.split(":", 2)
-        files = []
-        if "freezer" in names.split(","):
-            files = [(_CGROUPS / "freezer" / group.strip("/") / "freezer.state", "FROZEN")]
-        elif not names:
-            files = [(root / group.strip("/") / "cgroup.events", "frozen 1") for root in _unified()]
-        for path, word in files:
-            with contextlib.suppress(OSError):
-                if word in path.read_text():
-                    return str(path.parent)
+    own = groups(pid)
+    files = []
+    if "freezer" in own:
+        files.append((_CGROUPS / "freezer" / own["freezer"].strip("/") / "freezer.state", "FROZEN"))
+    if "" in own:
+        for root in (_CGROUPS, _CGROUPS / "unified"):
+            files.append((root / own[""].strip("/") / "cgroup.events", "frozen 1"))
+    for path, word in files:
+        with contextlib.suppress(OSError):
+            if word in path.read_text():
+                return str(path.parent)
     return ""
-
-
-def _unified() -> tuple[Path, ...]:
-    return _CGROUPS, _CGROUPS / "unified"

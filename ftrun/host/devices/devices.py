@@ -18,7 +18,7 @@ from typing import Any
 from ftrun.control.events import DeviceBack, DeviceFault, DeviceOut, Devices, Event, Probe, Probed
 from ftrun.control.events import Quarantine as QuarantineOrder
 from ftrun.control.states import State
-from ftrun.core import gate, paths
+from ftrun.core import files, gate, paths
 from ftrun.core.board import Board, Head
 from ftrun.core.faults import Fault
 from ftrun.host.base.loop import Loop
@@ -263,11 +263,8 @@ class DeviceWatch:
                     "rank": rank,
                 }
             )
-        path = self._run_dir / paths.DEVICES
-        unfinished = path.with_suffix(".new")
         try:
-            unfinished.write_text(json.dumps(rows))
-            os.replace(unfinished, path)
+            files.replace(self._run_dir / paths.DEVICES, json.dumps(rows))
         except OSError as error:
             if not self._unwritten:
                 self._note("devices-not-written", error=str(error))

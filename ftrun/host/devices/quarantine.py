@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ftrun.core import files
 from ftrun.core.errors import ConfigError, UsageError
 
 NAME = "quarantine.json"  # in the run directory
@@ -118,12 +119,7 @@ class Quarantine:
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         more = {"since": now, "host": os.uname().nodename, "run": self._run_dir.name}
         entries = {**{device: {"reason": reason, **more} for device, reason in reasons.items()}, **before}
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            unfinished.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        files.replace(path, json.dumps(entries, indent=2) + "\n")
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import paths
+from ftrun.core import files, paths
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.core.procfs import process_start
 from ftrun.core.runs import RunInfo, read_run
@@ -93,9 +93,7 @@ def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
 def amend(path: Path, facts: dict[str, Any]) -> None:
     """Add `facts` to the run.json of a run directory that is ours; readers see it whole, before or after."""
     record = json.loads((path / paths.RUN_FILE).read_text())
-    temporary = path / f".{paths.RUN_FILE}"
-    temporary.write_text(json.dumps({**record, **facts}))
-    os.replace(temporary, path / paths.RUN_FILE)
+    files.replace(path / paths.RUN_FILE, json.dumps({**record, **facts}))
 
 
 def remove(path: Path) -> None:

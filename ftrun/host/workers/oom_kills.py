@@ -11,6 +11,8 @@ import os
 import re
 from pathlib import Path
 
+from ftrun.core.cgroup import groups
+
 _ROOT = Path("/sys/fs/cgroup")
 _KERNEL = "/dev/kmsg"
 _KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Killed process (\d+)")
@@ -89,17 +91,12 @@ def _open_kernel() -> int | None:
 
 def _counter_file(root: Path, pid: int) -> Path | None:
     """The file that counts the kills of the memory cgroup that `pid` is in."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    groups = dict(line.split(":", 2)[1:] for line in lines if line.count(":") >= 2)
-    v1 = next((path for names, path in groups.items() if "memory" in names.split(",")), None)
-    if v1 is not None:
-        found = _under(root / "memory", v1, "memory.oom_control")
+    own = groups(pid)
+    if "memory" in own:
+        found = _under(root / "memory", own["memory"], "memory.oom_control")
         if found is not None:
             return found
-    v2 = groups.get("")
+    v2 = own.get("")
     return None if v2 is None else _under(root, v2, "memory.events") or _under(root / "unified", v2, "memory.events")
 
 

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from ftrun.core import files
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import OVER, Record
 
@@ -106,9 +107,7 @@ class Folder:
         return raw if isinstance(raw, dict) else None
 
     def put(self, name: str, record: Record) -> None:
-        temporary = self._path / f".{name}.{os.uname().nodename}.{os.getpid()}"
-        temporary.write_text(json.dumps(record))
-        os.replace(temporary, self._path / f"{name}{_SUFFIX}")
+        files.replace(self._path / f"{name}{_SUFFIX}", json.dumps(record))
 
     def create(self, name: str, record: Record) -> bool:
         from filelock import FileLock

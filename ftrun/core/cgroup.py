@@ -1,24 +1,29 @@
-"""What this process's container lets it have, read from the cgroup files of version 1 and 2."""
+"""Control groups, versions 1 and 2: which ones a process is in, and what they let this process have."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 
+def groups(pid: int | str = "self") -> dict[str, str]:
+    """Controller -> path of the group that `pid` is in; "" is the group of version 2. Empty when they cannot be read."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split(":", 2) for line in lines if line.count(":") >= 2)
+    return {name: path for _, controllers, path in fields for name in controllers.split(",")}
+
+
 def memory_left() -> int | None:
     """Bytes that this process's cgroup and those above it may still take; None when no limit can be read."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
     left: list[int] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            left += _left_under(Path("/sys/fs/cgroup"), path, "memory.max", "memory.current", "")
-        elif "memory" in controllers.split(","):
-            root = Path("/sys/fs/cgroup/memory")
-            left += _left_under(root, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    own = groups()
+    if "" in own:
+        left += _left_under(Path("/sys/fs/cgroup"), own[""], "memory.max", "memory.current", "")
+    if "memory" in own:
+        root = Path("/sys/fs/cgroup/memory")
+        left += _left_under(root, own["memory"], "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
     return min(left, default=None)
 
 

@@ -16,7 +16,8 @@ def replace(path: Path, data: str) -> None:
         with path.open("w", encoding="utf-8") as file:
             file.write(data)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # the machine is named too: several may share the folder
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     try:
         temporary.write_text(data, encoding="utf-8")
         os.replace(temporary, path)
