@@ -20,6 +20,7 @@ from ftrun import native
 from ftrun.core import paths, wire
 from ftrun.core.board import Board, F, Head
 from ftrun.core.handle import Handle, Kind
+from ftrun.core.procfs import kill_group
 from ftrun.helpers.cuda_import import Imported
 
 _INSIST = 2.0  # seconds for which the guardian looks for workers that had not written their pid yet
@@ -172,11 +173,11 @@ class FdStore:
         self._say_why()
         deadline = time.monotonic() + _INSIST
         while True:
-            left = [pid for pid in self._guarded if _end(pid)]
+            left = [pid for pid in self._guarded if kill_group(pid)]
             for index in range(self._board.cells):
                 cell = self._board.cell(index)
                 pid = cell[F.PID]
-                if pid and not cell[F.EXITED] and _end(pid):
+                if pid and not cell[F.EXITED] and kill_group(pid):
                     left.append(pid)
             if not left or time.monotonic() > deadline:
                 break
@@ -209,13 +210,3 @@ class FdStore:
             with contextlib.suppress(OSError):
                 shutil.copyfile(self._run_dir / paths.JOURNAL, logs / paths.JOURNAL)
         rundir.remove(self._run_dir)
-
-
-def _end(pid: int) -> bool:
-    """SIGKILL a process and its group; True while there was one to kill."""
-    found = False
-    for end in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            end(pid, signal.SIGKILL)
-            found = True
-    return found

@@ -20,7 +20,7 @@ import sys
 from typing import Any, NoReturn
 
 from ftrun.core import schedule, wire
-from ftrun.core.procfs import exit_code
+from ftrun.core.procfs import exit_code, kill_group
 from ftrun.helpers import forkable, store
 from ftrun.host.services import spawn
 
@@ -186,9 +186,7 @@ class ForkServer:
 
     def _end_all(self) -> NoReturn:
         for pid in self._children:
-            for end in (os.killpg, os.kill):
-                with contextlib.suppress(OSError):
-                    end(pid, signal.SIGKILL)
+            kill_group(pid)
         os._exit(0)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core import paths
+from ftrun.core.procfs import shell_code
 from ftrun.host.services import spawn
 
 OUTPUT = "output.log"
@@ -118,7 +119,7 @@ def _wait(process: subprocess.Popen[bytes], patience: float, look: Callable[[], 
             except subprocess.TimeoutExpired:
                 look()
             else:
-                return code if code >= 0 else 128 - code
+                return shell_code(code)
             if got:
                 _end(process, patience, got)
                 raise Interrupted(got[0])

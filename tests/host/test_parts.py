@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.core import gate, paths, runs, wire
+from ftrun.core import gate, paths, procfs, runs, wire
 from ftrun.core.board import Board, Busy, F, Flag, Phase, Source, collective_word, name_word
 from ftrun.core.errors import UsageError
 from ftrun.core.handle import Handle, Kind
@@ -368,7 +368,7 @@ def test_parts_sum_to_the_whole_and_old_generations_do_not_count(board: Board) -
 def test_fence_sees_the_end_and_its_reason_before_anybody_reaped(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     assert not fence.quiet(process.pid)
-    fence.kill_group(process.pid)
+    procfs.kill_group(process.pid)
     assert fence.wait_quiet(process.pid, 5)
     assert fence.peek_exit(process.pid, 1) == 128 + signal.SIGKILL
     process.wait()

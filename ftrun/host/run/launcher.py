@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun import native
-from ftrun.core import paths, runs, schedule
+from ftrun.core import paths, procfs, runs, schedule
 from ftrun.core.board import Board, Head
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.faults import device
@@ -242,7 +242,7 @@ class _Run:
             # children of a dead fork server become ours
             for pid in fence.own_children():
                 if pid in self._services.pids() or fence.is_ours(pid):
-                    fence.kill_group(pid)
+                    procfs.kill_group(pid)
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:

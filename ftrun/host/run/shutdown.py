@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 
 from ftrun.control.blame import ranks
+from ftrun.core import procfs
 from ftrun.core.board import Board, Head
 from ftrun.host.base.loop import Loop
-from ftrun.host.workers import fence
 from ftrun.host.workers.pool import Worker, WorkerPool
 
 # Ranks that fail together (one bug, or a group closed in a `finally`) report within this time: the cause is among them
@@ -58,7 +58,7 @@ class Ending:
         for worker in self._pool.living():
             if worker.pid and worker.rank is None:
                 worker.fencing = True  # a world that was just published may count it in already: its end is our doing
-                fence.kill_group(worker.pid)
+                procfs.kill_group(worker.pid)
         if self._signals or not self._ranked():
             self._tell()
         else:
@@ -73,8 +73,8 @@ class Ending:
             self.began = time.time()
             self.signum = self._signals[0][0] if self._signals else signal.SIGTERM
         for worker in told:
-            fence.kill_group(worker.pid, self.signum)
-            fence.kill_group(worker.pid, signal.SIGCONT)  # a frozen worker hears nothing before it is thawed
+            procfs.kill_group(worker.pid, self.signum)
+            procfs.kill_group(worker.pid, signal.SIGCONT)  # a frozen worker hears nothing before it is thawed
         self._board.ring_workers()
         if told:
             self._note("told-to-end", signal=signal.Signals(self.signum).name, ranks=[w.rank for w in told])
@@ -83,7 +83,7 @@ class Ending:
     def _kill(self) -> None:
         stubborn = self._ranked()
         for worker in stubborn:
-            fence.kill_group(worker.pid)
+            procfs.kill_group(worker.pid)
         self.killed = sorted(w.rank for w in stubborn if w.rank is not None)
         if self.killed:
             name = signal.Signals(self.signum).name

@@ -11,23 +11,13 @@ import signal
 import time
 from pathlib import Path
 
+from ftrun.core.procfs import exit_code, stat
+
 _PF_EXITING = 0x4
 _PAUSE = 0.0002
 _LOWEST = 19  # niceness
 # indices into /proc/PID/stat after the command's closing parenthesis (field number - 3)
 _STATE, _GROUP, _FLAGS, _VSIZE, _EXIT_CODE = 0, 2, 6, 20, 49
-
-
-def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
-    """Signal a worker and everything it started, each process once. Nothing when it is gone."""
-    if pid <= 1:  # 0 would be our own group
-        return
-    with contextlib.suppress(OSError):
-        os.killpg(pid, signum)
-    with contextlib.suppress(OSError):
-        # one that has no group of its own yet, or left it; SIGKILL does no harm twice
-        if signum == signal.SIGKILL or os.getpgid(pid) != pid:
-            os.kill(pid, signum)
 
 
 class Aside:
@@ -59,19 +49,6 @@ class Aside:
             self._session = -1
 
 
-def _stat(path: str) -> list[str] | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return os.read(fd, 2048).rpartition(b")")[2].decode().split()
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-
-
 def quiet(pid: int) -> bool:
     """True when no task of the process will run user code again."""
     folder = f"/proc/{pid}/task"
@@ -80,7 +57,7 @@ def quiet(pid: int) -> bool:
     except OSError:
         return True
     for task in tasks:
-        fields = _stat(f"{folder}/{task}/stat")
+        fields = stat(pid, task)
         if fields is not None and not int(fields[_FLAGS]) & _PF_EXITING and fields[_STATE] not in "ZX":
             return False
     return True
@@ -91,7 +68,7 @@ def code_is_set(pid: int) -> bool:
 
     The kernel marks a task as exiting, notes its code, then takes its memory away: a busy machine may stop it in between.
     """
-    fields = _stat(f"/proc/{pid}/stat")
+    fields = stat(pid)
     return fields is not None and int(fields[_VSIZE]) == 0 and quiet(pid)
 
 
@@ -103,7 +80,7 @@ def ended(pid: int) -> bool:
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
-        fields = _stat(f"/proc/{entry}/stat")
+        fields = stat(entry)
         if fields is None or (int(entry) != pid and int(fields[_GROUP]) != pid):
             continue
         if fields[_STATE] not in "ZX" or len(_tasks(entry)) > 1:
@@ -132,13 +109,12 @@ def peek_exit(pid: int, seconds: float) -> int | None:
     """Exit code (128 + n for signal n) of a process that is dying and not yet reaped; None when it cannot be told."""
     deadline = time.monotonic() + seconds
     while True:
-        fields = _stat(f"/proc/{pid}/stat")
+        fields = stat(pid)
         if fields is None or len(fields) <= _EXIT_CODE:
             return None
         status = int(fields[_EXIT_CODE])
         if status or fields[_STATE] == "Z":
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
+            return exit_code(status)
         if time.monotonic() >= deadline:
             return None
         time.sleep(_PAUSE)

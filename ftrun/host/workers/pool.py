@@ -30,7 +30,7 @@ from ftrun.control.events import (
     Unconnected,
     Unrestorable,
 )
-from ftrun.core import symptoms
+from ftrun.core import procfs, symptoms
 from ftrun.core.board import Board, Cell, F, Flag
 from ftrun.core.errors import EXIT_SIGNAL
 from ftrun.core.faults import Fault
@@ -172,7 +172,7 @@ class WorkerPool:
         for pid in fence.own_children():
             # forked just before the fork server's end, so nobody knows which one it is
             if pid not in known and pid not in self._services() and fence.is_ours(pid):
-                fence.kill_group(pid)
+                procfs.kill_group(pid)
 
     def forked(self, index: int, pid: int) -> None:
         """The fork server forked incarnation `index`."""
@@ -452,7 +452,7 @@ class WorkerPool:
             if worker.ended and self._over(worker):
                 self._fenced(worker, 1)
             return
-        fence.kill_group(worker.pid)
+        procfs.kill_group(worker.pid)
         if not worker.cell[F.DEVICE] and fence.wait_quiet(worker.pid, _FENCE_INLINE):
             self._fenced(worker, 1)
         else:
@@ -463,8 +463,8 @@ class WorkerPool:
         worker = self.workers[index]
         worker.fencing = True
         if worker.pid and not worker.ended:
-            fence.kill_group(worker.pid, signal.SIGTERM)
-            fence.kill_group(worker.pid, signal.SIGCONT)  # a frozen worker hears nothing before it is thawed
+            procfs.kill_group(worker.pid, signal.SIGTERM)
+            procfs.kill_group(worker.pid, signal.SIGCONT)  # a frozen worker hears nothing before it is thawed
 
     def _fence_later(self, worker: Worker, deadline: float) -> None:
         def look() -> None:
