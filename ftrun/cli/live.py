@@ -56,9 +56,8 @@ class Live:
     def alive(self) -> bool:
         """Is the run still going on?"""
         from ftrun.core.board import Head
-        from ftrun.core.procfs import process_start
 
-        return process_start(self.run.pid) == self.run.raw["start"] and not self.board[Head.ENDING]
+        return self.run.alive() and not self.board[Head.ENDING]
 
     def ended_within(self, seconds: float) -> bool:
         """Wait so long, or for the end of the run, whichever comes first; has it ended?"""

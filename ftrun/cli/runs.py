@@ -47,7 +47,6 @@ def stop(
         None, "--wait", metavar="S", help="Seconds to wait for its end (default: its shutdown timeout and 15 more)."
     ),
 ) -> int:
-    from ftrun.core.procfs import process_start
     from ftrun.core.runs import find_run
 
     run = find_run(run_id)
@@ -58,7 +57,7 @@ def stop(
         os.kill(run.pid, signal.SIGTERM)
     seconds = float(run.raw.get("shutdown_timeout", 30.0)) + _BEYOND if wait is None else wait
     deadline = time.monotonic() + seconds
-    while process_start(run.pid) == run.raw["start"] or _is_there(run.path, run.raw["start"]):
+    while run.alive() or _is_there(run.path, run.raw["start"]):
         if time.monotonic() > deadline:
             print(
                 f"ftrun: error: run {run.run_id} (process {run.pid}) still ends after {seconds:g} s; "

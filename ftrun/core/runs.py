@@ -15,12 +15,11 @@ from ftrun.core.procfs import process_start
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run directory as another process sees it. `alive`: its launcher still runs."""
+    """A run directory as another process sees it: what run.json said when it was read."""
 
     run_id: str
     path: Path
     pid: int
-    alive: bool
     raw: dict[str, Any]
 
     @property
@@ -28,22 +27,26 @@ class RunInfo:
         """Unix time at which the run was claimed."""
         return float(self.raw.get("started", 0.0))
 
+    def alive(self) -> bool:
+        """Does its launcher still run, now?"""
+        return process_start(self.pid) == int(self.raw["start"])
+
 
 def read_run(path: Path) -> RunInfo | None:
     """The run in directory `path`, None when it is not a run directory."""
     try:
         raw = json.loads((path / paths.RUN_FILE).read_text())
-        pid, start = int(raw["pid"]), int(raw["start"])
+        pid, _ = int(raw["pid"]), int(raw["start"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return RunInfo(path.name, path, pid, process_start(pid) == start, raw)
+    return RunInfo(path.name, path, pid, raw)
 
 
 def list_runs(root: Path | None = None) -> list[RunInfo]:
     """Live runs of this user, newest first."""
     root = root or paths.runs_root()
     found = (read_run(p) for p in root.iterdir() if not p.name.startswith("."))
-    return sorted((r for r in found if r is not None and r.alive), key=lambda r: -r.started)
+    return sorted((r for r in found if r is not None and r.alive()), key=lambda r: -r.started)
 
 
 def find_run(run_id: str | None) -> RunInfo | None:

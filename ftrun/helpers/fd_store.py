@@ -203,7 +203,7 @@ class FdStore:
         from ftrun.host.rundir import rundir
 
         run = runs.read_run(self._run_dir)
-        if run is None or run.alive:
+        if run is None or run.alive():
             return
         logs = Path(str(run.raw.get("logs", "")))
         if logs.is_absolute() and logs.is_dir():

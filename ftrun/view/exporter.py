@@ -20,7 +20,6 @@ from typing import Any
 
 from ftrun.core import files
 from ftrun.core.errors import FtrunError
-from ftrun.core.procfs import process_start
 from ftrun.core.runs import RunInfo, read_run
 from ftrun.view import metrics
 from ftrun.view.snapshot import Watcher
@@ -42,8 +41,7 @@ class Exporter:
         """The figures now, or the last ones that could be read."""
         with self._lock, contextlib.suppress(OSError):
             run = self._watcher.run
-            alive = process_start(run.pid) == run.raw["start"]
-            picture = self._watcher.look(None if run.raw.get("world_size", 0) <= metrics.RANKS_MOST else 16, alive)
+            picture = self._watcher.look(None if run.raw.get("world_size", 0) <= metrics.RANKS_MOST else 16)
             account = self._watcher.account
             self._text = metrics.render(picture, account, time.monotonic())
         return self._text
@@ -107,7 +105,7 @@ def _wait(until: int | None, run: RunInfo, seconds: float) -> bool:
     if until is None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if process_start(run.pid) != run.raw["start"]:
+            if not run.alive():
                 return True
             time.sleep(min(0.5, seconds))
         return False

@@ -49,7 +49,7 @@ def _at(path: Path) -> Found | None:
     if not journal.is_file():
         return None
     run = read_run(folder)
-    return Found(folder.absolute().name, journal, run if run is not None and run.alive else None)
+    return Found(folder.absolute().name, journal, run if run is not None and run.alive() else None)
 
 
 def _killed(name: str | None) -> Found | None:

@@ -46,7 +46,7 @@ def remove_stale(root: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             continue
         run = read_run(path)
-        if run is not None and not run.alive:
+        if run is not None and not run.alive():
             _keep_journal(run)
             _discard(path)
 
