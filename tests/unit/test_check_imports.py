@@ -21,6 +21,9 @@ from tests.lint import check_imports
         ("ftrun.helpers.fork_server", "from ftrun.worker import entry"),
         ("ftrun.faults.plan", "import ftrun.worker"),
         ("ftrun.worker.entry", "from ftrun.helpers import fd_store"),
+        ("ftrun.host.workers.fence", "def f():\n    from ftrun.host.detect import hang"),
+        ("ftrun.host.nodes.membership.table", "from ftrun.host.nodes import node_group"),
+        ("ftrun.host.run.launcher", "from ftrun.helpers import fd_store"),
         ("ftrun.extra.thing", "import os"),
     ],
 )
@@ -31,6 +34,7 @@ def test_forbidden(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
+        ("ftrun.host.detect.hang", "from ftrun.host.workers import fence\nfrom ftrun.host.detect import heartbeat"),
         ("ftrun.cli.main", "def f():\n    from ftrun.view import status"),
         ("ftrun.control.machine", "from ftrun.core import gate\nfrom .events import Event\nimport enum"),
         ("ftrun.worker.entry", "import torch\nfrom ftrun import native, UsageError"),
@@ -44,3 +48,13 @@ def test_allowed(module: str, source: str) -> None:
 def test_a_package_resolves_relative_imports_from_itself() -> None:
     assert check_imports.complaints("ftrun.core", "from . import gate", is_package=True) == []
     assert check_imports.complaints("ftrun.core", "from ..host import loop", is_package=True) != []
+
+
+def test_a_circle_is_found_also_through_late_imports_and_those_for_types() -> None:
+    sources = {
+        "ftrun.host.a": ("from ftrun.host.b import thing", False),
+        "ftrun.host.b": ("def f():\n    from ftrun.host import c", False),
+        "ftrun.host.c": ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ftrun.host.a import Thing", False),
+        "ftrun.host.d": ("from ftrun.host import a", False),
+    }
+    assert check_imports.circles(check_imports.graph(sources)) == [["ftrun.host.a", "ftrun.host.b", "ftrun.host.c"]]
