@@ -36,7 +36,7 @@ $(STAMPS)/setup: pyproject.toml constraints.txt | $(STAMPS)/venv
 	@touch $@
 
 # As pip does for an installed ftrun: where PYTHONDONTWRITEBYTECODE is set, every process would compile it anew.
-$(STAMPS)/bytecode: $(wildcard ftrun/*.py ftrun/*/*.py ftrun/*/*/*.py) | $(STAMPS)/setup
+$(STAMPS)/bytecode: $(wildcard ftrun/*.py ftrun/*/*.py ftrun/*/*/*.py ftrun/*/*/*/*.py) | $(STAMPS)/setup
 	@$(PY) -m compileall -qq -j 0 ftrun
 	@touch $@
 

@@ -120,7 +120,7 @@ class Run:
         return Path(wait_for(found, "the run directory"))
 
     def pids(self, name: str) -> list[int]:
-        """Live processes of this run whose name starts with `name` ("ftrun rank 2", "ftrun nursery", ...)."""
+        """Live processes of this run whose name starts with `name` ("ftrun rank 2", "ftrun forksrv", ...)."""
         return [pid for pid, comm in processes_of(self.runs_root).items() if comm.startswith(name[:15])]
 
     def pid(self, name: str) -> int:

@@ -36,7 +36,7 @@ CORE = (
     "tests/e2e/test_exact.py::test_during_recovery[survivor-reset]",
     "tests/e2e/test_verify.py::test_kills_in_every_phase_leave_no_trace",
     "tests/e2e/test_cuda_build.py",
-    "tests/host/test_fork_server.py",
+    "tests/helpers/test_fork_server.py",
     "tests/cli/test_side_by_side.py::test_workers_see_the_same[usual]",
     "tests/view/test_status.py::test_healthy",
     "tests/view/test_status.py::test_recovering",

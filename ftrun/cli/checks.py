@@ -110,7 +110,7 @@ def _either(words: tuple[str, ...]) -> str:
 
 
 def workers(name: str, value: str) -> int:
-    from ftrun.host.settings import worker_count
+    from ftrun.host.devices.counting import worker_count
 
     return worker_count(value)
 
@@ -165,7 +165,7 @@ def pairs(name: str, value: str) -> dict[str, str]:
 
 
 def streams(name: str, value: str) -> Any:
-    from ftrun.host.streams import parse
+    from ftrun.host.base.streams import parse
 
     return parse(name, value)
 
@@ -222,13 +222,13 @@ def logs_specs(name: str, value: str) -> str:
 
 
 def run_name(name: str, value: str) -> str:
-    from ftrun.host.settings import check_run_id
+    from ftrun.host.base.settings import check_run_id
 
     return check_run_id(value)
 
 
 def prefix(name: str, value: str) -> str:
     """A template with fields in braces."""
-    from ftrun.host.logformat import check_template
+    from ftrun.host.output.logformat import check_template
 
     return check_template(name, value)

@@ -33,26 +33,28 @@ def doctor(
     as_json: bool = typer.Option(False, "--json", help="JSON instead of text."),
 ) -> int:
     from ftrun.cli.checks import endpoint as check_endpoint
-    from ftrun.host import doctor as examination
+    from ftrun.doctor import findings as found
+    from ftrun.doctor.examination import examine
+    from ftrun.doctor.network import is_folder
 
-    if endpoint is not None and not examination.is_folder(endpoint):
+    if endpoint is not None and not is_folder(endpoint):
         check_endpoint("--rdzv-endpoint", endpoint)
     findings = []
     area = ""
-    for finding in examination.examine(endpoint):
+    for finding in examine(endpoint):
         findings.append(finding)
         if not as_json:
             if finding.area != area:
                 area = finding.area
                 print(area)
             print("\n".join(_lines(finding)), flush=True)
-    state = examination.worst(findings)
+    state = found.worst(findings)
     if as_json:
-        print(json.dumps(examination.as_json(findings), indent=2))
+        print(json.dumps(found.as_json(findings), indent=2))
     else:
         counts = {s: sum(f.state == s for f in findings) for s in _COLOURS}
         print(f"{counts['ok']} ok, {counts['warning']} to look at, {counts['broken']} broken")
-    return 1 if state == examination.BROKEN else 0
+    return 1 if state == found.BROKEN else 0
 
 
 def _lines(finding: Any) -> list[str]:

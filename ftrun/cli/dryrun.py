@@ -9,7 +9,7 @@ from typing import Any
 from ftrun.cli.options import BY_NAME, NO_EFFECT
 from ftrun.cli.policyfile import as_rows
 from ftrun.cli.resolve import Values
-from ftrun.host.settings import Settings
+from ftrun.host.base.settings import Settings
 
 _HIDDEN = ("dry-run", "json", "version", "print-completion")
 

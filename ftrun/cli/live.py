@@ -14,8 +14,8 @@ from ftrun.core.errors import FtrunError, UsageError
 
 if TYPE_CHECKING:
     from ftrun.core.board import Board, Cell
+    from ftrun.core.runs import RunInfo
     from ftrun.core.world import World
-    from ftrun.host.rundir import RunInfo
 
 
 class NotLive(FtrunError):
@@ -36,11 +36,10 @@ class Live:
     @classmethod
     def find(cls, run_id: str | None) -> Live:
         """Errors: NotLive, UsageError for a run of another user."""
-        from ftrun.core import paths
+        from ftrun.core import paths, runs
         from ftrun.core.board import Board, Head
-        from ftrun.host import rundir
 
-        run = rundir.find_run(run_id)
+        run = runs.find_run(run_id)
         if run is None:
             raise _missing(run_id)
         owner = os.stat(run.path).st_uid
@@ -57,9 +56,8 @@ class Live:
     def alive(self) -> bool:
         """Is the run still going on?"""
         from ftrun.core.board import Head
-        from ftrun.host.rundir import process_start
 
-        return process_start(self.run.pid) == self.run.raw["start"] and not self.board[Head.ENDING]
+        return self.run.alive() and not self.board[Head.ENDING]
 
     def ended_within(self, seconds: float) -> bool:
         """Wait so long, or for the end of the run, whichever comes first; has it ended?"""
@@ -95,14 +93,14 @@ class Live:
 
 
 def _missing(run_id: str | None) -> FtrunError:
-    from ftrun.host import rundir
+    from ftrun.core import runs
 
     if run_id is None:
         return NotLive("no live run", EXIT_NO_RUN)
-    run = rundir.run_named(run_id)
+    run = runs.run_named(run_id)
     if run is not None:
         return NotLive(f"run {run_id} is not running: its launcher, process {run.pid}, is gone", EXIT_NOT_RUNNING)
-    owner = rundir.owner_elsewhere(run_id)
+    owner = runs.owner_elsewhere(run_id)
     if owner is not None:
         return UsageError(f"run {run_id} belongs to user {owner}, not to you")
     return NotLive(f"no live run named {run_id}; those that are: ftrun runs", EXIT_NO_RUN)

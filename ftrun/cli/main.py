@@ -12,12 +12,13 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from ftrun.cli.help import write_options
 from ftrun.cli.options import EPILOG, Option
 from ftrun.core.errors import (
     EXIT_CONFIG,
@@ -42,7 +43,7 @@ class _Root(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         super().format_options(ctx, formatter)
-        importlib.import_module("ftrun.cli.run").write_options(formatter)
+        write_options(formatter)
 
 
 app = typer.Typer(
@@ -80,18 +81,6 @@ def show_version(wanted: bool = True) -> None:
         raise typer.Exit
 
 
-def print_completion(shell: str | None) -> None:
-    """Print the completion file of `shell` and leave, if one is named. Errors: UsageError."""
-    if shell is not None:
-        from ftrun.cli.completion import printed
-
-        printed(shell)
-        raise typer.Exit
-
-
-_AT_ONCE: dict[str, Any] = {"version": show_version, "print-completion": print_completion}
-
-
 @app.callback()
 def _root(
     version: bool = typer.Option(
@@ -110,8 +99,11 @@ def given_options(options: Iterable[Option], given: Mapping[str, str | bool | No
     }
 
 
-def signature(options: Iterable[Option]) -> inspect.Signature:
-    """What typer reads of a command that takes a script with its arguments, and `options` from a table."""
+def signature(options: Iterable[Option], **at_once: Callable[[Any], None]) -> inspect.Signature:
+    """What typer reads of a command that takes a script with its arguments, and `options` from a table.
+
+    `at_once`: what an option calls as soon as it is read, by the option's key.
+    """
     keyword = inspect.Parameter.KEYWORD_ONLY
     script = typer.Argument(..., metavar="SCRIPT")
     rest = typer.Argument(None, metavar="[ARGS]...")
@@ -122,10 +114,10 @@ def signature(options: Iterable[Option]) -> inspect.Signature:
     for option in options:
         kind: Any = bool if option.is_flag else str | None
         names = (*filter(None, (option.short,)), *option.spellings)
-        at_once = _AT_ONCE.get(option.name)
+        call = at_once.get(option.key)
         default = typer.Option(
             False if option.is_flag else None,
-            *names, metavar=option.metavar or None, callback=at_once, is_eager=at_once is not None,
+            *names, metavar=option.metavar or None, callback=call, is_eager=call is not None,
         )  # fmt: skip
         found.append(inspect.Parameter(option.key, keyword, default=default, annotation=kind))
     return inspect.Signature(found)

@@ -31,8 +31,8 @@ def metrics(
     as_json: bool = typer.Option(False, "--json", help="One look as JSON: a list of name, labels and value."),
 ) -> int:
     from ftrun.core.errors import FtrunError, UsageError
-    from ftrun.host.monitoring import address, bound, require_writable
-    from ftrun.host.rundir import find_run
+    from ftrun.core.runs import find_run
+    from ftrun.host.services.metrics_exporter import address, bound, require_writable
     from ftrun.view.exporter import Exporter, keep, serve
 
     if as_json and (file or port is not None):

@@ -18,8 +18,8 @@ from ftrun.core.environment import virtual_variables
 from ftrun.core.errors import ConfigError, UsageError
 from ftrun.faults import oom
 from ftrun.faults.plan import Plan
-from ftrun.host.logformat import torchrun_template
-from ftrun.host.settings import Nodes, Output, Settings, check_program, check_script, run_name
+from ftrun.host.base.settings import Nodes, Output, Settings, check_program, check_script, run_name
+from ftrun.host.output.logformat import torchrun_template
 
 COMMAND_LINE, DEFAULT = "command line", "default"
 # variables that torchrun reads beside PET_
@@ -117,7 +117,7 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
     chosen = policyfile.read(config or Config(), values["xid-policy"])
     quarantine = values["quarantine-file"]
     if quarantine is not None:
-        from ftrun.host.quarantine import check
+        from ftrun.host.devices.quarantine import check
 
         check(Path(quarantine))
     # what is no Python cannot be warmed up, and nothing is replaced in place in a world of several nodes yet
@@ -229,6 +229,6 @@ def _check_nodes(nodes: Nodes, max_restarts: int) -> None:
             f"--nnodes {nodes.most} needs --node-rank on each node (0 to {nodes.most - 1}) and --master-addr, "
             "or --rdzv-backend c10d with --rdzv-endpoint"
         )
-    from ftrun.host.rendezvous import open as rendezvous
+    from ftrun.host.nodes.membership import open as rendezvous
 
     rendezvous.check(nodes, max_restarts)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from typing import Any
 
+import typer
 from typer.core import TyperCommand
 
-from ftrun.cli.main import COMMANDS, WIDTH, app, given_options, signature
-from ftrun.cli.options import GROUPS, OPTIONS, RUN_EPILOG, Option
+from ftrun.cli.help import write_options
+from ftrun.cli.main import COMMANDS, WIDTH, app, given_options, show_version, signature
+from ftrun.cli.options import OPTIONS, RUN_EPILOG
 from ftrun.core.errors import UsageError
 
 
@@ -31,31 +32,20 @@ class RunCommand(TyperCommand):
         write_options(formatter)
 
 
-def write_options(formatter: Any) -> None:
-    """The options of a run, group by group."""
-    for group in GROUPS:
-        write_group(formatter, group, OPTIONS)
+def print_completion(shell: str | None) -> None:
+    """Print the completion file of `shell` and leave, if one is named. Errors: UsageError."""
+    if shell is not None:
+        from ftrun.cli.completion import printed
 
-
-def write_group(formatter: Any, group: str, options: Iterable[Option]) -> None:
-    """The options of one group, if there are any."""
-    rows = [_help_row(option) for option in options if option.group == group]
-    if rows:
-        with formatter.section(group):
-            formatter.write_dl(rows)
-
-
-def _help_row(option: Option) -> tuple[str, str]:
-    names = ", ".join(filter(None, (option.short, f"--{option.name}")))
-    text = f"{names} {option.metavar}".rstrip()
-    return text, f"{option.help} [default: {option.default}]" if option.default and option.metavar else option.help
+        printed(shell)
+        raise typer.Exit
 
 
 def run(script: str, args: list[str] | None, **given: str | bool | None) -> int:
     """`given` holds what was said on the command line, None or False for the rest."""
     from ftrun.cli import dryrun, resolve
     from ftrun.cli.config import read
-    from ftrun.host.launcher import launch, require_usable
+    from ftrun.host.run.launcher import launch, require_usable
 
     said = given_options(OPTIONS, given)
     config = read(said.get("config") or os.environ.get("FTRUN_CONFIG") or None)
@@ -85,7 +75,7 @@ def _command_meant(script: str) -> str:
     return f"; did you mean the command: ftrun {close}?" if close else ""
 
 
-run.__signature__ = signature(OPTIONS)  # type: ignore[attr-defined]
+run.__signature__ = signature(OPTIONS, version=show_version, print_completion=print_completion)  # type: ignore[attr-defined]
 run.__annotations__ = {}
 app.command(
     "run",

@@ -20,7 +20,7 @@ _BEYOND = 15.0  # seconds that a run may need beyond the time that its workers g
 
 @app.command("runs", help="List the live runs of this user.", epilog="Example: ftrun runs --json | jq -r '.[].run'")
 def runs(as_json: bool = typer.Option(False, "--json", help="JSON instead of text.")) -> int:
-    from ftrun.host.rundir import list_runs
+    from ftrun.core.runs import list_runs
 
     found = list_runs()
     if as_json:
@@ -47,7 +47,7 @@ def stop(
         None, "--wait", metavar="S", help="Seconds to wait for its end (default: its shutdown timeout and 15 more)."
     ),
 ) -> int:
-    from ftrun.host.rundir import find_run, process_start
+    from ftrun.core.runs import find_run
 
     run = find_run(run_id)
     if run is None:
@@ -57,7 +57,7 @@ def stop(
         os.kill(run.pid, signal.SIGTERM)
     seconds = float(run.raw.get("shutdown_timeout", 30.0)) + _BEYOND if wait is None else wait
     deadline = time.monotonic() + seconds
-    while process_start(run.pid) == run.raw["start"] or _is_there(run.path, run.raw["start"]):
+    while run.alive() or _is_there(run.path, run.raw["start"]):
         if time.monotonic() > deadline:
             print(
                 f"ftrun: error: run {run.run_id} (process {run.pid}) still ends after {seconds:g} s; "
@@ -72,7 +72,7 @@ def stop(
 
 def _is_there(path: Path, start: int) -> bool:
     """Is the run directory still that run's? Another one may have taken the name since."""
-    from ftrun.host.rundir import read_run
+    from ftrun.core.runs import read_run
 
     run = read_run(path)
     return run is not None and run.raw["start"] == start

@@ -31,7 +31,7 @@ def status(
     as_json: bool = typer.Option(False, "--json", help="One snapshot as JSON."),
 ) -> int:
     from ftrun.core.errors import FtrunError
-    from ftrun.host.rundir import find_run
+    from ftrun.core.runs import find_run
     from ftrun.view import snapshot
 
     run = find_run(run_id)

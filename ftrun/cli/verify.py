@@ -43,7 +43,7 @@ class VerifyCommand(TyperCommand):
         return ["[OPTIONS]", "--faults FILE|--kill-every-phase", "SCRIPT", "[ARGS]..."]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        from ftrun.cli.run import write_group
+        from ftrun.cli.help import write_group
 
         write_group(formatter, VERIFY, _OURS)
         for group in GROUPS:
@@ -54,9 +54,9 @@ def verify(script: str, args: list[str] | None, **given: str | bool | None) -> i
     """`given` holds what was said on the command line, None or False for the rest."""
     from ftrun.cli import resolve
     from ftrun.cli.config import read
-    from ftrun.cli.verifying import Verification
-    from ftrun.host.launcher import require_usable
-    from ftrun.host.trials import Interrupted
+    from ftrun.host.run.launcher import require_usable
+    from ftrun.verify.trials import Interrupted
+    from ftrun.verify.verification import Verification
 
     said = given_options(_LAUNCH, given)
     plan, every = given["faults"], bool(given["kill_every_phase"])

@@ -239,7 +239,7 @@ class Signalled(Event):
 
 @dataclass(frozen=True)
 class ServiceDied(Event):
-    """One of our own processes died: "nursery", "store" or "keeper"."""
+    """One of our own processes died: "fork server", "store" or "fd store"."""
 
     t: float
     service: str
@@ -415,7 +415,7 @@ class Deadline(Action):
 
 @dataclass(frozen=True)
 class StartService(Action):
-    """Start "nursery", "store" or "keeper" again, answer with ServiceReady."""
+    """Start "fork server", "store" or "fd store" again, answer with ServiceReady."""
 
     service: str
 

@@ -7,7 +7,7 @@ world and answers of an old generation are late, not illegal: they change nothin
 What the agent must know:
 - Generations only grow, but not every one is closed on the gate: a tail world (`Publish.tail`: deaths after the loop)
   and a restart skip the gate. CloseGate therefore swaps the word to exactly the generation it names.
-- Every action is idempotent: the machine may order the same one twice (a Spawn after the nursery's return, a
+- Every action is idempotent: the machine may order the same one twice (a Spawn after the fork server's return, a
   CloseGate whose answer is late).
 - In one look at a cell report in this order: Started, Parked, Grouped, Protected, Raised (with its generation),
   Stage, LoopDone, Unrestorable, death. A death is reported once, by Died or by Finished; Dying may come before Died.
@@ -183,7 +183,7 @@ def service_ready(config: Config, state: State, event: ev.ServiceReady) -> Resul
             return restarts.go_on(config, state, event.t)
         if state.store_lost and incidents.meeting(state):
             return incidents.stop(config, state)
-    if event.service == "nursery":
+    if event.service == "fork server":
         return state, tuple(Spawn(w.cell, w.rank) for w in state.workers if not w.started)
     return state, ()
 

@@ -39,7 +39,7 @@ class Head:
     PUBLISHED = 5  # launcher: newest generation whose world file is complete
     LAUNCHER_PID = 6
     WORLD_SIZE = 7
-    KEEPER_EPOCH = 8  # launcher: +1 for each keeper; workers send their descriptors again
+    FD_STORE_EPOCH = 8  # launcher: +1 for each fd store; workers send their descriptors again
     ENDING = 9  # launcher: 1 = the run ends, leave at once
     ATTEMPT = 10  # launcher: how often the whole world was restarted
     GATE_BELL = 11  # 32-bit futex word: rung at each arrival and opening, so that only ranks at the gate wake

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ftrun.core import files
 from ftrun.core.board import Board
 
 
@@ -74,11 +74,8 @@ def world_path(run_dir: Path, generation: int) -> Path:
 
 
 def write_world(run_dir: Path, world: World) -> None:
-    """Write the file whole or not at all (temporary file, rename)."""
-    path = world_path(run_dir, world.generation)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(asdict(world)))
-    os.replace(temporary, path)
+    """Write the file whole or not at all."""
+    files.replace(world_path(run_dir, world.generation), json.dumps(asdict(world)))
 
 
 def read_world(run_dir: Path, generation: int) -> World:

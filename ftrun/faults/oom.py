@@ -9,6 +9,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from ftrun.core.cgroup import groups
+
 LIMIT = 64 << 20  # bytes that the process may take beyond what it has
 _CHUNK = 4 << 20
 _PREFIX = "ftrun-oom-"
@@ -51,13 +53,11 @@ def make(name: str = "") -> Path:
 
 
 def _own() -> Path:
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    own = dict(line.split(":", 2)[1:] for line in lines)  # controllers -> path
-    for controllers, root in (("memory", Path("/sys/fs/cgroup/memory")), ("", Path("/sys/fs/cgroup"))):
-        path = next((p for c, p in own.items() if controllers in c.split(",")), None)
-        if path is None:
+    own = groups()
+    for controller, root in (("memory", Path("/sys/fs/cgroup/memory")), ("", Path("/sys/fs/cgroup"))):
+        if controller not in own:
             continue
-        folder = root / path.strip("/")
+        folder = root / own[controller].strip("/")
         folder = folder if folder.is_dir() else root  # in a container the path is the host's
         names = ("memory.limit_in_bytes", "memory.max", "cgroup.controllers")
         if any((folder / name).exists() for name in names):

@@ -1,1 +1,1 @@
-"""The launcher process and its services. Never imports torch; only the nursery's own process does."""
+"""The launcher process and its services. Never imports torch; only the fork server's own process does."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ftrun.core.amounts import count
-from ftrun.host.rundir import process_start
 from ftrun.view.find import Found
 from ftrun.view.journal import Tail, parse
 from ftrun.view.screen import cause, outcome
@@ -20,7 +19,7 @@ def stream(found: Found, follow: bool, as_json: bool) -> Iterator[str]:
     teller, tail = _Teller(), Tail(found.journal)
     try:
         while True:
-            ended = found.live is None or process_start(found.live.pid) != found.live.raw["start"]
+            ended = found.live is None or not found.live.alive()
             for line in tail.read():
                 raw = parse(line)
                 if raw is None:

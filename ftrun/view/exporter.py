@@ -18,9 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ftrun.core import files
 from ftrun.core.errors import FtrunError
-from ftrun.host.rundir import RunInfo, process_start, read_run
-from ftrun.view import files, metrics
+from ftrun.core.runs import RunInfo, read_run
+from ftrun.view import metrics
 from ftrun.view.snapshot import Watcher
 
 INTERVAL = 5.0  # seconds between two writings of the file
@@ -40,8 +41,7 @@ class Exporter:
         """The figures now, or the last ones that could be read."""
         with self._lock, contextlib.suppress(OSError):
             run = self._watcher.run
-            alive = process_start(run.pid) == run.raw["start"]
-            picture = self._watcher.look(None if run.raw.get("world_size", 0) <= metrics.RANKS_MOST else 16, alive)
+            picture = self._watcher.look(None if run.raw.get("world_size", 0) <= metrics.RANKS_MOST else 16)
             account = self._watcher.account
             self._text = metrics.render(picture, account, time.monotonic())
         return self._text
@@ -105,7 +105,7 @@ def _wait(until: int | None, run: RunInfo, seconds: float) -> bool:
     if until is None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if process_start(run.pid) != run.raw["start"]:
+            if not run.alive():
                 return True
             time.sleep(min(0.5, seconds))
         return False

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftrun.core import paths
-from ftrun.host.rundir import RunInfo, find_run, read_run
+from ftrun.core.runs import RunInfo, find_run, read_run
 
 _SECOND = re.compile(r"_[0-9a-f]{8}")  # what a log folder's name gets when an earlier run has it
 
@@ -49,7 +49,7 @@ def _at(path: Path) -> Found | None:
     if not journal.is_file():
         return None
     run = read_run(folder)
-    return Found(folder.absolute().name, journal, run if run is not None and run.alive else None)
+    return Found(folder.absolute().name, journal, run if run is not None and run.alive() else None)
 
 
 def _killed(name: str | None) -> Found | None:

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from ftrun.host.rundir import RunInfo, process_start
+from ftrun.core.runs import RunInfo
 from ftrun.view import fold, keys, snapshot, text
 from ftrun.view.paint import painted
 from ftrun.view.screen import screen
@@ -113,9 +113,9 @@ class _View:
         run = self._watcher.run
         if self._paused and self._picture is not None:
             return
-        alive = process_start(run.pid) == run.raw["start"]
+        alive = run.alive()
         with contextlib.suppress(FileNotFoundError):
-            self._picture = self._watcher.look(max(4, self._height), alive)
+            self._picture = self._watcher.look(max(4, self._height))
         self._ended = not alive
 
     def cost(self, seconds: float) -> None:

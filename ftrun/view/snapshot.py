@@ -15,8 +15,8 @@ from typing import Any
 from ftrun.control.phases import Phase as Machine
 from ftrun.core import gate, paths, steps
 from ftrun.core.board import Board, Cell, F, Flag, Head, Inexact, Phase, collective_name, collective_of
+from ftrun.core.runs import RunInfo
 from ftrun.core.world import World, read_world
-from ftrun.host.rundir import RunInfo
 from ftrun.view import devices, fold
 from ftrun.view.journal import REPAIRING, Account, Tail
 
@@ -52,7 +52,7 @@ class Watcher:
         if self._tail is not None:
             self._tail.close()
 
-    def look(self, ranks: int | None = None, alive: bool = True) -> dict[str, Any]:
+    def look(self, ranks: int | None = None) -> dict[str, Any]:
         """The picture now. `ranks`: how many are described one by one, None = all; the rest are in `folded`."""
         board, now = self._board, time.monotonic_ns()
         self._read_journal()
@@ -67,7 +67,7 @@ class Watcher:
         workers += [self._worker(board.cell(i), None, now, found) for i in spares[:ranks]]
         first = board.cell(next(iter(holders))) if holders else None
         well, oldest = fold.healthy(board, holders, self._used, now)
-        state = self._state(len(spares), len(holders) - well, found) if alive else ENDED
+        state = self._state(len(spares), len(holders) - well, found) if self.run.alive() else ENDED
         return {
             "schema": SCHEMA,
             "run": self.run.run_id,
@@ -121,7 +121,7 @@ class Watcher:
 
     def _state(self, spares: int, unwell: int, found: list[dict[str, Any]]) -> str:
         machine = self.account.phase
-        if not self.run.alive or machine in (Machine.ENDING, Machine.ENDED):
+        if machine in (Machine.ENDING, Machine.ENDED):
             return ENDED
         if machine in (Machine.NEW, Machine.STARTING):
             return STARTING

@@ -60,7 +60,7 @@ class Context:
         self.cell: Cell = self.board.cell(cell)
         self._words = self.cell.words()
         self._steps = StepLog(self.cell)
-        self.keeper = KeeperClient(run_dir / paths.KEEPER_SOCKET)
+        self.keeper = KeeperClient(run_dir / paths.FD_STORE_SOCKET)
         self.lent = Lent(self.keeper)
         self._world: World | None = None
         self.generation = 0  # that this worker takes part in; 0 before it has one
@@ -74,7 +74,7 @@ class Context:
         self.one_console = False  # every rank's stderr is shown to the same person
         self.wakers: list[Waker] = []
         self.mapped: dict[tuple[int, str], Segment] = {}  # segments of ranks mapped ahead of their use
-        self.mapped_epoch = self.board[Head.KEEPER_EPOCH]  # keeper that the first of them came from
+        self.mapped_epoch = self.board[Head.FD_STORE_EPOCH]  # keeper that the first of them came from
         self.on_keeper: Callable[[], bool] | None = None
         # the main thread may be interrupted inside a body and before its gate; guarded by `lock`
         self.lock = threading.Lock()
@@ -84,7 +84,7 @@ class Context:
         self._main = threading.main_thread().ident
         self._pid = os.getpid()
         self._heard = 0
-        self._keeper_epoch = self._lent_epoch = self.board[Head.KEEPER_EPOCH]
+        self._keeper_epoch = self._lent_epoch = self.board[Head.FD_STORE_EPOCH]
 
     # -- the world ---------------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Context:
             self.board.wait_workers(seen, _LOOK_AGAIN)
 
     def _hear(self) -> None:
-        epoch = self.board[Head.KEEPER_EPOCH]
+        epoch = self.board[Head.FD_STORE_EPOCH]
         if epoch != self._lent_epoch and self.lent.again():
             self._lent_epoch = epoch
         if epoch != self._keeper_epoch and (self.on_keeper is None or self.on_keeper()):

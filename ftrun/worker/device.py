@@ -180,7 +180,7 @@ class DeviceMemory:
             for index in range(control.load(_COUNT)):
                 fd = fetch(index)
                 if fd is None:
-                    raise DeviceError("the keeper does not have all of it")
+                    raise DeviceError("the fd store does not have all of it")
                 offset, size = (control.load(_TABLE + 16 * index + 8 * k) for k in range(2))
                 memory.chunks.append(Chunk(offset, size, fd))
                 try:

@@ -29,7 +29,7 @@ class KeeperClient:
             wire.send(sock, message, fds)
             answer = wire.receive(sock)
         if answer is None:
-            raise ConnectionError("the keeper closed the connection")
+            raise ConnectionError("the fd store closed the connection")
         return answer
 
     def put(self, rank: int, name: str, cell: int, fd: int, handle: Handle | None = None, parts: int = 0) -> str:

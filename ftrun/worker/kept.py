@@ -68,7 +68,7 @@ class Kept:
         if why and not self._warned:
             self._warned = True
             print(
-                f"ftrun: rank {context.rank}: the keeper holds device memory by its descriptor only ({why}); "
+                f"ftrun: rank {context.rank}: the fd store holds device memory by its descriptor only ({why}); "
                 "should the weights be lost when a worker dies, a replica's are taken",
                 file=sys.stderr,
                 flush=True,

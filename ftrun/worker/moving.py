@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ftrun import native
 from ftrun.core import gate, moves
 from ftrun.core.board import F
+from ftrun.core.cgroup import memory_left
 from ftrun.core.errors import WorkerError
-from ftrun.core.limits import memory_left
 from ftrun.core.moves import Move
 from ftrun.native import cuda, transfer
 from ftrun.native.transfer import CHECK_BACK, CHECK_READ, Extent, Facts, Moved, OnGpu, Terms
@@ -137,7 +137,7 @@ def _make_ring(context: Context, part: Part, stack: contextlib.ExitStack) -> tup
     lent = context.rank, part.name
     stack.callback(context.lent.take_back, *lent)
     if not context.wait_until(lambda: context.lent.hand_on(*lent, context.cell.index, ring.fd), _EXCHANGE):
-        raise WorkerError(f"there was no keeper for {_EXCHANGE:.0f} s to pass the buffers of a reload on")
+        raise WorkerError(f"there was no fd store for {_EXCHANGE:.0f} s to pass the buffers of a reload on")
     context.board.ring_workers()
     return ring, facts
 

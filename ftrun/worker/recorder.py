@@ -1,7 +1,7 @@
 """What a rank computed, step by step, as digests in a file: the worker's half of `ftrun verify`.
 
 On when FTRUN_DIGESTS names a folder; a run without it pays two empty calls a step. Every incarnation of a rank writes a
-file of its own, so that a line torn by a kill is always the last. `ftrun/view/digests.py` reads them.
+file of its own, so that a line torn by a kill is always the last. `ftrun/verify/digests.py` reads them.
 
     {"names": [...], "point": "start"}                     what the values of later lines of that point are digests of
     {"point": "start", "loop": 1, "step": 4, "attempt": 0, "values": [...]}

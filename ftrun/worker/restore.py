@@ -67,7 +67,7 @@ def load_recording(context: Context) -> tuple[dict[str, Any], memoryview]:
     """What the replaced rank's collectives gave before its first step. Errors: NoSource."""
     segment = fetch(context, context.rank, "slots")
     if segment is None:
-        raise NoSource("the keeper has no slots of this rank (its keeper died, or the rank died before protect)")
+        raise NoSource("the fd store has no slots of this rank (its fd store died, or the rank died before protect)")
     context.mapped[(context.rank, "slots")] = segment
     slots = Slots(segment)
     if slots.tag(RECORDING) < 0:
@@ -126,7 +126,7 @@ class Restorer:
         segment = fetch(context, context.rank, "arena")
         slots = fetch(context, context.rank, "slots")
         if segment is None or slots is None:
-            raise NoSource("the keeper has no memory of this rank")
+            raise NoSource("the fd store has no memory of this rank")
         self.engine.ledger.slots = Slots(slots)
         gpu = use_gpu(context, self.state)
         fenced = self._await_fence()
@@ -147,7 +147,7 @@ class Restorer:
         restart = self._choose(replica)
         self.state.apply_python_state(restart["py"])
         self.engine.resume_with(self.resume, restart)
-        if self._lost or context.board[Head.KEEPER_EPOCH] != context.mapped_epoch:
+        if self._lost or context.board[Head.FD_STORE_EPOCH] != context.mapped_epoch:
             self.engine.send_descriptors()  # the keeper that gave us these segments is gone
         context.cell[F.SOURCE] = source
         context.cell[F.SOURCE_BYTES] = moved
@@ -202,7 +202,7 @@ class Restorer:
         context = self.context
         segment, slots = (fetch(context, context.rank, name) for name in ("arena", "slots"))
         if slots is None:
-            raise NoSource("the keeper has no slots of this rank")
+            raise NoSource("the fd store has no slots of this rank")
         self._await_fence()
         if self._may_still_run():
             raise NoSource("its predecessor may still run, so its memory cannot be used")
@@ -220,7 +220,7 @@ class Restorer:
             raise NoSource(str(error)) from error
         self.state.reattach(arena, manifest)
         self.engine.use_snapshot(manifest, restart, moved)
-        if segment is None or gpu is not None or context.board[Head.KEEPER_EPOCH] != context.mapped_epoch:
+        if segment is None or gpu is not None or context.board[Head.FD_STORE_EPOCH] != context.mapped_epoch:
             self.engine.send_descriptors()
         self.engine.resume_with(self.resume, restart)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from ftrun import native
+from ftrun.core.cgroup import memory_left
 from ftrun.core.errors import DeviceError, PlatformError
-from ftrun.core.limits import memory_left
 from ftrun.core.paths import ENV_RUN_DIR
 
 

@@ -40,7 +40,7 @@ def mapped(context: Context, facts: Facts, gpu: int, timeout: float) -> Iterator
         lent = context.rank, _NAME
         stack.callback(context.lent.take_back, *lent)
         if not context.wait_until(lambda: context.lent.hand_on(*lent, context.cell.index, fd, handle), timeout):
-            raise WorkerError(f"there was no keeper for {timeout:.0f} s to pass the buffers of a reload on")
+            raise WorkerError(f"there was no fd store for {timeout:.0f} s to pass the buffers of a reload on")
         context.board.ring_workers()
         addresses = []
         for place in world.places:

@@ -184,7 +184,7 @@ def reload(engine: Engine, arena: Arena) -> tuple[Manifest, dict[str, Any], int]
     step = world.resume
     store = engine.snapshots.store or attach(context, context.rank)
     if store is None:
-        raise BadSnapshot("the keeper has no host snapshot of this rank")
+        raise BadSnapshot("the fd store has no host snapshot of this rank")
     engine.snapshots.adopt(store)
     record = store.record(step)
     store.check(record)

@@ -451,7 +451,7 @@ NAMES += [
     ),
 ]  # fmt: skip
 
-# ---- Linux: the launcher, which never imports this, asks the kernel (ftrun/host/fence.py) ----
+# ---- Linux: the launcher, which never imports this, asks the kernel (ftrun/host/workers/fence.py) ----
 
 NAMES.append(
     Private(

@@ -45,7 +45,7 @@ FTRUN_API int ftrun_cuda_owner(const void *address, int *device, int *host);
  *
  * Only by virtual memory management, not by CUDA's older IPC handles. Such a handle names an allocation of the process that
  * made it: when that process frees it or dies, what others have mapped is undefined, and weights must outlive exactly that
- * death. The keeper would have to allocate everything, with a context on each device, and its own death, which costs nothing
+ * death. The fd store would have to allocate everything, with a context on each device, and its own death, which costs nothing
  * now, would take all weights along. What a driver of CUDA 12 serves has virtual memory management from V100 on, as far as
  * known, but for some kinds of virtual GPUs: protect() refuses those. */
 

@@ -3,7 +3,7 @@
     python tests/bench/transfer.py [--quick] [--json FILE]
 
 Definitions. memcpy: libc's memcpy over warm shared memory, the range cut in one piece a thread, the better of one and of
-one a core. Peer copy: transfer.copy between two warm segments, as restore uses it. Adopt: from asking the keeper for the
+one a core. Peer copy: transfer.copy between two warm segments, as restore uses it. Adopt: from asking the fd store for the
 segment to a tensor over its first parameter. Host reload: four processes, each sends a quarter of the snapshot and
 receives the whole; time from a common start to the last one's end; bytes are all that were written, staging included.
 One after another: the same copies by the same four processes, with a barrier behind each stage of each chunk. Link: a copy
@@ -307,12 +307,12 @@ def linked(size: int, rounds: int) -> dict[str, Any] | None:
 
 
 def adopt(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
-    """ms to have a dead rank's arena: ask the keeper, map, read its manifest, make a tensor. A real keeper process."""
+    """ms to have a dead rank's arena: ask the fd store, map, read its manifest, make a tensor. A real fd store process."""
     import torch
 
     from ftrun.core import paths
     from ftrun.core.board import Board
-    from ftrun.host.services import _KEEPER, Helper
+    from ftrun.host.services.services import _FD_STORE, Helper
     from ftrun.worker.arena import Arena, Manifest, place
     from ftrun.worker.keeper_client import KeeperClient
     from ftrun.worker.segment import Segment
@@ -320,15 +320,15 @@ def adopt(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="ftrun-bench-") as folder:
         Board.create(Path(folder, paths.BOARD), 4)
-        helper = Helper("keeper", _KEEPER, lambda message: None)
+        helper = Helper("fd store", _FD_STORE, lambda message: None)
         out = os.open(os.devnull, os.O_WRONLY)
         helper.start((folder,), os.environ, out)
-        client = KeeperClient(Path(folder, paths.KEEPER_SOCKET))
+        client = KeeperClient(Path(folder, paths.FD_STORE_SOCKET))
         try:
             deadline = time.monotonic() + 30
-            while not Path(folder, paths.KEEPER_SOCKET).exists():
+            while not Path(folder, paths.FD_STORE_SOCKET).exists():
                 if time.monotonic() > deadline:
-                    raise SystemExit("the keeper did not start")
+                    raise SystemExit("the fd store did not start")
                 time.sleep(0.01)
             for size in sizes:
                 arena = Arena.create(0, size)

@@ -18,7 +18,7 @@ from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 from ftrun.cli import completion, spelling
 from ftrun.cli.options import BY_NAME, OPTIONS
 from ftrun.core.errors import UsageError
-from ftrun.host.doctor.software import version_of
+from ftrun.doctor.software import version_of
 from tests.cli.conftest import Plan
 from tests.e2e.harness import tool
 

@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from ftrun.core.faults import Fault
 from ftrun.faults.kinds import KINDS, PHASES, REPAIR_PHASES, STEP_PHASES
-from ftrun.host.rundir import remove_stale
+from ftrun.host.rundir.rundir import remove_stale
 from tests.e2e import harness
 from tests.e2e.harness import Outcome
 from tests.faults.fake_nvml import FakeNvml

@@ -56,10 +56,10 @@ time.sleep(1.0)
 def test_a_plain_script_trains_in_each_start_mode(ftrun: Ftrun, one_gpu: dict[str, str], start: str) -> None:
     run = ftrun.start("--nproc-per-node", 2, "--worker-start", start, ftrun.script(PLAIN), **one_gpu)
     run.wait_output("trained")
-    nursery = Path(f"/proc/{run.pid('ftrun nursery')}")
-    threads = [(task / "comm").read_text() for task in (nursery / "task").iterdir()]
+    fork_server = Path(f"/proc/{run.pid('ftrun forksrv')}")
+    threads = [(task / "comm").read_text() for task in (fork_server / "task").iterdir()]
     assert not [name for name in threads if name.startswith("pt_autograd_")], "the fork server ran a backward"
-    assert "libcuda.so" not in (nursery / "maps").read_text(), "the fork server opened the CUDA driver"
+    assert "libcuda.so" not in (fork_server / "maps").read_text(), "the fork server opened the CUDA driver"
     assert run.wait() == 0, run.stderr
     assert run.stdout.count("trained") == 2
     assert run.stdout.count("autograd has device threads: True") == 2, (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.host import memory
+from ftrun.host.workers import oom_kills
 from tests.conftest import small_file_system, wait_for
 from tests.e2e import harness
 from tests.e2e.harness import Outcome
@@ -407,9 +407,9 @@ HUNGRY = "import sys; sys.stdin.read(1); waste = bytearray(256 << 20); waste[::4
 def test_the_cgroup_tells_it_where_the_kernel_may_not_be_asked(
     small_memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_open_kernel", lambda: None)
+    monkeypatch.setattr(oom_kills, "_open_kernel", lambda: None)
     (small_memory / "memory.limit_in_bytes").write_text(str(64 << 20))
-    kills = memory.Kills()
+    kills = oom_kills.Kills()
     enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(small_memory / "cgroup.procs")]
     victims = [
         subprocess.Popen([*enter, sys.executable, "-c", HUNGRY], stdin=subprocess.PIPE, bufsize=0) for _ in range(2)

@@ -205,7 +205,7 @@ def test_mig_instances_and_a_foreign_gpu(stock: Reference, folder: Path) -> None
     assert [n["ours"] for n in foreign] == [False]
 
 
-@pytest.mark.slow  # the watcher by itself: tests/host/test_nvml_watcher.py
+@pytest.mark.slow  # the watcher by itself: tests/helpers/test_nvml_reader.py
 def test_a_driver_that_never_returns_is_told_and_holds_up_nobody(stock: Reference, folder: Path) -> None:
     trial = Trial(folder, 5, stretch=0.06)
     trial.ready()

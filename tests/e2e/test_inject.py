@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ftrun.faults.dice import Dice
-from ftrun.host.rundir import amend
+from ftrun.host.rundir.rundir import amend
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.test_services import SLOW, Live, until
@@ -192,7 +192,7 @@ def test_the_whole_run_dies(live: Callable[..., Struck], folder: Path, kind: str
     assert run.running.process.wait(20) == -signal.SIGKILL
     until(lambda: not harness.strays(folder), "the end of every process", 10)
     if kind == "launcher-kill":
-        until(lambda: not run_dir.exists(), "the keeper to tidy up", 10)
+        until(lambda: not run_dir.exists(), "the fd store to tidy up", 10)
         lines = harness.read_journal(folder)
     else:  # nobody was left to tidy up: the next command does
         lines = [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]

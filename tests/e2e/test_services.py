@@ -128,26 +128,31 @@ def held(folder: Path, *ranks: int) -> list[str]:
     return [str(script) if part == str(harness.REFERENCE) else part for part in command]
 
 
-@pytest.mark.parametrize("service", ["nursery", "keeper", pytest.param("store", marks=pytest.mark.slow)])
-def test_service_dies_in_training_and_then_a_rank(stock: Reference, begin: Callable[..., Live], service: str) -> None:
+@pytest.mark.parametrize(
+    ("service", "title"),
+    [("fork server", "forksrv"), ("fd store", "fd store"), pytest.param("store", "store", marks=pytest.mark.slow)],
+)
+def test_service_dies_in_training_and_then_a_rank(
+    stock: Reference, begin: Callable[..., Live], service: str, title: str
+) -> None:
     live = begin(SLOW)
     live.reach(2)
-    old = live.kill(f"ftrun {service}")
+    old = live.kill(f"ftrun {title}")
     live.said(f"our {service} process died")
-    assert live.pid(f"ftrun {service}") != old
+    assert live.pid(f"ftrun {title}") != old
     live.reach(4)
     live.kill("ftrun rank 2")
     outcome = live.finish()
     harness.same(stock(), outcome)
     assert harness.replaced_ranks(outcome) == {2}
     harness.check_survivors(outcome)
-    # the workers have given their memory to the new keeper
+    # the workers have given their memory to the new fd store
     source = outcome.notes("incident")[0]["sources"]["2"]["name"]
     assert source in ("adopt", "peer")
     assert "bit-identical to an uninterrupted run: yes" in outcome.output
 
 
-def test_the_keeper_is_reached_in_a_folder_whose_name_is_too_long_for_a_socket(stock: Reference, folder: Path) -> None:
+def test_the_fd_store_is_reached_in_a_folder_whose_name_is_too_long_for_a_socket(stock: Reference, folder: Path) -> None:
     deep = folder / ("d" * 90)
     outcome = harness.ftrun(deep, [], [kill(1, "backward", 5)])
     harness.check_no_strays(deep)
@@ -206,13 +211,13 @@ def test_the_others_meet_a_rank_before_it_is_restored_and_wait_for_it_then(
 def test_what_is_left_of_a_dead_worker_steps_aside(stock: Reference, begin: Callable[..., Live]) -> None:
     live = begin(SLOW)
     live.reach(2)
-    nursery = live.pid("ftrun nursery")
-    os.kill(nursery, signal.SIGSTOP)  # it reaps nobody meanwhile
+    fork_server = live.pid("ftrun forksrv")
+    os.kill(fork_server, signal.SIGSTOP)  # it reaps nobody meanwhile
     try:
         dead = live.kill("ftrun rank 2")
         live.ended_or(lambda: os.getpriority(os.PRIO_PROCESS, dead) == 19, "the lowest priority")
     finally:
-        os.kill(nursery, signal.SIGCONT)
+        os.kill(fork_server, signal.SIGCONT)
     harness.same(stock(), live.finish())
 
 
@@ -246,19 +251,19 @@ def test_store_dies_while_the_first_groups_are_made(stock: Reference, folder: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_keeper_and_a_rank_die_at_once(stock: Reference, begin: Callable[..., Live], restarts: int) -> None:
-    """The rank's memory is lost with the keeper: no rung in place is left, and ftrun says so."""
+def test_fd_store_and_a_rank_die_at_once(stock: Reference, begin: Callable[..., Live], restarts: int) -> None:
+    """The rank's memory is lost with the fd store: no rung in place is left, and ftrun says so."""
     live = begin(SLOW, spares=0, options=["--max-restarts", str(restarts)])
     live.reach(3)
-    rank, keeper = live.pid("ftrun rank 2"), live.pid("ftrun keeper")
+    rank, fd_store = live.pid("ftrun rank 2"), live.pid("ftrun fd store")
     os.kill(live.launcher, signal.SIGSTOP)  # it sees both deaths together
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(fd_store, signal.SIGKILL)
     os.kill(rank, signal.SIGKILL)
     os.kill(live.launcher, signal.SIGCONT)
     began = time.monotonic()
     outcome = live.finish()
     assert len(outcome.events("Unrestorable")) == 1
-    assert "the keeper has no" in outcome.output
+    assert "the fd store has no" in outcome.output
     if restarts:
         harness.same(stock(), outcome)
         assert "all workers start again" in outcome.output
@@ -266,7 +271,7 @@ def test_keeper_and_a_rank_die_at_once(stock: Reference, begin: Callable[..., Li
     else:
         assert outcome.code == 1
         assert time.monotonic() - began < 15
-        assert "the state of rank 2 cannot be restored: the keeper has no" in outcome.output
+        assert "the state of rank 2 cannot be restored: the fd store has no" in outcome.output
         assert "bit-identical" not in outcome.output
 
 

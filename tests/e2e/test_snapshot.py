@@ -112,9 +112,9 @@ def test_a_snapshot_that_was_damaged_is_refused(stock: Reference, folder: Path) 
     options = ["--max-replacements", "50", "--snapshot-every", "1000", "--max-restarts", "1"]
     command = harness.ftrun_command(folder, ["--stretch", "0.02"], all_killed("update", 7), options=options)
     running = harness.start(folder, command)
-    keeper = KeeperClient(running.run_dir() / "keeper.sock")
+    fd_store = KeeperClient(running.run_dir() / "fd-store.sock")
     deadline = time.monotonic() + 60
-    while (fd := _kept(keeper, 2)) is None:
+    while (fd := _kept(fd_store, 2)) is None:
         assert time.monotonic() < deadline and running.process.poll() is None, running.output
         time.sleep(0.01)
     share = 1 << 20
@@ -127,11 +127,11 @@ def test_a_snapshot_that_was_damaged_is_refused(stock: Reference, folder: Path) 
     harness.same(stock("--stretch", "0.02"), outcome, ignore=["history"])
 
 
-def _kept(keeper: KeeperClient, rank: int) -> int | None:
+def _kept(fd_store: KeeperClient, rank: int) -> int | None:
     try:
-        return keeper.get(rank, "snapshot")
+        return fd_store.get(rank, "snapshot")
     except OSError:
-        return None  # the keeper is not up yet
+        return None  # the fd store is not up yet
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Sources that cannot be used, and a keeper that dies, while a state moves: the next source is taken, the result stays the same."""
+"""Sources that cannot be used, and an fd store that dies, while a state moves: the next source is taken, the result stays the same."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def until(running: harness.Running, condition: Callable[[], T | None], what: str
 
 
 def kept(running: harness.Running, rank: int, name: str) -> int:
-    keeper = KeeperClient(running.run_dir() / "keeper.sock")
+    fd_store = KeeperClient(running.run_dir() / "fd-store.sock")
 
     def ask() -> int | None:
         try:
-            return keeper.get(rank, name)
+            return fd_store.get(rank, name)
         except OSError:
             return None  # not up yet
 
@@ -76,13 +76,13 @@ def test_a_replica_of_another_layout_is_passed_over(stock: Reference, folder: Pa
 
 
 @pytest.mark.slow
-def test_the_keeper_dies_while_everyone_goes_back(stock: Reference, folder: Path) -> None:
+def test_the_fd_store_dies_while_everyone_goes_back(stock: Reference, folder: Path) -> None:
     """With it goes what the dead ranks had kept: either the snapshot was mapped by then, or all workers start again."""
     faults = [kill(rank, "update", 7) for rank in range(harness.RANKS)]
     options = ["--max-replacements", "50", "--snapshot-every", "3", "--max-restarts", "1"]
     running = harness.start(folder, harness.ftrun_command(folder, [], faults, options=options))
     until(running, lambda: "goes back to the host snapshot" in running.output or None, "the decision")
-    os.kill(pid_of(running, "ftrun keeper"), signal.SIGKILL)
+    os.kill(pid_of(running, "ftrun fd store"), signal.SIGKILL)
     outcome = harness.finish(running)
     harness.same(stock(), outcome)
 

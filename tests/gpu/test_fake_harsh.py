@@ -98,18 +98,18 @@ def test_memory_that_never_gets_quiet_is_not_used(clean: Outcome, folder: Path, 
 
 
 @pytest.mark.parametrize("demanded", [False, True], ids=["any thread may import", "with a context only"])
-def test_the_keeper_has_a_context_only_where_the_driver_wants_one(
+def test_the_fd_store_has_a_context_only_where_the_driver_wants_one(
     clean: Outcome, folder: Path, control: Control, log: Path, demanded: bool
 ) -> None:
     if demanded:
         control.set(**{"import": "context"})
     line = command(folder, "--pause", "0.1", faults=(kill(2, "backward", 6),))
     running = harness.start(folder, line, control.env)
-    (keeper,) = wait_for(lambda: named(folder, "ftrun keeper"), "the keeper")
+    (fd_store,) = wait_for(lambda: named(folder, "ftrun fd store"), "the fd store")
     outcome = finish(running)
     same(clean, outcome)
     assert "state adopted in place" in outcome.output
-    its = [call.name for call in calls(log) if call.pid == keeper]
+    its = [call.name for call in calls(log) if call.pid == fd_store]
     assert "cuMemImportFromShareableHandle" in its
     assert ("cuDevicePrimaryCtxRetain" in its) == demanded
 

@@ -60,7 +60,7 @@ def test_kills_elsewhere(clean: Outcome, folder: Path, control: Control, at: str
     same(clean, outcome)
 
 
-# -- the keeper and the driver say no ----------------------------------------------------------------------------------
+# -- the fd store and the driver say no ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -77,14 +77,14 @@ def test_memory_that_cannot_be_mapped_is_made_anew_from_a_replica(
     assert [r["optimizer"] for r in outcome.ranks] == [r["optimizer"] for r in clean.ranks]
 
 
-def test_a_keeper_that_may_not_import_says_so_and_a_replacement_falls_to_a_restart(
+def test_an_fd_store_that_may_not_import_says_so_and_a_replacement_falls_to_a_restart(
     clean: Outcome, folder: Path, control: Control
 ) -> None:
     control.set(refuse="cuMemImportFromShareableHandle")
     program, *arguments = command(folder, faults=(kill(2, "backward", 3),))
     outcome = finish(harness.start(folder, [program, "--max-restarts", "1", *arguments], control.env))
     same(clean, outcome)
-    assert "the keeper holds device memory by its descriptor only" in outcome.output
+    assert "the fd store holds device memory by its descriptor only" in outcome.output
     assert "CUDA_ERROR_NOT_PERMITTED" in outcome.output
 
 
@@ -157,15 +157,15 @@ def test_a_lost_device_ends_the_run_with_its_name(folder: Path, control: Control
 
 
 @pytest.mark.slow
-def test_a_new_keeper_gets_the_device_memory_too(folder: Path, control: Control) -> None:
+def test_a_new_fd_store_gets_the_device_memory_too(folder: Path, control: Control) -> None:
     running = harness.start(folder, command(folder, "--steps", "60", "--pause", "0.05"), control.env)
     wait_for(lambda: at_step(folder, 2) > 2, "some steps")
-    (keeper,) = named(folder, "ftrun keeper")
-    kept = _kept(keeper)
-    os.kill(keeper, signal.SIGKILL)
-    wait_for(lambda: [p for p in named(folder, "ftrun keeper") if p != keeper], "a new keeper")
-    (new,) = named(folder, "ftrun keeper")
-    wait_for(lambda: _kept(new) >= kept > 0, "the new keeper to have every rank's device memory")
+    (fd_store,) = named(folder, "ftrun fd store")
+    kept = _kept(fd_store)
+    os.kill(fd_store, signal.SIGKILL)
+    wait_for(lambda: [p for p in named(folder, "ftrun fd store") if p != fd_store], "a new fd store")
+    (new,) = named(folder, "ftrun fd store")
+    wait_for(lambda: _kept(new) >= kept > 0, "the new fd store to have every rank's device memory")
     (victim,) = named(folder, "ftrun rank 1")
     os.kill(victim, signal.SIGKILL)
     outcome = finish(running)

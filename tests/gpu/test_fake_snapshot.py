@@ -63,19 +63,19 @@ def test_a_state_of_many_chunks(tmp_path: Path, folder: Path, control: Control) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["rank 1", "keeper"])
+@pytest.mark.parametrize("victim", ["rank 1", "fd store"])
 def test_a_death_while_the_state_moves(clean: Outcome, folder: Path, control: Control, victim: str) -> None:
-    """A rank's: everybody loads once more, with its replacement. The keeper's: nobody notices."""
+    """A rank's: everybody loads once more, with its replacement. The fd store's: nobody notices."""
     line = command(folder, faults=NO_COPY_IS_WHOLE, options=EVERY_3)
     running = harness.start(folder, line, control.env)
     wait_for(lambda: "goes back to the host snapshot" in running.output, "the decision")
     control.set(rate=100_000)  # everybody now receives for about a second
-    keeper = KeeperClient(running.run_dir() / "keeper.sock")
-    wait_for(lambda: _passes_on(keeper, 1, "buffers"), "the buffers of rank 1")
-    pids = named(folder, "ftrun keeper") if victim == "keeper" else [holder(running.run_dir(), 1)]
+    fd_store = KeeperClient(running.run_dir() / "fd-store.sock")
+    wait_for(lambda: _passes_on(fd_store, 1, "buffers"), "the buffers of rank 1")
+    pids = named(folder, "ftrun fd store") if victim == "fd store" else [holder(running.run_dir(), 1)]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not _passes_on(keeper, 1, "buffers") or "recovered" in running.output, "its end")
+    wait_for(lambda: not _passes_on(fd_store, 1, "buffers") or "recovered" in running.output, "its end")
     control.set(rate=None)
     outcome = finish(running)
     same(clean, outcome)
@@ -89,9 +89,9 @@ def holder(run_dir: Path, rank: int) -> int:
     return board.cell(read_world(run_dir, board[Head.PUBLISHED]).places[rank].cell)[F.PID]
 
 
-def _passes_on(keeper: KeeperClient, rank: int, name: str) -> bool:
+def _passes_on(fd_store: KeeperClient, rank: int, name: str) -> bool:
     try:
-        fd = keeper.get(rank, name)
+        fd = fd_store.get(rank, name)
     except OSError:
         return False
     if fd is not None:

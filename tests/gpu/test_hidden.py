@@ -80,11 +80,11 @@ def test_memory_is_found_on_the_device_that_has_it(control: Control, monkeypatch
     assert "CUDA_ERROR_NO_DEVICE" in found[6]
 
 
-def test_a_keeper_that_sees_no_device_says_so(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_fd_store_that_sees_no_device_says_so(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     """It then has the memory by its descriptor only, which the run tells."""
     program = """
         import threading
-        from ftrun.host.held import Imported
+        from ftrun.helpers.cuda_import import Imported
         said, heard = [], threading.Event()
         Imported().begin(bytes(16), os.memfd_create("x"), lambda why: (said.append(why), heard.set()))
         assert heard.wait(20)

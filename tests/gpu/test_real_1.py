@@ -68,7 +68,7 @@ def test_1_starts_and_is_repaired(
     )
     wait_for(lambda: conftest.at_step(tmp_path / "run", 2) >= 0, "the first step", 150)
     record_property("first step after", f"{time.monotonic() - begin:.1f} s")
-    for server in conftest.named(tmp_path / "run", "ftrun nursery"):
+    for server in conftest.named(tmp_path / "run", "ftrun forksrv"):
         assert not real.open_devices(server), "CUDA is open in the process that forks workers"
     outcome = conftest.finish(running, 200.0)
     conftest.same(cleans[device], outcome)

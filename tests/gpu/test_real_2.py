@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ftrun import native
-from ftrun.host import fence
+from ftrun.host.workers import fence
 from ftrun.native import cuda
 from tests.e2e.harness import kill
 from tests.gpu import conftest, holding, machine, real

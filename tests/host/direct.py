@@ -12,8 +12,8 @@ from tests.conftest import Ftrun, Run
 _CODE = """
 import json, sys
 sys.path.pop(0)
-from ftrun.host.launcher import launch
-from ftrun.host.settings import Settings
+from ftrun.host.run.launcher import launch
+from ftrun.host.base.settings import Settings
 raw = json.loads(sys.argv[1])
 raw = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
 sys.exit(launch(Settings(**raw)))

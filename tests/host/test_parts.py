@@ -1,4 +1,4 @@
-"""Parts of the launcher by themselves: keeper, run directory, output, detectors, incident account, fence."""
+"""Parts of the launcher by themselves: fd store, run directory, output, detectors, incident account, fence."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.core import gate, paths, wire
+from ftrun.core import gate, paths, procfs, runs, wire
 from ftrun.core.board import Board, Busy, F, Flag, Phase, Source, collective_word, name_word
 from ftrun.core.errors import UsageError
 from ftrun.core.handle import Handle, Kind
-from ftrun.host import beats, fence, memory, report, room, rundir
-from ftrun.host.beats import BeatWatch
-from ftrun.host.hang import describe
-from ftrun.host.incident import Incident, Victim
-from ftrun.host.keeper import Keeper
-from ftrun.host.loop import Loop
-from ftrun.host.outlet import Outlet
-from ftrun.host.services import Services
+from ftrun.helpers.fd_store import FdStore
+from ftrun.host.account import messages
+from ftrun.host.account.incident import Incident, Victim
+from ftrun.host.base.loop import Loop
+from ftrun.host.detect import disk_space, heartbeat
+from ftrun.host.detect.hang import describe
+from ftrun.host.detect.heartbeat import BeatWatch
+from ftrun.host.output.nonblocking_writer import Outlet
+from ftrun.host.rundir import rundir
+from ftrun.host.services.services import Services
+from ftrun.host.workers import fence, oom_kills
 from tests.conftest import wait_for
 
 
@@ -36,17 +39,17 @@ def board(tmp_path: Path) -> Board:
     return Board.create(tmp_path / paths.BOARD, 8)
 
 
-# ---- keeper ----------------------------------------------------------------------------------------------------------
+# ---- fd store ----------------------------------------------------------------------------------------------------------
 
 
-class KeeperScene:
-    """A keeper in a thread of this process, and both ends that talk to it."""
+class FdStoreScene:
+    """An fd store in a thread of this process, and both ends that talk to it."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.path = run_dir / paths.KEEPER_SOCKET
+        self.path = run_dir / paths.FD_STORE_SOCKET
         self.launcher, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.launcher.settimeout(10)
-        self.thread = threading.Thread(target=Keeper(run_dir, theirs).serve, daemon=True)
+        self.thread = threading.Thread(target=FdStore(run_dir, theirs).serve, daemon=True)
         self.thread.start()
         assert wire.receive(self.launcher) == ({"op": "ready"}, [])
 
@@ -81,66 +84,66 @@ class KeeperScene:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path, board: Board) -> Iterator[KeeperScene]:
-    scene = KeeperScene(tmp_path)
+def fd_store(tmp_path: Path, board: Board) -> Iterator[FdStoreScene]:
+    scene = FdStoreScene(tmp_path)
     yield scene
     wire.send(scene.launcher, {"op": "bye"})
     scene.thread.join(10)
     assert not scene.thread.is_alive()
 
 
-def test_keeper_gives_back_what_it_holds(keeper: KeeperScene) -> None:
-    keeper.put(1, "arena", 3, b"weights")
-    keeper.put(1, "slots", 3, b"streams")
-    assert keeper.get(1, "arena") == (3, b"weights")
-    assert keeper.get(1, "slots") == (3, b"streams")
-    assert keeper.get(0, "arena") is None
-    keeper.put(1, "arena", 5, b"newer")
-    assert keeper.get(1, "arena") == (5, b"newer")
+def test_fd_store_gives_back_what_it_holds(fd_store: FdStoreScene) -> None:
+    fd_store.put(1, "arena", 3, b"weights")
+    fd_store.put(1, "slots", 3, b"streams")
+    assert fd_store.get(1, "arena") == (3, b"weights")
+    assert fd_store.get(1, "slots") == (3, b"streams")
+    assert fd_store.get(0, "arena") is None
+    fd_store.put(1, "arena", 5, b"newer")
+    assert fd_store.get(1, "arena") == (5, b"newer")
 
 
-def test_keeper_forgets_all_when_told(keeper: KeeperScene) -> None:
-    keeper.put(0, "arena", 0, b"old world")
+def test_fd_store_forgets_all_when_told(fd_store: FdStoreScene) -> None:
+    fd_store.put(0, "arena", 0, b"old world")
     before = len(os.listdir("/proc/self/fd"))
-    wire.send(keeper.launcher, {"op": "drop"})
-    wait_for(lambda: keeper.get(0, "arena") is None, "the arena to be forgotten")
+    wire.send(fd_store.launcher, {"op": "drop"})
+    wait_for(lambda: fd_store.get(0, "arena") is None, "the arena to be forgotten")
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_keeper_drops_the_parts_that_a_segment_no_longer_has(keeper: KeeperScene) -> None:
+def test_fd_store_drops_the_parts_that_a_segment_no_longer_has(fd_store: FdStoreScene) -> None:
     for part in range(3):
-        keeper.put(0, f"arena.{part}", 0, b"part")
-    keeper.put(1, "arena.2", 0, b"another rank's")
-    keeper.put(0, "arena", 0, b"whole", parts=1)
-    assert [keeper.get(0, f"arena.{part}") is not None for part in range(3)] == [True, False, False]
-    assert keeper.get(0, "arena") and keeper.get(1, "arena.2")
+        fd_store.put(0, f"arena.{part}", 0, b"part")
+    fd_store.put(1, "arena.2", 0, b"another rank's")
+    fd_store.put(0, "arena", 0, b"whole", parts=1)
+    assert [fd_store.get(0, f"arena.{part}") is not None for part in range(3)] == [True, False, False]
+    assert fd_store.get(0, "arena") and fd_store.get(1, "arena.2")
 
 
-def test_keeper_says_why_device_memory_is_held_by_its_descriptor_only(keeper: KeeperScene) -> None:
-    answer = keeper.put(0, "arena.0", 0, b"no memory of a device", kind=Kind.CUDA)
+def test_fd_store_says_why_device_memory_is_held_by_its_descriptor_only(fd_store: FdStoreScene) -> None:
+    answer = fd_store.put(0, "arena.0", 0, b"no memory of a device", kind=Kind.CUDA)
     assert answer["why"]
-    assert keeper.get(0, "arena.0") == (0, b"no memory of a device")
+    assert fd_store.get(0, "arena.0") == (0, b"no memory of a device")
 
 
-def test_keeper_keeps_no_descriptor_that_came_with_nonsense(keeper: KeeperScene) -> None:
+def test_fd_store_keeps_no_descriptor_that_came_with_nonsense(fd_store: FdStoreScene) -> None:
     before = len(os.listdir("/proc/self/fd"))
     fd = os.memfd_create("test")
     for handle in ("00", "ff" * 64, None):
         with pytest.raises((AssertionError, ConnectionError)):
-            keeper.ask({"op": "put", "rank": 0, "name": "arena", "cell": 1, "parts": 0, "handle": handle}, (fd,))
+            fd_store.ask({"op": "put", "rank": 0, "name": "arena", "cell": 1, "parts": 0, "handle": handle}, (fd,))
     os.close(fd)
     wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "the descriptors to be closed")
-    assert keeper.get(0, "arena") is None
+    assert fd_store.get(0, "arena") is None
 
 
-def test_keeper_survives_nonsense(keeper: KeeperScene) -> None:
+def test_fd_store_survives_nonsense(fd_store: FdStoreScene) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.connect(os.fspath(keeper.path))
+        sock.connect(os.fspath(fd_store.path))
         sock.send(b"this is no JSON")
-    answer, _ = keeper.ask({"op": "put", "rank": 0, "name": "arena", "cell": 1})  # no descriptor with it
+    answer, _ = fd_store.ask({"op": "put", "rank": 0, "name": "arena", "cell": 1})  # no descriptor with it
     assert answer == {"ok": False}
-    keeper.put(0, "arena", 1, b"fine")
-    assert keeper.get(0, "arena") == (1, b"fine")
+    fd_store.put(0, "arena", 1, b"fine")
+    assert fd_store.get(0, "arena") == (1, b"fine")
 
 
 # ---- run directory ---------------------------------------------------------------------------------------------------
@@ -156,7 +159,7 @@ def runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_claim_lists_and_removes(runs_root: Path) -> None:
     path = rundir.claim(None, {"argv": ["x.py"]})
     assert path.parent == runs_root and path.stat().st_mode & 0o777 == 0o700
-    (run,) = rundir.list_runs()
+    (run,) = runs.list_runs()
     assert (run.run_id, run.pid, run.raw["argv"]) == (path.name, os.getpid(), ["x.py"])
     with pytest.raises(UsageError, match="in use"):
         rundir.claim(path.name, {})
@@ -168,7 +171,7 @@ def test_directory_of_a_dead_launcher_is_taken_over(runs_root: Path) -> None:
     path = rundir.claim("again", {})
     raw = json.loads((path / paths.RUN_FILE).read_text())
     (path / paths.RUN_FILE).write_text(json.dumps({**raw, "start": raw["start"] - 1}))  # the pid was reused
-    assert rundir.list_runs() == []
+    assert runs.list_runs() == []
     assert rundir.claim("again", {"fresh": True}) == path
     assert json.loads((path / paths.RUN_FILE).read_text())["fresh"] is True
 
@@ -254,7 +257,7 @@ def test_a_stopped_process_is_condemned_and_a_silent_or_traced_one_is_not(board:
         found = wait_for(look, "a stopped process")
         assert "stopped by a signal and no debugger holds it" in found[0]
         process.send_signal(signal.SIGCONT)
-        wait_for(lambda: not beats.why_still(process.pid), "the process runs again")
+        wait_for(lambda: not heartbeat.why_still(process.pid), "the process runs again")
         assert look() == []
         watch = BeatWatch(0.05, 0.2)
         assert "--heartbeat-timeout" in wait_for(look, "too long a silence")[0]
@@ -283,9 +286,9 @@ def test_out_of_memory_kills_are_counted_once(tmp_path: Path, monkeypatch: pytes
         counter.write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {number}\n")
 
     kills(3)
-    monkeypatch.setattr(memory, "_counter_file", lambda root, pid: counter)
-    monkeypatch.setattr(memory, "_open_kernel", lambda: None)
-    watch = memory.Kills(tmp_path)
+    monkeypatch.setattr(oom_kills, "_counter_file", lambda root, pid: counter)
+    monkeypatch.setattr(oom_kills, "_open_kernel", lambda: None)
+    watch = oom_kills.Kills(tmp_path)
     for pid in range(1, 6):
         watch.watch(pid)
     assert watch.evidence(1) == "", "kills before its time are no news"
@@ -307,11 +310,11 @@ def test_a_full_file_system_is_told_once(tmp_path: Path, monkeypatch: pytest.Mon
     def statvfs(path: object) -> os.statvfs_result:
         return os.statvfs_result((4096, 4096, 1000, left["blocks"], left["blocks"], 100, 50, 50, 0, 255))
 
-    monkeypatch.setattr(room, "_LEAST", 20 * 4096)
-    monkeypatch.setattr(room.os, "statvfs", statvfs)
-    monkeypatch.setattr(room, "_EVERY", 0.01)
-    monkeypatch.setattr(room, "_kinds", lambda: [("/", "ext4"), (str(tmp_path / "b"), "tmpfs")])
-    watch = room.RoomWatch({"a file": tmp_path / "a", "the board": tmp_path / "b"})
+    monkeypatch.setattr(disk_space, "_LEAST", 20 * 4096)
+    monkeypatch.setattr(disk_space.os, "statvfs", statvfs)
+    monkeypatch.setattr(disk_space, "_EVERY", 0.01)
+    monkeypatch.setattr(disk_space, "_kinds", lambda: [("/", "ext4"), (str(tmp_path / "b"), "tmpfs")])
+    watch = disk_space.RoomWatch({"a file": tmp_path / "a", "the board": tmp_path / "b"})
     try:
         found = wait_for(watch.news, "the full disk")
         assert [fault for fault, _ in found] == ["disk-full", "memory-full"]
@@ -348,13 +351,13 @@ def test_parts_sum_to_the_whole_and_old_generations_do_not_count(board: Board) -
     }  # fmt: skip
     assert sum(facts["ms"].values()) == facts["total_ms"] == 200
     assert facts["sources"] == {"1": {"name": "adopt", "bytes": 0, "cell": 4}}
-    assert report.recovered(facts) == (
+    assert messages.recovered(facts) == (
         "recovered in 200 ms: detect 2, stop 7, clean 1.0, reset 20, restore 4, first step 166; 0 committed steps lost"
     )
-    assert report.failed(incident.victims[0], 3, True) == (
+    assert messages.failed(incident.victims[0], 3, True) == (
         "rank 1 died in backward of step 60 (SIGKILL, seen after 2 ms); stopping 3 healthy workers"
     )
-    assert report.replaced(1, 4, True, 60, True, facts["sources"]["1"]) == (
+    assert messages.replaced(1, 4, True, 60, True, facts["sources"]["1"]) == (
         "rank 1 is now spare 4; step 60 again; state adopted in place, 0 B moved"
     )
 
@@ -365,7 +368,7 @@ def test_parts_sum_to_the_whole_and_old_generations_do_not_count(board: Board) -
 def test_fence_sees_the_end_and_its_reason_before_anybody_reaped(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     assert not fence.quiet(process.pid)
-    fence.kill_group(process.pid)
+    procfs.kill_group(process.pid)
     assert fence.wait_quiet(process.pid, 5)
     assert fence.peek_exit(process.pid) == 128 + signal.SIGKILL
     process.wait()
@@ -389,14 +392,14 @@ def test_an_exit_code_that_is_set_can_be_read() -> None:
 def test_a_store_of_an_earlier_order_is_ended_and_not_used(tmp_path: Path) -> None:
     """Two orders cross (the store dies, then the world is restarted): workers may only hear of the second store."""
     services = Services(tmp_path, os.environ, False, lambda service, message: None)
-    ours, nursery = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, nursery:
-        services.nursery._sock = ours
-        services.nursery.ready = True
+    ours, fork_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, fork_server:
+        services.fork_server._sock = ours
+        services.fork_server.ready = True
         orders = []
         for _ in range(2):
             services.start_store("127.0.0.1", 0)
-            frame = wire.receive(nursery)
+            frame = wire.receive(fork_server)
             assert frame is not None
             orders.append(frame[0]["order"])
             for fd in frame[1]:

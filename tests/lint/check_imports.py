@@ -1,4 +1,6 @@
-"""Checks the direction of every import in ftrun/, and who may import torch. Run by `make lint`; exit 1 with a list.
+"""Checks the direction of every import in ftrun/, that files import each other in no circle, and who may import torch.
+
+Run by `make lint`; exit 1 with a list, and a line of figures.
 
 It reads the syntax tree and imports nothing. An import counts wherever it stands, also inside a function or a block for
 type checkers: only the exceptions named here are free of that.
@@ -8,18 +10,23 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+_CODE = frozenset({".py", ".pyi", ".cpp", ".hpp", ".h", ".cu", ".ptx", ".supp"})  # suffixes of what `figures` counts
 
 # Layer -> the layers that it may import. "" is the package's own __init__.py.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "": frozenset({"core"}),
     "__main__": frozenset({"cli"}),
-    "cli": frozenset({"view", "host", "control", "faults", "core", "native"}),
-    "view": frozenset({"host", "control", "faults", "core", "native"}),
+    "cli": frozenset({"view", "doctor", "verify", "host", "control", "faults", "core", "native"}),
+    "view": frozenset({"control", "faults", "core", "native"}),
+    "doctor": frozenset({"host", "core", "native"}),
+    "verify": frozenset({"host", "faults", "core"}),
+    "helpers": frozenset({"host", "core", "native"}),
     "host": frozenset({"control", "faults", "core", "native"}),
     "control": frozenset({"faults", "core"}),
     "worker": frozenset({"faults", "core", "native"}),
@@ -31,14 +38,23 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # Imports against the arrows that are right, but only inside a function or for type checkers: (module, imported prefix).
 LATE_ONLY = (
     ("ftrun", "ftrun.worker"),  # the public names of the worker, loaded when a script first uses one
-    ("ftrun.host.nursery", "ftrun.worker.entry"),  # in the forked child
-    ("ftrun.host.nursery", "ftrun.worker.warm"),  # in the nursery, which has torch imported
+    ("ftrun.helpers.fork_server", "ftrun.worker.entry"),  # in the forked child
+    ("ftrun.helpers.fork_server", "ftrun.worker.warm"),  # in the fork server, which has torch imported
     ("ftrun.native", "ftrun.core.errors"),  # when the library is missing
 )
 
+# The rooms of a package, lowest first: a room imports only rooms to its left. What stands in no room is not held to an order.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "host": ("base", "rundir", "output", "services", "workers", "detect", "devices", "nodes", "account", "run"),
+    "host.nodes": ("messages", "carriers", "membership", "sentences", "node_group"),
+    "worker": (),
+}
+# Packages whose files still import each other in a circle.
+CIRCULAR = ("ftrun.worker",)
+
 TORCH = frozenset({"torch", "torchvision", "torchaudio"})
-# Modules outside ftrun.worker that run in the nursery's process or in a fork of it.
-TORCH_ALLOWED = frozenset({"ftrun.host.nursery"})
+# Modules outside ftrun.worker that run in the fork server's process or in a fork of it.
+TORCH_ALLOWED = frozenset({"ftrun.helpers.fork_server", "ftrun.helpers.store"})
 
 # The control layer decides from its arguments alone: no clock, no I/O, no chance.
 IMPURE = frozenset(
@@ -58,7 +74,7 @@ class Found(NamedTuple):
 
 
 def layer_of(module: str) -> str:
-    """The layer of a module of the package: `ftrun.host.loop` -> `host`, `ftrun` -> ``."""
+    """The layer of a module of the package: `ftrun.host.base.loop` -> `host`, `ftrun` -> ``."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
@@ -112,6 +128,9 @@ def _why_not(module: str, layer: str, found: Found) -> str:
         return f"imports {found.name}; ftrun.control is pure"
     if top != "ftrun" or found.name == "ftrun":
         return ""
+    against = against_order(module, found.name)
+    if against:
+        return against
     target = layer_of(found.name)
     if target not in MAY_IMPORT:
         return ""  # a name of ftrun/__init__.py, not a layer
@@ -124,20 +143,101 @@ def _why_not(module: str, layer: str, found: Found) -> str:
     return f"imports {found.name}; {layer or 'ftrun/__init__.py'} may import {allowed}"
 
 
-def check(root: Path) -> list[str]:
-    """Complaints about every module of the package under `root`."""
-    wrong = []
+def against_order(module: str, imported: str) -> str:
+    """Why the order of the rooms forbids this import; "" when it does not."""
+    for package, rooms in ROOMS.items():
+        prefix = f"ftrun.{package}."
+        if not (module.startswith(prefix) and imported.startswith(prefix)):
+            continue
+        here, there = (name.removeprefix(prefix).split(".")[0] for name in (module, imported))
+        if here in rooms and there in rooms and rooms.index(there) > rooms.index(here):
+            return f"imports {imported}; in ftrun/{package.replace('.', '/')}, {here} lies below {there}"
+    return ""
+
+
+def circles(modules: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or through others. `modules`: name -> what it imports."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            for name in modules[todo.pop()] - seen:
+                seen.add(name)
+                todo.append(name)
+        return seen
+
+    reach = {name: reached(name) for name in modules}
+    groups = {
+        frozenset(other for other in seen if name in reach[other]) for name, seen in reach.items() if name in seen
+    }
+    return sorted(sorted(group) for group in groups)
+
+
+def graph(sources: dict[str, tuple[str, bool]]) -> dict[str, set[str]]:
+    """Module -> modules of ftrun that it imports anywhere, late or for types as well. The public `ftrun` itself is left out."""
+    found: dict[str, set[str]] = {}
+    for module, (source, is_package) in sources.items():
+        names = {imported.name for imported in imports_of(ast.parse(source), module, is_package)}
+        # `from a.b import c` is about the module a.b.c, or else about a name in a.b
+        targets = {name if name in sources else name.rpartition(".")[0] for name in names}
+        found[module] = {target for target in targets if target in sources and target != module}
+    found.pop("ftrun", None)
+    return {module: targets - {"ftrun"} for module, targets in found.items()}
+
+
+def read(root: Path) -> dict[str, tuple[str, bool]]:
+    """Every module of the package under `root`: its source, and whether it is a package."""
+    modules = {}
     for path in sorted((root / "ftrun").rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         is_package = parts[-1] == "__init__"
-        wrong += complaints(".".join(parts[:-1] if is_package else parts), path.read_text(), is_package)
+        modules[".".join(parts[:-1] if is_package else parts)] = path.read_text(), is_package
+    return modules
+
+
+def check(root: Path) -> list[str]:
+    """Complaints about every module of the package under `root`."""
+    modules = read(root)
+    wrong = []
+    for module, (source, is_package) in modules.items():
+        wrong += complaints(module, source, is_package)
+    for circle in circles(graph(modules)):
+        if not all(module.startswith(CIRCULAR) for module in circle):
+            wrong.append(f"{circle[0]}:1: imports itself through {', '.join(circle[1:])}")
     return wrong
+
+
+def figures(root: Path) -> str:
+    """The size and the order of the code, in one line."""
+    code = [
+        path
+        for folder in ("ftrun", "native")
+        for path in (root / folder).rglob("*")
+        if path.suffix in _CODE or path.name == "CMakeLists.txt"
+    ]
+    lines = sum(len(path.read_text().splitlines()) for path in code)
+    modules = read(root)
+    against = {
+        module
+        for module, (source, is_package) in modules.items()
+        for found in imports_of(ast.parse(source), module, is_package)
+        if against_order(module, found.name)
+    }
+    in_circles = [len(circle) for circle in circles(graph(modules))]
+    folders = Counter(path.parent for path in code)
+    largest, most = folders.most_common(1)[0]
+    return (
+        f"{len(code)} files, {lines} lines; circles: {len(in_circles)}{f' (of {in_circles} files)' if in_circles else ''}; "
+        f"files against the order of rooms: {len(against)}; largest folder: {largest.relative_to(root)} with {most} files"
+    )
 
 
 def main() -> int:
     wrong = check(ROOT)
     for line in wrong:
         print(line, file=sys.stderr)
+    print(figures(ROOT))
     return 1 if wrong else 0
 
 

@@ -24,7 +24,7 @@ PUBLIC = frozenset(
 # Private all the same: (file, what), with the reason.
 ALLOWED = frozenset(
     {
-        ("ftrun/host/nursery.py", "torch._dynamo"),  # a module that optimizers import: it is only imported ahead
+        ("ftrun/helpers/fork_server.py", "torch._dynamo"),  # a module that optimizers import: it is only imported ahead
     }
 )
 # Names without an underscore that are no public interface.

@@ -317,7 +317,7 @@ def test_lanes_and_marks(control: fake.Control, tmp_path: Path) -> None:
 
 
 def test_doctor_tells_whether_weights_outlive_a_worker(control: fake.Control) -> None:
-    code = "from ftrun.host.doctor import sharing\nprint(json.dumps([[f.state, f.text] for f in sharing.check()]))"
+    code = "from ftrun.doctor import sharing\nprint(json.dumps([[f.state, f.text] for f in sharing.check()]))"
     control.set(devices=2)
     found = child(control, code)
     assert len(found) == 2 and all(state == "ok" and "outlive a worker" in text for state, text in found), found

@@ -191,7 +191,8 @@ def test_the_dead_are_not_over_before_their_kernels_are(control: fake.Control) -
         STUCK
         + """
 import socket
-from ftrun.host import fence
+from ftrun.core import procfs
+from ftrun.host.workers import fence
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 pid = os.fork()
 if pid == 0:
@@ -210,12 +211,12 @@ def changes(seconds):
     return ctypes.string_at(base, UNIT) != before
 deadline = time.monotonic() + 20
 while not any(ctypes.string_at(base, 4)): assert time.monotonic() < deadline
-fence.kill_group(pid)
+procfs.kill_group(pid)
 time.sleep(0.05)
 early = changes(0.1), fence.ended(pid), fence.quiet(pid)
 while not fence.ended(pid):
     assert time.monotonic() < deadline
-    fence.kill_group(pid)
+    procfs.kill_group(pid)
     time.sleep(0.002)
 late = changes(0.3)
 os.waitpid(pid, 0)

@@ -148,7 +148,7 @@ def test_doctor_says_it_before_the_run(control: fake.Control, tmp_path: Path, mo
     bare.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')
     bare.chmod(0o755)
     code = (
-        f"sys.executable = {os.fspath(bare)!r}\nfrom ftrun.host.doctor import sharing\n"
+        f"sys.executable = {os.fspath(bare)!r}\nfrom ftrun.doctor import sharing\n"
         "print(json.dumps([[f.state, f.text, f.fix] for f in sharing.check()]))"
     )
     control.set(devices=1, capability=75)

@@ -12,7 +12,7 @@ from ftrun.control.replay import replay
 from ftrun.core.faults import Fault
 from tests.unit.driver import STAGES, Driver
 
-SERVICES = ("nursery", "store", "keeper")
+SERVICES = ("fork server", "store", "fd store")
 
 
 @dataclass

@@ -8,9 +8,9 @@ from ftrun.control import blame
 from ftrun.control.blame import Failure
 from ftrun.control.machine import Config
 from ftrun.control.restarts import attempt_name
-from ftrun.host.logformat import on_console
-from ftrun.host.settings import Output
-from ftrun.host.streams import Std, Streams
+from ftrun.host.base.settings import Output
+from ftrun.host.base.streams import Std, Streams
+from ftrun.host.output.logformat import on_console
 
 
 def own(rank: int, at: float, kind: str = "TypeError", where: str = "train.py:3") -> Failure:

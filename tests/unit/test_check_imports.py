@@ -10,17 +10,20 @@ from tests.lint import check_imports
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("ftrun.control.machine", "from ftrun.host import loop"),
+        ("ftrun.control.machine", "from ftrun.host.base import loop"),
         ("ftrun.control.machine", "from ..host.loop import run"),
         ("ftrun.control.machine", "def f():\n    import time"),
         ("ftrun.core.board", "from ftrun import control"),
-        ("ftrun.host.loop", "import torch"),
-        ("ftrun.host.loop", "def f():\n    from torch.distributed import TCPStore"),
-        ("ftrun.host.loop", "import importlib\ndef f():\n    importlib.import_module('torch.nn')"),
-        ("ftrun.host.loop", "def f():\n    import ftrun.worker.entry"),
-        ("ftrun.host.nursery", "from ftrun.worker import entry"),
+        ("ftrun.host.base.loop", "import torch"),
+        ("ftrun.host.base.loop", "def f():\n    from torch.distributed import TCPStore"),
+        ("ftrun.host.base.loop", "import importlib\ndef f():\n    importlib.import_module('torch.nn')"),
+        ("ftrun.host.base.loop", "def f():\n    import ftrun.worker.entry"),
+        ("ftrun.helpers.fork_server", "from ftrun.worker import entry"),
         ("ftrun.faults.plan", "import ftrun.worker"),
-        ("ftrun.worker.entry", "from ftrun.host import keeper"),
+        ("ftrun.worker.entry", "from ftrun.helpers import fd_store"),
+        ("ftrun.host.workers.fence", "def f():\n    from ftrun.host.detect import hang"),
+        ("ftrun.host.nodes.membership.table", "from ftrun.host.nodes import node_group"),
+        ("ftrun.host.run.launcher", "from ftrun.helpers import fd_store"),
         ("ftrun.extra.thing", "import os"),
     ],
 )
@@ -31,10 +34,11 @@ def test_forbidden(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
+        ("ftrun.host.detect.hang", "from ftrun.host.workers import fence\nfrom ftrun.host.detect import heartbeat"),
         ("ftrun.cli.main", "def f():\n    from ftrun.view import status"),
         ("ftrun.control.machine", "from ftrun.core import gate\nfrom .events import Event\nimport enum"),
         ("ftrun.worker.entry", "import torch\nfrom ftrun import native, UsageError"),
-        ("ftrun.host.nursery", "def child():\n    import torch\n    from ftrun.worker import entry"),
+        ("ftrun.helpers.fork_server", "def child():\n    import torch\n    from ftrun.worker import entry"),
     ],
 )
 def test_allowed(module: str, source: str) -> None:
@@ -44,3 +48,13 @@ def test_allowed(module: str, source: str) -> None:
 def test_a_package_resolves_relative_imports_from_itself() -> None:
     assert check_imports.complaints("ftrun.core", "from . import gate", is_package=True) == []
     assert check_imports.complaints("ftrun.core", "from ..host import loop", is_package=True) != []
+
+
+def test_a_circle_is_found_also_through_late_imports_and_those_for_types() -> None:
+    sources = {
+        "ftrun.host.a": ("from ftrun.host.b import thing", False),
+        "ftrun.host.b": ("def f():\n    from ftrun.host import c", False),
+        "ftrun.host.c": ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ftrun.host.a import Thing", False),
+        "ftrun.host.d": ("from ftrun.host import a", False),
+    }
+    assert check_imports.circles(check_imports.graph(sources)) == [["ftrun.host.a", "ftrun.host.b", "ftrun.host.c"]]

@@ -87,7 +87,7 @@ def test_a_store_that_dies_while_restarting_is_waited_for() -> None:
     run = in_restart()
     run.leave()
     assert ev.StartService("store") in run.send(ev.ServiceDied(0.0, "store"))
-    run.send(ev.ServiceReady(0.0, "keeper"))
+    run.send(ev.ServiceReady(0.0, "fd store"))
     assert run.at(Phase.RESTARTING)
     run.send(ev.ServiceReady(0.0, "store"))
     assert run.at(Phase.STARTING)

@@ -1,4 +1,4 @@
-"""What the controller does when spares, the store, the keeper or the nursery die, and when all wait for each other."""
+"""What the controller does when spares, the store, the fd store or the fork server die, and when all wait for each other."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_services_are_started_again_but_not_for_ever() -> None:
     for _ in range(5):
         assert kinds(run.send(ev.ServiceDied(run.t, "store"))) == ["Say", "StartService"]
         run.send(ev.ServiceReady(run.t, "store"))
-    run.send(ev.ServiceDied(run.t, "keeper"))
+    run.send(ev.ServiceDied(run.t, "fd store"))
     run.t = 61.0
     run.send(ev.ServiceDied(run.t, "store"))
     for _ in range(4):
@@ -191,8 +191,8 @@ def test_when_everybody_waits_all_connections_are_made_again_once() -> None:
     assert run.send(ev.Stuck(0.0, 5, 1, "allreduce")) == ()
 
 
-def test_a_new_nursery_is_asked_for_what_has_not_started() -> None:
+def test_a_new_fork_server_is_asked_for_what_has_not_started() -> None:
     run = Driver().begin()
     run.send(ev.Started(0.0, 0))
-    run.send(ev.ServiceDied(0.0, "nursery"))
-    assert run.send(ev.ServiceReady(0.0, "nursery")) == (ev.Spawn(1, 1), ev.Spawn(2, None))
+    run.send(ev.ServiceDied(0.0, "fork server"))
+    assert run.send(ev.ServiceReady(0.0, "fork server")) == (ev.Spawn(1, 1), ev.Spawn(2, None))

@@ -14,8 +14,8 @@ from typing import Any
 
 from ftrun.core import gate, paths
 from ftrun.core.board import Board, Cell, F, Head
+from ftrun.core.procfs import process_start
 from ftrun.core.world import Place, World, read_world, write_world
-from ftrun.host.rundir import process_start
 
 RECORDED = Path(__file__).with_name("recorded.json")
 WORDS = 128

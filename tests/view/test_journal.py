@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ftrun.core.board import Board
-from ftrun.host.incident import Incident, Victim
+from ftrun.host.account.incident import Incident, Victim
 from ftrun.view.journal import Account, Tail, lines
 from tests.view import boards
 from tests.view.conftest import Looking
@@ -160,7 +160,7 @@ def test_which_run_is_meant(looking: Looking) -> None:
 
 def test_a_run_whose_processes_were_all_killed(looking: Looking) -> None:
     """Its journal is read from where it is, and kept with the logs when the next run clears up."""
-    from ftrun.host import rundir
+    from ftrun.host.rundir import rundir
 
     boards.put(looking.root, "killed")
     logs = looking.base / "ftrun-logs" / "killed"

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ftrun.core.board import F
-from ftrun.host.rundir import find_run
+from ftrun.core.runs import find_run
 from ftrun.view import metrics
 from ftrun.view.exporter import Exporter, serve
 from tests.conftest import Ftrun, wait_for
@@ -144,7 +144,7 @@ def test_file_is_never_half_there(looking: Looking, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FTRUN_RUNS_ROOT", str(looking.root))
     run = find_run("lab")
     assert run is not None
-    from ftrun.view import files
+    from ftrun.core import files
 
     target, exporter, stop = looking.base / "x.prom", Exporter(run), threading.Event()
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ftrun.core import procfs
 from ftrun.core.board import Board, F, Flag
-from ftrun.host import rundir
+from ftrun.host.rundir import rundir
 from tests.view import boards
 from tests.view.conftest import Looking
 from tests.view.terminal import Terminal
@@ -272,7 +273,7 @@ def test_the_view_ends_with_the_run(looking: Looking) -> None:
     fresh(boards.put(looking.root), 5)
     launcher = subprocess.Popen(["sleep", "100"])
     try:
-        start = rundir.process_start(launcher.pid)
+        start = procfs.process_start(launcher.pid)
         rundir.amend(looking.root / "lab", {"pid": launcher.pid, "start": start})
         with looking.terminal("status", "--interval", "0.2") as terminal:
             terminal.see("4/4 ranks healthy")

@@ -9,10 +9,10 @@ from ftrun.control import events as ev
 from ftrun.core import paths
 from ftrun.core.board import Board, F, sum_word
 from ftrun.core.world import Place, World
-from ftrun.host.crew import Crew, Worker
-from ftrun.host.detectors import Detectors
-from ftrun.host.loop import Loop
-from ftrun.host.settings import Settings
+from ftrun.host.base.loop import Loop
+from ftrun.host.base.settings import Settings
+from ftrun.host.detect.detectors import Detectors
+from ftrun.host.workers.pool import Worker, WorkerPool
 from ftrun.worker.restore import donors
 
 
@@ -26,14 +26,14 @@ def test_it_is_marked_before_its_death_is_told(tmp_path: Path) -> None:
             told.append((event.fault, cell[F.CORRUPT], cell[F.FENCED]))
 
     nothing: Any = None
-    crew = Crew(tmp_path, board, Loop(), nothing, emit, lambda *_, **__: None, set)
+    pool = WorkerPool(tmp_path, board, Loop(), nothing, emit, lambda *_, **__: None, set)
     for rank in range(4):
-        worker = crew.workers[rank] = Worker(board.cell(rank), rank)
+        worker = pool.workers[rank] = Worker(board.cell(rank), rank)
         worker.cell[F.SUM] = 7 if rank != 2 else 8
         worker.cell[F.SUM_AT] = sum_word(5, True)
-    detectors = Detectors(Settings(argv=("train.py",), nproc=4), tmp_path, tmp_path, board, crew, emit)
+    detectors = Detectors(Settings(argv=("train.py",), nproc=4), tmp_path, tmp_path, board, pool, emit)
     try:
-        detectors.look(True, 1, list(crew.workers.values()), True)
+        detectors.look(True, 1, list(pool.workers.values()), True)
     finally:
         detectors.close()
     assert told == [("corrupt", 1, 0)], "a replacement that is told of the world later finds the mark, fence or not"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftrun.core import limits
+from ftrun.core import cgroup
 from ftrun.worker import segment
 from ftrun.worker.arena import Arena
 from ftrun.worker.state import Protected
@@ -134,9 +134,9 @@ def test_file_cache_counts_as_free_and_every_level_limits(tmp_path: Path) -> Non
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text(f"{used}\n")
         (folder / "memory.stat").write_text("anon 5\ninactive_file 30\nactive_file 10\n")
-    assert limits._left_under(tmp_path, "/a/b", "memory.max", "memory.current", "") == [970, 60]
-    assert limits._left_under(tmp_path, "/", "memory.max", "memory.current", "") == []
-    assert limits._left_under(tmp_path, "/gone/x", "memory.max", "memory.current", "") == []
+    assert cgroup._left_under(tmp_path, "/a/b", "memory.max", "memory.current", "") == [970, 60]
+    assert cgroup._left_under(tmp_path, "/", "memory.max", "memory.current", "") == []
+    assert cgroup._left_under(tmp_path, "/gone/x", "memory.max", "memory.current", "") == []
 
 
 @pytest.mark.parametrize(("spare", "looks"), [(0, 1), (-1, 21)])

@@ -1,0 +1,54 @@
+"""Processes as the kernel shows them: in /proc, and at their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+
+def stat(pid: int | str, task: int | str | None = None) -> list[str] | None:
+    """The fields of /proc/PID/stat (or of one task's) from the state on: field number n of proc(5) is at n - 3. None = gone."""
+    path = f"/proc/{pid}/stat" if task is None else f"/proc/{pid}/task/{task}/stat"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(fd, 2048).rpartition(b")")[2].decode().split()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot, None when there is no such process (or only a zombie)."""
+    fields = stat(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def exit_code(status: int) -> int:
+    """A wait status as an exit code, 128 + n for signal n."""
+    return shell_code(os.waitstatus_to_exitcode(status))
+
+
+def shell_code(code: int) -> int:
+    """What Python calls -n for signal n, as shells do: 128 + n."""
+    return code if code >= 0 else 128 - code
+
+
+def kill_group(pid: int, signum: int = signal.SIGKILL) -> bool:
+    """Signal a process and everything in its group, each process once. True while there was one to signal."""
+    if pid <= 1:  # 0 would be our own group
+        return False
+    found = False
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signum)
+        found = True
+    with contextlib.suppress(OSError):
+        # one that has no group of its own yet, or left it; SIGKILL does no harm twice
+        if signum == signal.SIGKILL or os.getpgid(pid) != pid:
+            os.kill(pid, signum)
+            found = True
+    return found

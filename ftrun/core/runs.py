@@ -1,0 +1,70 @@
+"""Runs as another process sees them: run.json read from a run directory. Never writes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftrun.core import paths
+from ftrun.core.procfs import process_start
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run directory as another process sees it: what run.json said when it was read."""
+
+    run_id: str
+    path: Path
+    pid: int
+    raw: dict[str, Any]
+
+    @property
+    def started(self) -> float:
+        """Unix time at which the run was claimed."""
+        return float(self.raw.get("started", 0.0))
+
+    def alive(self) -> bool:
+        """Does its launcher still run, now?"""
+        return process_start(self.pid) == int(self.raw["start"])
+
+
+def read_run(path: Path) -> RunInfo | None:
+    """The run in directory `path`, None when it is not a run directory."""
+    try:
+        raw = json.loads((path / paths.RUN_FILE).read_text())
+        pid, _ = int(raw["pid"]), int(raw["start"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return RunInfo(path.name, path, pid, raw)
+
+
+def list_runs(root: Path | None = None) -> list[RunInfo]:
+    """Live runs of this user, newest first."""
+    root = root or paths.runs_root()
+    found = (read_run(p) for p in root.iterdir() if not p.name.startswith("."))
+    return sorted((r for r in found if r is not None and r.alive()), key=lambda r: -r.started)
+
+
+def find_run(run_id: str | None) -> RunInfo | None:
+    """The live run of that name, or the newest live one."""
+    return next((r for r in list_runs() if run_id in (None, r.run_id)), None)
+
+
+def run_named(run_id: str) -> RunInfo | None:
+    """The run directory of that name, also one whose launcher is gone."""
+    root = paths.runs_root()
+    return None if os.sep in run_id or run_id.startswith(".") else read_run(root / run_id)
+
+
+def owner_elsewhere(run_id: str) -> int | None:
+    """The other user who has a run of that name in a usual place, as far as we may look."""
+    for root in (*Path("/dev/shm").glob("ftrun-*"), *Path("/tmp").glob("ftrun-*"), *Path("/run/user").glob("*/ftrun")):
+        with contextlib.suppress(OSError):
+            owner = os.stat(root / run_id).st_uid
+            if owner != os.getuid():
+                return owner
+    return None

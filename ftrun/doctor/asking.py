@@ -1,0 +1,30 @@
+"""Facts that cost an import or may never come back (torch, NVML) are asked of a child process with a deadline."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+from ftrun.host.services import spawn
+
+
+def ask(code: str, seconds: float) -> tuple[dict[str, Any] | None, str]:
+    """Run Python `code` that prints one JSON object last; (its object, "") or (None, why not)."""
+    try:
+        done = subprocess.run(
+            spawn.command(code), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {seconds:g} s"
+    except OSError as error:
+        return None, str(error)
+    lines = done.stdout.strip().splitlines()
+    try:
+        facts = json.loads(lines[-1])
+        if isinstance(facts, dict):
+            return facts, ""
+    except (IndexError, ValueError):
+        pass
+    said = done.stderr.strip().splitlines()
+    return None, said[-1] if said else f"ended with code {done.returncode} and said nothing"

@@ -1,0 +1,211 @@
+"""The fork server: it has torch imported, so that a worker starts in milliseconds.
+
+Runs in a process of its own with one socket to the launcher. It imports and does nothing else before it forks: no thread,
+no backward, no CUDA call. If an import of the user's environment breaks that, the fork server begins anew without imports
+and starts each worker as a fresh interpreter. It decides nothing else: it forks what it is told to and reports who ended.
+The store runs in a child, because a process that serves a store cannot be forked from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+from ftrun.core import wire
+from ftrun.core.procfs import exit_code, kill_group
+from ftrun.helpers import forkable, store
+from ftrun.host.services import spawn
+
+# what every training script imports sooner or later; the first optimizer alone imports torch._dynamo (0.8 s)
+_PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch._dynamo",
+    "torch.utils.data",
+    "ftrun.worker.entry",
+    "ftrun.worker.loader",
+    "ftrun.worker.restore",
+    "ftrun.worker.job",
+)
+_IMPORTS = {"preload": _PRELOAD, "light": ("ftrun.worker.entry",), "exec": ()}
+_UNFIT = "unfit="  # the argument by which a fork server tells its successor why it does not fork workers from imports
+_LAUNCHER = 3  # the descriptor of the socket to the launcher
+_WORKER = "import json, os; from ftrun.worker import entry; entry.main(json.loads(os.environ.pop('FTRUN_SPEC')))"
+
+
+def main() -> None:
+    """Serve the launcher at descriptor 3 until it goes away; then end every child."""
+    launcher = socket.socket(fileno=_LAUNCHER)
+    os.set_inheritable(_LAUNCHER, False)
+    words = sys.argv[1:]
+    if "stdin" in words:
+        os.set_inheritable(spawn.STDIN, False)
+    unfit = next((word.removeprefix(_UNFIT) for word in words if word.startswith(_UNFIT)), "")
+    ForkServer(launcher, words[0], spawn.STDIN if "stdin" in words else None, unfit).serve()
+
+
+class ForkServer:
+    """`stdin`: what ranks read from.
+
+    `mode`: "preload" forks workers that have torch; "light" forks them without, for programs that need none; "exec"
+    starts each as a fresh interpreter. `unfit`: why a fork server before this one, in the same process, gave "preload" up.
+    """
+
+    def __init__(self, launcher: socket.socket, mode: str, stdin: int | None = None, unfit: str = "") -> None:
+        self._launcher = launcher
+        self._mode = mode
+        self._stdin = stdin
+        self._unfit = unfit
+        self._children: set[int] = set()
+        self._ended_r, self._ended_w = os.pipe()
+        os.set_blocking(self._ended_r, False)
+        os.set_blocking(self._ended_w, False)
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        from ftrun import native
+
+        native.set_name("ftrun forksrv")
+        gc.disable()  # a fifth of the time of importing torch goes into looking for garbage that is not there
+        self._import()
+        gc.freeze()  # a collection in a child would copy every page it looks at
+        gc.enable()
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._ended_w, warn_on_full_buffer=False)
+        wire.send(self._launcher, {"op": "ready", "unfit": self._unfit})
+        poller = select.poll()
+        poller.register(self._launcher, select.POLLIN)
+        poller.register(self._ended_r, select.POLLIN)
+        while True:
+            for fd, _ in poller.poll():
+                if fd == self._ended_r:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._ended_r, 4096)
+                    self._reap()
+                elif not self._obey():
+                    self._end_all()
+
+    def _import(self) -> None:
+        variables = dict(os.environ)
+        if self._mode != "exec":
+            self._check("starting Python (a sitecustomize, or a .pth file of an installed package)", variables)
+        for name in _IMPORTS[self._mode]:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                if name.startswith("ftrun"):
+                    raise
+                # the script says it better, if it imports that at all
+            self._check(f"importing {name}", variables)
+        for name in set(os.environ) - set(variables):
+            del os.environ[name]  # torch sets some for its own children; a script that imports it later sees none
+
+    def _check(self, what: str, variables: dict[str, str]) -> None:
+        """If this process can no longer be forked, begin anew as one that imports nothing. `what` came last."""
+        found = forkable.obstacle()
+        if not found:
+            return
+        os.set_inheritable(_LAUNCHER, True)
+        words = ["exec", f"{_UNFIT}{what} {found}"]
+        if self._stdin is not None:
+            os.set_inheritable(self._stdin, True)
+            words.append("stdin")
+        argv = spawn.command(spawn.FORK_SERVER, *words)
+        os.execve(argv[0], argv, variables)
+
+    def _obey(self) -> bool:
+        try:
+            frame = wire.receive(self._launcher)
+        except ConnectionError:
+            frame = None
+        if frame is None:
+            return False
+        message, fds = frame
+        if message["op"] == "fork":
+            pid = self._fork_worker(message["spec"], fds)
+            self._report({"op": "forked", "cell": message["cell"], "pid": pid})
+        elif message["op"] == "store":
+            pid = os.fork()
+            if pid == 0:
+                if self._stdin is not None:
+                    os.close(self._stdin)
+                store.serve(self._launcher, fds[0], message)
+            self._children.add(pid)
+            self._report({"op": "store-forked", "pid": pid, "order": message["order"]})
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def _fork_worker(self, spec: dict[str, Any], fds: list[int]) -> int:
+        pid = os.fork()
+        if pid:
+            self._children.add(pid)
+            return pid
+        try:
+            _become_worker(spec, fds[0], fds[1], self._stdin)
+            if self._mode == "exec":
+                argv = spawn.command(_WORKER)
+                os.execve(argv[0], argv, {**os.environ, "FTRUN_SPEC": json.dumps(spec)})
+            from ftrun.worker import entry
+
+            entry.main(spec)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._children.discard(pid)
+            self._report({"op": "exit", "pid": pid, "status": exit_code(status)})
+
+    def _report(self, message: dict[str, Any]) -> None:
+        try:
+            wire.send(self._launcher, message)
+        except OSError:
+            self._end_all()
+
+    def _end_all(self) -> NoReturn:
+        for pid in self._children:
+            kill_group(pid)
+        os._exit(0)
+
+
+def _become_worker(spec: dict[str, Any], out: int, err: int, stdin: int | None) -> None:
+    forkable.leave()
+    # first above 2, so that no dup2 overwrites a source of the next one
+    import fcntl
+
+    out, err = (fcntl.fcntl(fd, fcntl.F_DUPFD, 3) for fd in (out, err))
+    null = os.open(os.devnull, os.O_RDONLY)
+    rank = spec["rank"]
+    for source, target in ((null if stdin is None or rank is None else stdin, 0), (out, 1), (err, 2)):
+        os.dup2(source, target)
+    first = 3
+    if stdin is not None and rank is None:
+        # for when it has a rank: two processes that read one stdin would each get half
+        os.dup2(stdin, first)
+        spec["stdin"] = first
+        first += 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+    from ftrun import native
+
+    native.set_name(f"ftrun spare {spec['cell']}" if rank is None else f"ftrun rank {rank}")

@@ -1,0 +1,56 @@
+"""Whether the fork server may still be forked: what an import has left in this process that no forked worker could use.
+
+torch refuses a backward in the child of a process in which autograd has started its device threads, and CUDA does not work in
+the child of a process that has initialized its driver. A bare count of threads says nothing: numpy's OpenBLAS starts one per core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+_AUTOGRAD = "pt_autograd_"  # the names that torch gives to autograd's device threads
+_DRIVER = "libcuda.so.1"
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: what every call of the driver answers before cuInit
+
+
+def obstacle() -> str:
+    """What stands in the way of a fork of this process, in words that follow "it"; "" when nothing does."""
+    if _runs_autograd():
+        return "started autograd's threads, which a forked process would lack (some code there ran a backward)"
+    if _driver_is_initialized():
+        return "initialized the CUDA driver, which a forked process cannot use (some code there called CUDA)"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "initialized CUDA in torch, which a forked process cannot use"
+    return ""
+
+
+def _runs_autograd() -> bool:
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it ended
+            if (task / "comm").read_text().startswith(_AUTOGRAD):
+                return True
+    return False
+
+
+def _driver_is_initialized() -> bool:
+    """Asks the driver only if something has loaded it already, and calls nothing that would initialize it."""
+    try:
+        driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        count = driver.cuDeviceGetCount
+    except (OSError, AttributeError):
+        return False
+    return int(count(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
+
+
+def leave() -> None:
+    """What a forked child does first: it leaves the fork server's session, and its handlers."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)

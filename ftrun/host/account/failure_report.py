@@ -1,0 +1,349 @@
+"""The account of what failed, and the report at the end of a run that failed: the root cause first.
+
+Gathers while the run goes on, from what the machine hears and orders; reads the workers' error files. What was
+repaired (a rank replaced, the world started again) is counted and forgotten. Decides nothing: `ftrun.control.blame` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ftrun.control import blame
+from ftrun.control.blame import Failure
+from ftrun.control.events import Action, Died, Event, Publish, Raised, Say, Terminate, WorldEnded
+from ftrun.core import paths
+from ftrun.core.amounts import seconds, times
+from ftrun.core.errors import EXIT_OK, EXIT_SIGNAL
+from ftrun.host.base.settings import Output
+from ftrun.host.output.logformat import on_console
+from ftrun.host.workers import fence
+from ftrun.host.workers.pool import Worker
+
+_INDENT = "  "
+
+# Why ftrun gave up, by the last thing that the machine said.
+_GAVE_UP = {
+    "failed_again": "the same failure came a second time",
+    "raised_again": "the same exception came a second time",
+    "too_many_replacements": "the rank died too often ({detail})",
+    "cannot_recover": "{detail}",
+    "unrestorable": "its state could not be restored ({detail})",
+}
+
+
+@dataclass
+class Facts:
+    """What the report says of a failure beyond what it takes to judge it. `code` None = not known."""
+
+    pid: int
+    code: int | None
+    step: int | None
+    phase: str
+    traceback: str
+    early: str
+    age: float
+    final: bool = False
+    fault: str = ""
+    evidence: str = ""
+
+
+@dataclass
+class Failures:
+    """One per run. `workers` are the worker pool's; `folder` is the log folder."""
+
+    workers: Mapping[int, Worker]
+    folder: Path
+    output: Output
+    max_restarts: int
+    say: Callable[..., None]
+    host: str = field(default_factory=lambda: os.uname().nodename)
+    attempt: int = 0
+    restarts: int = 0
+    _open: dict[int, Failure] = field(default_factory=dict)  # by cell: not repaired (yet)
+    _facts: dict[int, Facts] = field(default_factory=dict)
+    _local: dict[int, int] = field(default_factory=dict)  # cell -> local rank
+    _replaced: dict[int, set[int]] = field(default_factory=dict)  # local rank -> cells that took it over
+    _holders: tuple[int, ...] = ()  # cells of the present world, by local rank
+    _verdict: Say | None = None
+    _elsewhere: bool = False  # another node's failure ended the run
+
+    # -- while the run goes on ---------------------------------------------------------------------------------------
+
+    def saw(self, event: Event, actions: tuple[Action, ...]) -> None:
+        """The machine was told `event` and ordered `actions`."""
+        if isinstance(event, Died):
+            self._died(event)
+        elif isinstance(event, Raised):
+            self._raised(event)
+        elif isinstance(event, WorldEnded):
+            self._elsewhere = event.elsewhere
+        last: Say | None = None
+        for action in actions:
+            if isinstance(action, Say):
+                last = action
+                if action.what == "recovered":
+                    self._open.clear()
+            elif isinstance(action, Publish):
+                self._published(action)
+            elif isinstance(action, Terminate) and self._verdict is None:
+                self._verdict = last
+
+    def _published(self, world: Publish) -> None:
+        if world.fresh:
+            self._open.clear()
+            self.restarts += int(world.attempt > self.attempt)
+            self.attempt = world.attempt
+        self._holders = world.workers
+        self._local.update({cell: local for local, cell in enumerate(world.workers)})
+        for local in world.replaced:
+            self._replaced.setdefault(local, set()).add(world.workers[local])
+
+    def _died(self, event: Died) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None or worker.rank is None:
+            return
+        known = self._facts.get(event.worker)
+        if event.worker in self._open and known is not None:
+            if event.code is not None and event.code < EXIT_SIGNAL:
+                known.code = event.code  # it raised before; a signal is ours
+            return
+        if worker.ours and not worker.cause:
+            return  # its rank was lost already, or the world starts again
+        error = worker.error if event.signature else _recorded(self._error_file(worker.index))
+        self._add(worker, error, event.cause, event.code)
+        facts = self._facts[event.worker]
+        facts.early, facts.age, facts.final = event.early, event.age, bool(event.final)
+        facts.fault, facts.evidence = event.fault, event.evidence
+
+    def _raised(self, event: Raised) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is not None and worker.rank is not None:
+            self._add(worker, worker.error, "exception", None)
+            self._facts[worker.index].fault, self._facts[worker.index].evidence = event.fault, event.evidence
+
+    def _add(self, worker: Worker, error: Mapping[str, Any], cause: str, code: int | None) -> None:
+        assert worker.rank is not None
+        cell = worker.cell
+        self._open[worker.index] = Failure(
+            worker.index,
+            worker.rank,
+            float(error.get("time") or time.time()),
+            cause,
+            str(error.get("type", "")),
+            str(error.get("message", "")),
+            str(error.get("where", "")),
+        )
+        step = cell.step
+        self._facts[worker.index] = Facts(
+            worker.pid, code, step, cell.phase.name.lower(), str(error.get("traceback", "")), "", 0.0
+        )
+
+    # -- at its end --------------------------------------------------------------------------------------------------
+
+    def finish(self, code: int, told_at: float, signum: int, killed: list[int]) -> dict[str, Any] | None:
+        """Say what ended the run with `code`; the same as facts for the journal, None when no worker's failure did.
+
+        `told_at`: unix time at which the workers left were told by signal `signum` to end, 0 = they were not; `killed`:
+        ranks that did not obey.
+        """
+        if code == EXIT_OK or code > EXIT_SIGNAL:
+            return None
+        verdict = self._judge(told_at)
+        if verdict is None:
+            return None
+        self._leave_error_files(verdict.own)
+        stopped = self._stopped(verdict)
+        lines = [] if verdict.root is None else self._root_lines(verdict.root)
+        if verdict.same:
+            lines.append(f"{_INDENT}{blame.ranks([f.rank for f in verdict.same])} failed in the same way")
+        if verdict.root is not None:
+            lines.append(_INDENT + self._what_was_done(verdict.root))
+        for other in verdict.others:
+            lines += self._other_lines(other)
+        if verdict.bereft:
+            those = blame.ranks([f.rank for f in verdict.bereft])
+            lines.append(f"{those} failed only because of it: {_last_line(verdict.bereft[0])}")
+        if stopped:
+            lines.append(self._stopped_line(stopped, signum, killed))
+        for line in lines:
+            self.say(line, "error")
+        return {
+            "root": None if verdict.root is None else self._to_json(verdict.root),
+            "same": [f.rank for f in verdict.same],
+            "others": [self._to_json(f) for f in verdict.others],
+            "bereft": [f.rank for f in verdict.bereft],
+            "stopped": stopped,
+            "restarts": self.restarts,
+            "replaced": {str(local): len(cells) for local, cells in self._replaced.items()},
+        }
+
+    def _judge(self, told_at: float) -> blame.Verdict | None:
+        for cell, failure in self._open.items():
+            if failure.cause == "died":  # seen before its exit code was
+                self._facts[cell].code = code = self.workers[cell].code
+                self._open[cell] = replace(failure, cause=fence.cause_of(code))
+        # what happened after we told everybody to end is our own doing
+        own = [f for f in self._open.values() if not told_at or f.at <= told_at]
+        if self._elsewhere:
+            return blame.caused_elsewhere(own)
+        said = self._verdict
+        if said is not None and said.what == "unrestorable" and own:
+            return blame.judge(own)  # the worker that found no source did nothing wrong
+        if said is not None and said.worker is not None and said.rank is not None:
+            if all(f.cell != said.worker for f in own):
+                worker = self.workers.get(said.worker)
+                if worker is not None and worker.rank is not None:
+                    if said.worker not in self._open:  # condemned by the machine itself: a deadline passed
+                        self._add(worker, {}, said.detail, None)
+                    own.append(self._open[said.worker])
+            decisive = None if said.what == "failed" else said.worker
+            return blame.judge(own, decisive)
+        return blame.judge(own) if said is not None and said.what not in ("service_given_up", "signalled") else None
+
+    def _root_lines(self, root: Failure) -> list[str]:
+        facts = self._facts[root.cell]
+        shown = bool(facts.traceback) and on_console(self.output, self._local_rank(root), "stderr")
+        lines = [f"root cause: {_headline(root, facts)}"]
+        if root.kind:
+            lines.append(f"{_INDENT}{_last_line(root)}{' (traceback above)' if shown else ''}")
+            if facts.traceback and not shown:
+                lines += [_INDENT + line for line in facts.traceback.rstrip("\n").split("\n")]
+        where = _where(facts)
+        if where:
+            lines.append(_INDENT + where)
+        return [*lines, _INDENT + self._who(root, facts), f"{_INDENT}log: {', '.join(self._logs(root))}"]
+
+    def _other_lines(self, other: Failure) -> list[str]:
+        facts = self._facts[other.cell]
+        what = f": {_last_line(other)}" if other.kind else ""
+        lines = [f"also failed: {_headline(other, facts)}{what}", _INDENT + self._who(other, facts)]
+        return [*lines, f"{_INDENT}log: {', '.join(self._logs(other))}"]
+
+    def _who(self, failure: Failure, facts: Facts) -> str:
+        return f"local_rank {self._local_rank(failure)}, host {self.host}, pid {facts.pid}, {_ended(facts)}"
+
+    def _logs(self, failure: Failure) -> list[str]:
+        """Files of its rank that have something in them."""
+        folder = self._error_file(failure.cell).parent
+        found = [
+            path for path in sorted(folder.glob("*.*")) if path.suffix in (".log", ".json") and path.stat().st_size
+        ]
+        return [os.path.relpath(path) for path in found or [folder]]
+
+    def _local_rank(self, failure: Failure) -> int:
+        return self._local.get(failure.cell, failure.rank)
+
+    def _error_file(self, cell: int) -> Path:
+        return paths.error_file(self.folder.absolute(), self.attempt, self._local.get(cell, 0))
+
+    def _what_was_done(self, root: Failure) -> str:
+        done = []
+        cells = len(self._replaced.get(self._local_rank(root), ()))
+        if cells:
+            done.append(f"replaced rank {root.rank} {times(cells)}")
+        if self.restarts:
+            done.append(f"started all workers again {times(self.restarts)}")
+        why = self._why()
+        return f"ftrun {' and '.join(done)}, then gave up: {why}" if done else f"ftrun did not retry: {why}"
+
+    def _why(self) -> str:
+        said = self._verdict
+        what = said.what if said is not None else "failed"
+        if said is not None and what in _GAVE_UP:
+            return _GAVE_UP[what].format(detail=said.detail)
+        if said is not None and said.worker in self._facts and self._facts[said.worker].final:
+            return "the script or the machine must change first"
+        if self.max_restarts:
+            return f"no restart is left (--max-restarts {self.max_restarts})"
+        return "no restart is allowed (--max-restarts 0)"
+
+    def _stopped(self, verdict: blame.Verdict) -> list[int]:
+        """Ranks that ran until we ended them."""
+        failed = {f.rank for f in (*verdict.own, *verdict.bereft)}
+        present = [self.workers[cell] for cell in self._holders if cell in self.workers]
+        return sorted({w.rank for w in present if w.rank is not None and w.code != 0} - failed)
+
+    def _stopped_line(self, stopped: list[int], signum: int, killed: list[int]) -> str:
+        stubborn = [rank for rank in killed if rank in stopped]
+        how = signal.Signals(signum).name
+        rest = f"; {blame.ranks(stubborn)} did not obey and had to be killed" if stubborn else ""
+        return f"no failure: {blame.ranks(stopped)} ended by ftrun ({how}){rest}"
+
+    def _leave_error_files(self, failures: tuple[Failure, ...]) -> None:
+        """For an exception in a step body: its process was ended while it waited for the verdict."""
+        for failure in failures:
+            facts, path = self._facts[failure.cell], self._error_file(failure.cell)
+            if not facts.traceback or path.exists():
+                continue
+            record = paths.error_record(f"{failure.kind}: {failure.message}", facts.traceback, failure.at)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(record))
+            except OSError:
+                return
+
+    def _to_json(self, failure: Failure) -> dict[str, Any]:
+        facts = self._facts[failure.cell]
+        return {**vars(failure), **vars(facts), "host": self.host, "logs": self._logs(failure)}
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    """What `@record` left, for a program that does not run in our worker entry. {} when there is nothing."""
+    try:
+        message = json.loads(path.read_text())["message"]
+        if isinstance(message, str):
+            return {"type": "error", "message": message}
+        kind, _, text = str(message["message"]).partition(": ")
+        extra = message["extraInfo"]
+        # its time is in whole seconds: the death, which follows at once, is the better one
+        return {"type": kind, "message": text, "traceback": str(extra["py_callstack"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _ended(facts: Facts) -> str:
+    """`exit code 3`, `signal SIGKILL (exit code 137)`."""
+    if facts.code is None:
+        return "did not end by itself"
+    name = fence.cause_of(facts.code)
+    return f"exit code {facts.code}" if name.startswith("exit ") else f"signal {name} (exit code {facts.code})"
+
+
+def _headline(failure: Failure, facts: Facts) -> str:
+    """Who failed, how, and when."""
+    if failure.kind:
+        how = f"raised {failure.kind}{f' at {failure.where}' if failure.where else ''}"
+    elif failure.cause == "frozen":
+        how = "froze"
+    elif facts.code is None:
+        how = f"failed ({facts.evidence or failure.cause})"  # condemned
+    else:
+        name = fence.cause_of(facts.code)
+        how = f"left with exit code {facts.code}" if name.startswith("exit ") else f"died of {name}"
+    return f"rank {failure.rank} {how}, {_clock(failure.at)}"
+
+
+def _last_line(failure: Failure) -> str:
+    """The exception as Python names it, its first line only."""
+    first = failure.message.strip().split("\n")[0]
+    return f"{failure.kind}: {first}" if first else failure.kind
+
+
+def _where(facts: Facts) -> str:
+    if facts.early == blame.BEFORE_SCRIPT:
+        return f"it never came up: it died {blame.BEFORE_SCRIPT}'s first line, {seconds(facts.age)} after its start"
+    if facts.early == blame.AT_START and not facts.final:
+        return f"{blame.AT_START}: {seconds(facts.age)} after it began"
+    return "" if facts.step is None else f"in {facts.phase} of step {facts.step}"
+
+
+def _clock(at: float) -> str:
+    """Local time, to the millisecond."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) + f".{int(at % 1 * 1000):03d}"

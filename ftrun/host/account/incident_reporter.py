@@ -1,0 +1,314 @@
+"""Tells the person what happens and keeps the account of incidents. Reads the board; decides nothing.
+
+Called after the machine's actions were carried out, so that no sentence delays a recovery.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ftrun.control.events import (
+    Action,
+    CloseGate,
+    DeviceFault,
+    Died,
+    Dying,
+    Event,
+    OpenGate,
+    Probed,
+    Publish,
+    Raised,
+    Say,
+    Signalled,
+    Stuck,
+)
+from ftrun.control.machine import INCIDENT, Phase
+from ftrun.core.board import Board, F, Inexact
+from ftrun.core.board import Phase as Phases
+from ftrun.core.faults import Fault
+from ftrun.core.steps import phase_at
+from ftrun.faults.trigger import fired
+from ftrun.host.account import messages, transfer_times
+from ftrun.host.account.incident import Incident, Victim
+from ftrun.host.account.phase_record import PhaseRecord
+
+_FOLLOWING = ("failed", "restarting", "failed_again", "world_stopped")  # they name the dead rank themselves
+_SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
+_RAISED = {"raised": messages.raised, "raised_again": messages.raised_again}
+_SIGNS: dict[str, int] = {
+    Fault.FROZEN: F.BEAT,
+    Fault.HANG: F.PROGRESS,
+    Fault.GIL: F.PROGRESS,
+    Fault.COLLECTIVE: F.PROGRESS,
+}
+
+
+class Narrator:
+    """`say` takes a sentence for stderr and its level (info, warning, error), `note` a fact for the journal."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        board: Board,
+        services_log: Path,
+        say: Callable[..., None],
+        note: Callable[..., None],
+    ) -> None:
+        self._run_dir = run_dir
+        self._board = board
+        self._services_log = services_log
+        self._say = say
+        self._note = note
+        self._incident: Incident | None = None
+        self._dying: dict[int, tuple[int, int]] = {}  # cell -> (when the fault struck, when the loop woke for it), ns
+        self._phases = PhaseRecord()  # of that incident
+        self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
+        self._told: set[tuple[int, int]] = set()  # (rank, cell) of the replacements told in this incident
+        self._replaced: set[int] = set()  # ranks with a new worker since the last incident was over
+        self._shift = 0  # step index minus gate number
+        self._reached = 0  # steps that some rank had begun when the gate was closed, as a gate number + 1
+        self._claimed: set[str] = set()  # injected faults already matched with a death
+        self.holders: dict[int, int] = {}
+        self.incidents = 0
+        self.restarts = 0
+        self.redone = 0
+        self.lost_ms = 0.0
+        self._cut_short: list[Victim] = []  # bodies that ended after the update began, and are not done again
+        self.inexact = Inexact(0)
+
+    def published(self, publish: Publish, spares: Mapping[int, int]) -> None:
+        """A world was published; `spares` maps ranks to the spares that took them."""
+        self.holders = dict(enumerate(publish.workers))
+        self._spares_used.update(spares)
+        self._replaced = set() if publish.fresh else self._replaced | set(publish.replaced)
+        if self._incident is not None:
+            self._incident.generation = publish.generation
+            self._incident.resume = max(publish.resume + self._shift, 0)
+            self._incident.survivors = len(publish.workers) - len(publish.replaced)
+            self._incident.spares = sorted({*self._incident.spares, *spares.values()})
+            self._incident.rollback = publish.rollback
+            if publish.rollback:
+                self._incident.redone = max(self._incident.redone, self._reached - publish.resume)
+
+    def closed(self, last: int) -> None:
+        """The gate was closed; steps beyond `last` that some rank had begun are done again."""
+        if self._incident is not None:
+            cells = {rank: self._board.cell(c) for rank, c in self.holders.items()}
+            self._shift = next((c.shift for c in cells.values() if c.shift), 0)
+            # the cell of a replacement says where it is to begin
+            steps = [c.step - c.shift for rank, c in cells.items() if c.step is not None and rank not in self._replaced]
+            begun = any(step > last for step in steps)
+            if not self._incident.generation:
+                self._reached = last + 1 + begun
+            self._incident.redone = max(self._incident.redone, int(begun))
+            self._incident.last = last + self._shift
+
+    def saw(self, event: Event, actions: tuple[Action, ...], phase: Phase, woke: int) -> None:
+        """The machine was told `event`, ordered `actions` and is now in `phase`; the loop woke for it at `woke` ns."""
+        if isinstance(event, Dying) and phase in INCIDENT:
+            began = self._began(event.worker, woke)
+            self._dying[event.worker] = began, woke
+            if self._incident is None:
+                self._new_incident(began, self._detected(event.worker))
+        elif isinstance(event, (Died, Raised)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
+            self._begin(event, woke)
+        elif isinstance(event, Stuck) and phase in INCIDENT and self._incident is None:
+            now = time.monotonic_ns()
+            incident = self._new_incident(now, now)
+            incident.stuck, incident.fault, incident.evidence = event.what, event.fault, event.evidence
+        elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
+            self._begin_device(actions, woke)
+        if isinstance(event, Signalled) and phase is Phase.ENDED:
+            self._say(messages.signalled_again(event.signum), "warning")
+        for action in actions:
+            if isinstance(action, OpenGate):
+                self._look_at_phases()
+                self._tell_replaced()
+            elif isinstance(action, Say):
+                self._hear(action, event, actions, phase)
+        if self._incident is not None and self._incident.restart and phase is Phase.RUNNING:
+            self._restarted()
+
+    def _begin(self, event: Died | Raised, woke: int) -> None:
+        cell = self._board.cell(event.worker)
+        if isinstance(event, Raised):
+            # not now: the ranks were rung already, and what they do since is no part of the detection
+            began = cell[F.RAISED_NS] or woke
+            detected = max(began, woke)
+        else:
+            detected = self._detected(event.worker)
+            seen = self._dying.pop(event.worker, None)
+            began, woke = seen or (self._began(event.worker, self._last_sign(event, woke)), woke)
+        began = min(began, detected)
+        incident = self._incident or self._new_incident(began, detected)
+        if cell.rank is not None:
+            # one that raised lives, and may have begun the step again
+            raised_in = phase_at(cell, began) if isinstance(event, Raised) else None
+            phase = (raised_in or cell.phase).name.lower()
+            cause = event.signature or (event.cause if isinstance(event, Died) else "")
+            known = isinstance(event, Raised) or began != woke
+            took = (detected - began) / 1e6 if known else None
+            why = (event.fault, event.evidence)
+            victim = Victim(cell.rank, event.worker, cell.step, phase, cause, took, *why)
+            incident.victims.append(victim)
+            if event.fault == Fault.EXCEPTION and cell.phase is Phases.UPDATE:
+                self._cut_short.append(victim)
+
+    def _detected(self, worker: int) -> int:
+        return self._board.cell(worker)[F.DETECTED_NS] or time.monotonic_ns()
+
+    def _began(self, worker: int, otherwise: int) -> int:
+        """When the fault struck, ns: the time of an injected one, else `otherwise`."""
+        detected = self._detected(worker)
+        return min(self._fault_time(self._board.cell(worker).rank, detected) or otherwise, detected)
+
+    def _new_incident(self, began: int, detected: int) -> Incident:
+        self._incident, self._phases, self._told = Incident(began, detected), PhaseRecord(), set()
+        return self._incident
+
+    def _look_at_phases(self) -> None:
+        if self._incident is not None:
+            self._phases.look(self._board, self.holders, self._incident.victims)
+
+    def _last_sign(self, event: Died, woke: int) -> int:
+        """When the fault began at the latest, ns: the last sign of life of a rank that only fell silent."""
+        field = _SIGNS.get(event.fault)
+        return woke if field is None else self._board.cell(event.worker)[field] or woke
+
+    def _begin_device(self, actions: tuple[Action, ...], woke: int) -> None:
+        if self._incident is None and any(_begins(a) for a in actions):
+            self._new_incident(woke, time.monotonic_ns())
+        for action in actions:
+            if self._incident and isinstance(action, Say) and action.what == "died" and action.worker is not None:
+                cell = self._board.cell(action.worker)
+                phase = cell.phase.name.lower()
+                self._incident.victims.append(Victim(action.rank or 0, cell.index, cell.step, phase, action.detail))
+
+    def _fault_time(self, rank: int | None, detected: int) -> int | None:
+        """When the injected fault that struck `rank` fired, ns."""
+        for firing in reversed(fired(self._run_dir)):
+            at = int(firing.t * 1e9)
+            if firing.rank == rank and firing.file not in self._claimed and 0 <= detected - at < _SAME_FAULT * 1e9:
+                self._claimed.add(firing.file)
+                return at
+        return None
+
+    def _hear(self, say: Say, event: Event, actions: tuple[Action, ...], phase: Phase) -> None:
+        if say.what == "died":
+            followed = any(isinstance(a, Say) and a.what in _FOLLOWING for a in actions)
+            if not followed and say.rank is not None:
+                self._say_died(say, phase)
+        elif say.what in ("raised", "raised_again"):
+            step = self._board.cell(say.worker).step if say.worker is not None else None
+            line = _RAISED[say.what](say.rank or 0, say.detail, step)
+            if isinstance(event, Raised) and event.fault == Fault.NONFINITE:
+                line = messages.poisoned(event.evidence, again=say.what == "raised_again")
+            self._say(line, messages.level(say.what))
+        elif say.what in ("restarting", "world_stopped", "peer_failed"):
+            self.restarts += 1
+            now = time.monotonic_ns()
+            incident = self._incident or self._new_incident(now, now)
+            incident.restart = True
+            late = messages.early(event.early, event.age) if isinstance(event, Died) and event.early else ""
+            self._say((messages.said(say) or "") + (f"; it failed {late}" if late else ""), messages.level(say.what))
+        elif say.what == "recovered":
+            self._recovered()
+        elif say.what == "spare_unneeded":
+            self._note("spare-unneeded", worker=say.worker, why="the script ended without asking for its rank")
+        elif say.what == "failed" and isinstance(event, Died) and event.early and not event.final:
+            self._say(f"{messages.said(say)}, {messages.early(event.early, event.age)}", messages.level(say.what))
+        else:
+            words = messages.said(say)
+            if words:
+                self._say(words, messages.level(say.what))
+            if say.what == "service_given_up":
+                self._say(messages.last_words(self._services_log), messages.level(say.what))
+
+    def _say_died(self, say: Say, phase: Phase) -> None:
+        victims = self._incident.victims if self._incident else []
+        victim = next((v for v in reversed(victims) if v.cell == say.worker), None)
+        if victim is None:
+            cell = self._board.cell(say.worker or 0)
+            victim = Victim(say.rank or 0, cell.index, cell.step, cell.phase.name.lower(), say.detail)
+        survivors = len(self.holders) - len({v.rank for v in victims})
+        self._say(messages.failed(victim, survivors, phase in INCIDENT), messages.level(say.what))
+
+    def _tell_replaced(self) -> None:
+        incident = self._incident
+        if incident is None:
+            return
+        sources = incident.facts(self._board, self.holders)["sources"]
+        for rank in sorted(self._replaced):
+            cell = self.holders.get(rank)
+            if cell is None or (rank, cell) in self._told:
+                continue
+            self._told.add((rank, cell))
+            was_spare = self._spares_used.get(rank) == cell
+            redone = bool(incident.redone)
+            self._say(messages.replaced(rank, cell, was_spare, incident.resume, redone, sources.get(str(rank))))
+
+    def _recovered(self) -> None:
+        self._tell_replaced()
+        self._look_at_phases()
+        self._replaced = set()
+        incident, self._incident = self._incident, None
+        if incident is None:
+            return
+        facts = incident.facts(self._board, self.holders)
+        self._account(facts)
+        moved = transfer_times.gather(self._run_dir, self.holders, incident.generation, incident.began)
+        self._note("incident", **facts, phases=self._phases.facts(incident.began), moves=moved)
+        self._say(messages.recovered(facts))
+
+    def _restarted(self) -> None:
+        incident, self._incident = self._incident, None
+        assert incident is not None
+        now = time.monotonic_ns()
+        facts = incident.facts(self._board, {})
+        facts["total_ms"] = round((now - incident.began) / 1e6, 3)
+        self._account(facts)
+        self._note("incident", **facts)
+        self._say(f"all workers run again after {facts['total_ms'] / 1000:.2f} s")
+
+    def _account(self, facts: Mapping[str, Any]) -> None:
+        self.incidents += 1
+        self.redone += int(facts["redone"])
+        self.lost_ms += float(facts["total_ms"])
+        self._look_exact()
+
+    def _look_exact(self) -> None:
+        for cell in self.holders.values():
+            self.inexact |= Inexact(self._board.cell(cell)[F.INEXACT])
+
+    def end(self, code: int) -> None:
+        """Sum up the run that ended with `code`; nothing to say about one without incidents."""
+        self._look_exact()
+        drawn = self.incidents > 0
+        if self._incident is not None:
+            self._account(self._incident.facts(self._board, self.holders))
+        if self.incidents:
+            lost = self.lost_ms / 1000
+            lines = messages.summary(
+                messages.run_shown(self._services_log.parent),
+                self.incidents,
+                drawn,
+                self.restarts,
+                self.redone,
+                lost,
+                self.inexact,
+            )
+            # a run that failed has no result to speak of, and its report says who raised
+            for line in lines if code == 0 else lines[:1]:
+                self._say(line)
+            for victim in self._cut_short if code == 0 else ():
+                self._say(messages.cut_short(victim), "warning")
+        facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
+        exact = code == 0 and not self.inexact and not self.restarts
+        self._note("summary", exact=exact, inexact=int(self.inexact), **facts)
+
+
+def _begins(action: Action) -> bool:
+    return isinstance(action, CloseGate) or (isinstance(action, Publish) and action.tail)

@@ -1,0 +1,259 @@
+"""Every sentence that ftrun says to a person while a run goes on. Words only: no decisions, no output."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ftrun.control import blame
+from ftrun.control.events import Say
+from ftrun.core.amounts import count, milliseconds, seconds, size
+from ftrun.core.board import Inexact
+from ftrun.core.faults import Fault
+from ftrun.core.paths import LOG_DIR
+from ftrun.host.account.incident import Victim
+
+_INEXACT = {
+    Inexact.UPDATE_USED_RNG: "the optimizer's update used random numbers",
+    Inexact.PRIVATE_FROM_PEER: "a rank's own random state was lost and taken from a peer",
+    Inexact.WAS_CORRUPT: (
+        "a rank's weights were corrupt, and steps since the last check of the replicas used them; see --check-replicas"
+    ),
+    Inexact.DDP_LAYOUT: "DDP's bucket layout could not be kept",
+    Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its device memory and taken from a peer",
+}
+
+_WORDS = {
+    "failed_again": "rank {rank} failed a second time in the same way ({detail}); the run ends",
+    "too_many_replacements": (
+        "rank {rank} died too often ({detail}); the run ends so that it can be requeued "
+        "(a larger --max-replacements allows more)"
+    ),
+    "cannot_recover": "rank {rank} cannot be replaced in place: {detail}",
+    "unrestorable": "the state of rank {rank} cannot be restored: {detail}",
+    "rolling_back": "rank {rank} has no newer state to go on with ({detail}); every rank goes back to the host snapshot",
+    "restarting": "rank {rank} failed ({detail}); all workers start again, attempt {attempt}",
+    "failed": "rank {rank} failed: {detail}",
+    "world_stopped": "rank {rank} failed ({detail}); stopping this node's workers and telling the other nodes",
+    "peer_failed": "{detail}; stopping this node's workers",
+    "world_ended": "the run ends: {detail}",
+    "spare_died": "spare {worker} ended ({detail})",
+    "spares_given_up": "{detail} spares in a row ended before they were ready; going on without spares",
+    "unconnected": "rank {rank} could not be connected with the others ({detail}); making all connections again",
+    "stuck": "every rank waits for the others in {detail}; making all connections again",
+    "stuck_again": "every rank waits for the others in {detail}, also after all connections were made again; the run ends",
+    "stopped_by_policy": "{who}{detail}; the policy says that a person must look, the run ends",
+    "device_reported": "{detail}; nothing is done about it",
+    "device_suspect": "{detail}; the device is suspect and is probed",
+    "device_quarantined": "{detail}; the device is in quarantine, no worker gets it",
+    "links_reset": "{detail}; making all connections again",
+    "node_failed": "{detail}: this machine must be looked after; the run ends so that it can be requeued elsewhere",
+    "devices_exhausted": (
+        "no healthy device is left for every rank, in quarantine: {detail}; the run ends so that it can be requeued "
+        "(a spare device, --nproc-per-node below their number, or --on-exhausted wait keeps it going)"
+    ),
+    "device_waited_for": "waiting for a healthy device for every rank, in quarantine: {detail}",
+    "device_back": "{detail} is out of quarantine",
+    "noticed": "{who}{detail}",
+    "service_died": "our {detail} process died; starting another one",
+    "service_given_up": "our {detail} process died too often; the run ends",
+}
+
+_VERBS: dict[str, str] = {
+    Fault.FROZEN: "froze",
+    Fault.HANG: "hung",
+    Fault.GIL: "hung",
+    Fault.COLLECTIVE: "hung",
+    Fault.CORRUPT: "became corrupt",
+}
+_CAUSE_SAYS_ALL = ("", Fault.EXIT, Fault.SIGNAL, Fault.EXCEPTION)
+
+# what ends the run; the rest of _WORDS can be lived with
+_ENDS = {"failed", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"} | {
+    "stopped_by_policy",
+    "node_failed",
+    "devices_exhausted",
+}
+
+
+def level(what: str) -> str:
+    """How grave a thing to say is: info, warning or error."""
+    if what in _ENDS:
+        return "error"
+    return "warning" if what in _WORDS or what in ("died", "raised", "raised_again") else "info"
+
+
+def started(run_id: str, workers: int, spares: int, device: str, logs: str) -> str:
+    plus = f" + {count(spares, 'spare')}" if spares else ""
+    return f"run {run_id}, {count(workers, 'worker')}{plus}, {device}, logs in {logs}"
+
+
+def cannot_listen(order: Mapping[str, Any]) -> str:
+    if not order["port"]:
+        return f"cannot listen on {order['host']} ({order['error']}); is --local-addr an address of this machine?"
+    return (
+        f"port {order['port']} of {order['host']}, asked for by --master-port, cannot be had ({order['error']}); "
+        "choose another one, or leave it out to get a free port"
+    )
+
+
+def threads_limited() -> str:
+    return "OMP_NUM_THREADS set to 1 for each worker, so that they do not compete for cores; set it yourself for more"
+
+
+def cannot_fork(why: str) -> str:
+    return (
+        f"{why}; so each worker starts as a fresh interpreter instead of a fork, which takes some seconds longer "
+        "(as with --worker-start exec, which also leaves this line out)"
+    )
+
+
+def failed(victim: Victim, survivors: int, recovering: bool) -> str:
+    """The line at the moment of a failure."""
+    where = "" if victim.step is None else f" in {victim.phase} of step {victim.step}"
+    seen = "" if victim.seen_ms is None else f", seen after {milliseconds(victim.seen_ms)} ms"
+    went_on = f"; stopping {count(survivors, 'healthy worker')}" if recovering else ""
+    if victim.fault == Fault.DRAIN:
+        return f"rank {victim.rank} leaves its worker before step {victim.step}, as asked for{went_on}"
+    verb = _VERBS.get(victim.fault, "died")
+    how = victim.cause if victim.fault in _CAUSE_SAYS_ALL or not victim.evidence else victim.evidence
+    return f"rank {victim.rank} {verb}{where} ({how}{seen}){went_on}"
+
+
+def cut_short(victim: Victim) -> str:
+    """The note at the end: an exception left the body when its step counted already."""
+    return (
+        f"rank {victim.rank} raised {victim.cause} in the update of step {victim.step}: the step counts, with the state "
+        "of another rank; what the body does after that line was not done by this rank"
+    )
+
+
+def injected(kind: str, rank: int, phase: str, step: int) -> str:
+    """The line when a fault was injected into the live run."""
+    if rank < 0:
+        where = "ftrun itself" if kind == "launcher-kill" else "everything on this node"
+    else:
+        where = f"rank {rank}" + (f" in {phase} of step {step}" if step >= 0 else "")
+    return f"injected fault: {kind} strikes {where}"
+
+
+def random_faults(rate: float, seed: int) -> str:
+    if not rate:
+        return "no more random faults"
+    return f"random faults: {100 * rate:g} in 100 steps on average, drawn from seed {seed}"
+
+
+def raised(rank: int, signature: str, step: int | None) -> str:
+    where = "" if step is None else f" in step {step}"
+    return f"rank {rank} raised {signature}{where}; everyone does the step again"
+
+
+def poisoned(evidence: str, again: bool) -> str:
+    """Gradients were not finite; `again`: also after a retry."""
+    what = evidence.removeprefix("NonFiniteError: ")
+    if again:
+        return f"{what}, also after a retry; the run ends (--nonfinite ignore would make such updates)"
+    return f"{what}; everyone does the step again"
+
+
+def raised_again(rank: int, signature: str, step: int | None) -> str:
+    where = "" if step is None else f" in step {step}"
+    return f"rank {rank} raised {signature}{where} again after a retry; the run ends (the traceback is above)"
+
+
+def replaced(rank: int, cell: int, was_spare: bool, resume: int, redone: bool, source: Mapping[str, Any] | None) -> str:
+    """The line once a new worker holds a rank."""
+    who = f"spare {cell}" if was_spare else f"new worker {cell}"
+    step = f"step {resume} again" if redone else f"going on with step {resume}"
+    return f"rank {rank} is now {who}; {step}{_from(source)}"
+
+
+def _from(source: Mapping[str, Any] | None) -> str:
+    if source is None:
+        return ""
+    moved = size(int(source["bytes"]))
+    words = {
+        "adopt": f"; state adopted in place, {moved} moved",
+        "peer": f"; state copied from a peer, {moved}",
+        "remote": f"; state received from another node, {moved}",
+        "snapshot": f"; state loaded from the host snapshot, {moved}",
+        "checkpoint": f"; state loaded from the checkpoint, {moved}",
+    }
+    return words.get(str(source["name"]), "")
+
+
+def recovered(facts: Mapping[str, Any]) -> str:
+    ms = facts["ms"]
+    shown = ("detect", "stop", "clean", "reset", "restore")
+    first = ms["resume"] + ms["first_step"]
+    parts = ", ".join(f"{name} {milliseconds(ms[name])}" for name in shown)
+    if facts.get("rollback"):
+        cost = f"{count(facts['redone'], 'step')} done again from the host snapshot of step {facts['resume']}"
+    else:
+        cost = "0 committed steps lost"
+    return f"recovered in {milliseconds(facts['total_ms'])} ms: {parts}, first step {milliseconds(first)}; {cost}"
+
+
+def said(say: Say) -> str | None:
+    """The sentence for a Say that needs no more than its own facts; None for those said elsewhere or not at all."""
+    if say.what == "signalled":
+        name = signal.Signals(int(say.detail)).name
+        return f"got {name}; ending the workers"
+    words = _WORDS.get(say.what)
+    who = "" if say.rank is None else f"rank {say.rank}: "
+    return (
+        words.format(rank=say.rank, worker=say.worker, detail=say.detail, attempt=say.attempt, who=who)
+        if words
+        else None
+    )
+
+
+def early(how: str, age: float) -> str:
+    """How far a worker came that failed at its start; `how` as blame.how_far says it."""
+    what = "before its script's first line" if how == blame.BEFORE_SCRIPT else how
+    return f"{what} ({seconds(age)} after it began)"
+
+
+def signalled_again(signum: int) -> str:
+    return f"got {signal.Signals(signum).name} while the workers end; killed them at once"
+
+
+def last_words(path: Path) -> str:
+    """The last line that one of our helpers printed, and where the rest is."""
+    try:
+        lines = path.read_text(errors="replace").split("\n")
+    except OSError:
+        lines = []
+    last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    return f"its last words: {last.strip()} (all of them: {path})"
+
+
+def summary(
+    run: str, incidents: int, drawn: bool, restarts: int, redone: int, seconds: float, inexact: Inexact
+) -> list[str]:
+    """The lines at the end of a run that had incidents; `drawn`: one of them came to its end, and can be drawn."""
+    command = "timeline" if drawn else "events"
+    lines = [
+        f"{count(incidents, 'incident')}, {count(redone, 'step')} done again, {seconds:.2f} s lost; "
+        f"to see {'it' if incidents == 1 else 'them'}: ftrun {command} {run}"
+    ]
+    if restarts:
+        lines.append(
+            f"result bit-identical to an uninterrupted run: unknown (the script was started anew {count(restarts, 'time')})"
+        )
+    elif inexact:
+        why = "; ".join(_INEXACT[flag] for flag in Inexact if flag & inexact)
+        lines.append(f"result bit-identical to an uninterrupted run: no ({why})")
+    else:
+        lines.append("result bit-identical to an uninterrupted run: yes")
+    return lines
+
+
+def run_shown(logs: Path) -> str:
+    """What to write for RUN to see a run after its end, from the current folder: its name, or its log folder."""
+    shown = os.path.relpath(logs)
+    here = Path(shown).parent == Path(LOG_DIR)
+    return logs.name if here else shown if os.sep in shown else f".{os.sep}{shown}"

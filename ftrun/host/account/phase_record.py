@@ -1,0 +1,45 @@
+"""What the ranks did around an incident: the phases of their last steps, gathered from the board while they are there.
+
+Looked at twice, because the rows of a rank are a small ring: when the gate is about to open again, while every rank still
+waits, and once the first new step is done. Never decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ftrun.core.board import Board
+from ftrun.core.steps import Row, rows
+from ftrun.host.account.incident import Victim
+
+RANKS_MOST = 64  # ranks whose phases are kept: a person looks at some, the journal has the stages of all
+
+
+class PhaseRecord:
+    """The rows of one incident, by rank and by incarnation."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, int], dict[tuple[int, int, int], Row]] = {}
+
+    def look(self, board: Board, holders: Mapping[int, int], victims: Sequence[Victim]) -> None:
+        """Take what the board shows now; a later look at the same attempt wins."""
+        wanted = [(v.rank, v.cell) for v in victims]
+        wanted += sorted(holders.items())
+        for rank, index in dict.fromkeys(wanted[:RANKS_MOST]):
+            kept = self._rows.setdefault((rank, index), {})
+            for row in rows(board.cell(index)):
+                kept[(row.step, row.generation, row.attempt)] = row
+
+    def facts(self, began: int) -> list[dict[str, Any]]:
+        """One entry a rank and incarnation; each row of `steps` is step, generation, attempt and the ms (from `began`) at
+        which it entered forward, backward, gate, update and left the body, None where it never did."""
+        return [
+            {"rank": rank, "cell": cell, "steps": [_plain(kept[key], began) for key in sorted(kept)]}
+            for (rank, cell), kept in self._rows.items()
+        ]
+
+
+def _plain(row: Row, began: int) -> list[Any]:
+    times = (row.forward, row.backward, row.gate, row.update, row.done)
+    return [row.step, row.generation, row.attempt, *(round((t - began) / 1e6, 3) if t else None for t in times)]

@@ -1,0 +1,164 @@
+"""What a run was asked to do, checked: plain data handed from the command line to the launcher.
+
+Never touches the file system beyond looking at the script, and starts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import zlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftrun.control.policy import Overrides
+from ftrun.core.errors import UsageError
+from ftrun.host.base.streams import Streams
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Where this node stands among several: torchrun's rendezvous options. `most` 1 = a run on one node.
+
+    `backend` is static, c10d or file. `rank` is None unless --node-rank was given. Empty strings: not given.
+    """
+
+    least: int = 1
+    most: int = 1
+    backend: str = "static"
+    endpoint: str = ""
+    conf: dict[str, str] = field(default_factory=dict)
+    rank: int | None = None
+    master_addr: str = ""
+    master_port: int = 0
+    local_addr: str = ""
+    standalone: bool = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """What becomes of the workers' stdout and stderr.
+
+    Without `redirects` and `tee` every line goes to the console with a prefix and to the files. `template` may hold
+    {role} {local_rank} {rank} {host} {run} {attempt}; empty = ftrun's own prefix, or torchrun's with --tee. `filter` are the
+    local ranks whose lines the console shows, empty = all. `format` is text or json.
+    """
+
+    redirects: Streams = field(default_factory=Streams)
+    tee: Streams = field(default_factory=Streams)
+    filter: tuple[int, ...] = ()
+    stdout_filters: tuple[str, ...] = ()
+    stderr_filters: tuple[str, ...] = ()
+    template: str = ""
+    format: str = "text"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run, as this node's launcher sees it. Times in seconds. `fault_plan` is an absolute path or None.
+
+    `fault_text` is what was read there: a pipe cannot be read twice, and a file may be gone when a replacement needs it.
+
+    `hang_timeout` None: learned from the run, between `hang_floor` and `hang_ceiling`. `nonfinite` is redo, stop or ignore;
+    `check_replicas` is in steps, 0 = never.
+
+    `kind` is script, module or program (--no-python). `signals` end the run and are passed on to the workers;
+    `forward` are passed on and change nothing.
+    """
+
+    argv: tuple[str, ...]
+    kind: str = "script"
+    nproc: int = 1
+    spares: int = 1
+    max_restarts: int = 0
+    max_replacements: int = 3
+    snapshot_every: int = 0  # steps between two host snapshots, 0 = none
+    run_id: str | None = None
+    log_dir: str = "ftrun-logs"
+    fault_plan: str | None = None
+    fault_text: str = ""
+    random_faults: str = ""  # RATE:SEED, "" = none
+    stop_timeout: float = 10.0
+    heartbeat_interval: float = 0.2
+    heartbeat_timeout: float = 10.0
+    hang_timeout: float | None = None
+    hang_floor: float = 60.0
+    hang_ceiling: float = 600.0
+    nonfinite: str = "redo"
+    check_replicas: int = 100
+    start_timeout: float = 300.0
+    recover_timeout: float = 600.0
+    shutdown_timeout: float = 30.0
+    exec_workers: bool = False
+    role: str = "default"
+    virtual_local_rank: bool = False
+    numa_binding: str = ""
+    signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    forward: tuple[int, ...] = ()
+    rdzv_id: str = ""  # as given with --rdzv-id; TORCHELASTIC_RUN_ID is this, else the run's name
+    metrics_file: str | None = None  # absolute
+    metrics_port: int | None = None  # 0 = any free one
+    nodes: Nodes = Nodes()
+    policy: Overrides = field(default_factory=Overrides)
+    device_faults: int = 3  # of one device within `window`
+    window: float = 3600.0
+    wait_for_device: bool = False
+    quarantine_file: str | None = None  # absolute
+    output: Output = Output()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_name(rdzv_id: str) -> str:
+    """The name of a run that has only a --rdzv-id: the same on every node, and fit to be a folder's name."""
+    if _RUN_ID.fullmatch(rdzv_id):
+        return rdzv_id
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", rdzv_id).strip("-._")[:80]
+    return f"{plain or 'run'}-{zlib.crc32(rdzv_id.encode()):08x}"  # two ids never get one name
+
+
+def check_run_id(run_id: str) -> str:
+    """Errors: UsageError when the name cannot be a folder's name."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise UsageError(
+            f"run id {run_id!r} must be letters, digits, '.', '_' or '-', start with a letter or digit, and have at most 100"
+        )
+    return run_id
+
+
+def check_script(path: str) -> None:
+    """Errors: UsageError when the training script is missing, a directory, or unreadable."""
+    script = Path(path)
+    try:
+        if script.is_dir():
+            if (script / "__main__.py").is_file():
+                return
+            raise UsageError(f"{path} is a directory, not a script")
+        with script.open("rb"):
+            pass
+    except FileNotFoundError:
+        raise UsageError(f"script {path} does not exist") from None
+    except PermissionError:
+        raise UsageError(f"script {path} cannot be read (permission denied)") from None
+    except OSError as error:
+        raise UsageError(f"script {path} cannot be read ({error.strerror})") from None
+
+
+def check_program(name: str) -> None:
+    """Errors: UsageError when the program of --no-python is not found or may not be executed."""
+    import shutil
+
+    if shutil.which(name) is not None:
+        return
+    if os.sep in name and os.path.isdir(name):
+        raise UsageError(f"{name} is a directory, not a program")
+    if os.sep in name and os.path.exists(name):
+        raise UsageError(f"program {name} may not be executed; run: chmod +x {name}")
+    if os.sep not in name and os.path.exists(name):
+        raise UsageError(f"program {name} is not on the PATH; a program in this folder is named ./{name}")
+    raise UsageError(f"program {name} does not exist" + ("" if os.sep in name else " on the PATH"))

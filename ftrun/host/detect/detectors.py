@@ -1,0 +1,134 @@
+"""Everything that the launcher looks at by the clock: beats, hangs, replicas, stragglers, room. Nothing is decided here.
+
+Each look reads words on the board and turns what is wrong into an event that names fault, worker and evidence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ftrun.control import events as ev
+from ftrun.control.hangs import Limits
+from ftrun.control.stragglers import Stragglers
+from ftrun.core import gate, replicas
+from ftrun.core.board import Board, F, Phase, sum_of
+from ftrun.core.faults import Fault
+from ftrun.host.base.settings import Settings
+from ftrun.host.detect.disk_space import RoomWatch
+from ftrun.host.detect.hang import HangWatch
+from ftrun.host.detect.heartbeat import BeatWatch
+from ftrun.host.workers.pool import Worker, WorkerPool
+
+_NOW_AND_THEN = 1.0  # seconds between two looks at what does not hurry
+_NAMES = {
+    Fault.HANG: "no progress",
+    Fault.GIL: "no progress, the GIL is held",
+    Fault.COLLECTIVE: "missing in a collective",
+}
+
+
+class Detectors:
+    """One per run. `emit` takes events for the machine."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        run_dir: Path,
+        logs: Path,
+        board: Board,
+        pool: WorkerPool,
+        emit: Callable[[ev.Event], None],
+    ) -> None:
+        self._board = board
+        self._pool = pool
+        self._emit = emit
+        self._beats = BeatWatch(settings.heartbeat_interval, settings.heartbeat_timeout)
+        limits = Limits(settings.hang_timeout, settings.hang_floor, settings.hang_ceiling)
+        self._hangs = HangWatch(limits, self._beats.pause, run_dir)
+        self._stragglers = Stragglers()
+        self._room = RoomWatch({"lines of the workers' logs": logs, "the journal": run_dir})
+        self._compared = (-1, -1)  # generation and gate at which replicas were compared last
+        self._work: tuple[int, int] = (-1, -1)  # the same of the last step whose times were read
+        self._differing = False  # that replicas differ was told
+        self._later = 0.0
+
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks."""
+        return self._beats.pause
+
+    def close(self) -> None:
+        self._room.close()
+
+    def look(self, running: bool, generation: int, holders: list[Worker], whole: bool) -> None:
+        """One look. `running`: no incident; `holders`: by rank; `whole`: they are all ranks of the world."""
+        now = time.monotonic()
+        for worker, evidence in self._beats.silent(self._pool.living(), time.monotonic_ns()):
+            self._pool.condemn(worker, "frozen", Fault.FROZEN, evidence)
+        present = [w for w in holders if not w.reported]
+        if not running or not present or not whole:
+            self._hangs.quiet()
+            self._stragglers.forget()
+        else:
+            self._compare(generation, present)
+            self._hung(generation, present)
+            self._measure(generation, present)
+        if now >= self._later:
+            self._later = now + _NOW_AND_THEN
+            self._pool.expire_kills()
+            for fault, evidence in self._room.news():
+                self._emit(ev.Noticed(now, None, fault.value, evidence))
+
+    def _hung(self, generation: int, present: list[Worker]) -> None:
+        raw = self._board.gate()
+        verdict = self._hangs.look(raw, [w.cell for w in present])
+        if verdict is None:
+            return
+        for accused in verdict.accused:
+            worker = self._pool.workers[accused.cell]
+            self._pool.condemn(worker, _NAMES[accused.fault], accused.fault, accused.evidence)
+        if not verdict.accused:
+            step = gate.unpack(raw).last + 1
+            link = Fault.LINK.value
+            self._emit(ev.Stuck(time.monotonic(), step, generation, verdict.what, link, verdict.evidence))
+
+    def _compare(self, generation: int, present: list[Worker]) -> None:
+        """Workers hold the gate shut while one of them is corrupt; here it is named."""
+        raw = [w.cell[F.SUM_AT] for w in present]
+        sums, words = [w.cell[F.SUM] for w in present], [sum_of(r) for r in raw]
+        at = words[0][0]
+        if [w.cell[F.SUM_AT] for w in present] != raw:
+            return  # one is being written
+        if at < 0 or self._compared == (generation, at) or any(number != at for number, _ in words):
+            return
+        self._compared = generation, at
+        trusted = [t for _, t in words]
+        guilty = replicas.corrupt(sums, trusted)
+        for index in guilty:
+            worker = present[index]
+            evidence = (
+                f"the checksum of its weights and optimizer state differs from that of {len(sums) - len(guilty)} of "
+                f"{len(sums)} ranks at the gate of step {worker.cell.step}"
+            )
+            worker.cell[F.CORRUPT] = 1  # before a world is published in which another rank looks for a replica
+            self._pool.condemn(worker, "corrupt", Fault.CORRUPT, evidence)
+        if replicas.undecided(sums, trusted) and not self._differing:
+            self._differing = True
+            step = present[0].cell.step
+            evidence = (
+                f"the weights of {len(sums)} ranks differ at the gate of step {step}, and no majority says who is wrong"
+            )
+            self._emit(ev.Noticed(time.monotonic(), None, Fault.CORRUPT.value, evidence))
+
+    def _measure(self, generation: int, present: list[Worker]) -> None:
+        last = gate.unpack(self._board.gate()).last
+        cells = [w.cell for w in present]
+        if (generation, last) == self._work or any(c.phase in (Phase.START, Phase.GATE) for c in cells):
+            return
+        self._work = generation, last
+        work = {w.rank: w.cell[F.WORK] / 1e9 for w in present if w.rank is not None}
+        for rank, evidence in self._stragglers.step(last, work):
+            cell = next(w.index for w in present if w.rank == rank)
+            self._emit(ev.Noticed(time.monotonic(), cell, Fault.STRAGGLER.value, evidence))

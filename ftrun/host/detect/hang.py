@@ -1,0 +1,94 @@
+"""Feeds `ftrun.control.hangs` with what the board says, and keeps it from accusing a rank that a debugger holds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ftrun.control.hangs import Accused, Limits, Rank, Verdict, Watch
+from ftrun.core import gate
+from ftrun.core.board import Busy, Cell, F, Flag, Phase, collective_name, collective_of
+from ftrun.core.faults import Fault
+from ftrun.host.detect import heartbeat
+
+_BODY = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE)
+
+
+class HangWatch:
+    """One per run; looks every `pause` seconds."""
+
+    def __init__(self, limits: Limits, pause: float, run_dir: Path) -> None:
+        self._watch = Watch(limits, pause)
+        self._run_dir = run_dir
+
+    def quiet(self) -> None:
+        """The world is being repaired: what it takes is not the length of a step."""
+        self._watch.quiet()
+
+    @property
+    def typical(self) -> float | None:
+        """Seconds of a typical step, None while that is not known."""
+        return self._watch.typical
+
+    def look(self, raw_gate: int, cells: Sequence[Cell]) -> Verdict | None:
+        """Who holds the world up, from the gate word and the cells of every rank."""
+        word = gate.unpack(raw_gate)
+        ranks = [describe(c, word) for c in cells]
+        verdict = self._watch.look(time.monotonic(), word.generation, word.last, ranks)
+        if verdict is None:
+            return None
+        pids = [c[F.PID] for c in cells]
+        if any(heartbeat.traced(pid) or heartbeat.why_still(pid) for pid in pids):
+            self.quiet()  # a debugger has its reasons; a stopped process is the beat's business
+            return None
+        accused = tuple(Accused(a.cell, a.fault, a.evidence + self._line(a)) for a in verdict.accused)
+        return Verdict(accused, verdict.what, verdict.evidence)
+
+    def _line(self, accused: Accused) -> str:
+        """Where a busy rank's Python was when its doorbell thread looked last."""
+        if accused.fault is not Fault.HANG:
+            return ""
+        try:
+            raw = json.loads((self._run_dir / "errors" / f"where-{accused.cell}.json").read_text())
+            return f"; last seen at {raw['line']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+
+def describe(cell: Cell, word: gate.GateWord) -> Rank:
+    """A rank as the judgement takes it; `word` is the gate."""
+    group, number = collective_of(cell[F.COLLECTIVE])
+    since, arrival = cell[F.COLLECTIVE_SINCE], cell[F.ARRIVAL]
+    at = gate.unpack(arrival)
+    phase = cell.phase
+    waiting = since > 0
+    at_gate = bool(arrival) and at.generation == word.generation and at.last > word.last
+    busy = Busy(cell[F.BUSY])
+    if (waiting or at_gate) and not cell[F.DEVICE]:
+        busy &= ~Busy.FIRST  # it waits, and on the CPU connections are made before anything waits for them
+    return Rank(
+        rank=cell.rank or 0,
+        cell=cell.index,
+        step=cell.step or 0,
+        looping=cell.has(Flag.LOOPING) and not cell.has(Flag.LOOP_DONE) and not cell.has(Flag.EXITING),
+        waiting=waiting,
+        at_gate=at_gate,
+        group=group,
+        number=number,
+        name=collective_name(cell[F.COLLECTIVE_NAME]),
+        excuse=_excuse(busy, phase),
+        mark=(cell[F.PROGRESS], cell[F.COLLECTIVE], since, arrival, int(phase), cell[F.STEP], cell[F.ATTEMPT]),
+        python=cell[F.PYTHON],
+    )
+
+
+def _excuse(busy: Busy, phase: Phase) -> str:
+    if busy & Busy.COMPILING:
+        return "compiling"
+    if busy & Busy.CALL:
+        return "call"
+    if phase not in _BODY:
+        return "outside"
+    return "first" if busy & Busy.FIRST else ""

@@ -1,0 +1,93 @@
+"""How many devices a run may use: --nproc-per-node as a number, from files in /dev and /sys, or else from NVML in a child."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from ftrun.core.errors import UsageError
+from ftrun.host.devices.visible import choose
+
+_COUNT = "from ftrun.helpers import nvml_reader; nvml_reader.count_devices()"
+
+
+_COUNT_PATIENCE = 20.0  # seconds
+
+
+def count_by_nvml(environ: Mapping[str, str]) -> int:
+    """Devices that a run may use, as NVML says it: for machines whose GPUs have no /dev/nvidia<N>. 0 without an answer.
+
+    Asked in a process of its own, since the driver may never return.
+    """
+    from ftrun.host.services import spawn
+
+    try:
+        done = subprocess.run(
+            spawn.command(_COUNT), capture_output=True, text=True, timeout=_COUNT_PATIENCE, check=True
+        )
+        gpus = json.loads(done.stdout)["gpus"]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
+        return 0
+    return len(choose(environ.get("CUDA_VISIBLE_DEVICES"), gpus))
+
+
+MAX_WORKERS = 4096
+
+
+def worker_count(text: str) -> int:
+    """Workers asked for by --nproc-per-node: a number, `cpu`, `gpu`, `xpu` or `auto`. Errors: UsageError."""
+    kind = text.strip().lower()
+    if kind == "cpu":
+        return len(os.sched_getaffinity(0))
+    if kind in ("gpu", "auto"):
+        gpus = gpu_count()
+        if gpus:
+            return gpus
+        if kind == "gpu":
+            found = count_by_nvml(os.environ)
+            if not found:
+                raise UsageError("--nproc-per-node gpu: this machine shows no GPU (no /dev/nvidia0, and none by NVML)")
+            return found
+        return len(os.sched_getaffinity(0))
+    if kind == "xpu":
+        count = xpu_count()
+        if not count:
+            raise UsageError(
+                "--nproc-per-node xpu: this machine shows no Intel GPU (no render device in /sys/class/drm)"
+            )
+        return count
+    try:
+        count = int(kind)
+    except ValueError:
+        raise UsageError(f"--nproc-per-node must be a number, auto, cpu, gpu or xpu, not {text!r}") from None
+    if not 1 <= count <= MAX_WORKERS:
+        raise UsageError(f"--nproc-per-node must be between 1 and {MAX_WORKERS}, not {count}")
+    return count
+
+
+def gpu_count() -> int:
+    """GPUs this process may use: CUDA_VISIBLE_DEVICES if set, else the /dev/nvidia<N> files. Loads no driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir("/dev"))
+    if visible is None or not present:
+        return present
+    count = 0
+    for part in visible.split(","):
+        if not part.strip() or part.strip().startswith("-"):
+            break  # CUDA ignores everything after the first invalid entry
+        count += 1
+    return count
+
+
+def xpu_count(devices: Path = Path("/sys/class/drm")) -> int:
+    """Intel GPUs by their render devices. Loads no driver."""
+    count = 0
+    for vendor in devices.glob("renderD*/device/vendor"):
+        with contextlib.suppress(OSError):
+            count += vendor.read_text().strip() == "0x8086"
+    return count

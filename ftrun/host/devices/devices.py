@@ -1,0 +1,382 @@
+"""The launcher's side of the devices: what the watcher says becomes events of the machine, `devices.json` and sentences.
+
+Never calls the driver. Matches a device with the workers that use it by UUID and process, or, where NVML cannot see our
+processes (in a container), by the device that each rank was given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftrun.control.events import DeviceBack, DeviceFault, DeviceOut, Devices, Event, Probe, Probed
+from ftrun.control.events import Quarantine as QuarantineOrder
+from ftrun.control.states import State
+from ftrun.core import files, gate, paths
+from ftrun.core.board import Board, Head
+from ftrun.core.faults import Fault
+from ftrun.host.base.loop import Loop
+from ftrun.host.devices import visible
+from ftrun.host.devices.quarantine import Quarantine
+from ftrun.host.services.services import Services
+from ftrun.host.workers.pool import WorkerPool
+
+_PATIENCE = 10.0  # seconds that the start of the run waits for the driver to count its devices
+_SILENCE = 10.0  # seconds without a word from the watcher before that is told
+_PROBE = 8.0  # seconds for a probe
+_ECHO = 0.5  # seconds in which the same event of the same device is no news
+_LOOK = 1.0
+_TOO_YOUNG = 1.0  # seconds; who is younger has not brought a driver to fail, its predecessor may have
+_DEATHS = 5  # of the watcher, until it is given up
+_RECOVERY_CHANGED = 154
+_NO_INSTANCE = 0xFFFFFFFF
+_DEVICE_FILE = re.compile(r"/dev/(nvidia\d+|nvidiactl|dxg)$")
+
+
+def present(environ: Mapping[str, str], dev: Path = Path("/dev")) -> bool:
+    """May this run use GPUs? Loads nothing: device files, or a variable that names devices."""
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return named.strip().startswith(("GPU-", "MIG-")) or named.strip()[:1].isdigit()
+    return any(re.fullmatch(r"nvidia\d+|dxg", name) for name in os.listdir(dev))
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A living worker that holds a rank. `rank` is the world's; `device`: what the rank was given, "" = nothing.
+
+    `pid` 0 = not forked yet; `age` in seconds.
+    """
+
+    cell: int
+    rank: int
+    pid: int
+    device: str
+    age: float = 60.0
+
+
+def users(device: str, holders: Sequence[Holder], pids: Mapping[str, Sequence[int]], ever: bool) -> list[Holder]:
+    """The workers that use a device. `pids`: processes by device; `ever`: NVML did see processes of ours before."""
+    on_it = [h for h in holders if _is_on(h, pids.get(device, ()))]
+    if on_it:
+        return on_it
+    elsewhere = {h.cell for h in holders for d, found in pids.items() if d != device and _is_on(h, found)}
+    given = [h for h in holders if h.device == device and h.cell not in elsewhere and h.age > _TOO_YOUNG]
+    return given if ever else [h for h in given if uses_gpus(h.pid)]
+
+
+def _is_on(holder: Holder, pids: Sequence[int]) -> bool:
+    return holder.pid > 0 and any(pid == holder.pid or _group(pid) == holder.pid for pid in pids)
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
+
+
+def uses_gpus(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Has the process a GPU's device file open?"""
+    folder = proc / str(pid) / "fd"
+    try:
+        return any(_DEVICE_FILE.match(os.readlink(folder / fd)) for fd in os.listdir(folder))
+    except OSError:
+        return False
+
+
+class DeviceWatch:
+    """Starts the watcher, hears it and tells the machine."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        board: Board,
+        loop: Loop,
+        services: Services,
+        pool: WorkerPool,
+        shared_quarantine: str | None,
+    ) -> None:
+        """Errors: ConfigError, OSError."""
+        self.wanted = present(os.environ)
+        self._run_dir = run_dir
+        self._loop = loop
+        self._services = services
+        self._board = board
+        self._pool = pool
+        self._devices: list[visible.Visible] = []
+        self._quarantine = Quarantine(run_dir, shared_quarantine) if self.wanted else None
+        self._when_known: list[Callable[[], None]] = []
+        self._known = self._quarantine is None or not self._quarantine.reasons
+        self._heard = time.monotonic()
+        self._silent = False
+        self._deaths = 0
+        self._ever = False
+        self._pids: dict[str, list[int]] = {}
+        self._told: dict[tuple[str, str, int], float] = {}
+        self._probing: dict[str, object] = {}
+        self._waited_for = False
+        self._unwritten = False
+
+    def tell(self, emit: Callable[[Event], None], say: Callable[..., None], note: Callable[..., None]) -> None:
+        """Where events go, sentences for stderr, and facts for the journal; call before `start`."""
+        self._emit, self._say, self._note = emit, say, note
+
+    def ask(self, state: Callable[[], State], world_rank: Callable[[int], int]) -> None:
+        """How to learn who holds which rank; `world_rank` makes one of the world of a rank of this node.
+
+        Call before `start`.
+        """
+        self._state = state
+        self._world_rank = world_rank
+
+    def _holders(self) -> list[Holder]:
+        """The living workers that hold a rank, and the device that each rank was given."""
+        state, now = self._state(), time.monotonic()
+        given = state.device or ("",) * len(state.holder)
+        found = [(local, self._pool.workers.get(cell)) for local, cell in enumerate(state.holder) if cell is not None]
+        return [
+            Holder(worker.index, self._world_rank(local), worker.pid, given[local], now - worker.spawned)
+            for local, worker in found
+            if worker is not None and not worker.ended
+        ]
+
+    def start(self) -> None:
+        """Nothing on a machine without GPUs."""
+        if not self.wanted:
+            return
+        self._services.start_nvml()
+        self._services.nvml.attach(self._loop)
+        self._loop.after(_PATIENCE, self._give_up_waiting)
+        self._loop.after(_LOOK, self._look)
+
+    def once_known(self, call: Callable[[], None]) -> None:
+        """Call at once, or when the devices are known (or not in time): with a quarantine no world begins before."""
+        if self._known:
+            call()
+        else:
+            self._when_known.append(call)
+
+    # -- what the watcher says ---------------------------------------------------------------------------------------
+
+    def heard(self, message: dict[str, Any]) -> None:
+        self._heard, self._silent = time.monotonic(), False
+        handler = _HANDLERS.get(message["op"])
+        if handler is not None:
+            handler(self, message)
+
+    def _inventory(self, message: dict[str, Any]) -> None:
+        assert self._quarantine is not None
+        self._devices = visible.choose(os.environ.get("CUDA_VISIBLE_DEVICES"), message["gpus"])
+        unusable = message["unusable"]
+        self._note("devices", devices=[vars(d) for d in self._devices], unusable=unusable, error=message["error"])
+        for index, why in unusable.items():
+            self._say(f"GPU {index} cannot be used: {why}", "warning")
+        if message["error"] and any(name.startswith("nvidia") for name in os.listdir("/dev")):
+            self._say(f"NVML cannot be used ({message['error']}); faults of devices are not seen", "warning")
+        if self._devices:
+            uuids = tuple(d.uuid for d in self._devices)
+            bad = tuple(uuid for uuid in uuids if uuid in self._quarantine.reasons)
+            self._emit(Devices(time.monotonic(), uuids, bad))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._known = True
+        waiting, self._when_known = self._when_known, []
+        for call in waiting:
+            call()
+
+    def _give_up_waiting(self) -> None:
+        if not self._known:
+            self._say(f"NVML did not name the devices in {_PATIENCE:g} s; starting without watching them", "warning")
+            self._go_on()
+
+    def _event(self, message: dict[str, Any]) -> None:
+        gi, ci = (None if message[key] == _NO_INSTANCE else message[key] for key in ("gi", "ci"))
+        about, siblings = visible.affected(self._devices, message["gpu"], gi, ci)
+        kind, code = message["kind"], int(message["code"])
+        self._note("device-event", **{key: message[key] for key in message if key != "op"}, ours=bool(about))
+        now = time.monotonic()
+        key = (message["gpu"], kind, code)
+        echo = now - self._told.get(key, -_ECHO) < _ECHO
+        self._told[key] = now
+        if about and not echo:
+            self._remember(message["pids"])
+            self.fault(
+                _FAULTS[kind], about, siblings, _RECOVERY_CHANGED if kind == "recovery" else code, message["recovery"]
+            )
+
+    def fault(self, fault: Fault, about: Sequence[str], siblings: Sequence[str], code: int, recovery: int) -> None:
+        """Tell the machine of a fault of devices of ours."""
+        cells = [h.cell for device in about for h in self._users(device)]
+        xid = code if fault is Fault.XID else 0
+        now = time.monotonic()
+        self._emit(
+            DeviceFault(
+                now,
+                fault.value,
+                tuple(about),
+                tuple(cells),
+                tuple(siblings),
+                xid,
+                recovery,
+                gate.unpack(self._board.gate()).last + 1,
+            )
+        )
+
+    def _users(self, device: str) -> list[Holder]:
+        return users(device, self._holders(), self._pids, self._ever)
+
+    def _remember(self, pids: Mapping[str, list[int]]) -> None:
+        self._pids.update(pids)
+        self._ever = self._ever or any(_is_on(h, found) for h in self._holders() for found in pids.values())
+
+    def _sample(self, message: dict[str, Any]) -> None:
+        for sample in message["gpus"].values():
+            self._remember(sample["pids"])
+        if self._devices:
+            self._publish(message["gpus"])
+
+    def _publish(self, samples: Mapping[str, Any]) -> None:
+        assert self._quarantine is not None
+        facts = {
+            d["uuid"]: {**d, "throttle": sample["throttle"]} for sample in samples.values() for d in sample["devices"]
+        }
+        rows = []
+        for device in self._devices:
+            row = facts.get(device.uuid, {})
+            rank = next((h.rank for h in self._users(device.uuid)), None)
+            rows.append(
+                {
+                    "index": device.index,
+                    "uuid": device.uuid,
+                    "name": device.name,
+                    **{key: row.get(key) for key in _SHOWN},
+                    "throttle": row.get("throttle", []),
+                    "quarantined": self._quarantine.reasons.get(device.uuid),
+                    "rank": rank,
+                }
+            )
+        try:
+            files.replace(self._run_dir / paths.DEVICES, json.dumps(rows))
+        except OSError as error:
+            if not self._unwritten:
+                self._note("devices-not-written", error=str(error))
+            self._unwritten = True
+
+    def _wedge(self, message: dict[str, Any]) -> None:
+        where = self._place(message["gpu"])
+        self._note("driver-wedged", gpu=message["gpu"], call=message["call"], seconds=message["seconds"])
+        self._say(
+            f"the driver does not return from {message['call']}{where}, {message['seconds']:g} s by now", "warning"
+        )
+        for device in [d.uuid for d in self._devices if d.gpu == message["gpu"] and d.uuid in self._probing]:
+            self._answer(device, False, f"the driver does not return from {message['call']}")
+
+    def _unwedge(self, message: dict[str, Any]) -> None:
+        self._note("driver-answers", gpu=message["gpu"], call=message["call"])
+        self._say(f"the driver answers again{self._place(message['gpu'])}")
+
+    def _place(self, gpu: str) -> str:
+        return f" of {gpu[:12]}" if gpu else ""
+
+    def _counted(self, message: dict[str, Any]) -> None:
+        self._note("device-counts", gpu=message["gpu"], counts=message["counts"])
+
+    # -- orders of the machine ---------------------------------------------------------------------------------------
+
+    def quarantine(self, order: QuarantineOrder) -> None:
+        if self._quarantine is not None:
+            wrong = self._quarantine.add(order.device, order.reason)
+            if wrong:
+                self._say(wrong, "warning")
+
+    def probe(self, order: Probe) -> None:
+        """Have the device probed; a driver that does not answer in time has answered."""
+        token = object()
+        self._probing[order.device] = token
+        self._services.nvml.send({"op": "probe", "device": order.device})
+
+        def too_late() -> None:
+            if self._probing.get(order.device) is token:
+                self._answer(order.device, False, f"no answer in {_PROBE:g} s")
+
+        self._loop.after(_PROBE, too_late)
+
+    def _probed(self, message: dict[str, Any]) -> None:
+        if message["device"] in self._probing:
+            self._answer(message["device"], message["ok"], message["detail"])
+
+    def _answer(self, device: str, ok: bool, detail: str) -> None:
+        del self._probing[device]
+        cells = tuple(h.cell for h in self._users(device))
+        self._emit(Probed(time.monotonic(), device, ok, cells, detail))
+
+    def waited_for(self, waiting: bool) -> None:
+        """The run waits for a device, or does not: tell the workers, and once a person what can be done about it."""
+        self._board[Head.WAITING] = int(waiting)
+        if waiting and not self._waited_for and self._quarantine is not None:
+            self._say(f"to give a device back to the run, delete its entry in {self._quarantine.path}")
+        self._waited_for = waiting
+
+    # -- silence -----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        assert self._quarantine is not None
+        released, added = self._quarantine.look()
+        for device, reason in added.items():
+            self._emit(DeviceOut(time.monotonic(), device, reason))
+        for device in released:
+            self._note("device-released", device=device)
+            self._emit(DeviceBack(time.monotonic(), device))
+            self._renew()
+        silence = time.monotonic() - self._heard - self._loop.due
+        if silence > _SILENCE and not self._silent and self._services.nvml.pid:
+            self._silent = True
+            self._note("watcher-silent", seconds=round(silence, 1))
+            self._say(f"the watcher of the devices has been silent for {silence:.0f} s", "warning")
+        self._loop.after(_LOOK, self._look)
+
+    def _renew(self) -> None:
+        """Another watcher: the handles of this one do not survive a reset of the device."""
+        self._deaths -= 1
+        self._services.nvml.kill()
+
+    def ended(self, code: int) -> None:
+        """The watcher's process was reaped: another one starts, unless they all die."""
+        self._services.nvml.ended()
+        self._deaths += 1
+        self._note("watcher-exit", code=code, deaths=self._deaths)
+        for device in list(self._probing):
+            self._answer(device, False, "the watcher died")
+        if self._deaths < _DEATHS:
+            self._services.start_nvml()
+            self._heard = time.monotonic()
+            return
+        self._say("the watcher of the devices died too often; their faults are no longer seen", "warning")
+        self._go_on()
+
+
+_SHOWN = ("utilisation", "temperature", "memory_used", "memory_total")
+_FAULTS = {
+    "xid": Fault.XID,
+    "recovery": Fault.XID,
+    "ecc": Fault.ECC,
+    "lost": Fault.GPU_LOST,
+    "reset-required": Fault.GPU_LOST,
+}
+_HANDLERS: dict[str, Callable[[DeviceWatch, dict[str, Any]], None]] = {
+    "inventory": DeviceWatch._inventory,
+    "event": DeviceWatch._event,
+    "sample": DeviceWatch._sample,
+    "wedged": DeviceWatch._wedge,
+    "unwedged": DeviceWatch._unwedge,
+    "probed": DeviceWatch._probed,
+    "counts": DeviceWatch._counted,
+}

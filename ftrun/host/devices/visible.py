@@ -1,0 +1,71 @@
+"""Which devices a run may use: CUDA_VISIBLE_DEVICES read as CUDA reads it, against what NVML has.
+
+Numbers count GPUs in the order of the bus. CUDA counts them so with CUDA_DEVICE_ORDER=PCI_BUS_ID, and also without when
+they are all of one kind; for a mixture of kinds give UUIDs, or that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Visible:
+    """One device of the run, as CUDA may be given it. `gpu` is the UUID of the physical GPU, `index` its NVML number.
+
+    `gi`, `ci`: the MIG instance, None for a whole GPU.
+    """
+
+    uuid: str
+    gpu: str
+    index: int
+    name: str
+    gi: int | None = None
+    ci: int | None = None
+
+
+def of_inventory(gpus: Sequence[dict[str, Any]]) -> list[list[Visible]]:
+    """Per GPU: itself, or its MIG instances."""
+    return [
+        [Visible(m["uuid"], gpu["uuid"], gpu["index"], gpu["name"], m["gi"], m["ci"]) for m in gpu["mig"]]
+        or [Visible(gpu["uuid"], gpu["uuid"], gpu["index"], gpu["name"])]
+        for gpu in gpus
+    ]
+
+
+def choose(variable: str | None, gpus: Sequence[dict[str, Any]]) -> list[Visible]:
+    """The devices that `variable` (None = unset) names, in its order, up to the first entry that names none."""
+    have = of_inventory(gpus)
+    if variable is None:
+        return [device for devices in have for device in devices]
+    chosen: list[Visible] = []
+    for part in (part.strip() for part in variable.split(",")):
+        found = _named(part, have)
+        if not found or any(device in chosen for device in found):
+            break  # as CUDA does
+        chosen += found
+    return chosen
+
+
+def _named(part: str, have: list[list[Visible]]) -> list[Visible]:
+    if part.isdigit():
+        return next((devices for devices in have if devices[0].index == int(part)), [])
+    if part.startswith("MIG-GPU-"):  # the old form: MIG-GPU-<uuid>/<gi>/<ci>
+        gpu, _, instance = part.removeprefix("MIG-").partition("/")
+        return [d for devices in have for d in devices if d.gpu == gpu and f"{d.gi}/{d.ci}" == instance]
+    if not part.startswith(("GPU-", "MIG-")):
+        return []
+    found = [d for devices in have for d in devices if d.uuid.startswith(part)]
+    if not found:
+        found = [d for devices in have for d in devices if d.gpu.startswith(part)]
+        return found if len({d.gpu for d in found}) == 1 else []
+    return found if len(found) == 1 else []
+
+
+def affected(devices: Sequence[Visible], gpu: str, gi: int | None, ci: int | None) -> tuple[list[str], list[str]]:
+    """Which devices of the run an event of `gpu` is about, and the others on it. `gi`, `ci` None = the whole GPU."""
+    on_it = [d for d in devices if d.gpu == gpu]
+    about = [d for d in on_it if d.gi is None or gi is None or (d.gi == gi and ci in (None, d.ci))]
+    return [d.uuid for d in about], [d.uuid for d in on_it if d not in about]

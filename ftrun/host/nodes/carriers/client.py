@@ -1,0 +1,223 @@
+"""Records over TCP, as an agent sees them; and who serves them.
+
+The agent for which the endpoint is a local address serves; the others connect, and try until their deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ftrun.core.errors import UsageError
+from ftrun.host.nodes.carriers.carrier import CarrierLost, Record
+from ftrun.host.nodes.carriers.server import Server
+from ftrun.host.nodes.messages import VERSION, pack, take
+
+_FIRST_PAUSE = 0.05
+_LAST_PAUSE = 1.0
+_ATTEMPT = 5.0  # seconds for one attempt to connect
+_PARTING = 5.0  # seconds that a server gives its clients to leave
+_VACATED = 10.0  # seconds in which the server of an earlier run has certainly left the port
+
+
+def split_endpoint(endpoint: str, port: int) -> tuple[str, int]:
+    """Host and port of `host[:port]` or `[v6 address][:port]`; `port` when none is given. Errors: UsageError."""
+    host, after = endpoint, ""
+    if endpoint.startswith("["):
+        host, _, after = endpoint[1:].partition("]")
+        after = after.removeprefix(":")
+    elif endpoint.count(":") == 1:
+        host, _, after = endpoint.partition(":")
+    if not host or (after and not (after.isdigit() and 0 < int(after) < 65536)):
+        raise UsageError(f"rendezvous endpoint {endpoint!r} must be HOST or HOST:PORT")
+    return host, int(after) if after else port
+
+
+def listen(host: str, port: int, certain: bool) -> socket.socket | None:
+    """A socket listening on `host`:`port`; None when the address is not one of this machine or somebody else listens.
+
+    `certain`: this node is to serve, whatever the address looks like from inside. Errors then: UsageError.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if _is_loopback(str(address[0])) and not _is_loopback(host):
+            # many systems list their own name as a loopback address; for others it is a real one
+            return socket.create_server(("", port), backlog=1024)
+        return socket.create_server((str(address[0]), port), family=family, backlog=1024)
+    except OSError as error:
+        if not certain:
+            return None
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(
+                f"port {port} of {host}, where this node should serve the rendezvous, is in use by another process; "
+                "choose another port on every node"
+            ) from None
+    # behind an address translation the machine does not know the address by which others reach it
+    try:
+        return socket.create_server(("", port), backlog=1024)
+    except OSError as error:
+        raise UsageError(f"cannot serve the rendezvous on port {port}: {os.strerror(error.errno or 0)}") from None
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+class Client:
+    """A carrier. `local_addr` is this machine's address on the way to the server."""
+
+    def __init__(self, sock: socket.socket, host: str, where: str, patience: float, server: Server | None) -> None:
+        self._sock = sock
+        self._where = where
+        self._server = server
+        self._incoming = bytearray()
+        self._records: dict[str, Record] = {}
+        self._version = 0
+        self.local_addr = str(sock.getsockname()[0])
+        if _is_loopback(self.local_addr) and not _is_loopback(host):
+            self.local_addr = outbound_address()
+        sock.settimeout(patience)
+
+    def greet(self, run_id: str) -> bool:
+        """False when the server's run has ended. Errors: CarrierLost when it serves another run, OSError for no answer."""
+        try:
+            answer = self._ask({"op": "hello", "version": VERSION, "run": run_id})
+        except CarrierLost:
+            raise ConnectionAbortedError("what listens there does not answer as ftrun does") from None
+        if answer.get("over"):
+            return False
+        if not answer["ok"] and answer.get("version") != VERSION:
+            raise CarrierLost(f"{self._where} is served by another version of ftrun; use the same one on every node")
+        if not answer["ok"]:
+            raise CarrierLost(
+                f"{self._where} serves the run {answer.get('run')!r}, not {run_id!r}; "
+                "give all nodes of a run the same id, and each run an endpoint of its own"
+            )
+        return True
+
+    def view(self) -> Mapping[str, Record]:
+        answer = self._ask({"op": "changes", "since": self._version})
+        self._version = answer["version"]
+        self._records.update(answer["records"])
+        return self._records
+
+    def put(self, name: str, record: Record) -> None:
+        self._ask({"op": "put", "name": name, "record": record})
+
+    def create(self, name: str, record: Record) -> bool:
+        return bool(self._ask({"op": "create", "name": name, "record": record})["ok"])
+
+    def hang_up(self) -> None:
+        self._sock.close()
+
+    def close(self) -> None:
+        self.hang_up()
+        if self._server is not None:
+            self._server.stop(_PARTING)
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self._sock.sendall(pack(message))
+            while (answer := take(self._incoming)) is None:
+                data = self._sock.recv(1 << 16)
+                if not data:
+                    raise ConnectionResetError(errno.ECONNRESET, "connection closed")
+                self._incoming += data
+            return answer
+        except (OSError, ValueError) as error:
+            why = "no answer" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", "") or error)
+            raise CarrierLost(
+                f"the rendezvous server on {self._where} is gone ({why}): the agent that served it ended or its "
+                "machine cannot be reached"
+            ) from None
+
+
+def connect(
+    host: str,
+    port: int,
+    run_id: str,
+    *,
+    serve: bool | None,
+    join_timeout: float,
+    patience: float,
+    stopped: Callable[[], bool],
+) -> Client | None:
+    """A client of the server on `host`:`port`, which is started here if this is the machine. None when `stopped`.
+
+    `serve`: True = this node serves, False = another one does, None = whoever owns the address. Seconds: `join_timeout`
+    until a server must have been found, `patience` for each of its answers. Errors: CarrierLost, UsageError.
+    """
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    began = time.monotonic()
+    pause = _FIRST_PAUSE
+    server: Server | None = None
+    client: Client | None = None
+    try:
+        while not stopped():
+            if server is None and serve is not False:
+                server = _try_to_serve(host, port, run_id, serve is True, began + min(_VACATED, join_timeout))
+            try:
+                client = _dial(host, port, where, patience, server)
+                if client.greet(run_id):
+                    return client
+                reason = "an earlier run is just ending there"
+            except OSError as error:
+                reason = error.strerror or str(error)
+            if client is not None:
+                client.hang_up()
+            left = began + join_timeout - time.monotonic()
+            if left <= 0:
+                raise CarrierLost(
+                    f"no rendezvous server on {where} within {join_timeout:g} s ({reason}): "
+                    "is ftrun running on that node, and can this one reach the port?"
+                )
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LAST_PAUSE)
+    except BaseException:
+        if client is not None:
+            client.hang_up()
+        if server is not None:
+            server.stop(0.0)
+        raise
+    if server is not None:
+        server.stop(0.0)
+    return None
+
+
+def _try_to_serve(host: str, port: int, run_id: str, certain: bool, patient_until: float) -> Server | None:
+    """Errors: UsageError after `patient_until`; until then an earlier run may still hold the port."""
+    try:
+        listener = listen(host, port, certain)
+    except UsageError:
+        if time.monotonic() > patient_until:
+            raise
+        return None
+    return Server(listener, run_id) if listener is not None else None
+
+
+def _dial(host: str, port: int, where: str, patience: float, server: Server | None) -> Client:
+    """Errors: OSError."""
+    try:
+        sock = socket.create_connection((host, port), timeout=_ATTEMPT)
+    except OSError:
+        if server is None:
+            raise
+        # behind an address translation the machine may not reach itself by its public address
+        sock = socket.create_connection(("localhost", port), timeout=_ATTEMPT)
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Client(sock, host, where, patience, server)
+
+
+def outbound_address() -> str:
+    """This machine's address towards other machines; loopback when it has none. Sends nothing."""
+    for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, 9))
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"

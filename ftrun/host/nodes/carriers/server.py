@@ -1,0 +1,139 @@
+"""Records over TCP, the serving side: a thread in the agent whose machine owns the endpoint.
+
+It knows nothing about rounds: it keeps records, tells who asks what changed, and marks the records of a client whose
+connection closed with "gone".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from typing import Any
+
+from ftrun.host.nodes.carriers.carrier import OVER, Record
+from ftrun.host.nodes.messages import VERSION, pack, take
+
+_MAX_UNREAD = 64 * 1024 * 1024  # bytes that a client may leave unread before it is dropped
+
+
+class _Peer:
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.incoming = bytearray()
+        self.outgoing = bytearray()
+        self.greeted = False
+        self.owned: set[str] = set()
+
+
+class Server:
+    """Serves `run_id` on `listener`, which it takes over, until `stop`."""
+
+    def __init__(self, listener: socket.socket, run_id: str) -> None:
+        self._run_id = run_id
+        self._listener = listener
+        self._records: dict[str, Record] = {}
+        self._changed: dict[str, int] = {}  # name -> version in which it changed last
+        self._version = 0
+        self._peers: dict[int, _Peer] = {}
+        self._poll = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._stopping = False
+        listener.setblocking(False)
+        self._poll.register(listener, selectors.EVENT_READ)
+        self._poll.register(self._wake, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="ftrun-rendezvous", daemon=True)
+        self._thread.start()
+
+    def stop(self, patience: float) -> None:
+        """End once every client has left, or after `patience` seconds."""
+        deadline = time.monotonic() + patience
+        while self._peers and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(2.0)
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            for key, events in self._poll.select(1.0):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fd != self._wake:
+                    self._attend(self._peers[key.fd], events)
+        for peer in list(self._peers.values()):
+            peer.sock.close()
+        self._listener.close()
+        self._poll.close()
+        os.close(self._wake)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return  # it went away again, or we are out of descriptors: it will try anew
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._peers[sock.fileno()] = _Peer(sock)
+        self._poll.register(sock, selectors.EVENT_READ)
+
+    def _attend(self, peer: _Peer, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                data = peer.sock.recv(1 << 16)
+                if not data:
+                    raise ConnectionResetError
+                peer.incoming += data
+                while (message := take(peer.incoming)) is not None:
+                    peer.outgoing += pack(self._answer(peer, message))
+            if peer.outgoing:
+                with contextlib.suppress(BlockingIOError):
+                    del peer.outgoing[: peer.sock.send(peer.outgoing)]
+            if len(peer.outgoing) > _MAX_UNREAD:
+                raise ConnectionAbortedError
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
+            self._poll.modify(peer.sock, wanted)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, ValueError, KeyError, TypeError):
+            self._drop(peer)
+
+    def _drop(self, peer: _Peer) -> None:
+        fd = peer.sock.fileno()
+        self._poll.unregister(peer.sock)
+        peer.sock.close()
+        for name in peer.owned:
+            self._write(name, {**self._records[name], "gone": True})
+        del self._peers[fd]
+
+    def _write(self, name: str, record: Record) -> None:
+        self._version += 1
+        self._records[name] = record
+        self._changed[name] = self._version
+
+    def _answer(self, peer: _Peer, message: dict[str, Any]) -> dict[str, Any]:
+        op = message["op"]
+        if op == "hello":
+            if message["version"] != VERSION or message["run"] != self._run_id:
+                return {"ok": False, "run": self._run_id, "version": VERSION}
+            if OVER in self._records:
+                return {"ok": False, "over": True}  # for those who stay; nobody new may take it for its own end
+            peer.greeted = True
+            return {"ok": True}
+        if not peer.greeted:
+            raise ValueError("no greeting")
+        if op == "changes":
+            since = int(message["since"])
+            news = {n: self._records[n] for n, v in self._changed.items() if v > since}
+            return {"version": self._version, "records": news}
+        name, record = str(message["name"]), dict(message["record"])
+        if op == "create" and name in self._records:
+            return {"ok": False}
+        if op == "put":
+            peer.owned.add(name)
+        self._write(name, record)
+        return {"ok": True}

@@ -1,0 +1,406 @@
+"""The rules of a rendezvous, as one agent follows them: join a round, run in it, see it break, join the next one.
+
+Pure but for its carrier: the time comes as an argument (seconds on this agent's own clock). `tick` looks at the records
+and does what is due; doing it twice is harmless. Records:
+
+- `agent.<id>`: who it is, a beat that grows, `state` (joining, in, finished, left), the round it is about, and its last failure.
+- `round.<r>`: the table of round r, created by one joiner: who takes part, in which order, and the restarts so far.
+- `store.<r>`: where the workers of round r meet, written by the first agent of the table.
+- `break.<r>`: why round r is over (created by whoever notices first); everyone joins r + 1.
+- `over`: the run is over for everyone, and why.
+
+A peer is alive while its record changes: never is its clock compared with ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ftrun.core.errors import UsageError
+from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
+from ftrun.host.nodes.membership.table import Table, over_after, root_cause
+from ftrun.host.nodes.messages import VERSION
+
+_EAGER = 3.0  # seconds in which a joining agent beats fast, so that the others see soon that it lives
+_EAGER_BEAT = 0.2
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What was asked for. Times in seconds. `by_rank`: node ranks are given, and every one must come."""
+
+    least: int
+    most: int
+    by_rank: bool = False
+    max_restarts: int = 0
+    join_timeout: float = 600.0
+    last_call: float = 30.0
+    keep_alive: float = 10.0
+    beat: float = 1.0
+    grow: bool = True
+
+
+@dataclass(frozen=True)
+class Me:
+    """This agent. `addr`: where the others reach this machine."""
+
+    id: str
+    host: str
+    addr: str
+    nproc: int
+    node_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class News:
+    """What a member tells its agent. `kind`:
+
+    waiting (record: here, least, most), host (record: addr, where to start a store), ready (table, and record: host and
+    port of the store, me), broken (record: why), over (record: why), stale (an earlier run's round), lost (record: why).
+    """
+
+    kind: str
+    round: int = -1
+    record: Record | None = None
+    table: Table | None = None
+
+
+class _Sight:
+    """How a peer's record was seen to change."""
+
+    def __init__(self, beat: Any, now: float, order: int) -> None:
+        self.beat = beat
+        self.changed = now
+        self.moved = False
+        self.order = order
+
+
+class Member:
+    """One agent in one run. Errors of every method: CarrierLost, OSError (for now), UsageError."""
+
+    def __init__(self, carrier: Carrier, me: Me, terms: Terms, tell: Callable[[News], None], now: float) -> None:
+        self._carrier = carrier
+        self._me = me
+        self._terms = terms
+        self._tell = tell
+        self._view: Mapping[str, Record] = {}
+        self._sights: dict[str, _Sight] = {}
+        self._state = "joining"
+        self._about = 0  # the round that our record is about
+        self._beat = 0
+        self._beaten = now - 3600.0
+        self._dirty = True
+        self._looked = now
+        self._joining_since = now
+        self._last_call_since: float | None = None
+        self._left = -1  # the last round that we have left, or were not in
+        self._table: Table | None = None  # of the round that we are in
+        self._ready = False
+        self._hosting = False
+        self._failure: Record | None = None  # of our last round
+        self._told: tuple[str, int, int] | None = None
+        self.over = False
+
+    @property
+    def peers(self) -> int:
+        """How many other agents were ever seen."""
+        return len(self._sights)
+
+    # -- what the agent asks -----------------------------------------------------------------------------------------
+
+    def next_round(self, failure: Record | None, now: float) -> None:
+        """Our workers are down: break our round, unless it is broken already (`failure` None), and join the next one."""
+        if self.over or self._table is None:
+            return
+        if not self._ready:
+            self._hosting = False  # our store ended before anybody knew of it
+            return
+        if failure is not None:
+            self._failure = {"round": self._table.round, **failure}
+            self._break(self._table.round, failure)
+        self._join_again(now)
+
+    def store_up(self, host: str, port: int) -> None:
+        """The store that was asked for listens."""
+        if self._table is not None and self._hosting and not self._ready:
+            self._carrier.put(f"store.{self._table.round}", {"host": host, "port": port})
+
+    def finished(self) -> None:
+        """Every worker of ours ended well."""
+        if self._table is not None and self._ready:
+            self._state, self._dirty = "finished", True
+
+    def end(self, record: Record) -> None:
+        """This agent ends for good: so does the run for everyone, if we ever were in it."""
+        if not self.over and (self._table is not None or self._left >= 0):
+            at = self._table.index(self._me.id) if self._table is not None else None
+            self._carrier.create(OVER, {"node": at, "host": self._me.host, "by": self._me.id, **record})
+
+    def leave(self) -> None:
+        """Nobody needs to wait for us any more."""
+        self._state = "left"
+        self._put()
+
+    # -- one look ----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Look at the records, do what is due, tell the agent what it must know."""
+        if self.over:
+            return
+        self._view = self._carrier.view()
+        self._observe(now)
+        if OVER in self._view:
+            self.over = True
+            self._tell(News("over", self._about, self._view[OVER]))
+            return
+        if self._table is None:
+            self._join(now)
+        else:
+            self._take_part(self._table, now)
+        self._keep_beating(now)
+
+    def _observe(self, now: float) -> None:
+        paused = now - self._looked > self._terms.keep_alive / 2
+        self._looked = now
+        for name, record in self._view.items():
+            kind, _, who = name.partition(".")
+            if kind != "agent" or who == self._me.id:
+                continue
+            sight = self._sights.get(who)
+            beat = (record.get("beat"), record.get("state"), record.get("round"))
+            if sight is None:
+                self._sights[who] = _Sight(beat, now, len(self._sights))
+            elif sight.beat != beat:
+                sight.beat, sight.changed, sight.moved = beat, now, True
+        if paused:  # we were frozen, not they
+            for sight in self._sights.values():
+                sight.changed = now
+
+    def _keep_beating(self, now: float) -> None:
+        eager = self._state == "joining" and now - self._joining_since < _EAGER
+        pause = min(_EAGER_BEAT, self._terms.beat) if eager else self._terms.beat
+        if self._dirty or now - self._beaten >= pause:
+            self._beaten = now
+            self._put()
+
+    def _put(self) -> None:
+        self._beat += 1
+        me = self._me
+        record = {"id": me.id, "host": me.host, "addr": me.addr, "nproc": me.nproc, "node_rank": me.node_rank}
+        terms = {"least": self._terms.least, "most": self._terms.most, "version": VERSION}
+        state = {"beat": self._beat, "state": self._state, "round": self._about, "failure": self._failure}
+        self._carrier.put(f"agent.{me.id}", {**record, **terms, **state})
+        self._dirty = False
+
+    # -- who is there ------------------------------------------------------------------------------------------------
+
+    def _record(self, who: str) -> Record:
+        return self._view.get(f"agent.{who}", {})
+
+    def _vanished(self, who: str, now: float) -> bool:
+        if who == self._me.id:
+            return False
+        record, sight = self._record(who), self._sights.get(who)
+        if record.get("gone") or record.get("state") == "left":
+            return True
+        if sight is None:  # its record was removed before we came
+            return not record
+        return now - sight.changed > self._terms.keep_alive
+
+    def _alive(self, who: str, now: float) -> bool:
+        sight = self._sights.get(who)
+        return who == self._me.id or (sight is not None and sight.moved and not self._vanished(who, now))
+
+    def _joiners(self, target: int, now: float) -> list[str]:
+        """Live agents that wait for round `target`, us among them."""
+        found = [self._me.id]
+        for who in self._sights:
+            record = self._record(who)
+            if record.get("state") == "joining" and record.get("round") == target and self._alive(who, now):
+                found.append(who)
+        return found
+
+    # -- joining -----------------------------------------------------------------------------------------------------
+
+    def _latest(self) -> Table | None:
+        rounds = [int(n.partition(".")[2]) for n in self._view if n.startswith("round.")]
+        return Table.from_record(self._view[f"round.{max(rounds)}"]) if rounds else None
+
+    def _join(self, now: float) -> None:
+        last = self._latest()
+        broken = last is None or f"break.{last.round}" in self._view
+        if last is not None and last.round > self._left and last.index(self._me.id) is not None:
+            if not broken:
+                self._enter(last)
+                self._take_part(last, now)
+                return
+            self._left = last.round
+        target = 0 if last is None else last.round + 1
+        if self._about != target or self._state != "joining":
+            self._about, self._state, self._dirty = target, "joining", True
+            self._last_call_since = None
+        joiners = self._joiners(target, now)
+        self._check_terms(joiners)
+        if broken:
+            self._form(last, target, joiners, now)
+        elif last is not None and all(self._vanished(m.id, now) for m in last.members):
+            self._tell(News("stale", last.round))
+            self._break(last.round, {"kind": "vanished", "cause": "every node of it is gone"})
+        self._tell_waiting(target, joiners)
+        if now - self._joining_since > self._terms.join_timeout:
+            self._too_late(len(joiners), last)
+
+    def _tell_waiting(self, target: int, joiners: list[str]) -> None:
+        told = ("waiting", target, len(joiners))
+        if told != self._told:
+            self._told = told
+            facts = {"here": len(joiners), "least": self._terms.least, "most": self._terms.most}
+            self._tell(News("waiting", target, facts))
+
+    def _too_late(self, here: int, last: Table | None) -> None:
+        seconds, least = self._terms.join_timeout, self._terms.least
+        if last is not None and here >= least:
+            text = f"no place became free within {seconds:g} s: the run goes on with {len(last.members)} nodes"
+        else:
+            text = f"only {here} of {least} nodes came within {seconds:g} s (join_timeout); start ftrun on the others"
+        if self._left >= 0:
+            self.end({"code": 1, "detail": text})
+        raise CarrierLost(text)
+
+    def _check_terms(self, joiners: list[str]) -> None:
+        """Errors: UsageError when nodes were started with options that do not fit together."""
+        terms = self._terms
+        for who in joiners:
+            record = self._record(who)
+            if who == self._me.id or not record:
+                continue
+            if record.get("version") != VERSION:
+                raise UsageError(f"node {record.get('host')} runs another version of ftrun; use the same on every node")
+            if (record.get("least"), record.get("most")) != (terms.least, terms.most):
+                raise UsageError(
+                    f"node {record.get('host')} was started with --nnodes {record.get('least')}:{record.get('most')}, this "
+                    f"one with {terms.least}:{terms.most}; use the same on every node"
+                )
+            if terms.by_rank and record.get("node_rank") == self._me.node_rank and who < self._me.id:
+                raise UsageError(
+                    f"node rank {self._me.node_rank} is taken by {record.get('host')}; give every node another --node-rank"
+                )
+
+    def _form(self, last: Table | None, target: int, joiners: list[str], now: float) -> None:
+        """Close round `target` if it is complete and we are the one to do so."""
+        before = [m.id for m in last.members] if last is not None else []
+        places = {who: k for k, who in enumerate(before)}
+        late = len(before)
+        if min(joiners, key=lambda who: (places.get(who, late), who)) != self._me.id:
+            return
+        missing = [who for who in before if who not in joiners and not self._vanished(who, now)]
+        if missing or not self._enough(joiners, bool(before), now):
+            return
+        if self._terms.by_rank:
+            order = sorted(joiners, key=lambda who: self._about_node(who)["node_rank"])
+        else:
+            seen = {who: sight.order for who, sight in self._sights.items()}
+            order = sorted(joiners, key=lambda who: (places.get(who, late), seen.get(who, -1)))
+        gone = [m for m in last.members if self._vanished(m.id, now)] if last is not None else []
+        reason = self._why(last, joiners) if last is not None else {}
+        table = Table.follow(last, reason, gone, [self._about_node(who) for who in order[: self._terms.most]])
+        if table.restarts > self._terms.max_restarts:
+            self._carrier.create(OVER, over_after(reason, self._terms.max_restarts))
+        else:
+            self._carrier.create(f"round.{target}", table.to_record())
+
+    def _why(self, last: Table, joiners: list[str]) -> Record:
+        records: list[Record] = [
+            {"failure": self._failure} if who == self._me.id else self._record(who) for who in joiners
+        ]
+        known: list[Record] = [r["failure"] for r in records if r.get("failure")]
+        failures = [failure for failure in known if failure["round"] == last.round]
+        return root_cause(self._view.get(f"break.{last.round}", {}), failures)
+
+    def _about_node(self, who: str) -> Record:
+        me = self._me
+        if who != me.id:
+            return self._record(who)
+        return {"id": me.id, "host": me.host, "addr": me.addr, "nproc": me.nproc, "node_rank": me.node_rank}
+
+    def _enough(self, joiners: list[str], again: bool, now: float) -> bool:
+        terms = self._terms
+        if terms.by_rank:
+            return {self._about_node(who)["node_rank"] for who in joiners} == set(range(terms.most))
+        if len(joiners) < terms.least:
+            self._last_call_since = None
+            return False
+        if len(joiners) >= terms.most or again:  # who comes later makes the next round larger
+            return True
+        if self._last_call_since is None:
+            self._last_call_since = now
+        return now - self._last_call_since >= terms.last_call
+
+    # -- in a round --------------------------------------------------------------------------------------------------
+
+    def _enter(self, table: Table) -> None:
+        self._table, self._ready, self._hosting = table, False, False
+        self._about, self._state, self._dirty = table.round, "in", True
+
+    def _join_again(self, now: float) -> None:
+        assert self._table is not None
+        self._left, self._table, self._ready = self._table.round, None, False
+        self._joining_since, self._last_call_since = now, None
+        self._join(now)
+        self._keep_beating(now)
+
+    def _take_part(self, table: Table, now: float) -> None:
+        number = table.round
+        reason = self._view.get(f"break.{number}")
+        if reason is not None:
+            if not self._ready:
+                self._join_again(now)
+            elif self._told != ("broken", number, 0):
+                self._told = ("broken", number, 0)
+                self._tell(News("broken", number, reason))
+            return
+        if not self._ready:
+            self._meet(table)
+        if all(self._finished(m.id, number) for m in table.members):
+            self._carrier.create(OVER, {"code": 0, "detail": "done"})
+            return
+        for at, member in enumerate(table.members):
+            if self._vanished(member.id, now) and not self._finished(member.id, number):
+                how = "left" if self._record(member.id).get("state") == "left" else "is gone"
+                cause = f"node {at} ({member.host}) {how}"
+                self._break(number, {"kind": "vanished", "node": at, "host": member.host, "cause": cause})
+                return
+        self._look_for_more(table, now)
+
+    def _meet(self, table: Table) -> None:
+        if table.members[0].id == self._me.id and not self._hosting:
+            self._hosting = True
+            self._tell(News("host", table.round, {"addr": self._me.addr}))
+        store = self._view.get(f"store.{table.round}")
+        if store is not None:
+            self._ready = True
+            self._tell(News("ready", table.round, {**store, "me": self._me.id}, table))
+
+    def _finished(self, who: str, number: int) -> bool:
+        if who == self._me.id:
+            return self._state == "finished"
+        record = self._record(who)
+        return record.get("state") == "finished" and record.get("round") == number
+
+    def _look_for_more(self, table: Table, now: float) -> None:
+        """The first live member makes room for those who came late."""
+        if not self._ready or not self._terms.grow or len(table.members) >= self._terms.most:
+            return
+        if next(m.id for m in table.members if not self._vanished(m.id, now)) != self._me.id:
+            return
+        if any(self._finished(m.id, table.round) for m in table.members):
+            return
+        joiners = [who for who in self._joiners(table.round + 1, now) if who != self._me.id]
+        if joiners:
+            host = self._record(joiners[0]).get("host")
+            self._break(table.round, {"kind": "joined", "host": host, "cause": f"node {host} joins"})
+
+    def _break(self, number: int, reason: Record) -> None:
+        self._carrier.create(f"break.{number}", {"by": self._me.id, **reason})

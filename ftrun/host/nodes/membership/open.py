@@ -1,0 +1,157 @@
+"""From `Nodes` (the options) to terms and a carrier. Errors: UsageError before anything was started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ftrun.core.errors import UsageError
+from ftrun.host.base.settings import Nodes, check_run_id
+from ftrun.host.nodes.carriers import client, folder
+from ftrun.host.nodes.carriers.carrier import Carrier
+from ftrun.host.nodes.membership.member import Me, Terms
+from ftrun.host.nodes.membership.session import Opener
+
+C10D_PORT = 29400
+STATIC_PORT = 29500
+NO_NAME = "none"  # torchrun's run id when none is given
+_LOOK_FOLDER = 0.2  # seconds between two looks
+_LOOK_TCP = 0.1
+_SECONDS = ("join_timeout", "timeout", "last_call_timeout", "keep_alive", "beat")
+# settings of torchrun's stores that have no meaning here, so that existing command lines work
+_IGNORED = ("read_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")
+_IGNORED_TOO = ("store_type", "use_libuv", "rank")
+
+
+def _terms(nodes: Nodes, max_restarts: int) -> Terms:
+    conf = dict(nodes.conf)
+    times = {name: _seconds(name, conf.pop(name)) for name in _SECONDS if name in conf}
+    join = conf.pop("join", "late")
+    conf.pop("is_host", None)
+    for name in (*_IGNORED, *_IGNORED_TOO):
+        conf.pop(name, None)
+    if conf:
+        known = ", ".join((*_SECONDS, "join", "is_host"))
+        raise UsageError(f"unknown rendezvous setting {', '.join(sorted(conf))}; known are {known}")
+    if join not in ("late", "never"):
+        raise UsageError(f"rendezvous setting join must be late or never, not {join!r}")
+    if not 1 <= nodes.least <= nodes.most:
+        raise UsageError(f"--nnodes {nodes.least}:{nodes.most}: the smaller number comes first, and 1 is the smallest")
+    static = nodes.backend == "static"
+    if static and nodes.least != nodes.most:
+        raise UsageError(
+            f"--nnodes {nodes.least}:{nodes.most} needs --rdzv-backend c10d or file: node ranks are fixed with static"
+        )
+    if static and not 0 <= (nodes.rank or 0) < nodes.most:
+        raise UsageError(f"--node-rank {nodes.rank} must be from 0 to {nodes.most - 1}")
+    return Terms(
+        least=nodes.least,
+        most=nodes.most,
+        by_rank=static,
+        max_restarts=max_restarts,
+        join_timeout=times.get("join_timeout", times.get("timeout", Terms.join_timeout)),
+        last_call=times.get("last_call_timeout", Terms.last_call),
+        keep_alive=times.get("keep_alive", Terms.keep_alive),
+        beat=min(times.get("beat", Terms.beat), times.get("keep_alive", Terms.keep_alive) / 4),
+        grow=join == "late",
+    )
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf") or (seconds == 0 and name != "last_call_timeout"):
+        raise UsageError(f"rendezvous setting {name} must be a number of seconds, not {text!r}")
+    return seconds
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A rendezvous that can begin. `pause`: seconds between two looks."""
+
+    run_id: str
+    terms: Terms
+    opener: Opener
+    pause: float
+
+
+def check(nodes: Nodes, max_restarts: int) -> Terms:
+    """What the options of one of several nodes ask for; looks at nothing but them. Errors: UsageError."""
+    terms = _terms(nodes, max_restarts)
+    if nodes.backend == "file":
+        if not nodes.endpoint:
+            raise UsageError("--rdzv-backend file needs --rdzv-endpoint FOLDER, a folder that every node sees")
+    elif nodes.backend in ("static", "c10d"):
+        _server_of(nodes)
+    else:
+        raise UsageError(f"--rdzv-backend {nodes.backend} is not supported; use static, c10d or file")
+    return terms
+
+
+def arrange(nodes: Nodes, run_id: str | None, nproc: int, max_restarts: int) -> Meeting | None:
+    """How to meet the other nodes; None when there are none. Errors: UsageError."""
+    if nodes.most == 1 or nodes.standalone:
+        return None
+    name = check_run_id(run_id or NO_NAME)  # it names a folder
+    terms = check(nodes, max_restarts)
+    opener, pause = _opener(nodes, name, nproc, terms)
+    return Meeting(name, terms, opener, pause)
+
+
+def _opener(nodes: Nodes, run_id: str, nproc: int, terms: Terms) -> tuple[Opener, float]:
+    host = os.uname().nodename
+    who = f"{host.partition('.')[0]}-{os.getpid()}-{os.urandom(4).hex()}"
+
+    def me(addr: str) -> Me:
+        return Me(who, host, nodes.local_addr or addr, nproc, (nodes.rank or 0) if terms.by_rank else nodes.rank)
+
+    if nodes.backend == "file":
+        return _folder_opener(nodes, run_id, terms, me), _LOOK_FOLDER
+    server, port, serve = _server_of(nodes)
+
+    def open_tcp(stopped: Callable[[], bool]) -> tuple[Carrier, Me] | None:
+        found = client.connect(
+            server,
+            port,
+            run_id,
+            serve=serve,
+            join_timeout=terms.join_timeout,
+            patience=terms.keep_alive,
+            stopped=stopped,
+        )
+        return None if found is None else (found, me(found.local_addr))
+
+    return open_tcp, _LOOK_TCP
+
+
+def _folder_opener(nodes: Nodes, run_id: str, terms: Terms, me: Callable[[str], Me]) -> Opener:
+    own = folder.prepare(nodes.endpoint, run_id)
+
+    def open_folder(stopped: Callable[[], bool]) -> tuple[Carrier, Me] | None:
+        return folder.Folder(own, terms.keep_alive), me(client.outbound_address())
+
+    return open_folder
+
+
+def _server_of(nodes: Nodes) -> tuple[str, int, bool | None]:
+    """Host and port of the rendezvous server, and whether this node serves (None: if the address is its own)."""
+    if nodes.backend == "static":
+        if nodes.endpoint:
+            host, port = client.split_endpoint(nodes.endpoint, STATIC_PORT)
+        else:
+            host, port = nodes.master_addr or "127.0.0.1", nodes.master_port or STATIC_PORT
+        return host, port, not nodes.rank
+    if not nodes.endpoint:
+        raise UsageError("--rdzv-backend c10d needs --rdzv-endpoint HOST[:PORT], the same on every node")
+    host, port = client.split_endpoint(nodes.endpoint, C10D_PORT)
+    return host, port, _is_host(nodes.conf)
+
+
+def _is_host(conf: Mapping[str, str]) -> bool | None:
+    text = conf.get("is_host", "").strip().lower()
+    if text not in ("", "true", "1", "yes", "t", "y", "false", "0", "no", "f", "n"):
+        raise UsageError(f"rendezvous setting is_host must be true or false, not {text!r}")
+    return None if not text else text in ("true", "1", "yes", "t", "y")

@@ -1,0 +1,121 @@
+"""The thread that follows the rules of a rendezvous, so that a slow folder or server never holds up the agent's loop.
+
+Orders go in through a queue, news come out through `tell`, from this thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, FtrunError, UsageError
+from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost, Record
+from ftrun.host.nodes.membership.member import Me, Member, News, Terms
+
+_EACH_PEER = 0.01  # seconds added to the pause between two looks for each other agent
+_PARTING = 8.0  # seconds that `close` waits for the thread
+
+# opens the carrier and says where the others reach this machine; None when stopped meanwhile
+Opener = Callable[[Callable[[], bool]], tuple[Carrier, Me] | None]
+
+
+class Session:
+    """One agent's part in a rendezvous. `pause`: seconds between two looks, with few nodes."""
+
+    def __init__(self, opener: Opener, terms: Terms, pause: float, tell: Callable[[News], None]) -> None:
+        self._opener = opener
+        self._terms = terms
+        self._pause = pause
+        self._tell = tell
+        self._orders: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="ftrun-nodes", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # -- orders, from the agent's thread -----------------------------------------------------------------------------
+
+    def next_round(self, failure: Record | None) -> None:
+        self._orders.put(("next_round", (failure, time.monotonic())))
+
+    def store_up(self, host: str, port: int) -> None:
+        self._orders.put(("store_up", (host, port)))
+
+    def finished(self) -> None:
+        self._orders.put(("finished", ()))
+
+    def end(self, record: Record) -> None:
+        self._orders.put(("end", (record,)))
+
+    def close(self) -> None:
+        """Leave; when we serve the others, once they have left too or after some seconds."""
+        self._closing = True
+        self._orders.put(("leave", ()))
+        if self._thread.is_alive():
+            self._thread.join(_PARTING)
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            opened = self._opener(lambda: self._closing)
+        except Exception as error:
+            self._lost(error)
+            return
+        if opened is None:
+            return
+        carrier, me = opened
+        try:
+            self._follow(carrier, me)
+        except (
+            Exception
+        ) as error:  # a record that nobody understands, too: without this thread the agent would wait for ever
+            self._lost(error)
+        finally:
+            carrier.close()
+
+    def _lost(self, error: Exception) -> None:
+        if not self._closing:
+            code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+            expected = isinstance(error, (FtrunError, OSError))
+            text = str(error) if expected else f"the rendezvous failed: {type(error).__name__}: {error}"
+            self._tell(News("lost", -1, {"code": code, "detail": text}))
+
+    def _follow(self, carrier: Carrier, me: Me) -> None:
+        member = Member(carrier, me, self._terms, self._tell, time.monotonic())
+        trouble = 0.0  # when the carrier first failed, 0 = it works
+        order: tuple[str, tuple[Any, ...]] | None = None
+        while True:
+            try:
+                order = order or self._next_order(0.0)
+                while order is not None:
+                    name, args = order
+                    getattr(member, name)(*args)
+                    if name == "leave":
+                        return
+                    order = self._next_order(0.0)
+                member.tick(time.monotonic())
+                trouble = 0.0
+            except OSError as error:
+                # an order that failed is tried again
+                now = time.monotonic()
+                trouble = trouble or now
+                if now - trouble > self._terms.keep_alive or self._closing:
+                    raise CarrierLost(f"the rendezvous cannot be reached: {error}") from None
+            if member.over and not self._closing:
+                member.leave()
+                return
+            if order is None:
+                order = self._next_order(self._pause + _EACH_PEER * member.peers)
+            else:
+                time.sleep(self._pause)
+
+    def _next_order(self, seconds: float) -> tuple[str, tuple[Any, ...]] | None:
+        try:
+            return self._orders.get(timeout=seconds) if seconds else self._orders.get_nowait()
+        except queue.Empty:
+            return None

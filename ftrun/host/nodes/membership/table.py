@@ -1,0 +1,113 @@
+"""The table of a round: which nodes take part, in which order, and how often the whole world was restarted. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ftrun.host.nodes.carriers.carrier import Record
+
+
+@dataclass(frozen=True)
+class Node:
+    """One agent of a round; its place in the table is its group rank."""
+
+    id: str
+    host: str
+    addr: str
+    nproc: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one node stands. `restarts` are counted for the whole world."""
+
+    round: int
+    node: int
+    nodes: int
+    first_rank: int
+    world_size: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Table:
+    round: int
+    members: tuple[Node, ...]
+    restarts: int = 0
+    why: str = ""  # what ended the round before
+
+    @staticmethod
+    def follow(last: Table | None, reason: Mapping[str, Any], gone: Sequence[Node], nodes: Sequence[Record]) -> Table:
+        """The table after `last`, which ended for `reason` and of which `gone` did not come again.
+
+        A failure is charged to the restarts of the world, unless a node was lost: then it only was what the other nodes
+        saw of that. When nobody of `last` is left this is another run of the same name, which starts from 0.
+        """
+        members = tuple(Node(r["id"], r["host"], r["addr"], int(r["nproc"])) for r in nodes)
+        if last is None:
+            return Table(0, members)
+        charged = reason.get("kind") == "failed" and not gone
+        if len(gone) == len(last.members):
+            return Table(last.round + 1, members)
+        why = f"{', '.join(f'node {last.index(m.id)} ({m.host})' for m in gone)} lost" if gone else sentence(reason)
+        return Table(last.round + 1, members, last.restarts + int(charged), why)
+
+    def index(self, who: str) -> int | None:
+        return next((at for at, member in enumerate(self.members) if member.id == who), None)
+
+    def place(self, who: str) -> Place:
+        """Errors: ValueError when `who` takes no part."""
+        at = self.index(who)
+        if at is None:
+            raise ValueError(f"{who} is not in round {self.round}")
+        first = sum(m.nproc for m in self.members[:at])
+        world = sum(m.nproc for m in self.members)
+        return Place(self.round, at, len(self.members), first, world, self.restarts)
+
+    def to_record(self) -> Record:
+        return asdict(self)
+
+    @staticmethod
+    def from_record(raw: Mapping[str, Any]) -> Table:
+        return Table(int(raw["round"]), tuple(Node(**m) for m in raw["members"]), int(raw["restarts"]), str(raw["why"]))
+
+
+def weight(code: int | None, signature: str) -> int:
+    """How likely a worker's death only follows from another one's: 0 hardly, 2 rather.
+
+    A rank that loses its peers gets an exception from the collective, or is aborted by it. `code`: exit code, 128 + n for
+    signal n; `signature`: "TYPE at FILE:LINE" of an uncaught exception.
+    """
+    if signature:
+        kind = signature.partition(" ")[0]
+        return 2 if kind in _OF_PEERS or kind.startswith("Dist") else 1
+    return 2 if code == 128 + signal.SIGABRT else 0
+
+
+_OF_PEERS = ("RuntimeError", "ConnectionError", "ConnectionResetError", "BrokenPipeError", "TimeoutError", "EOFError")
+
+
+def root_cause(reason: Record, failures: Sequence[Record]) -> Record:
+    """What really ended a round: `reason` was noticed first, `failures` are those of every node."""
+    if reason.get("kind") != "failed":
+        return reason
+    return min((reason, *failures), key=lambda failure: int(failure.get("weight", 0)))
+
+
+def sentence(reason: Mapping[str, Any]) -> str:
+    """What happened, and on which node, for people."""
+    where = f"node {reason.get('node')} ({reason.get('host')})"
+    if reason.get("kind") == "failed":
+        return f"rank {reason.get('rank')} on {where} failed: {reason.get('cause')}"
+    return f"{where}: {reason.get('cause')}" if reason.get("kind") == "store" else str(reason.get("cause"))
+
+
+def over_after(reason: Mapping[str, Any], allowed: int) -> Record:
+    """The record that ends a run for everyone because `reason` is one failure too many."""
+    spent = (
+        "no restart is allowed (--max-restarts 0)" if not allowed else f"all {allowed} restarts of the run are spent"
+    )
+    return {"code": 1, "detail": f"{sentence(reason)}; {spent}", **reason}

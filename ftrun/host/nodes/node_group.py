@@ -1,0 +1,195 @@
+"""The agent's side of a rendezvous: what the other nodes do becomes events, what happens here is told to them.
+
+Everything here runs in the agent's loop; the waiting is done by the session's thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from ftrun.control import events as ev
+from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL
+from ftrun.host.base.loop import Loop
+from ftrun.host.nodes import sentences
+from ftrun.host.nodes.carriers.carrier import Record
+from ftrun.host.nodes.membership.member import News
+from ftrun.host.nodes.membership.open import Meeting
+from ftrun.host.nodes.membership.session import Session
+from ftrun.host.nodes.membership.table import Place, sentence, weight
+
+
+class Listener(Protocol):
+    """What an agent offers."""
+
+    def happened(self, event: ev.Event) -> None: ...
+
+    def serve_world(self, addr: str) -> None:
+        """Start a store that listens on `addr`; its address goes to `Peers.store_up`."""
+
+    def meet(self, store: tuple[str, int]) -> None:
+        """A world is complete; its workers meet at `store`."""
+
+
+class Peers:
+    """The other agents. `place`: where this node stands in the present world."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        nproc: int,
+        loop: Loop,
+        say: Callable[..., None],
+        note: Callable[..., None],
+    ) -> None:
+        self.run_id = meeting.run_id
+        self.place = Place(-1, 0, 1, 0, nproc, 0)
+        self._host = os.uname().nodename
+        self._nproc = nproc
+        self._terms = meeting.terms
+        self._loop = loop
+        self._say = say
+        self._note = note
+        self._listener: Listener | None = None
+        self._inbox: deque[News] = deque()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._session = Session(meeting.opener, meeting.terms, meeting.pause, self._tell)
+        self._failure: Record | None = None  # why our workers stop, if that came from this node
+        self._ended = False  # everyone knows that the run is over, or nobody can be told
+
+    def start(self, listener: Listener) -> None:
+        self._listener = listener
+        self._loop.watch(self._bell, self._hear)
+        self._session.start()
+
+    def close(self) -> None:
+        """Leave the others; after every worker of ours ended."""
+        self._session.close()
+        self._loop.forget(self._bell)
+
+    def global_rank(self, local: int) -> int:
+        return self.place.first_rank + local
+
+    # -- to the others -----------------------------------------------------------------------------------------------
+
+    def saw(self, event: ev.Event, actions: Iterable[ev.Action]) -> None:
+        """The machine answered `event` with `actions`, which are about to be carried out."""
+        for action in actions:
+            if isinstance(action, ev.Say) and action.what == "world_stopped" and action.rank is not None:
+                self._failure = {**self._about(action, "failed"), "weight": _weight_of(event)}
+            elif isinstance(action, ev.NodeDone):
+                self._session.finished()
+                self._say(sentences.node_done(self.place.nodes))
+            elif isinstance(action, ev.End) and not self._ended:
+                self._ended = True
+                self._session.end(self._last_words(event, action, actions))
+        if isinstance(event, ev.ServiceDied) and event.service == "store":
+            self._failure = {"kind": "store", "cause": "the store of its workers died", **self._where()}
+
+    def next_round(self) -> None:
+        """Our workers are down: meet the others anew."""
+        failure, self._failure = self._failure, None
+        self._session.next_round(failure)
+
+    def store_up(self, host: str, port: int) -> None:
+        self._session.store_up(host, port)
+
+    def _where(self) -> Record:
+        return {"node": self.place.node, "host": self._host}
+
+    def _about(self, say: ev.Say, kind: str) -> Record:
+        rank = None if say.rank is None else self.global_rank(say.rank)
+        return {"kind": kind, "rank": rank, "local_rank": say.rank, "cause": say.detail, **self._where()}
+
+    def _last_words(self, event: ev.Event, end: ev.End, actions: Iterable[ev.Action]) -> Record:
+        here = f"node {self.place.node} ({self._host})"
+        if end.code > EXIT_SIGNAL:
+            return {"code": end.code, "detail": f"{here} was ended: {end.reason}", **self._where()}
+        said = next((a for a in actions if isinstance(a, ev.Say) and a.rank is not None and a.what != "died"), None)
+        if said is None:
+            return {"code": end.code, "detail": f"{here} ended: {end.reason}", **self._where()}
+        about = self._about(said, "failed")
+        return {"code": end.code, "detail": f"rank {about['rank']} on {here} failed: {said.detail}", **about}
+
+    # -- from the others ---------------------------------------------------------------------------------------------
+
+    def _tell(self, news: News) -> None:
+        # in the session's thread
+        self._inbox.append(news)
+        os.eventfd_write(self._bell, 1)
+
+    def _hear(self) -> None:
+        os.eventfd_read(self._bell)
+        while self._inbox:
+            news = self._inbox.popleft()
+            _HEARD[news.kind](self, news)
+
+    def _waiting(self, news: News) -> None:
+        assert news.record is not None
+        here, least, most = (int(news.record[k]) for k in ("here", "least", "most"))
+        self._note("nodes", round=news.round, **news.record)
+        if here < most:
+            self._say(sentences.waiting_for_nodes(here, least, most, self._terms.join_timeout, self._terms.last_call))
+
+    def _stale(self, news: News) -> None:
+        self._say(
+            f"found what an earlier run {self.run_id} left: none of its nodes moved for {self._terms.keep_alive:g} s; "
+            "starting anew"
+        )
+
+    def _host_round(self, news: News) -> None:
+        assert self._listener is not None and news.record is not None
+        self._listener.serve_world(str(news.record["addr"]))
+
+    def _ready(self, news: News) -> None:
+        assert self._listener is not None and news.table is not None and news.record is not None
+        self.place = news.table.place(news.record["me"])
+        host, port = str(news.record["host"]), int(news.record["port"])
+        # restarts are counted for the whole world: every node of it has this number
+        self._note("world", store=[host, port], **vars(self.place), table=news.table.to_record())
+        self._say(sentences.world_ready(self.place, self._nproc, f"{host}:{port}", news.table.why))
+        self._failure = None
+        self._listener.meet((host, port))
+
+    def _broken(self, news: News) -> None:
+        assert self._listener is not None and news.record is not None
+        reason = news.record
+        self._note("world-broken", **reason)
+        happened = ev.PeerFailed(time.monotonic(), sentence(reason), reason.get("node"), reason.get("rank"))
+        self._listener.happened(happened)
+
+    def _over(self, news: News) -> None:
+        assert self._listener is not None and news.record is not None
+        record = news.record
+        self._note("world-over", **record)
+        if not self._ended:
+            self._ended = True
+            code = EXIT_OK if record["code"] == EXIT_OK else EXIT_FAILED
+            elsewhere = record.get("node") != self.place.node
+            self._listener.happened(ev.WorldEnded(time.monotonic(), code, str(record["detail"]), elsewhere))
+
+    def _lost(self, news: News) -> None:
+        assert self._listener is not None and news.record is not None
+        self._note("world-lost", **news.record)
+        if not self._ended:
+            self._ended = True
+            record: dict[str, Any] = news.record
+            self._listener.happened(ev.WorldEnded(time.monotonic(), int(record["code"]), str(record["detail"]), True))
+
+
+def _weight_of(event: ev.Event) -> int:
+    return weight(event.code, event.signature) if isinstance(event, ev.Died) else 0
+
+
+_HEARD: dict[str, Callable[[Peers, News], None]] = {
+    "waiting": Peers._waiting,
+    "stale": Peers._stale,
+    "host": Peers._host_round,
+    "ready": Peers._ready,
+    "broken": Peers._broken,
+    "over": Peers._over,
+    "lost": Peers._lost,
+}

@@ -1,0 +1,152 @@
+"""The log files of a run: one for each rank, stream and attempt, laid out as torchrun does.
+
+`<log dir>/<run>/attempt_<n>/<local rank>/{stdout,stderr}.log`, with `spare-<cell>` in place of the rank for a worker that
+has none yet. Several incarnations of a rank append to one file; their lines are never torn into each other. A file that
+cannot be written is told of once and the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ftrun.core import paths
+from ftrun.host.output.logformat import STREAMS, Place
+
+_HELD_MAX = 1 << 20  # bytes of an unfinished line that are kept back while another incarnation may write
+_COPY = 1 << 20
+
+
+def claim_folder(base: Path, run: str) -> Path:
+    """Make a folder for the run: `base/run`, or `base/run_<random>` when an earlier run has that. Errors: OSError."""
+    base.mkdir(parents=True, exist_ok=True)
+    folder = base / run
+    while True:
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            folder = base / f"{run}_{os.urandom(4).hex()}"
+
+
+class LogFile:
+    """A file that is appended to; open while somebody holds a `Sink` for it. `broken` once a write failed."""
+
+    def __init__(self, path: Path, on_broken: Callable[[Path, str], None]) -> None:
+        self.path = path
+        self.broken = False
+        self._on_broken = on_broken
+        self._fd: int | None = None
+        self._sinks: list[Sink] = []
+        self._unfinished: Sink | None = None  # whose line is the last one, when that has no end yet
+
+    @property
+    def shared(self) -> bool:
+        return len(self._sinks) > 1
+
+    def join(self, sink: Sink) -> None:
+        self._sinks.append(sink)
+        if self._fd is None and not self.broken:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                self._fail(error)
+
+    def leave(self, sink: Sink) -> None:
+        self._sinks.remove(sink)
+        if len(self._sinks) == 1:
+            self._sinks[0].flush()
+        if not self._sinks and self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def append(self, sink: Sink, data: bytes) -> None:
+        if self._fd is None or not data:
+            return
+        if self._unfinished is not None and self._unfinished is not sink:
+            data = b"\n" + data
+        self._unfinished = None if data.endswith(b"\n") else sink
+        try:
+            done = os.write(self._fd, data)
+            while done < len(data):  # the disk is about to be full: the next write says why
+                done += os.write(self._fd, data[done:])
+        except OSError as error:
+            os.close(self._fd)
+            self._fd = None
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self.broken = True
+        self._on_broken(self.path, error.strerror or str(error))
+
+
+class Sink:
+    """One incarnation's end of a log file. What it writes appears at once, or by whole lines while others write as well."""
+
+    def __init__(self, file: LogFile) -> None:
+        self._file = file
+        self._held = b""
+        file.join(self)
+
+    def write(self, data: bytes) -> None:
+        data, self._held = self._held + data, b""
+        if self._file.shared and len(data) <= _HELD_MAX:
+            cut = data.rfind(b"\n") + 1
+            data, self._held = data[:cut], data[cut:]
+        self._file.append(self, data)
+
+    def flush(self) -> None:
+        """Write what was kept back."""
+        held, self._held = self._held, b""
+        self._file.append(self, held)
+
+    def close(self) -> None:
+        self.flush()
+        self._file.leave(self)
+
+    def bring(self, path: Path) -> None:
+        """Append what a file that nobody writes to any more holds, and remove it."""
+        with contextlib.suppress(OSError):
+            with path.open("rb", buffering=0) as written:
+                while data := written.read(_COPY):
+                    self.write(data)
+            if not self._file.broken:
+                path.unlink()
+
+
+class Files:
+    """All log files of a run, under `folder`. `on_unsaved(path, reason)` hears of a file that cannot be written."""
+
+    def __init__(self, folder: Path, on_unsaved: Callable[[Path, str], None]) -> None:
+        self.folder = folder
+        self._on_unsaved = on_unsaved
+        self._files: dict[Path, LogFile] = {}
+
+    def folder_of(self, place: Place) -> Path:
+        return paths.attempt_logs(self.folder, place.attempt) / place.folder
+
+    def file(self, place: Place, stream: str) -> LogFile:
+        return self._file(self.folder_of(place) / f"{stream}.log")
+
+    def filtered(self, attempt: int, stream: str) -> LogFile:
+        """Where lines that match a filter are written once more."""
+        return self._file(paths.attempt_logs(self.folder, attempt) / f"filtered_{stream}.log")
+
+    def _file(self, path: Path) -> LogFile:
+        # kept after it was closed: the next incarnation has to know whether the last line is finished
+        if path not in self._files:
+            self._files[path] = LogFile(path, self._on_unsaved)
+        return self._files[path]
+
+    def remove_empty(self, place: Place) -> None:
+        """Remove the folder of a spare that has written nothing, or whose files were moved."""
+        folder = self.folder_of(place)
+        with contextlib.suppress(OSError):
+            for stream in STREAMS:
+                path = folder / f"{stream}.log"
+                if path.exists() and path.stat().st_size == 0:
+                    path.unlink()
+            folder.rmdir()

@@ -1,0 +1,173 @@
+"""How a line of a worker looks on the console: who it is from, its prefix, or a JSON object. Pure but for the clock.
+
+Log files keep what the worker wrote; only the console and the filtered files carry prefixes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import string
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ftrun.core.errors import UsageError
+from ftrun.host.base.settings import Output
+from ftrun.host.base.streams import Std
+
+STREAMS = {"stdout": Std.OUT, "stderr": Std.ERR}
+FIELDS = ("role", "local_rank", "rank", "host", "run", "attempt")
+_TORCHRUN_FIELDS = {"role_name": "role", "local_rank": "local_rank", "rank": "rank", "hostname": "host"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose output it is: incarnation `cell` in its `attempt`; a spare while `local_rank` is None."""
+
+    cell: int
+    local_rank: int | None
+    attempt: int
+
+    @property
+    def folder(self) -> str:
+        return f"spare-{self.cell}" if self.local_rank is None else str(self.local_rank)
+
+
+class Style(Protocol):
+    """Turns whole lines (ends included) into what the console gets."""
+
+    def render(self, lines: list[bytes]) -> bytes: ...
+
+
+def check_template(option: str, text: str) -> str:
+    """`text`, when it can be a prefix. Errors: UsageError naming `option`."""
+    known = ", ".join(f"{{{name}}}" for name in FIELDS)
+    try:
+        for _, name, _, _ in string.Formatter().parse(text):
+            if name is not None and name not in FIELDS:
+                raise UsageError(f"{option}: {{{name}}} in {text!r} is unknown; known are {known}")
+        text.format(**dict.fromkeys(FIELDS, "0"))
+    except ValueError as error:
+        raise UsageError(
+            f"{option}: {text!r} is not a template ({error}); write {{{{ for a brace; known fields, all text: {known}"
+        ) from None
+    return text
+
+
+def torchrun_template(text: str) -> str:
+    """torchrun's template ("[${role_name}${rank}]:", a `string.Template`) as one of ours; unknown names stay."""
+    done, at = "", 0
+    for match in string.Template("").pattern.finditer(text):
+        field = _TORCHRUN_FIELDS.get(match["braced"] or match["named"] or "")
+        done += _escaped(text[at : match.start()])
+        done += f"{{{field}}}" if field else _escaped("$" if match["escaped"] else match.group())
+        at = match.end()
+    return done + _escaped(text[at:])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def on_console(output: Output, local_rank: int, stream: str) -> bool:
+    """Does the console get this stream of that rank?"""
+    if output.filter and local_rank not in output.filter:
+        return False
+    asked = STREAMS[stream]
+    return not output.redirects.of(local_rank) & asked or bool(output.tee.of(local_rank) & asked)
+
+
+class Format:
+    """What the options of a run make of a line. `rank_offset`: rank of this node's local rank 0."""
+
+    def __init__(self, output: Output, run: str, role: str) -> None:
+        self.rank_offset = 0
+        self._output = output
+        self._run = run
+        self._role = role
+        self._host = os.uname().nodename
+        self._filters = {
+            "stdout": [f.encode(errors="surrogateescape") for f in output.stdout_filters],
+            "stderr": [f.encode(errors="surrogateescape") for f in output.stderr_filters],
+        }
+
+    def shown(self, place: Place, stream: str) -> bool:
+        """Does the console get this stream?"""
+        return on_console(self._output, _number(place), stream)
+
+    def prefix(self, place: Place, stream: str) -> bytes:
+        output, spare = self._output, f"spare{place.cell}"
+        rank = None if place.local_rank is None else place.local_rank + self.rank_offset
+        if output.template:
+            text = output.template.format(
+                role=self._role,
+                local_rank=spare if rank is None else str(place.local_rank),
+                rank=spare if rank is None else str(rank),
+                host=self._host,
+                run=self._run,
+                attempt=str(place.attempt),
+            )
+        elif output.tee.of(_number(place)) & STREAMS[stream]:
+            text = f"[{self._role}{spare if rank is None else place.local_rank}]:"
+        else:
+            text = f"[spare {place.cell}] " if rank is None else f"[rank {rank}] "
+        return text.encode(errors="surrogateescape")
+
+    def style(self, place: Place, stream: str) -> Style:
+        if self._output.format != "json":
+            return _Text(self.prefix(place, stream))
+        rank = None if place.local_rank is None else place.local_rank + self.rank_offset
+        facts = {"run": self._run, "rank": rank, "local_rank": place.local_rank, "role": self._role}
+        if place.local_rank is None:
+            facts["spare"] = place.cell
+        return _Json({**facts, "stream": stream, "attempt": place.attempt})
+
+    def wanted(self, stream: str) -> list[bytes]:
+        """A line of `stream` that holds one of these is also written to the filtered file."""
+        return self._filters[stream]
+
+    def message(self, line: str, level: str) -> bytes:
+        """A sentence of our own."""
+        if self._output.format == "json":
+            return _Json({"run": self._run, "stream": "ftrun", "level": level}).one(line)
+        return f"ftrun: {line}\n".encode(errors="replace")
+
+
+class _Text:
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+
+    def render(self, lines: list[bytes]) -> bytes:
+        prefix = self._prefix
+        return b"".join([prefix + line for line in lines])
+
+
+class _Json:
+    """One object a line: the time, then `facts`, then the line."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self._facts = json.dumps(facts, ensure_ascii=False)[1:-1]
+
+    def render(self, lines: list[bytes]) -> bytes:
+        head = self._head()
+        # a progress bar begins with a carriage return: there is no line before it
+        return b"".join(
+            [self._object(head, line.decode(errors="replace").rstrip("\r\n")) for line in lines if line != b"\r"]
+        )
+
+    def one(self, line: str) -> bytes:
+        return self._object(self._head(), line)
+
+    def _head(self) -> str:
+        now = time.time()
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+        return f'{{"time": "{seconds}.{int(now % 1 * 1000):03d}Z", {self._facts}, "line": '
+
+    def _object(self, head: str, line: str) -> bytes:
+        return f"{head}{json.dumps(line, ensure_ascii=False)}}}\n".encode(errors="replace")
+
+
+def _number(place: Place) -> int:
+    """The local rank that options are looked up with; no option names that of a spare."""
+    return -1 if place.local_rank is None else place.local_rank

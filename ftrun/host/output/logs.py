@@ -1,0 +1,252 @@
+"""What workers print: taken from their pipes line by line, saved, and passed on without ever blocking the loop.
+
+Lines are never torn or mixed. A reader that does not read slows the workers down, as it would without ftrun; a full
+disk or a closed stdout is said once and then ignored.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import termios
+from pathlib import Path
+
+from ftrun.core import paths
+from ftrun.host.base.loop import Loop
+from ftrun.host.base.settings import Output
+from ftrun.host.output.logfiles import Files, Sink
+from ftrun.host.output.logformat import Format, Place, Style
+from ftrun.host.output.nonblocking_writer import BACKLOG_MAX, RETRY, Outlet, same_file
+
+_READ = 1 << 16
+_LINE_MAX = 8 << 20  # bytes; a longer line is passed on in pieces
+
+
+class _Pipe:
+    """One worker's stdout or stderr: where it comes from, and where it goes."""
+
+    style: Style
+    shown: bool  # on the console
+    filtered: Sink | None  # gets the lines that a filter wants
+    filtered_prefix: bytes
+
+    def __init__(self, stream: str, outlet: Outlet, place: Place, logs: Logs) -> None:
+        self.stream = stream
+        self.outlet = outlet
+        self.fd, self.writer = os.pipe()
+        os.set_blocking(self.fd, False)
+        self.partial: list[bytes] = []
+        self.partial_size = 0
+        self.closed = False
+        self._logs = logs
+        self._place = place
+        self._file = Sink(logs.files.file(place, stream))
+        self.filtered = None
+        self._settle(place)
+
+    def move(self, place: Place) -> None:
+        """From now on lines are from `place`. What a spare wrote before goes with it; also possible after its end."""
+        old, files = self._place, self._logs.files
+        if not self.closed:
+            self._file.close()
+        self._file = Sink(files.file(place, self.stream))
+        if old.local_rank is None:
+            self._file.bring(files.file(old, self.stream).path)
+        self._place = place
+        if self.closed:
+            self._file.close()
+        else:
+            self._settle(place)
+
+    def _settle(self, place: Place) -> None:
+        form = self._logs.format
+        self.style = form.style(place, self.stream)
+        self.shown = form.shown(place, self.stream)
+        if form.wanted(self.stream):
+            if self.filtered is not None:
+                self.filtered.close()
+            self.filtered = Sink(self._logs.files.filtered(place.attempt, self.stream))
+            self.filtered_prefix = form.prefix(place, self.stream)
+
+    def take(self, data: bytes) -> None:
+        self._file.write(data)
+        # a carriage return at the very end may be the first half of CR LF
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+        if cut == 0:
+            self.partial.append(data)
+            self.partial_size += len(data)
+            if self.partial_size > _LINE_MAX:
+                self.finish()
+            return
+        whole = b"".join((*self.partial, data[:cut]))
+        self.partial = [data[cut:]] if cut < len(data) else []
+        self.partial_size = len(data) - cut
+        self._pass_on(whole)
+
+    def finish(self) -> None:
+        """Pass on an unfinished last line."""
+        if self.partial_size:
+            whole = b"".join(self.partial) + b"\n"
+            self.partial, self.partial_size = [], 0
+            self._pass_on(whole)
+
+    def _pass_on(self, whole: bytes) -> None:
+        if not self.shown and self.filtered is None:
+            return
+        # a progress bar ends its lines with a carriage return
+        lines = whole.splitlines(keepends=True)
+        if self.shown:
+            self.outlet.write(self.style.render(lines))
+        if self.filtered is not None:
+            wanted = self._logs.format.wanted(self.stream)
+            hits = [line.rstrip(b"\r\n") + b"\n" for line in lines if any(text in line for text in wanted)]
+            self.filtered.write(b"".join([self.filtered_prefix + line for line in hits]))
+
+    def waiting(self) -> int:
+        """Bytes in the pipe."""
+        size = array.array("i", [0])
+        fcntl.ioctl(self.fd, termios.FIONREAD, size)
+        return size[0]
+
+    def close(self) -> None:
+        self.closed = True
+        self.finish()
+        self._file.close()
+        if self.filtered is not None:
+            self.filtered.close()
+        os.close(self.fd)
+
+
+class WorkerLog:
+    """One incarnation's two pipes. Give `out_w` and `err_w` away; they are closed by whoever sends them."""
+
+    def __init__(self, place: Place, logs: Logs) -> None:
+        self.place = place
+        self._logs = logs
+        self._both = (_Pipe("stdout", logs.out, place, logs), _Pipe("stderr", logs.err, place, logs))
+        self._pipes = list(self._both)
+        self.out_w, self.err_w = (pipe.writer for pipe in self._both)
+        for pipe in self._pipes:
+            self._listen(pipe)
+
+    def take_rank(self, local_rank: int, attempt: int) -> None:
+        """The worker got a rank: what it wrote so far goes to the end of that rank's files, and it goes on there."""
+        old, self.place = self.place, Place(self.place.cell, local_rank, attempt)
+        self._logs.drain(self.place)
+        for pipe in self._both:
+            pipe.move(self.place)
+        if old.local_rank is None:
+            self._logs.files.remove_empty(old)
+
+    def _listen(self, pipe: _Pipe) -> None:
+        if pipe in self._pipes:
+            self._logs.loop.watch(pipe.fd, lambda: self._readable(pipe))
+
+    def _readable(self, pipe: _Pipe) -> None:
+        if pipe.shown and pipe.outlet.waiting > BACKLOG_MAX:
+            # not read for a moment: the worker's own write waits
+            self._logs.loop.forget(pipe.fd)
+            self._logs.loop.after(RETRY, lambda: self._listen(pipe))
+            return
+        self._read(pipe)
+
+    def _read(self, pipe: _Pipe) -> int:
+        """Pass on what one read gives; its size, 0 when there was nothing or the pipe has ended."""
+        try:
+            data = os.read(pipe.fd, _READ)
+        except BlockingIOError:
+            return 0
+        if data:
+            pipe.take(data)
+        else:
+            self._close(pipe)
+        return len(data)
+
+    def _close(self, pipe: _Pipe) -> None:
+        self._logs.loop.forget(pipe.fd)
+        self._pipes.remove(pipe)
+        pipe.close()
+        if not self._pipes:
+            self._logs.closed(self)
+
+    def drain(self) -> None:
+        """Take what is in the pipes now, and no more: a child that goes on writing must not keep us."""
+        for pipe in list(self._pipes):
+            left = pipe.waiting()
+            while left > 0 and (size := self._read(pipe)):
+                left -= size
+
+    def close(self) -> None:
+        """Take what is left and stop listening, also to a grandchild that still holds a pipe."""
+        self.drain()
+        for pipe in list(self._pipes):
+            self._close(pipe)
+
+
+class Logs:
+    """The output of all workers of a run, and our own messages. `folder` exists and is this run's alone."""
+
+    def __init__(self, folder: Path, loop: Loop, output: Output, run: str, role: str = "default") -> None:
+        self.folder = folder
+        self.loop = loop
+        self.format = Format(output, run, role)
+        self.files = Files(folder, self._unsaved)
+        self._unsaved_said = False
+        self._open: list[WorkerLog] = []
+        self.out = Outlet(1, loop, self._stdout_gone)
+        # one queue when both are the same file, or their lines would be torn into each other
+        self.err = self.out if same_file(1, 2) else Outlet(2, loop, lambda why: None)
+
+    @property
+    def rank_offset(self) -> int:
+        """Rank of this node's local rank 0; set it before a world's workers are opened."""
+        return self.format.rank_offset
+
+    @rank_offset.setter
+    def rank_offset(self, offset: int) -> None:
+        self.format.rank_offset = offset
+
+    def open(self, cell: int, local_rank: int | None, attempt: int) -> WorkerLog:
+        """Pipes for a new worker; without a local rank it is a spare."""
+        place = Place(cell, local_rank, attempt)
+        if local_rank is not None:
+            self.drain(place)
+        log = WorkerLog(place, self)
+        self._open.append(log)
+        return log
+
+    def error_file(self, attempt: int, local_rank: int) -> Path:
+        """Where that worker leaves its error."""
+        return paths.error_file(self.folder, attempt, local_rank)
+
+    def drain(self, place: Place) -> None:
+        """Take the last words of those who had this rank before."""
+        for log in list(self._open):
+            held = log.place
+            if held.cell != place.cell and (held.local_rank, held.attempt) == (place.local_rank, place.attempt):
+                log.drain()
+
+    def say(self, line: str, level: str = "info") -> None:
+        """A sentence of ours on stderr; `level` is info, warning or error."""
+        self.err.write(self.format.message(line, level))
+
+    def _stdout_gone(self, why: str) -> None:
+        self.say(f"stdout is gone ({why}); the run goes on without it", "warning")
+
+    def _unsaved(self, path: Path, why: str) -> None:
+        if not self._unsaved_said:
+            self._unsaved_said = True
+            self.say(f"workers' output is not saved any more: {path}: {why}; the run goes on", "warning")
+
+    def closed(self, log: WorkerLog) -> None:
+        self._open.remove(log)
+        if log.place.local_rank is None:
+            self.files.remove_empty(log.place)
+
+    def close(self, patience: float) -> None:
+        """Pass on everything that is left; a reader that takes nothing for `patience` seconds loses the rest."""
+        for log in list(self._open):
+            log.close()
+        for outlet in (self.out, self.err):
+            outlet.flush(block_ms=int(patience * 1000))

@@ -1,0 +1,92 @@
+"""Our own stdout and stderr: written without ever blocking the loop, whoever reads them or does not.
+
+A reader that does not read makes a queue grow, and those who fill it are asked to look at `waiting`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from collections.abc import Callable
+
+from ftrun.host.base.loop import Loop
+
+BACKLOG_MAX = 16 << 20  # bytes waiting for a slow reader before the workers have to wait
+_ATOMIC = select.PIPE_BUF  # a pipe that polls writable takes this much without blocking
+RETRY = 0.02  # seconds until a reader that did not keep up is tried again
+
+
+class Outlet:
+    """One of our own output descriptors, written only when it can take data."""
+
+    def __init__(self, fd: int, loop: Loop, on_broken: Callable[[str], None]) -> None:
+        self.fd = fd
+        self.waiting = 0
+        self.broken = False
+        self._loop = loop
+        self._on_broken = on_broken
+        self._queue: deque[memoryview] = deque()
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+        self._watching = False
+
+    def write(self, data: bytes) -> None:
+        if self.broken or not data:
+            return
+        self._queue.append(memoryview(data))
+        self.waiting += len(data)
+        if not self._watching:
+            self.flush()
+
+    def flush(self, block_ms: int = 0) -> None:
+        """Write what the reader takes now; wait at most `block_ms` for it to take more."""
+        while self._queue and not self.broken:
+            ready = self._poll.poll(block_ms)
+            if not ready:
+                self._wait()
+                return
+            chunk = self._queue.popleft()
+            try:
+                done = os.write(self.fd, chunk[:_ATOMIC])
+            except BlockingIOError:
+                self._queue.appendleft(chunk)
+                self._wait()
+                return
+            except OSError as error:
+                self.broken = True
+                self._queue.clear()
+                self.waiting = 0
+                self._stop_waiting()
+                self._on_broken(error.strerror or str(error))
+                return
+            self.waiting -= done
+            if done < len(chunk):
+                self._queue.appendleft(chunk[done:])
+
+    def _wait(self) -> None:
+        """Go on when the descriptor takes data again."""
+        if self._watching:
+            return
+        self._watching = True
+        try:
+            self._loop.watch(self.fd, self._resume, write=True)
+        except PermissionError:  # a file, which never makes anybody wait
+            self._loop.after(RETRY, self._resume)
+
+    def _stop_waiting(self) -> None:
+        if self._watching:
+            self._watching = False
+            self._loop.forget(self.fd)
+
+    def _resume(self) -> None:
+        self._stop_waiting()
+        self.flush()
+
+
+def same_file(one: int, other: int) -> bool:
+    """Do both descriptors lead to one file, pipe or terminal?"""
+    try:
+        return os.path.samestat(os.fstat(one), os.fstat(other))
+    except OSError:
+        return False

@@ -1,0 +1,117 @@
+"""The launcher's account of injected faults: each request and each firing is journalled, drains are carried out.
+
+Looks at the run directory when a bell rings; the files there are the facts. Decides nothing about recovery.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ftrun.core import amounts, paths
+from ftrun.core.board import Board, Head
+from ftrun.core.faults import Fault as Found
+from ftrun.core.procfs import process_start
+from ftrun.faults import device, oom, requests, trigger
+from ftrun.faults.plan import load_plan
+from ftrun.host.account import messages
+from ftrun.host.base.settings import Settings
+from ftrun.host.workers.pool import WorkerPool
+
+
+class FaultDesk:
+    """`note` takes facts for the journal, `say` sentences for the person, `device_said` what a watcher of devices would say."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        run_dir: Path,
+        board: Board,
+        pool: WorkerPool,
+        note: Callable[..., None],
+        say: Callable[..., None],
+        device_said: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._plan = run_dir / paths.FAULT_PLAN if settings.fault_plan else None
+        self._run_dir = run_dir
+        self._board = board
+        self._pool = pool
+        self._note = note
+        self._say = say
+        self._device_said = device_said
+        self._heard = 0
+        self._requests: set[int] = set()
+        self._files: set[str] = set()
+        self._groups: dict[int, Path] = {}  # process -> the memory cgroup made for it
+        if settings.random_faults:
+            rate, _, seed = settings.random_faults.partition(":")
+            note("random-faults", rate=float(rate), seed=int(seed), first=0, kind="")
+
+    def look(self) -> None:
+        """Journal what was asked for and what fired since the last look; a drain that is ready is carried out."""
+        if self._board[Head.REQUESTS] != self._heard:
+            self._heard = self._board[Head.REQUESTS]
+            for request in requests.pending(self._run_dir):
+                if request.number not in self._requests:
+                    self._requests.add(request.number)
+                    self._asked(request)
+        try:
+            names = {n for n in os.listdir(self._run_dir / trigger.FOLDER) if n.endswith(".json")}
+        except FileNotFoundError:
+            return
+        if names - self._files:
+            for firing in trigger.fired(self._run_dir):
+                if firing.file not in self._files:
+                    self._fired(firing)
+            self._files |= names
+        self._tidy()
+
+    def _asked(self, request: requests.Request) -> None:
+        if request.op == requests.RANDOM:
+            self._note(
+                "random-faults", rate=request.rate, seed=request.seed, first=request.step or 0, kind=request.kind
+            )
+            self._say(messages.random_faults(request.rate, request.seed))
+        elif request.op == requests.DEVICE:
+            requests.take(self._run_dir, request.number)
+            self._device_said(device.message(request))
+        else:
+            self._note("request", request=vars(request))
+
+    def _fired(self, firing: trigger.Firing) -> None:
+        self._files.add(firing.file)
+        self._note("fault", file=firing.file, fired=vars(firing))
+        if firing.kind == "oom":
+            self._groups[firing.pid] = Path(firing.detail)
+        if firing.kind == Found.DRAIN:
+            self._drain(firing)
+        elif firing.source != "plan":
+            self._say(messages.injected(firing.kind, firing.rank, firing.phase, firing.step), "warning")
+
+    def _tidy(self) -> None:
+        """Remove memory cgroups whose process is gone; before, it may not have entered its own yet."""
+        for pid, group in list(self._groups.items()):
+            if process_start(pid) is not None:
+                self._pool.moved(pid)
+            elif oom.discard(group):
+                del self._groups[pid]
+
+    def _drain(self, firing: trigger.Firing) -> None:
+        """The rank's worker stands between two steps and waits for its end."""
+        for worker in self._pool.living():
+            if worker.pid == firing.pid:
+                self._pool.condemn(worker, Found.DRAIN.value, Found.DRAIN, "a person asked for another worker")
+
+    def end(self) -> None:
+        """What fired last, and what was planned or asked for and did not fire; after the run."""
+        self.look()
+        if self._plan is not None:
+            for fault, count in trigger.unfired(load_plan(self._plan), self._run_dir):
+                self._say(f"planned fault did not fire ({amounts.count(count, 'time')} of {fault.times}): {fault}")
+                self._note("unfired", fault=str(fault), count=count)
+        for request in requests.pending(self._run_dir):
+            if request.op != requests.RANDOM:
+                self._say(f"requested fault did not fire: {request}")
+                self._note("unfired", fault=str(request), count=0)

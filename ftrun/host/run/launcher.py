@@ -1,0 +1,283 @@
+"""A run from claim to clean-up: order of starting, and the promise that nothing is left behind.
+
+The fork server is started before anything else, because importing torch takes longer than all the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ftrun import native
+from ftrun.core import paths, procfs, runs
+from ftrun.core.board import Board, Head
+from ftrun.core.errors import PlatformError, UsageError
+from ftrun.faults import device
+from ftrun.host.account import messages
+from ftrun.host.base.loop import Loop
+from ftrun.host.base.settings import Settings, run_name
+from ftrun.host.devices.counting import gpu_count
+from ftrun.host.nodes.membership.open import Meeting, arrange
+from ftrun.host.nodes.node_group import Peers
+from ftrun.host.output.logfiles import claim_folder
+from ftrun.host.output.logs import Logs
+from ftrun.host.run import needs_torch
+from ftrun.host.run.agent import SERVICES_LOG, Agent
+from ftrun.host.rundir import rundir
+from ftrun.host.rundir.journal import Journal
+from ftrun.host.services.metrics_exporter import Monitoring
+from ftrun.host.services.services import Services
+from ftrun.host.workers import fence
+
+_AGENTS_HERE = 66  # agents of one run on one machine, at most, plus 2
+_SPARE_CELLS = 4096  # incarnations that a run can have beyond the first ones
+_READER_PATIENCE = 5.0  # seconds a reader of our output may take nothing at the end
+
+
+def launch(settings: Settings) -> int:
+    """Run to the end; gives the exit code. Errors: UsageError, PlatformError before anything was started."""
+    stdin = _standard_descriptors()
+    nodes = settings.nodes
+    meeting = arrange(nodes, settings.run_id, settings.nproc, settings.max_restarts)
+    if meeting is None and nodes.master_port:
+        _require_free(nodes.master_port)
+    monitoring = Monitoring(settings)
+    native.set_subreaper()
+    run_dir = _claim(
+        _name(settings) if meeting is None else meeting.run_id,
+        meeting is not None,
+        {
+            "argv": list(settings.argv),
+            "world_size": settings.nproc,
+            "spares": settings.spares,
+            "log_dir": os.path.abspath(settings.log_dir),
+            "cwd": os.getcwd(),
+            "shutdown_timeout": settings.shutdown_timeout,
+            "fake_nvml": os.environ.get(device.ENV_FAKE_NVML),
+        },
+    )
+    try:
+        signals_r = _catch_signals(settings)
+        return _Run(settings, run_dir, signals_r, stdin, meeting, monitoring).run()
+    finally:
+        rundir.remove(run_dir)
+
+
+def _name(settings: Settings) -> str | None:
+    """--rdzv-id is no name that must be free: under torchrun two runs at once may have the same."""
+    name = settings.run_id
+    if settings.rdzv_id and name == run_name(settings.rdzv_id):
+        more = 2
+        while runs.find_run(name) is not None:
+            name = f"{settings.run_id}-{more}"
+            more += 1
+    return name
+
+
+def _claim(run_id: str | None, shared: bool, facts: dict[str, Any]) -> Path:
+    """The run directory. Nodes of one run get names of their own, also when their folders or machines are the same."""
+    if not shared or run_id is None:
+        return rundir.claim(run_id, facts)
+    name = f"{run_id}-{os.uname().nodename.partition('.')[0]}"
+    for number in range(2, _AGENTS_HERE):
+        try:
+            return rundir.claim(name if number == 2 else f"{name}-{number - 1}", facts)
+        except UsageError:
+            continue
+    return rundir.claim(name, facts)
+
+
+def _fork_server_mode(settings: Settings) -> str:
+    if settings.exec_workers:
+        return "exec"
+    return "preload" if needs_torch.wants_torch(settings.kind, settings.argv) else "light"
+
+
+def _require_free(port: int) -> None:
+    """Errors: UsageError when the store could not listen on --master-port."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        order = {"host": "127.0.0.1", "port": port, "error": os.strerror(error.errno or 0)}
+        raise UsageError(messages.cannot_listen(order)) from None
+
+
+class _Run:
+    def __init__(
+        self,
+        settings: Settings,
+        run_dir: Path,
+        signals_r: int,
+        stdin: int | None,
+        meeting: Meeting | None,
+        monitoring: Monitoring,
+    ) -> None:
+        self._monitoring = monitoring
+        self._meeting = meeting
+        self._settings = settings
+        self._run_dir = run_dir
+        self._signals_r = signals_r
+        self._loop = Loop()
+        env = dict(os.environ)
+        env[paths.ENV_RUN_DIR] = str(run_dir)
+        env["PYTHONUNBUFFERED"] = "1"
+        for key in (paths.ENV_FAULT_PLAN, paths.ENV_RANDOM_FAULTS):
+            env.pop(key, None)  # those of a run that this one is started in
+        if settings.fault_plan is not None:
+            (run_dir / paths.FAULT_PLAN).write_text(settings.fault_text, encoding="utf-8")
+        self._limited = settings.nproc > 1 and "OMP_NUM_THREADS" not in env
+        if self._limited:
+            env["OMP_NUM_THREADS"] = "1"
+        self._env = env
+        self._services = Services(run_dir, env, _fork_server_mode(settings), self._heard, stdin)
+        self._agent: Agent | None = None
+
+    def run(self) -> int:
+        logs: Logs | None = None
+        try:
+            folder, why_not = self._log_folder()
+            with contextlib.suppress(OSError):
+                self._services.log_to(folder / SERVICES_LOG)
+            self._services.start_fork_server()
+            logs = self._logs = Logs(folder, self._loop, self._settings.output, self._run_dir.name, self._settings.role)
+            board = self._board()
+            self._services.start_fd_store()
+            journal = Journal(self._run_dir / paths.JOURNAL)
+            self._welcome(folder, why_not)
+            self._monitor(folder)
+            peers = None
+            if self._meeting is not None:
+                peers = Peers(self._meeting, self._settings.nproc, self._loop, self._say, journal.note)
+            agent = Agent(
+                self._settings, self._run_dir, board, self._loop, self._services, journal, logs, self._say, peers
+            )
+            self._agent = agent
+            self._loop.watch(self._signals_r, self._signal, urgent=True)
+            code = agent.run()
+            logs.close(_READER_PATIENCE)
+            agent.summarize()
+            self._keep_journal(journal, folder)
+            return code
+        finally:
+            self._monitoring.close()
+            self._clean_up()
+            if logs is not None:
+                logs.close(_READER_PATIENCE)
+
+    def _board(self) -> Board:
+        board = Board.create(self._run_dir / paths.BOARD, _SPARE_CELLS + self._settings.nproc + self._settings.spares)
+        board[Head.LAUNCHER_PID] = os.getpid()
+        board[Head.WORLD_SIZE] = self._settings.nproc
+        return board
+
+    def _log_folder(self) -> tuple[Path, str]:
+        base, why_not = Path(self._settings.log_dir), ""
+        try:
+            folder = claim_folder(base, self._run_dir.name)
+        except OSError as error:
+            folder = claim_folder(self._run_dir, "logs")
+            why_not = f"logs cannot be kept in {base} ({error.strerror}); they end with the run"
+        rundir.amend(self._run_dir, {"logs": str(folder.absolute())})
+        return folder, why_not
+
+    def _welcome(self, folder: Path, why_not: str) -> None:
+        settings = self._settings
+        shown = folder if folder.is_absolute() else Path(os.curdir) / folder
+        text = str(shown) if folder.is_absolute() else f"./{folder}"
+        device = "cuda" if gpu_count() else "cpu"
+        self._say(messages.started(self._run_dir.name, settings.nproc, settings.spares, device, text))
+        if why_not:
+            self._say(why_not, "warning")
+        if self._limited:
+            self._say(messages.threads_limited())
+
+    def _monitor(self, folder: Path) -> None:
+        why_not = self._monitoring.start(self._run_dir, self._env, folder / SERVICES_LOG)
+        if why_not:
+            self._say(why_not, "warning")
+        elif self._monitoring.where:
+            self._say(self._monitoring.where)
+
+    def _say(self, line: str, level: str = "info") -> None:
+        self._logs.say(line, level)
+
+    def _heard(self, service: str, message: dict[str, Any]) -> None:
+        if self._agent is not None:
+            self._agent.heard(service, message)
+
+    def _signal(self) -> None:
+        assert self._agent is not None
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._signals_r, 256)
+        for number in data:
+            if number == signal.SIGCHLD:
+                self._agent.reap()
+            elif number in self._settings.forward:
+                self._agent.forward(number)
+            elif number in self._settings.signals:
+                self._agent.signalled(number)
+
+    def _keep_journal(self, journal: Journal, folder: Path) -> None:
+        journal.note("end")
+        try:
+            journal.copy_to(folder / paths.JOURNAL)
+        except OSError as error:
+            self._say(f"the journal is not kept: {error.strerror}; nothing can show this run later", "warning")
+        if journal.broken:
+            self._say(f"the journal is incomplete: {journal.broken}", "warning")
+
+    def _clean_up(self) -> None:
+        """End everything that is still there, whatever happened before."""
+        self._services.end()
+        deadline = time.monotonic() + 5.0
+        while time.monotonic() < deadline:
+            # children of a dead fork server become ours
+            for pid in fence.own_children():
+                if pid in self._services.pids() or fence.is_ours(pid):
+                    procfs.kill_group(pid)
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                if not any(p in self._services.pids() or fence.is_ours(p) for p in fence.own_children()):
+                    return
+                time.sleep(0.001)
+
+
+def _standard_descriptors() -> int | None:
+    """Make sure that no file of ours gets a number below 3; gives descriptor 0 if we were started with one."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(fd)
+    return None if sys.__stdin__ is None else 0
+
+
+def _catch_signals(settings: Settings) -> int:
+    """From now on signals arrive as bytes in the descriptor returned."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for signum in {*settings.signals, *settings.forward, signal.SIGCHLD}:
+        # nohup and background shells set SIGHUP or SIGINT to be ignored: keep that
+        if signum == signal.SIGCHLD or signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, lambda *_: None)
+    return reader
+
+
+def require_usable() -> None:
+    """Errors: PlatformError when this machine cannot run ftrun at all."""
+    if not sys.platform.startswith("linux"):
+        raise PlatformError("ftrun needs Linux (futexes, pidfds, /proc)")
+    if not native.available():
+        native.set_subreaper()  # raises with the reason
+    if not hasattr(os, "pidfd_open"):
+        raise UsageError("this Python lacks os.pidfd_open")

@@ -1,0 +1,126 @@
+"""Signals that are passed on to the training processes and change nothing else (--forward-signals).
+
+A signal goes to the main process of each rank, not to its children. It is held back while that process would die of
+it: a script that has not come to its `signal.signal` yet, or a replacement that just starts. Never touches a spare.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ftrun.control.blame import ranks
+from ftrun.core.amounts import count
+from ftrun.host.base.loop import Loop
+from ftrun.host.workers.pool import WorkerPool
+
+PATIENCE = 60.0  # seconds that a rank has to install a handler before the signal is given up
+_LOOK = 0.1
+_HARMLESS = (signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)  # ignored unless handled
+
+
+class Forwarder:
+    """`say` takes a sentence, `note` a fact for the journal."""
+
+    def __init__(
+        self, pool: WorkerPool, loop: Loop, nproc: int, say: Callable[..., None], note: Callable[..., None]
+    ) -> None:
+        self._pool = pool
+        self._loop = loop
+        self._nproc = nproc
+        self._say = say
+        self._note = note
+        self._waiting: dict[int, tuple[set[int], float]] = {}  # signal -> (ranks that got it, until when)
+        self._blocked: set[tuple[int, int]] = set()  # (process, signal) as of the last look
+        self._looking = False
+
+    def forward(self, signum: int) -> None:
+        """Send `signum` to every rank of this node, now or as soon as it can take it."""
+        self._waiting[signum] = (set(), time.monotonic() + PATIENCE)
+        name = signal.Signals(signum).name
+        sent = self._deliver(signum)
+        self._note("forwarded", signal=name, ranks=sent)
+        missing = self._nproc - len(sent)
+        if missing:
+            self._say(f"got {name}; {count(missing, 'worker')} of {self._nproc} will get it once it is handled there")
+            self._look_later()
+        else:
+            self._say(f"got {name}; passed on to {ranks(sent)}")
+            del self._waiting[signum]
+
+    def _look_later(self) -> None:
+        if self._waiting and not self._looking:
+            self._looking = True
+            self._loop.after(_LOOK, self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        for signum, (got, until) in list(self._waiting.items()):
+            name = signal.Signals(signum).name
+            sent = self._deliver(signum)
+            if sent:
+                self._note("forwarded", signal=name, ranks=sent)
+            if len(got) >= self._nproc:
+                del self._waiting[signum]
+            elif time.monotonic() > until:
+                del self._waiting[signum]
+                missing = count(self._nproc - len(got), "worker")
+                why = "not handled there, it would have ended the process"
+                self._say(f"{name} was not passed on to {missing}: {why}", "warning")
+        self._look_later()
+
+    def _deliver(self, signum: int) -> list[int]:
+        got, _ = self._waiting[signum]
+        sent = []
+        for worker in self._pool.living():
+            if worker.rank is None or not worker.pid or worker.reported or worker.rank in got:
+                continue
+            if self._takes(worker.pid, signum):
+                with contextlib.suppress(OSError):
+                    os.kill(worker.pid, signum)
+                sent.append(worker.rank)
+        got.update(sent)
+        return sorted(sent)
+
+    def _takes(self, pid: int, signum: int) -> bool:
+        answer = answer_of(pid, signum)
+        before = (pid, signum) in self._blocked
+        (self._blocked.add if answer is Answer.BLOCKED else self._blocked.discard)((pid, signum))
+        # every process blocks all signals for a moment when it starts a child
+        return answer is Answer.TAKEN or (answer is Answer.BLOCKED and before)
+
+
+class Answer(enum.Enum):
+    """What a process does with a signal."""
+
+    TAKEN = "handles or ignores it"
+    BLOCKED = "holds it back, to wait for it or only for now"
+    DIES = "ends, or is gone"
+
+
+def answer_of(pid: int, signum: int) -> Answer:
+    """What the signal would do to the process now."""
+    if signum in _HARMLESS:
+        return Answer.TAKEN
+    try:
+        threads = [_signals(task) for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return Answer.DIES
+
+    def in_all(name: str) -> bool:
+        return all(fields.get(name, 0) >> (signum - 1) & 1 for fields in threads)
+
+    if in_all("SigCgt") or in_all("SigIgn"):
+        return Answer.TAKEN
+    return Answer.BLOCKED if in_all("SigBlk") else Answer.DIES  # else a thread takes it that does not block it
+
+
+def _signals(task: Path) -> dict[str, int]:
+    """The signal masks of a thread. Errors: OSError when it is gone."""
+    lines = (line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if line.startswith("Sig"))
+    return {name: int(mask, 16) for name, mask in lines if name != "SigQ"}

@@ -1,0 +1,71 @@
+"""What a worker is told at its birth: the spec that the fork server passes on to `ftrun.worker.entry`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from ftrun.core import environment, paths
+from ftrun.host.base.settings import Settings
+from ftrun.host.nodes.membership.table import Place
+from ftrun.host.workers.pool import Worker
+
+_ORPHAN_GRACE = 2.0
+
+
+class Specs:
+    """Specs of one run's workers. `logs`: the absolute log folder; `run_id`: what torchrun's variable says."""
+
+    def __init__(self, settings: Settings, run_dir: Path, logs: str, run_id: str) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._logs = logs
+        self._run_id = run_id
+
+    def of(self, worker: Worker, store: tuple[str, int], attempt: int, place: Place | None) -> dict[str, Any]:
+        """`store`: host and port of the workers' store; `place`: where this node stands, None = it is the only one."""
+        settings, output = self._settings, self._settings.output
+        return {
+            "run_dir": str(self._run_dir),
+            "cell": worker.index,
+            "rank": worker.rank,
+            "env": self._variables(store, attempt, place),
+            "argv": list(settings.argv),
+            "kind": settings.kind,
+            "numa": settings.numa_binding,
+            "virtual": settings.virtual_local_rank,
+            "logs": self._logs,
+            "beat": settings.heartbeat_interval,
+            "launcher_pid": os.getpid(),
+            "orphan_grace": _ORPHAN_GRACE,
+            "stop_timeout": settings.stop_timeout,
+            "snapshot_every": settings.snapshot_every,
+            "nonfinite": settings.nonfinite,
+            "check_replicas": settings.check_replicas,
+            "one_console": not (output.redirects or output.tee or output.filter),
+            "plain": place is not None,
+        }
+
+    def _variables(self, store: tuple[str, int], attempt: int, place: Place | None) -> dict[str, str]:
+        settings = self._settings
+        env = environment.run_variables(
+            world_size=place.world_size if place else settings.nproc,
+            local_world_size=settings.nproc,
+            master_addr=store[0],
+            master_port=store[1],
+            run_id=self._run_id,
+            attempt=attempt,
+            max_restarts=settings.max_restarts,
+            role=settings.role,
+            signals=tuple(signal.Signals(number).name for number in settings.signals),
+            # in a group of the script's own nobody but torch itself wakes a rank that waits for a lost one
+            nccl_handling=os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            nodes=place.nodes if place else 1,
+        )
+        if settings.fault_plan is not None:
+            env[paths.ENV_FAULT_PLAN] = str(self._run_dir / paths.FAULT_PLAN)
+        if settings.random_faults:
+            env[paths.ENV_RANDOM_FAULTS] = settings.random_faults
+        return env

@@ -1,0 +1,115 @@
+"""The run directory's life: claimed under one name, described by run.json, removed at the end.
+
+A directory appears whole, with its run.json, by one rename, so that two launchers never share a name and nobody sees
+half of one. Never touches a directory whose launcher still lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from ftrun.core import files, paths
+from ftrun.core.errors import PlatformError, UsageError
+from ftrun.core.procfs import process_start
+from ftrun.core.runs import RunInfo, read_run
+
+_ADJECTIVES = (
+    "able agile amber bold brave brisk calm clear clever cosy crisp dapper eager early fair fast fine fond free fresh gentle "
+    "glad golden grand happy hardy humble jolly keen kind lively lucky merry mild misty neat noble patient plucky polite proud "
+    "quick quiet rapid ready royal sharp shiny silent silver sleek smart snug solid spry steady still sturdy sunny swift tidy "
+    "true vivid warm wise witty young zesty"
+).split()
+_ANIMALS = (
+    "badger bat bear beaver bee bison boar bobcat camel cat cod condor crab crane crow deer dingo dove duck eagle eel egret elk "
+    "emu falcon ferret finch fox frog gecko gibbon goose gull hare hawk heron horse ibex ibis jay koala lark lemur lion llama "
+    "lynx mole moose moth mouse newt ocelot okapi orca oriole osprey otter owl panda parrot pelican perch pigeon pony puffin "
+    "puma quail rabbit raven robin salmon seal shark shrew skunk sloth snail spider squid stork swan tapir tern tiger toad trout "
+    "turtle viper vole walrus wasp weasel whale wolf wombat wren yak zebra"
+).split()
+
+
+def remove_stale(root: Path) -> None:
+    """Remove directories whose launcher is gone."""
+    for path in root.iterdir():
+        if path.is_symlink() or not path.is_dir():
+            continue
+        if path.name.startswith("."):
+            owner = path.name.rpartition(".")[2]
+            if owner.isdigit() and process_start(int(owner)) is None:
+                shutil.rmtree(path, ignore_errors=True)
+            continue
+        run = read_run(path)
+        if run is not None and not run.alive():
+            _keep_journal(run)
+            _discard(path)
+
+
+def _keep_journal(run: RunInfo) -> None:
+    """Launcher and fd store were both killed: do what they would have done at the end."""
+    logs = Path(str(run.raw.get("logs", "")))
+    kept = logs / paths.JOURNAL
+    if logs.is_absolute() and logs.is_dir() and not kept.exists():
+        with contextlib.suppress(OSError):
+            shutil.copyfile(run.path / paths.JOURNAL, kept)
+
+
+def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
+    """Make the run directory and its run.json; `facts` go into it. Errors: UsageError when the name is taken."""
+    root = paths.runs_root()
+    remove_stale(root)
+    pid = os.getpid()
+    temporary = root / f".new.{pid}"
+    try:
+        temporary.mkdir(mode=0o700)
+        for name in [run_id] if run_id else _names():
+            path = root / name
+            record = {"run_id": name, "pid": pid, "start": process_start(pid), "started": time.time(), **facts}
+            (temporary / paths.RUN_FILE).write_text(json.dumps(record))
+            if os.path.lexists(path):
+                paths.check_private(path)
+            try:
+                os.rename(temporary, path)
+                return path
+            except OSError:
+                holder = read_run(path)
+        if run_id and holder is not None:
+            raise UsageError(
+                f"run id {run_id} is in use by process {holder.pid}; choose another --run-id, or: ftrun stop {run_id}"
+            )
+        raise UsageError(f"{path} exists and is not a run directory of ftrun; remove it or choose another --run-id")
+    except OSError as error:
+        raise PlatformError(f"cannot write to {root}: {error.strerror}; set {paths.ENV_RUNS_ROOT}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def amend(path: Path, facts: dict[str, Any]) -> None:
+    """Add `facts` to the run.json of a run directory that is ours; readers see it whole, before or after."""
+    record = json.loads((path / paths.RUN_FILE).read_text())
+    files.replace(path / paths.RUN_FILE, json.dumps({**record, **facts}))
+
+
+def remove(path: Path) -> None:
+    """Remove a run directory that is ours."""
+    _discard(path)
+
+
+def _discard(path: Path) -> None:
+    # renamed first, so that nobody can find half of a directory under the run's name
+    grave = path.with_name(f".old.{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        os.rename(path, grave)
+        path = grave
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _names() -> list[str]:
+    dice = random.SystemRandom()
+    return [f"{dice.choice(_ADJECTIVES)}-{dice.choice(_ANIMALS)}" for _ in range(20)]

@@ -1,0 +1,53 @@
+"""How our helper processes are started: a plain interpreter, in a session of its own, with one socket to the launcher.
+
+A helper's import path is that of a script, PYTHONPATH first, so that the fork server loads the torch that the script would. The
+current directory is never on it: a user's `random.py` must not shadow the library's. ftrun is the launcher's in every process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ftrun
+
+FORK_SERVER = "from ftrun.helpers import fork_server; fork_server.main()"
+STDIN = 4  # where the fork server holds the stdin that its workers get
+_ROOT = str(Path(ftrun.__file__).resolve().parents[1])
+
+# "" is the current directory, which is not there with PYTHONSAFEPATH. Once ftrun is imported, its modules come from where it lies.
+_PRELUDE = (
+    "import os, sys; root = {root!r}; rest = sys.path[sys.path[:1] == ['']:]; "
+    "sys.path[:] = [root, *rest]; import ftrun; "
+    "sys.path[:] = rest if root in map(os.path.realpath, rest) else [*rest, root]; "
+)
+
+
+def command(code: str, *args: str) -> list[str]:
+    """Argument vector of an unbuffered interpreter that can import ftrun and runs `code`."""
+    return [sys.executable, "-u", "-c", _PRELUDE.format(root=_ROOT) + code, *args]
+
+
+def start(
+    code: str, args: tuple[str, ...], env: Mapping[str, str], pass_fd: int, out: int, stdin: int | None = None
+) -> int:
+    """Start a helper; it inherits `pass_fd` as descriptor 3 and writes to `out`. Gives its pid. Errors: OSError.
+
+    `stdin` becomes its descriptor STDIN: for workers, it does not read that itself.
+    """
+    actions: list[tuple[Any, ...]] = [
+        (os.POSIX_SPAWN_DUP2, out, 1),
+        (os.POSIX_SPAWN_DUP2, out, 2),
+        (os.POSIX_SPAWN_DUP2, pass_fd, 3),
+    ]
+    if stdin is not None:
+        actions.append((os.POSIX_SPAWN_DUP2, stdin, STDIN))
+    actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
+    argv = command(code, *args)
+    try:
+        return os.posix_spawn(argv[0], argv, dict(env), file_actions=actions, setsid=True, setsigdef=range(1, 32))
+    except NotImplementedError:
+        return os.posix_spawn(argv[0], argv, dict(env), file_actions=actions, setpgroup=0)

@@ -1,0 +1,124 @@
+"""Making sure that a worker runs no more code, and learning how it ended before anybody could reap it.
+
+Reads /proc and sends SIGKILL; never waits longer than it is told to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from ftrun.core.procfs import exit_code, stat
+
+_PF_EXITING = 0x4
+_PAUSE = 0.0002
+_LOWEST = 19  # niceness
+# indices into /proc/PID/stat after the command's closing parenthesis (field number - 3)
+_STATE, _GROUP, _FLAGS, _VSIZE, _EXIT_CODE = 0, 2, 6, 20, 49
+
+
+def step_aside(pid: int) -> None:
+    """Let a worker that only gives its memory back do so when nobody else needs the processor.
+
+    Taking a process of 400 MB down takes tens of milliseconds, and those who repair the world want them. Nothing happens
+    when the process is gone.
+    """
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PGRP, pid, _LOWEST)
+
+
+def quiet(pid: int) -> bool:
+    """True when no task of the process will run user code again."""
+    folder = f"/proc/{pid}/task"
+    try:
+        tasks = os.listdir(folder)
+    except OSError:
+        return True
+    for task in tasks:
+        fields = stat(pid, task)
+        if fields is not None and not int(fields[_FLAGS]) & _PF_EXITING and fields[_STATE] not in "ZX":
+            return False
+    return True
+
+
+def code_is_set(pid: int) -> bool:
+    """Is it known by now with which code the process ends? False while that cannot be told, and when it was reaped.
+
+    The kernel marks a task as exiting, notes its code, then takes its memory away: a busy machine may stop it in between.
+    """
+    fields = stat(pid)
+    return fields is not None and int(fields[_VSIZE]) == 0 and quiet(pid)
+
+
+def ended(pid: int) -> bool:
+    """True when no task of the process or of its group is left but zombies: what it had open is closed.
+
+    A GPU runs what a process queued until its last descriptor is closed, by a forked child maybe; being quiet is not enough.
+    """
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        fields = stat(entry)
+        if fields is None or (int(entry) != pid and int(fields[_GROUP]) != pid):
+            continue
+        if fields[_STATE] not in "ZX" or len(_tasks(entry)) > 1:
+            return False
+    return True
+
+
+def _tasks(pid: str) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def wait_quiet(pid: int, seconds: float) -> bool:
+    """Poll `quiet` for at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not quiet(pid):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_PAUSE)
+    return True
+
+
+def peek_exit(pid: int) -> int | None:
+    """Exit code (128 + n for signal n) of a process that is dying and not yet reaped; None while it cannot be told."""
+    fields = stat(pid)
+    if fields is None or len(fields) <= _EXIT_CODE:
+        return None
+    status = int(fields[_EXIT_CODE])
+    if not status and fields[_STATE] != "Z":
+        return None
+    return exit_code(status)
+
+
+def cause_of(code: int | None) -> str:
+    """How a death is called: `SIGKILL`, `exit 3`, or `died` while nothing is known."""
+    if code is None:
+        return "died"
+    if code > 128:
+        with contextlib.suppress(ValueError):
+            return signal.Signals(code - 128).name
+    return f"exit {code}"
+
+
+def own_children() -> list[int]:
+    """Processes whose parent is this one, adopted orphans among them."""
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            found += map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
+    return found
+
+
+def is_ours(pid: int) -> bool:
+    """True for a process that carries the name of a worker or helper of ftrun (a script's own daemon does not)."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("ftrun ")
+    except OSError:
+        return False

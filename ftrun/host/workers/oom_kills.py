@@ -1,0 +1,117 @@
+"""Did the kernel end a worker because memory was short? Its own word where it can be read, else the cgroup's counters.
+
+The counters are those of the worker's own cgroup: memory.oom_control (v1) or memory.events (v2). They grow before the
+victim is killed, so they can be asked as soon as its death is seen. A plain SIGKILL moves neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from ftrun.core.cgroup import groups
+
+_ROOT = Path("/sys/fs/cgroup")
+_KERNEL = "/dev/kmsg"
+_KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Killed process (\d+)")
+_RECORD = 8192
+
+
+class Kills:
+    """Asks whether an out-of-memory kill came since the last question. `root`: where the cgroup file systems are."""
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        self._root = root
+        self._files: dict[int, Path] = {}  # pid -> its cgroup's counter
+        self._seen: dict[Path, int] = {}  # kills that are accounted for
+        self._latest: dict[Path, int] = {}  # kills counted at the last call of `expire`
+        self._kernel = _open_kernel()
+        self._named: set[int] = set()  # pids that the kernel said it killed
+
+    def watch(self, pid: int) -> None:
+        """Remember the counter of the cgroup that a new process is in. Call while it lives."""
+        path = _counter_file(self._root, pid)
+        if path is not None:
+            self._files[pid] = path
+            self._seen.setdefault(path, _count(path))
+
+    def evidence(self, pid: int) -> str:
+        """A sentence when `pid`, which was killed, was a victim of short memory; "" when nothing says so."""
+        self._read_kernel()
+        if pid in self._named:
+            return f"the kernel says that it killed process {pid} because memory was short"
+        path = self._files.pop(pid, None)
+        if path is None:
+            return ""
+        now, before = _count(path), self._seen.get(path, 0)
+        if now <= before:
+            return ""
+        self._seen[path] = before + 1  # each kill explains one death
+        return f"the kernel counted an out-of-memory kill in its cgroup ({path})"
+
+    def expire(self) -> None:
+        """Kills that were there at the last call had other victims (a child of the script). Call now and then."""
+        for path, before in self._latest.items():
+            self._seen[path] = max(self._seen[path], before)
+        self._latest = {path: _count(path) for path in self._seen}
+
+    def _read_kernel(self) -> None:
+        if self._kernel is None:
+            return
+        while True:
+            try:
+                record = os.read(self._kernel, _RECORD)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                continue  # records were overwritten before we read them
+            except OSError:
+                os.close(self._kernel)
+                self._kernel = None
+                return
+            for match in _KILLED.finditer(record.decode(errors="replace")):
+                self._named.add(int(match[1]))
+
+
+def _open_kernel() -> int | None:
+    """The kernel's messages from now on; None when they may not be read."""
+    try:
+        fd = os.open(_KERNEL, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        os.lseek(fd, 0, os.SEEK_END)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _counter_file(root: Path, pid: int) -> Path | None:
+    """The file that counts the kills of the memory cgroup that `pid` is in."""
+    own = groups(pid)
+    if "memory" in own:
+        found = _under(root / "memory", own["memory"], "memory.oom_control")
+        if found is not None:
+            return found
+    v2 = own.get("")
+    return None if v2 is None else _under(root, v2, "memory.events") or _under(root / "unified", v2, "memory.events")
+
+
+def _under(root: Path, group: str, name: str) -> Path | None:
+    """In a container the path may be the host's: then the file at the root of the mount is ours."""
+    for path in (root / group.strip("/") / name, root / name):
+        if path.is_file():
+            return path
+    return None
+
+
+def _count(path: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == "oom_kill":
+                return int(value)
+    return 0

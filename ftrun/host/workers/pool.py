@@ -1,0 +1,483 @@
+"""The workers as processes: spawned, watched, fenced, reaped. Turns what the board and the kernel say into events.
+
+Handlers only emit events; what follows from them is the machine's business. A worker's death is reported exactly once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ftrun import native
+from ftrun.control import blame
+from ftrun.control.events import (
+    Died,
+    Dying,
+    Event,
+    Finished,
+    Grouped,
+    LoopDone,
+    Parked,
+    Protected,
+    Raised,
+    Stage,
+    Started,
+    Unconnected,
+    Unrestorable,
+)
+from ftrun.core import procfs, symptoms
+from ftrun.core.board import Board, Cell, F, Flag
+from ftrun.core.errors import EXIT_SIGNAL
+from ftrun.core.faults import Fault
+from ftrun.host.base.loop import Loop
+from ftrun.host.output.logs import Logs, WorkerLog
+from ftrun.host.workers import fence
+from ftrun.host.workers.oom_kills import Kills
+
+_CODE_LOOK = 0.001  # seconds between two looks for the exit code of a worker that died in its loop
+_CODE_PATIENCE = 1.0  # seconds to wait for it; the world is being stopped meanwhile
+_CODE_LATEST, _CODE_LATE_LOOK = 10.0, 0.1  # seconds after which it is done without, and between two looks until then
+_CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
+_CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
+_FENCE_INLINE = 0.005
+_FENCE_DEADLINE = 5.0
+_LOOK, _LOOK_GPU = 0.001, 0.005  # seconds between two looks at a process that is being fenced
+_STAGES = (
+    (F.STOPPED, "stopped"),
+    (F.CLEANED, "cleaned"),
+    (F.READY, "ready"),
+    (F.RESET, "reset"),
+    (F.RESTORED, "restored"),
+    (F.RESUMED, "resumed"),
+    (F.FIRST_DONE, "first_done"),
+)
+_MILESTONES: tuple[tuple[Flag, Callable[[float, int], Event]], ...] = (
+    (Flag.PARKED, Parked),
+    (Flag.GROUP, Grouped),
+    (Flag.PROTECTED, Protected),
+)
+
+
+class Worker:
+    """One incarnation. `pid` 0 = not forked yet; `code` None = not known yet."""
+
+    def __init__(self, cell: Cell, rank: int | None) -> None:
+        self.index = cell.index
+        self.cell = cell
+        self.rank = rank
+        self.pid = 0
+        self.code: int | None = None
+        self.cause = ""  # why it was condemned, when it was
+        self.fault = Fault.SIGNAL  # the same by name, and how it is known
+        self.evidence = ""
+        self.reported = False  # its end was told to the machine, or is held back
+        self.lost = False  # its life lock is gone
+        self.ended = False  # reaped
+        self.flags = 0
+        self.raised = 0
+        self.no_source = 0
+        self.unconnected = 0
+        self.stages = [0] * len(_STAGES)
+        self.fencing = False
+        self.ours = False  # we had killed it before we learnt of its end
+        self.ordered = False  # its fork was ordered
+        self.was_spare = rank is None
+        self.watch = 0
+        self.eventfd = -1
+        self.pidfd = -1
+        self.spawned = time.monotonic()
+        self.log: WorkerLog | None = None
+        self.error: dict[str, Any] = {}  # what it reported of the exception that ended it
+
+    @property
+    def name(self) -> str:
+        return f"spare {self.index}" if self.rank is None else f"rank {self.rank}"
+
+
+class WorkerPool:
+    """All incarnations of a run; `emit` takes events, `note` facts for the journal, `services` names our helpers."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        board: Board,
+        loop: Loop,
+        logs: Logs,
+        emit: Callable[[Event], None],
+        note: Callable[..., None],
+        services: Callable[[], set[int]],
+    ) -> None:
+        self.workers: dict[int, Worker] = {}
+        self.locked = True  # do workers hold life locks? a program that replaced the worker's code cannot
+        self.ending = False  # workers are told to end: a signal is ours from now on
+        self._run_dir = run_dir
+        self._board = board
+        self._loop = loop
+        self._logs = logs
+        self._emit = emit
+        self._by_pid: dict[int, Worker] = {}
+        self._held: list[Died] = []  # ends that seem to follow from another's, which is awaited
+        self._note = note
+        self._services = services
+        self._kills = Kills()
+
+    def living(self) -> list[Worker]:
+        """Those that were spawned and not reaped."""
+        return [w for w in self.workers.values() if not w.ended]
+
+    def moved(self, pid: int) -> None:
+        """A worker was put into another cgroup: short memory is counted there from now on."""
+        self._kills.watch(pid)
+
+    def expire_kills(self) -> None:
+        """Out-of-memory kills that no death of a worker explains by now had other victims. Call now and then."""
+        self._kills.expire()
+
+    # -- birth -------------------------------------------------------------------------------------------------------
+
+    def add(self, index: int, rank: int | None, attempt: int) -> Worker | None:
+        """Prepare cell and pipes of an incarnation to be forked; None when that was ordered already.
+
+        Errors: IndexError when the board is full.
+        """
+        worker = self.workers.get(index)
+        if worker is None:
+            cell = self._board.cell(index)
+            native.life_init(cell.field_address(F.LIFE))
+            worker = self.workers[index] = Worker(cell, rank)
+        elif worker.ordered or worker.ended:
+            return None
+        worker.ordered = True
+        worker.log = self._logs.open(index, self._local(rank), attempt)
+        return worker
+
+    def _local(self, rank: int | None) -> int | None:
+        return None if rank is None else rank - self._logs.rank_offset
+
+    def order_lost(self, kept: set[int]) -> None:
+        """The fork server died: fork orders it had taken and not answered are void, those of `kept` still wait."""
+        known = {w.pid for w in self.living()}
+        for worker in self.workers.values():
+            if worker.ordered and not worker.pid and not worker.ended and worker.index not in kept:
+                worker.ordered = False
+        for pid in fence.own_children():
+            # forked just before the fork server's end, so nobody knows which one it is
+            if pid not in known and pid not in self._services() and fence.is_ours(pid):
+                procfs.kill_group(pid)
+
+    def forked(self, index: int, pid: int) -> None:
+        """The fork server forked incarnation `index`."""
+        worker = self.workers[index]
+        worker.spawned = time.monotonic()
+        worker.pid = pid
+        self._by_pid[pid] = worker
+        self._kills.watch(pid)
+        try:
+            worker.pidfd = os.pidfd_open(pid)
+        except OSError:
+            return  # gone already: its exit code is on its way
+        self._loop.watch(worker.pidfd, lambda: self._gone(worker))
+        if worker.fencing:
+            self.fence(index)
+
+    def take_rank(self, index: int, rank: int, attempt: int) -> None:
+        """A world gives `rank` to this incarnation."""
+        worker = self.workers[index]
+        if worker.rank != rank:
+            worker.rank = rank
+            if worker.log is not None:
+                worker.log.take_rank(rank - self._logs.rank_offset, attempt)
+
+    # -- the board ---------------------------------------------------------------------------------------------------
+
+    def scan(self) -> None:
+        """Emit what changed on the board since the last scan."""
+        now = time.monotonic()
+        for worker in list(self.workers.values()):
+            if not worker.ended and not worker.reported:
+                self._scan_cell(worker, now)
+
+    def _scan_cell(self, worker: Worker, now: float) -> None:
+        # in the order that the machine asks for: milestones, exception, stages, end of the loop
+        cell, index = worker.cell, worker.index
+        flags = cell[F.FLAGS]
+        changed, worker.flags = flags ^ worker.flags, flags
+        if changed & flags & Flag.ALIVE:
+            if self.locked:
+                self._watch_life(worker)
+            self._emit(Started(now, index))
+        for flag, kind in _MILESTONES:
+            if changed & flags & flag:
+                self._emit(kind(now, index))
+        raised = cell[F.RAISED]
+        if raised != worker.raised:
+            worker.raised = raised
+            self._show_output(worker)
+            worker.error = self._read_error(f"{index}-{raised}")
+            signature = str(worker.error.get("signature", "exception"))
+            fault = str(worker.error.get("fault", Fault.EXCEPTION.value))
+            evidence = str(worker.error.get("evidence", signature))
+            self._emit(Raised(now, index, cell.step or 0, signature, raised, fault, evidence))
+        for at, (field, stage) in enumerate(_STAGES):
+            generation = cell[field]
+            if generation != worker.stages[at]:
+                worker.stages[at] = generation
+                self._emit(Stage(now, index, generation, stage))
+        no_source = cell[F.NO_SOURCE]
+        if no_source != worker.no_source:
+            worker.no_source = no_source
+            told = self._read_error(f"{index}-{no_source}-unrestorable")
+            why, snapshot = told.get("why", "no source is left"), int(told.get("snapshot", -1))
+            self._emit(Unrestorable(now, index, no_source, str(why), snapshot))
+        unconnected = cell[F.UNCONNECTED]
+        if unconnected != worker.unconnected and not self._explained():
+            worker.unconnected = unconnected
+            told = self._read_error(f"{index}-{unconnected}-unconnected")
+            self._emit(Unconnected(now, index, unconnected, Fault.LINK.value, str(told.get("evidence", ""))))
+        if changed & Flag.LOOP_DONE:
+            self._emit(LoopDone(now, index, bool(flags & Flag.LOOP_DONE)))
+
+    def _explained(self) -> bool:
+        """Is a death about to be reported? A connection that fails is told after it, of a world that is stopped."""
+        return bool(self._held) or any(w.lost and not w.reported for w in self.workers.values())
+
+    def _show_output(self, worker: Worker) -> None:
+        """A person reads the program's own exception before what we say about it."""
+        if worker.log is not None:
+            worker.log.drain()
+
+    def _read_error(self, name: str) -> dict[str, Any]:
+        try:
+            raw = json.loads((self._run_dir / "errors" / f"{name}.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return raw if isinstance(raw, dict) else {}
+
+    # -- death -------------------------------------------------------------------------------------------------------
+
+    def _watch_life(self, worker: Worker) -> None:
+        if worker.ended or worker.watch:
+            return
+        worker.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._loop.watch(worker.eventfd, lambda: self._life_lost(worker), urgent=True)
+        worker.watch = native.watch_start(worker.cell.field_address(F.LIFE), worker.eventfd)
+
+    def _life_lost(self, worker: Worker) -> None:
+        self._loop.forget(worker.eventfd)
+        worker.lost, worker.ours = True, worker.fencing
+        flags = worker.cell[F.FLAGS]
+        if flags & Flag.LOOPING and not flags & (Flag.LOOP_DONE | Flag.EXITING) and not worker.reported:
+            worker.cell[F.DETECTED_NS] = time.monotonic_ns()
+            self.scan()  # what was reached before the death counts: it may be that all ranks are protected by now
+            self._emit(Dying(time.monotonic(), worker.index))
+            self._report_early(worker, time.monotonic() + _CODE_PATIENCE)
+        else:
+            self._report_later(worker)
+
+    def _report_early(self, worker: Worker, deadline: float) -> None:
+        """Before it is reaped, as soon as its exit code shows: a busy machine may run its last thread late.
+
+        Once it is set it shows, or it is 0, which cannot be told from none before the very end.
+        """
+        if worker.reported:
+            return
+        code = worker.code if worker.code is not None else fence.peek_exit(worker.pid)
+        if code is None and fence.code_is_set(worker.pid):
+            self._report(worker, fence.peek_exit(worker.pid))
+        elif code is None and time.monotonic() < deadline:
+            self._loop.after(_CODE_LOOK, lambda: self._report_early(worker, deadline))
+        else:
+            self._report(worker, code)
+
+    def _gone(self, worker: Worker) -> None:
+        """The pidfd says so: the exit code comes from the fork server, or from our own wait when that is dead."""
+        self._loop.forget(worker.pidfd)
+        self._report_later(worker)
+
+    def _report_later(self, worker: Worker) -> None:
+        """The fork server says with which code, soon; on a busy machine it may take its time, and so may the process to end."""
+        latest = time.monotonic() + _CODE_LATEST
+        self._loop.after(_CODE_PATIENCE, lambda: self._report_ended(worker, latest))
+
+    def _report_ended(self, worker: Worker, latest: float) -> None:
+        if worker.reported:
+            return
+        code = worker.code if worker.code is not None else fence.peek_exit(worker.pid)
+        if code is None and time.monotonic() < latest:
+            self._loop.after(_CODE_LATE_LOOK, lambda: self._report_ended(worker, latest))
+        else:
+            self._report(worker, code)
+
+    def exited(self, pid: int, code: int) -> bool:
+        """`pid` was reaped; False when it is no worker."""
+        worker = self._by_pid.get(pid)
+        if worker is None or worker.ended:
+            return False
+        worker.code = code
+        worker.ended = True
+        worker.cell[F.EXIT_STATUS] = code
+        worker.cell[F.EXITED] = 1
+        if worker.reported:
+            self._note("exit", worker=worker.index, rank=worker.rank, pid=pid, code=code)
+        self._scan_cell(worker, time.monotonic())  # what it did last comes before its end
+        self._report(worker, code)
+        self._release(worker)
+        if self._over(worker):
+            self._fenced(worker, 1)
+        elif not worker.fencing:
+            self._fence_later(worker, time.monotonic() + _FENCE_DEADLINE)
+        return True
+
+    def _report(self, worker: Worker, code: int | None) -> None:
+        if worker.reported:
+            return
+        self.scan()  # what was reached before the death counts: it may be that all ranks are protected by now
+        worker.reported = True
+        if not worker.lost:
+            worker.ours = worker.fencing
+        cell, now = worker.cell, time.monotonic()
+        flags = cell[F.FLAGS]
+        looping = flags & Flag.LOOPING and not flags & Flag.LOOP_DONE
+        if code == 0 and not worker.cause and (flags & Flag.EXITING or not looping):
+            self._emit(Finished(now, worker.index))
+            return
+        if not cell[F.DETECTED_NS]:
+            cell[F.DETECTED_NS] = time.monotonic_ns()
+        error = self._read_error(f"{worker.index}-{cell[F.GENERATION]}") if code in (None, 1) else {}
+        worker.error = error
+        if error:
+            self._show_output(worker)
+        age = max(0.0, now - worker.spawned)
+        fault, evidence = self._why(worker, code)
+        death = Died(
+            now,
+            worker.index,
+            worker.cause or fence.cause_of(code),
+            code,
+            cell.step,
+            cell.phase.name.lower(),
+            str(error.get("signature", "")),
+            bool(flags & Flag.LOOP_DONE),
+            int(error.get("final", 0)),
+            blame.how_far(bool(flags & Flag.SCRIPT), bool(flags & Flag.GROUP), age),
+            round(age, 3),
+            fault,
+            evidence,
+        )
+        if fault == Fault.LINK.value and not (worker.cause or worker.ours or self.ending):
+            self._held.append(death)
+            if len(self._held) == 1:
+                self._await_cause()
+        else:
+            self._emit(death)
+            self._tell_held()
+
+    def _await_cause(self) -> None:
+        """Who lost a peer is reported after it: two ends that come close together are not learnt of in their order."""
+        if not self._held:
+            return
+        others = [w for w in self.living() if w.rank is not None and w.pid and not w.reported]
+        patience = _CODE_PATIENCE if any(fence.quiet(w.pid) for w in others) else _CAUSE_PATIENCE
+        if others and time.monotonic() < self._held[0].t + patience:
+            self._loop.after(_CAUSE_LOOK, self._await_cause)
+        else:
+            self._tell_held()
+
+    def _tell_held(self) -> None:
+        held, self._held = self._held, []
+        for death in held:
+            self._emit(death)
+
+    def _why(self, worker: Worker, code: int | None) -> tuple[str, str]:
+        """What a death is a symptom of, and how that is known; nothing for one that we brought about ourselves."""
+        if worker.cause:
+            return worker.fault.value, worker.evidence
+        if worker.error:
+            return str(worker.error.get("fault", Fault.EXCEPTION.value)), str(worker.error.get("evidence", ""))
+        killed = code is None or code > EXIT_SIGNAL
+        if killed and (worker.ours or self.ending):
+            return "", ""
+        short = self._kills.evidence(worker.pid) if code in (None, EXIT_SIGNAL + signal.SIGKILL) else ""
+        if short:
+            return Fault.OOM.value, short
+        fault, evidence = symptoms.of_code(code)
+        return fault.value, evidence
+
+    def _release(self, worker: Worker) -> None:
+        if worker.watch:
+            with contextlib.suppress(OSError):
+                native.watch_stop(worker.watch)
+            worker.watch = 0
+        for fd in (worker.eventfd, worker.pidfd):
+            if fd >= 0:
+                self._loop.forget(fd)
+                os.close(fd)
+        worker.eventfd = worker.pidfd = -1
+        if worker.pid and worker.code:
+            # its own children hold sockets of the dead rank; the number stays theirs while one of them lives
+            with contextlib.suppress(OSError):
+                os.killpg(worker.pid, signal.SIGKILL)
+
+    def condemn(self, worker: Worker, cause: str, fault: Fault, evidence: str) -> None:
+        """Declare a living process dead; the machine will have it fenced."""
+        worker.cause, worker.fault, worker.evidence = cause, fault, evidence
+        self._report(worker, None)
+
+    # -- fence -------------------------------------------------------------------------------------------------------
+
+    def fence(self, index: int) -> None:
+        """Kill the incarnation and mark its cell when it runs no more code; goes on from the loop when that takes long."""
+        worker = self.workers.get(index)
+        if worker is None or worker.cell[F.FENCED]:
+            return
+        worker.fencing = True
+        if worker.ended or not worker.pid:
+            if worker.ended and self._over(worker):
+                self._fenced(worker, 1)
+            return
+        procfs.kill_group(worker.pid)
+        if not worker.cell[F.DEVICE] and fence.wait_quiet(worker.pid, _FENCE_INLINE):
+            self._fenced(worker, 1)
+        else:
+            self._fence_later(worker, time.monotonic() + _FENCE_DEADLINE)
+
+    def dismiss(self, index: int) -> None:
+        """Tell a worker to end; the machine has it fenced when it does not."""
+        worker = self.workers[index]
+        worker.fencing = True
+        if worker.pid and not worker.ended:
+            procfs.kill_group(worker.pid, signal.SIGTERM)
+            procfs.kill_group(worker.pid, signal.SIGCONT)  # a frozen worker hears nothing before it is thawed
+
+    def _fence_later(self, worker: Worker, deadline: float) -> None:
+        def look() -> None:
+            if worker.cell[F.FENCED]:
+                return
+            if self._over(worker):
+                self._fenced(worker, 1)
+            elif time.monotonic() > deadline:
+                self._fenced(worker, 2)
+            else:
+                self._fence_later(worker, deadline)
+
+        self._loop.after(_LOOK_GPU if worker.cell[F.DEVICE] else _LOOK, look)
+
+    def _over(self, worker: Worker) -> bool:
+        """Can nothing that this worker began change its memory any more?"""
+        if worker.cell[F.DEVICE]:
+            return fence.ended(worker.pid)
+        return worker.ended or fence.quiet(worker.pid)
+
+    def _fenced(self, worker: Worker, how: int) -> None:
+        if not worker.cell[F.FENCED]:
+            worker.cell[F.FENCED_NS] = time.monotonic_ns()
+            worker.cell[F.FENCED] = how
+            self._board.ring_workers()
+            if how == 1 and worker.pid and not worker.ended and not worker.cell[F.DEVICE]:
+                fence.step_aside(worker.pid)

@@ -1,0 +1,183 @@
+"""One run of a script for `ftrun verify`: a launcher as a child process, with its output in a file and its digests in a folder.
+
+Never compares anything. The child ends with us, however we end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftrun.core import paths
+from ftrun.core.procfs import shell_code
+from ftrun.host.services import spawn
+
+OUTPUT = "output.log"
+_LOOK = 0.1  # seconds between two looks at the progress
+_PROGRESS = struct.Struct("<qq")  # as ftrun/worker/recorder.py writes it
+_PR_SET_PDEATHSIG = 1
+_PATIENCE = 20.0  # seconds beyond the shutdown timeout that a run gets to end when it is told to
+
+Watch = Callable[[int, int], None]  # steps begun, steps there are (0 = not known yet)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A finished run. `folder` holds output.log, digests/ and the run's own logs. `fired` and `unfired` are of its plan."""
+
+    name: str
+    folder: Path
+    code: int
+    seconds: float
+    fired: int = 0
+    unfired: tuple[str, ...] = ()
+    restarts: int = 0
+    incidents: int = 0
+
+    @property
+    def digests(self) -> Path:
+        return self.folder / "digests"
+
+    def last_lines(self, count: int = 15) -> list[str]:
+        """The end of what it printed."""
+        with contextlib.suppress(OSError):
+            return (self.folder / OUTPUT).read_text(errors="replace").splitlines()[-count:]
+        return []
+
+
+class Interrupted(Exception):
+    """A signal came while a trial ran; the trial was ended. `signum` says which."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+def run(
+    name: str,
+    folder: Path,
+    options: Sequence[str],
+    script: Sequence[str],
+    ranks: int,
+    patience: float,
+    watch: Watch,
+) -> Trial:
+    """Run `ftrun run OPTIONS SCRIPT` to its end. `patience`: its shutdown timeout. Errors: OSError, Interrupted."""
+    digests = folder / "digests"
+    digests.mkdir(parents=True)
+    progress = digests / "progress"
+    progress.write_bytes(bytes(_PROGRESS.size * ranks))
+    environment = {**os.environ, paths.ENV_DIGESTS: str(digests)}
+    command = spawn.command(
+        "from ftrun.cli.main import main; main()", "run", *options, f"--log-dir={folder / 'logs'}", *script
+    )
+    began = time.monotonic()
+    with (folder / OUTPUT).open("wb") as output:
+        code = _wait(_start(command, environment, output.fileno()), patience, lambda: watch(*_steps(progress)))
+    return Trial(name, folder, code, time.monotonic() - began, **_journalled(folder / "logs"))
+
+
+def _start(command: list[str], environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,  # Ctrl-C comes to us alone: we tell the run
+        preexec_fn=die_with_parent,
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], patience: float, look: Callable[[], None]) -> int:
+    """Exit code, 128 + n for death by signal n. Errors: Interrupted after a signal to us has ended it."""
+    got: list[int] = []
+    before = {s: signal.signal(s, lambda number, _: got.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while True:
+            try:
+                code = process.wait(_LOOK)
+            except subprocess.TimeoutExpired:
+                look()
+            else:
+                return shell_code(code)
+            if got:
+                _end(process, patience, got)
+                raise Interrupted(got[0])
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _end(process: subprocess.Popen[bytes], patience: float, got: list[int]) -> None:
+    """Pass the signal on and wait for the end of the run; a second signal is passed on as well, and ends it at once."""
+    print("ftrun: verify: ending the run; the same signal again ends it at once", file=sys.stderr, flush=True)
+    told = 0
+    deadline = time.monotonic() + patience + _PATIENCE
+    while process.poll() is None and time.monotonic() < deadline:
+        for _ in range(len(got) - told):
+            process.send_signal(got[0])
+        told = len(got)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LOOK)
+
+
+def _steps(progress: Path) -> tuple[int, int]:
+    """Steps begun by the slowest rank, and how many there are."""
+    with contextlib.suppress(OSError):
+        ranks = list(_PROGRESS.iter_unpack(progress.read_bytes()))
+        return min(done for done, _ in ranks), min(total for _, total in ranks)
+    return 0, 0
+
+
+def _journalled(logs: Path) -> dict[str, Any]:
+    """What the run's journal says of its plan and its incidents."""
+    fired, unfired, summary = 0, [], {}
+    for path in logs.glob(f"*/{paths.JOURNAL}"):
+        for line in path.read_text(errors="replace").splitlines():
+            if '"note"' not in line:
+                continue
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if entry["note"] == "fault":
+                    fired += 1
+                elif entry["note"] == "unfired":
+                    unfired.append(str(entry["fault"]))
+                elif entry["note"] == "summary":
+                    summary = entry
+    counted = {name: int(summary.get(name, 0)) for name in ("restarts", "incidents")}
+    return {"fired": fired, "unfired": tuple(unfired), **counted}
+
+
+def usable_name(folder: Path) -> Path:
+    """`folder`, or with a number behind it when that is taken; made."""
+    for number in range(1, 10_000):
+        path = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(folder)

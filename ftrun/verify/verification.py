@@ -1,0 +1,293 @@
+"""What `ftrun verify` does: the clean run, the runs with faults, the comparison, and what it says of each.
+
+A difference is not blamed on recovery before two clean runs were equal.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ftrun.core.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, UsageError
+from ftrun.faults import everyphase
+from ftrun.faults.everyphase import Kill
+from ftrun.host.base.settings import Settings
+from ftrun.verify import digests, trials
+from ftrun.verify.digests import Difference, Digests
+from ftrun.verify.progress import Progress
+from ftrun.verify.trials import Trial
+
+EQUAL, DIFFERENT, UNSTABLE, FAILED = "equal", "different", "not-deterministic", "failed"
+_SCHEMA = 1
+_PLACEHOLDER = "${verify}"
+_TRIES = 3  # further runs for kills whose moment did not come
+
+
+@dataclass
+class Result:
+    """What came out. `trial`: the run that was not like the clean one."""
+
+    verdict: str
+    folder: Path
+    runs: list[Trial]
+    faulted: list[Trial]
+    ranks: int
+    steps: int
+    tensors: int
+    streams: int
+    planned: int
+    trial: Trial | None = None
+    difference: Difference | None = None
+    cause: str = ""
+    passing: list[str] = field(default_factory=list)
+
+    @property
+    def code(self) -> int:
+        return EXIT_OK if self.verdict == EQUAL else EXIT_FAILED
+
+    @property
+    def fired(self) -> int:
+        return sum(trial.fired for trial in self.faulted)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        faults = f"{self.fired} of {_count(self.planned, 'fault')} fired"
+        if self.verdict == EQUAL:
+            found = [
+                f"equal: {_count(self.ranks, 'rank')}, {_count(self.steps, 'step')}; {_count(self.tensors, 'tensor')} and "
+                f"{_count(self.streams, 'random stream')} of each rank are bit for bit the same with faults as without",
+                faults,
+            ]
+            return found + self.passing
+        assert self.trial is not None
+        end = [faults, f"digests and logs: {self.folder}"]
+        if self.verdict == FAILED:
+            failed = f"failed: the run {self.trial.name} ended with exit code {self.trial.code}, the one without faults did not"
+            return [failed, *(_told(FAILED, self.difference, self.cause) if self.difference else ()), *end]
+        assert self.difference is not None
+        return [*_told(self.verdict, self.difference, self.cause), *end]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": _SCHEMA,
+            "verdict": self.verdict,
+            "ranks": self.ranks,
+            "steps": self.steps,
+            "tensors_per_rank": self.tensors,
+            "random_streams_per_rank": self.streams,
+            "faults": {
+                "planned": self.planned,
+                "fired": self.fired,
+                "unfired": [fault for trial in self.faulted for fault in trial.unfired],
+            },
+            "runs": [
+                {"name": t.name, "exit_code": t.code, "seconds": round(t.seconds, 3), "incidents": t.incidents,
+                 "restarts": t.restarts, "folder": str(t.folder)}
+                for t in self.runs
+            ],
+            "different_run": self.trial.name if self.trial else None,
+            "difference": digests.as_json(self.difference) if self.difference else None,
+            "cause": self.cause or None,
+            "passing_differences": self.passing,
+        }  # fmt: skip
+
+
+def _told(verdict: str, difference: Difference, cause: str) -> list[str]:
+    place = difference.place
+    where = "at the script's end" if place == digests.EXIT else f"in step {place.step}"
+    if place.point == 0:
+        where = f"at the start of step {place.step}"
+    if difference.missing:
+        what = f"{_ranks(difference.missing)} {'was' if len(difference.missing) == 1 else 'were'} not there"
+    else:
+        others = len(difference.names) - 1
+        more = f", and {_count(others, 'more thing')} in the same place" if others else ""
+        what = f"{digests.in_words(difference.first)} on {_ranks(difference.names[difference.first])}{more}"
+    again = " (done again after a fault)" if difference.redone else ""
+    first = {
+        DIFFERENT: f"different: first {where}{again}: {what}",
+        UNSTABLE: f"not deterministic: two runs without faults differ first {where}: {what}",
+        FAILED: f"before it failed it was different, first {where}{again}: {what}",
+    }[verdict]
+    lines = [first, f"likely cause: {digests.explain(cause)}"]
+    if verdict == UNSTABLE:
+        lines.append("no run of this script can be compared with another one until it gives the same result twice")
+    if difference.compared and verdict != FAILED:
+        lines.append(f"at the end {difference.at_end} of {difference.compared} tensors and streams differ")
+    return lines
+
+
+class Verification:
+    """One `ftrun verify`. `options` are those of the runs as they were given, `plan` is None for a kill in every phase."""
+
+    def __init__(self, settings: Settings, options: list[str], plan: Path | None) -> None:
+        self._settings = settings
+        self._options = options
+        self._plan = plan
+        self._folder = Path()
+        self._runs: list[Trial] = []
+
+    def run(self) -> Result:
+        """Errors: UsageError for a script that cannot be compared, ConfigError for a plan of which nothing fired, OSError."""
+        base = Path(self._settings.log_dir).absolute() / f"verify-{Path(self._settings.argv[0]).stem}"
+        try:
+            self._folder = trials.usable_name(base)
+        except OSError as error:
+            raise UsageError(f"cannot write to {base.parent}: {error.strerror}; see --log-dir") from None
+        with Progress("verify") as progress:
+            return self._judge(progress)
+
+    def _judge(self, progress: Progress) -> Result:
+        clean_trial = self._trial("clean", [], progress)
+        self._need(clean_trial)
+        clean = digests.read(clean_trial.digests)
+        self._need_digests(clean, clean_trial)
+        plans = self._plans(clean)
+        result = Result(
+            EQUAL, self._folder, self._runs, [], len(clean.ranks), len(clean.steps), clean.tensors(), clean.streams(),
+            planned=0,
+        )  # fmt: skip
+        tries = _TRIES
+        for number, kills in enumerate(plans, 1):  # the list may grow
+            name = "faults" if number == 1 and len(plans) == 1 else f"faults-{number}"
+            trial = self._trial(name, [f"--fault-plan={self._plan or self._written(number, kills)}"], progress)
+            result.planned += trial.fired
+            missed = everyphase.missed(kills, trial.unfired) if not trial.code else []
+            if missed and tries:
+                tries -= 1
+                plans.append(missed)
+                trial = replace(trial, unfired=())
+            result.planned += len(trial.unfired)
+            result.faulted.append(trial)
+            if trial.code:
+                _show_end(trial)
+                if trial.code in (EXIT_USAGE, EXIT_CONFIG):
+                    error = UsageError if trial.code == EXIT_USAGE else ConfigError
+                    raise error(f"the run {name} was refused, see above and {trial.folder / trials.OUTPUT}")
+                result.verdict, result.trial = FAILED, trial
+                before = digests.compare(clean, digests.read(trial.digests))
+                if before is not None and before.names:
+                    result.difference, result.cause = before, self._cause(before, True, clean)
+                return result
+            difference = self._compared(clean, trial)
+            if difference is not None and difference.lasting:
+                return self._explained(result, clean, trial, difference, progress)
+            if difference is not None:
+                told = _told(DIFFERENT, difference, self._cause(difference, True, clean))[0]
+                result.passing.append(f"on the way, and not at the end: {told}")
+        if not result.fired:
+            raise ConfigError(
+                f"{self._plan}: no fault of the plan fired, so nothing was verified; the steps are "
+                f"{clean.steps[0]} to {clean.steps[-1]}"
+            )
+        for fault in (fault for trial in result.faulted for fault in trial.unfired):
+            print(f"ftrun: verify: warning: did not fire: {fault}", file=sys.stderr)
+        for trial in self._runs:
+            shutil.rmtree(trial.digests, ignore_errors=True)
+        return result
+
+    def _explained(
+        self, result: Result, clean: Digests, trial: Trial, difference: Difference, progress: Progress
+    ) -> Result:
+        again = self._trial("again", [], progress)
+        self._need(again)
+        unstable = self._compared(clean, again)
+        if unstable is not None:
+            result.verdict, result.trial, result.difference = UNSTABLE, again, unstable
+        else:
+            result.verdict, result.trial, result.difference = DIFFERENT, trial, difference
+        result.cause = self._cause(result.difference, unstable is None, clean)
+        return result
+
+    def _cause(self, difference: Difference, deterministic: bool, clean: Digests) -> str:
+        return digests.cause(difference, deterministic, digests.has_loader(clean))
+
+    # -- one run -----------------------------------------------------------------------------------------------------
+
+    def _trial(self, name: str, more: list[str], progress: Progress) -> Trial:
+        settings = self._settings
+        script, *arguments = settings.argv
+        argv = [script, *(argument.replace(_PLACEHOLDER, name) for argument in arguments)]
+        progress.begin(name)
+        trial = trials.run(
+            name,
+            self._folder / name,
+            [*self._options, *more],
+            ["--", *argv],
+            settings.nproc,
+            settings.shutdown_timeout,
+            progress.show,
+        )
+        faults = f", {_count(trial.fired, 'fault')}" if more else ""
+        progress.done(f"{name}: exit code {trial.code} after {trial.seconds:.1f} s{faults}")
+        self._runs.append(trial)
+        return trial
+
+    def _need(self, trial: Trial) -> None:
+        """Errors: UsageError for a run without faults that failed."""
+        if trial.code != EXIT_OK:
+            _show_end(trial)
+            raise UsageError(
+                f"the run {trial.name}, without faults, ended with exit code {trial.code}, so there is nothing to "
+                f"compare with; see {trial.folder / trials.OUTPUT}"
+            )
+
+    def _need_digests(self, found: Digests, trial: Trial) -> None:
+        script = self._settings.argv[0]
+        if not found.ranks:
+            raise UsageError(
+                f"{script} never called ftrun.protect, or began no step after it: there is nothing to compare "
+                "(ftrun cannot recover such a script in place either)"
+            )
+        if not found.steps:
+            raise UsageError(f"{script} finished no step of job.steps or job.batches: there is nothing to compare")
+        absent = [rank for rank in range(self._settings.nproc) if digests.EXIT not in found.ranks.get(rank, {})]
+        if absent:
+            raise UsageError(
+                f"{_ranks(absent)} of the run {trial.name} did not reach the end of {script} (os._exit?); see {trial.folder}"
+            )
+
+    def _compared(self, clean: Digests, trial: Trial) -> Difference | None:
+        found = digests.read(trial.digests)
+        if found.first_step is not None and found.first_step != clean.first_step:
+            raise UsageError(
+                f"the run {trial.name} began with step {found.first_step}, the clean one with step {clean.first_step}: the script "
+                "found a checkpoint of an earlier run; keep the runs apart with ${verify} in its arguments, which is "
+                "the name of the run"
+            )
+        return digests.compare(clean, found)
+
+    def _plans(self, clean: Digests) -> list[list[Kill]]:
+        """The kills of each run; one run without any of ours for a plan of the user's."""
+        if self._plan is not None:
+            return [[]]
+        if len(clean.ranks) == 1:
+            phases = ", ".join(everyphase.NEED_ANOTHER)
+            print(
+                f"ftrun: verify: with one rank nobody can be killed in {phases}: that takes another one",
+                file=sys.stderr,
+            )
+        return everyphase.plans(clean.steps, len(clean.ranks))
+
+    def _written(self, number: int, kills: list[Kill]) -> Path:
+        path = self._folder / f"plan-{number}.toml"
+        path.write_text(everyphase.as_toml(kills))
+        return path
+
+
+def _show_end(trial: Trial) -> None:
+    for line in trial.last_lines():
+        print(f"  {line}", file=sys.stderr)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

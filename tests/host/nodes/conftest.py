@@ -1,0 +1,3 @@
+from tests.host.nodes.agents import agents
+
+__all__ = ["agents"]

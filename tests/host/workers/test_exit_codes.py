@@ -1,0 +1,138 @@
+"""A rank's death is told at once, and again with its exit code as soon as that shows, or without one after a second."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftrun.control import events as ev
+from ftrun.core import paths
+from ftrun.core.board import Board, F, Flag
+from ftrun.core.faults import Fault
+from ftrun.host.base.loop import Loop
+from ftrun.host.workers.pool import Worker, WorkerPool
+
+
+class Dying:
+    """A worker pool of one rank whose life lock is gone while its process still runs: it ends when and how the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        board = Board.create(folder / paths.BOARD, 2)
+        self.loop = Loop()
+        self.told: list[ev.Died] = []
+        self.dying = 0
+        self.finished = 0
+        nothing: Any = None
+        self.pool = WorkerPool(folder, board, self.loop, nothing, self._hear, lambda *_, **__: None, set)
+        self.worker = self.pool.workers[0] = Worker(board.cell(0), 0)
+        self.worker.cell[F.FLAGS] = Flag.LOOPING
+        self.worker.flags = int(Flag.LOOPING)
+        ear, self._mouth = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(int.from_bytes(os.read(ear, 1), "big"))
+        os.close(ear)
+        self.pool.forked(0, pid)
+
+    def _hear(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Finished):
+            self.finished += 1
+        elif isinstance(event, ev.Dying):
+            self.dying += 1
+        else:
+            assert isinstance(event, ev.Died), event
+            self.told.append(event)
+
+    def life_lost(self) -> None:
+        self.pool._life_lost(self.worker)
+
+    def exits(self, code: int) -> None:
+        """The process has ended and nobody has reaped it."""
+        os.write(self._mouth, bytes([code]))
+        os.waitid(os.P_PID, self.worker.pid, os.WEXITED | os.WNOWAIT)
+
+    def hear(self) -> ev.Died:
+        for _ in range(1000):
+            if self.told:
+                return self.told[0]
+            self.loop.run_once(1.0)
+        pytest.fail("the death was never told")
+
+    def close(self) -> None:
+        os.close(self._mouth)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.worker.pid, signal.SIGKILL)
+        os.waitpid(self.worker.pid, 0)
+        self.pool._release(self.worker)
+        self.loop.close()
+
+
+@pytest.fixture
+def dying(tmp_path: Path) -> Iterator[Dying]:
+    dying = Dying(tmp_path)
+    yield dying
+    dying.close()
+
+
+@pytest.mark.parametrize("code", [3, 0])
+def test_a_code_that_shows_late_is_waited_for(dying: Dying, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftrun.host.workers.pool._CODE_PATIENCE", 60.0)
+    dying.life_lost()
+    dying.loop.run_once(1.0)
+    assert dying.dying == 1 and not dying.told, "it still runs"
+    dying.exits(code)
+    death = dying.hear()
+    assert (death.code, death.fault, death.cause) == (code, Fault.EXIT.value, f"exit {code}")
+    assert dying.dying == 1
+
+
+def test_a_code_that_does_not_show_is_done_without(dying: Dying, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftrun.host.workers.pool._CODE_PATIENCE", 0.05)
+    dying.life_lost()
+    death = dying.hear()
+    assert dying.dying == 1 and (death.code, death.cause) == (None, "died")
+    dying.exits(3)
+    assert dying.pool.exited(dying.worker.pid, 3)
+    assert len(dying.told) == 1 and dying.worker.cell[F.EXIT_STATUS] == 3
+
+
+def test_one_that_is_condemned_meanwhile_is_told_once(dying: Dying, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftrun.host.workers.pool._CODE_PATIENCE", 60.0)
+    dying.life_lost()
+    dying.pool.condemn(dying.worker, "frozen", Fault.FROZEN, "its process is stopped")
+    dying.exits(3)
+    for _ in range(3):  # the end of the process, and the look that was due when it was condemned
+        dying.loop.run_once(0.05)
+    assert [(death.code, death.cause) for death in dying.told] == [(None, "frozen")]
+
+
+def test_one_that_we_kill_while_it_ends_keeps_its_own_cause(dying: Dying) -> None:
+    """A world that starts anew has it fenced before its exit code shows."""
+    dying.life_lost()
+    dying.pool.fence(0)
+    death = dying.hear()
+    assert (death.code, death.fault, death.cause) == (137, Fault.SIGNAL.value, "SIGKILL")
+
+
+@pytest.mark.parametrize("known_by", ["lock", "process"])
+def test_a_script_that_is_over_has_time_to_end(dying: Dying, monkeypatch: pytest.MonkeyPatch, known_by: str) -> None:
+    """Its lock is gone, and neither its process nor the fork server's word of it comes within the usual time."""
+    monkeypatch.setattr("ftrun.host.workers.pool._CODE_PATIENCE", 0.05)
+    dying.worker.cell[F.FLAGS] = dying.worker.flags = int(Flag.LOOPING | Flag.LOOP_DONE | Flag.EXITING)
+    if known_by == "lock":
+        dying.life_lost()
+        for _ in range(3):
+            dying.loop.run_once(0.1)
+        assert not dying.told and not dying.finished and not dying.dying
+    dying.exits(0)
+    for _ in range(100):
+        if dying.finished:
+            break
+        dying.loop.run_once(0.1)
+    assert dying.finished == 1 and not dying.told

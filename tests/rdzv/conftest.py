@@ -1,3 +1,0 @@
-from tests.rdzv.agents import agents
-
-__all__ = ["agents"]
