@@ -23,12 +23,13 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 @dataclass
 class Done:
-    """A rank finished a step."""
+    """A rank finished a step. `cpu_ns`: processor time of its process until then."""
 
     rank: int
     step: int
     ns: int
     pid: int
+    cpu_ns: int
 
 
 @dataclass
@@ -57,11 +58,14 @@ class Run:
     folder: Path
 
 
-def command(system: str, folder: Path, script: str, arguments: Sequence[str], ranks: int, restarts: int) -> list[str]:
+def command(
+    system: str, folder: Path, script: str, arguments: Sequence[str], ranks: int, restarts: int, spares: int = 1
+) -> list[str]:
+    """A measured script under a launcher; `restarts`: of torchrun."""
     out = ["--out", str(folder / "out")]
     path = str(SCRIPTS / script)
     if system == "ftrun":
-        options = ["--spares", "1", "--max-replacements", "100"]
+        options = ["--spares", str(spares), "--max-replacements", "100"]
         return [harness.tool("ftrun"), "--nproc-per-node", str(ranks), *options, path, *out, *arguments]
     options = ["--standalone", "--max-restarts", str(restarts)]
     return [harness.tool("torchrun"), "--nproc-per-node", str(ranks), *options, path, *out, *arguments]
@@ -71,7 +75,7 @@ def read_times(folder: Path, rank: int) -> list[Done]:
     path = folder / "out" / f"rank-{rank}.times"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     fields = [line.split() for line in lines if line.startswith("done ")]
-    return [Done(rank, int(f[1]), int(f[2]), int(f[3])) for f in fields]
+    return [Done(rank, *map(int, f[1:5])) for f in fields]
 
 
 def wait_for(running: harness.Running, what: str, condition: Callable[[], Any], seconds: float = 120.0) -> Any:
