@@ -83,7 +83,9 @@ def caption(name: str, folder: Path = RESULTS) -> str:
     """One line on where a table comes from."""
     found = dict(re.findall(r"^- (\w+): (.*)$", (folder / f"{name}.md").read_text(), re.M))
     cores = found["machine"].partition(" (")[0]
-    return f"<sub>{found['command']}, {found['date']}, commit {found['commit'][:7]}, {cores}, {found['software']}</sub>\n"
+    return (
+        f"<sub>{found['command']}, {found['date']}, commit {found['commit'][:7]}, {cores}, {found['software']}</sub>\n"
+    )
 
 
 def with_tables(text: str) -> str:
