@@ -67,7 +67,9 @@ def plan(seed: int, kills: int = PER_RUN) -> list[Strike]:
     for _ in range(kills):
         victim = dice.choices([*VICTIMS], [*VICTIMS.values()])[0]
         pause = dice.random() * dice.choice((0.03, 0.06))
-        strikes.append(Strike(victim, dice.randrange(RANKS), pause, dice.randint(1, 3) if dice.random() >= AGAIN else None))
+        strikes.append(
+            Strike(victim, dice.randrange(RANKS), pause, dice.randint(1, 3) if dice.random() >= AGAIN else None)
+        )
     return strikes
 
 
@@ -199,7 +201,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--least", type=int, default=10, help="kills wanted in each phase")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--table", type=int, nargs="+", metavar="SEED", help="print the victims of seeds, and run nothing")
+    parser.add_argument(
+        "--table", type=int, nargs="+", metavar="SEED", help="print the victims of seeds, and run nothing"
+    )
     args = parser.parse_args()
     if args.table:
         print(json.dumps([{"seed": seed, "kills": PER_RUN, **victims(seed)} for seed in args.table], indent=1))
