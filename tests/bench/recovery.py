@@ -30,8 +30,8 @@ SIZES = {"small": "0.1 M", "10m": "10.6 M"}  # parameters
 SPARE = 6.0  # seconds in which a new spare has started for sure
 
 
-def stalls(root: Path, rounds: int) -> list[list[str]]:
-    """Both systems and both orders of a script: a row for each order and quantity."""
+def stalls(root: Path, rounds: int) -> tuple[list[list[str]], list[list[str]]]:
+    """Both systems and both orders of a script: a row for each order and quantity; and one for each stage of a repair."""
     found: dict[tuple[str, str], list[runs.Run]] = {}
     for number in range(rounds):
         for order in ORDERS:
@@ -41,7 +41,7 @@ def stalls(root: Path, rounds: int) -> list[list[str]]:
                 found.setdefault((system, order), []).append(run)
                 print(f"  {system} {order} round {number}: stalls {[round(k.stall) for k in run.kills]} ms", flush=True)
                 shutil.rmtree(root / "run")
-    rows = []
+    rows, stages = [], []
     for order, words in ORDERS.items():
         ours, theirs = found["ftrun", order], found["torchrun", order]
         for what, values in (
@@ -56,8 +56,8 @@ def stalls(root: Path, rounds: int) -> list[list[str]]:
             rows.append([words, what, *(tables.figure(b, unit) for b in both)])
         for part in ("detect", "stop", "clean", "reset", "restore"):
             measured = [k.parts[part] for run in ours for k in run.kills if part in k.parts]
-            rows.append([words, f"stage of the repair: {part}", tables.figure(measured) if measured else "", ""])
-    return rows
+            stages.append([words, part, tables.figure(measured)])
+    return rows, stages
 
 
 def by_step(root: Path, rounds: int) -> list[list[str]]:
@@ -96,7 +96,7 @@ def main() -> int:
     args = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="ftrun-bench-"))
     if args.only != "steps":
-        rows = stalls(root, args.rounds or 4)
+        rows, stages = stalls(root, args.rounds or 4)
         notes = (
             f"{RANKS} ranks, GPT of 10.6 M parameters, Adam, --spares 1, {KILLS} kills a run in the middle of a step, 5 steps after a "
             "checkpoint of torchrun's. From just before the kill, on the killer's clock, to the slowest rank's end of the first step "
@@ -104,6 +104,10 @@ def main() -> int:
         )
         head = ["script", "what", "ftrun", "torchrun"]
         tables.write(args.results, "stall", "A killed rank: ftrun and torchrun", head, rows, notes)
+        notes = "The same kills, by ftrun's journal; each stage ends with its slowest rank. What is left is the step done again."
+        tables.write(
+            args.results, "stages", "A killed rank: stages of the repair", ["script", "stage", "ftrun"], stages, notes
+        )
     if args.only != "stall":
         rows = by_step(root, args.rounds or 3)
         notes = (

@@ -89,8 +89,14 @@ def caption(name: str, folder: Path = RESULTS) -> str:
 
 
 def with_tables(text: str) -> str:
-    """The README with the tables of results/ in their places."""
-    return SHOWN.sub(lambda found: f"{found[1]}{rows(found[2])}\n{caption(found[2])}{found[3]}", text)
+    """The README with the tables of results/ in their places; one that is not there is said to be missing."""
+
+    def table(found: re.Match[str]) -> str:
+        there = (RESULTS / f"{found[2]}.md").exists()
+        shown = f"{rows(found[2])}\n{caption(found[2])}" if there else "Not measured yet: `make bench` does.\n"
+        return f"{found[1]}{shown}{found[3]}"
+
+    return SHOWN.sub(table, text)
 
 
 if __name__ == "__main__":
