@@ -196,7 +196,7 @@ def main() -> int:
     notes = (
         f"{RANKS} ranks, steps of about {STEP * 1e3:.0f} ms, the struck rank writes the time just before. Journal: until the event "
         "with the fault's name. First word: until a line of the launcher's says that something happened to a rank, read in the same "
-        f"way from every launcher; ftrun says it when the repair is under way. torchrun{' and ft_launcher' if others[1:] else ''}: "
+        f"way from every launcher. torchrun{' and ft_launcher' if others[1:] else ''}: "
         f"collective timeout {THEIR_TIMEOUT:g} s instead of 1800, a run for each fault."
     )
     head = ["found as", "fault", "journal", "target", "first word", *(f"{name}, first word" for name in others)]

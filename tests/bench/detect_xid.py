@@ -79,7 +79,9 @@ def main() -> int:
         found = measure(Path(folder), min(args.rounds or 64, 4 * len(CODES)))
     row = ["Xid of the simulated driver to the launcher's event", tables.figure(found), f"{TARGET_MS:g} ms"]
     notes = "A run of four ranks; log-only Xids on all devices in turn, from a fake NVML library; the journal says when each came."
-    tables.write(args.results, "detection_xid", "From an Xid to its detection", ["what", "time", "target"], [row], notes)
+    tables.write(
+        args.results, "detection_xid", "From an Xid to its detection", ["what", "time", "target"], [row], notes
+    )
     return 0 if statistics.median(found) <= TARGET_MS else 1
 
 
