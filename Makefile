@@ -138,13 +138,11 @@ matrix: setup  ## every kind of fault in every phase (ten to twenty minutes); wr
 calm: setup  ## an hour of a run that is odd and healthy: nothing may be reported (MINUTES=n for another time)
 	$(PY) tests/calm.py --minutes $(or $(MINUTES),60)
 
-bench: setup  ## ftrun against torchrun on this machine, detection, transfers; the figures also go to build/bench/*.json
-	@mkdir -p build/bench
-	$(PY) tests/bench/recovery.py --json build/bench/recovery.json
-	$(PY) tests/bench/coldstart.py --json build/bench/coldstart.json
-	$(PY) tests/bench/detect.py --json build/bench/detect.json
-	$(PY) tests/bench/transfer.py --json build/bench/transfer.json
-	$(PY) tests/bench/status.py --json build/bench/status.json
+BENCHES = recovery cost coldstart detect transfer status footprint
+
+bench: setup  ## figures of this machine (about an hour; ROUNDS=n for a quick look), in tests/bench/results and the README
+	@set -e; for name in $(BENCHES); do $(PY) tests/bench/$$name.py $(if $(ROUNDS),--rounds $(ROUNDS)); done
+	$(PY) -m tests.bench.tables
 
 images: setup  ## make the README's pictures anew, from a real run
 	$(PY) examples/images.py

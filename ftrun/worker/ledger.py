@@ -12,7 +12,7 @@ import torch
 
 from ftrun.core.errors import UsageError
 from ftrun.worker import codec, rng
-from ftrun.worker.slots import END, GATE, LATE, RECORDING, START, Slots, negative_control
+from ftrun.worker.slots import END, GATE, LATE, RECORDING, START, Slots
 from ftrun.worker.state import Protected
 
 Captured = tuple[rng.State, dict[str, bytes]]  # of the random streams, and packed Python state
@@ -81,8 +81,7 @@ class Ledger:
         self.slots.write(RECORDING, 0, codec.encode({"header": header, "blobs": list(blobs)}, "recording"))
 
     def _write(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> None:
-        if negative_control(slot):
-            self.slots.invalidate(slot)
+        if self.slots.keeps_old(slot, tag):
             return
         content: dict[str, Any] = {
             "rng": captured[0],

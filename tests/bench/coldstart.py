@@ -1,6 +1,6 @@
 """From the command line to the end of a script that does next to nothing: ftrun beside torchrun.
 
-    python tests/bench/coldstart.py [--quick] [--json FILE]
+    python tests/bench/coldstart.py [--rounds N] [--results FOLDER]
 
 For 1, 2, 4 and 8 ranks, a script that does nothing and one that trains a small DDP model for three steps. Wall: from
 exec to the launcher's end. CPU: user and system seconds of the launcher and of every process that it waited for. Memory:
@@ -10,21 +10,17 @@ turns; medians. ftrun runs with its default of one spare, whose cost is in every
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.bench import tables
 from tests.bench.memory import descendants, memory
 from tests.bench.runs import SCRIPTS
 from tests.e2e import harness
@@ -32,7 +28,8 @@ from tests.e2e import harness
 SYSTEMS = ("ftrun", "torchrun")
 # kind of script -> rounds; a start that takes half a second needs more of them
 ROUNDS = {"noop": 11, "ddp": 5}
-QUICK = {"noop": 1, "ddp": 1}
+SCRIPT = {"noop": "nothing", "ddp": "DDP, three steps"}
+RANKS = (1, 2, 4, 8)
 
 
 def command(system: str, ranks: int, kind: str, out: Path) -> list[str]:
@@ -85,59 +82,31 @@ def held(system: str, ranks: int, kind: str, root: Path) -> float:
     return total
 
 
-def growth(figures: dict[int, float]) -> float:
-    """Least-squares slope: how much each further rank adds."""
-    count, total = len(figures), sum(figures)
-    mean_x, mean_y = total / count, sum(figures.values()) / count
-    return sum((x - mean_x) * (y - mean_y) for x, y in figures.items()) / sum((x - mean_x) ** 2 for x in figures)
-
-
-def measure(root: Path, ranks: Sequence[int], rounds_of: dict[str, int]) -> dict[str, Any]:
-    results: dict[str, Any] = {}
-    for kind, rounds in rounds_of.items():
-        for size in ranks:
-            walls: dict[str, list[float]] = {s: [] for s in SYSTEMS}
-            cpus: dict[str, list[float]] = {s: [] for s in SYSTEMS}
-            for _ in range(rounds):
-                for system in SYSTEMS:
-                    wall, cpu = timed(system, size, kind, root)
-                    walls[system].append(wall)
-                    cpus[system].append(cpu)
-            for system in SYSTEMS:
-                results.setdefault(kind, {}).setdefault(system, {})[size] = {
-                    "wall_s": statistics.median(walls[system]),
-                    "cpu_s": statistics.median(cpus[system]),
-                    "memory_mb": held(system, size, kind, root),
-                }
-            ours, theirs = (results[kind][s][size] for s in SYSTEMS)
-            print(
-                f"  {kind} {size} ranks: wall {ours['wall_s']:.2f} s, torchrun {theirs['wall_s']:.2f} s "
-                f"({theirs['wall_s'] / ours['wall_s']:.1f} times faster); CPU {ours['cpu_s']:.2f} s, {theirs['cpu_s']:.2f} s; "
-                f"memory {ours['memory_mb']:.0f} MB, {theirs['memory_mb']:.0f} MB",
-                flush=True,
-            )
-        slopes = {s: growth({n: e["cpu_s"] for n, e in results[kind][s].items()}) for s in SYSTEMS}
-        results[kind]["cpu_s_per_rank"] = slopes
-        part = slopes["ftrun"] / slopes["torchrun"]
-        print(
-            f"  {kind}: each further rank adds {slopes['ftrun']:.2f} CPU s, torchrun {slopes['torchrun']:.2f} "
-            f"({part:.2f} of it)",
-            flush=True,
-        )
-    return results
+def measure(root: Path, kind: str, size: int, rounds: int) -> list[str]:
+    """A row of the table."""
+    found: dict[str, list[tuple[float, float]]] = {s: [] for s in SYSTEMS}
+    for _ in range(rounds):
+        for system in SYSTEMS:
+            found[system].append(timed(system, size, kind, root))
+    cells = [tables.figure([one[part] for one in found[s]], "s") for part in (0, 1) for s in SYSTEMS]
+    return [SCRIPT[kind], str(size), *cells, *(f"{held(s, size, kind, root):.0f} MB" for s in SYSTEMS)]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure how ftrun starts beside torchrun.")
-    parser.add_argument("--quick", action="store_true", help="1 and 2 ranks, one round")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
-    args = parser.parse_args()
+    args = tables.arguments("Measure how ftrun starts beside torchrun.").parse_args()
     root = Path(tempfile.mkdtemp(prefix="ftrun-bench-"))
-    print(f"cold start, {os.cpu_count()} cores")
-    results = measure(root, (1, 2) if args.quick else (1, 2, 4, 8), QUICK if args.quick else ROUNDS)
+    rows = []
+    for kind, rounds in ROUNDS.items():
+        for ranks in RANKS:
+            rows.append(measure(root, kind, ranks, args.rounds or rounds))
+            print("  " + ", ".join(rows[-1]), flush=True)
     shutil.rmtree(root)
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    notes = (
+        "From exec of the launcher to its end; systems take turns. Processor time: of the launcher and all that it waited for. Memory: "
+        "of all processes together, shared pages counted once, while every rank waits at its end. ftrun has its one spare."
+    )
+    head = ["script", "ranks", "ftrun", "torchrun", "ftrun, CPU", "torchrun, CPU", "ftrun, memory", "torchrun, memory"]
+    tables.write(args.results, "coldstart", "From the command line to the end of a short script", head, rows, notes)
     return 0
 
 

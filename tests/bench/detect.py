@@ -1,22 +1,18 @@
-"""From a fault to the moment when the launcher knows it by name: median and worst time of each kind, on this machine.
+"""From a fault to the moment when it is known: by its name in ftrun's journal, and by the launcher's first word of it.
 
-    python tests/bench/detect.py [--quick] [--json FILE] [--only KIND]
+    python tests/bench/detect.py [--rounds N] [--only KIND] [--results FOLDER]
 
-The fault's time is written by the rank that strikes itself, just before; the detection's is that of the event in the
-journal (ftrun), or of the first line in which the launcher says that a worker failed (torchrun, and NVRx's ft_launcher
-where it is installed; both print it at once). Kill and freeze are also done under those, with a collective timeout that
-is far shorter than the default, since only that ends a frozen rank there.
+The rank that strikes itself writes the fault's time just before. The first word is read in the same way from every
+launcher: ftrun, torchrun, and NVRx's ft_launcher where it is installed. Under those two a fault ends the run, so each is a
+run of its own, with a collective timeout far below the default: nothing else ends a frozen rank there.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,10 +20,10 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.bench import runs, tables
 from tests.e2e import harness
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "detect.py"
@@ -38,6 +34,7 @@ STEP = 0.05  # seconds
 THEIR_TIMEOUT = 20.0  # seconds of a collective under the others; torch's default is 1800
 THEIR_BEATS = 5  # seconds without a heartbeat that NVRx is told to take for a hang
 OTHERS_SAY = re.compile(r"failed \(exitcode|closing signal|hung|heartbeat|terminat", re.IGNORECASE)
+WE_SAY = re.compile(r"ftrun: rank \d+ ")
 
 
 @dataclass(frozen=True)
@@ -69,30 +66,75 @@ def fired(folder: Path) -> list[int]:
     return [int(line.split()[2]) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def ours(folder: Path, kind: Kind, times: int) -> list[float]:
-    """Milliseconds of each detection under ftrun."""
-    (folder / "out").mkdir(parents=True)
+class Watched:
+    """A launcher whose output is read line by line, with the moment of each line."""
+
+    def __init__(self, folder: Path, command: list[str]) -> None:
+        self.folder = folder
+        (folder / "out").mkdir(parents=True)
+        self.lines: list[tuple[int, str]] = []
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=harness.environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append((time.monotonic_ns(), line))
+
+    def said(self, after: int, words: re.Pattern[str]) -> int | None:
+        """When the launcher first said something like `words` after that moment."""
+        mine = (at for at, line in self.lines if at >= after and words.search(line) and not line.startswith("[rank"))
+        return next(mine, None)
+
+    def wait(self, seconds: float) -> int:
+        """Exit code, when all output was read. Errors: TimeoutExpired."""
+        code = self.process.wait(seconds)
+        self._reader.join(5)
+        return code
+
+    def end(self) -> None:
+        """Kill everything: each leads a process of its own, and a stopped one hears nothing else."""
+        for pid in {self.process.pid, *harness.strays(self.folder)}:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.wait(20)
+
+
+def ours(folder: Path, kind: Kind, times: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of each detection under ftrun: until the journal's event, and until the first word of it."""
     options = ["--nproc-per-node", str(RANKS), "--spares", "1", "--max-replacements", "99", "--check-replicas", "1"]
     options += ["--hang-floor", str(FLOOR), "--heartbeat-interval", str(BEAT)]
     arguments = ["--out", str(folder / "out"), "--kind", kind.name, "--times", str(times), "--step", str(STEP)]
-    command = [harness.tool("ftrun"), *options, str(SCRIPT), *arguments]
-    outcome = harness.finish(harness.start(folder, command), ranks=0, timeout=120 + 10 * times)
-    assert outcome.code == 0, outcome.tail()
-    events = [line["event"] for line in outcome.journal if line.get("event", {}).get("fault")]
+    run = Watched(folder, [harness.tool("ftrun"), *options, str(SCRIPT), *arguments])
+    try:
+        assert run.wait(120 + 10 * times) == 0, "".join(line for _, line in run.lines[-40:])
+    finally:
+        run.end()
+    events = [e for line in harness.read_journal(folder) if (e := line.get("event", {})).get("fault")]
     wrong = [e for e in events if e["fault"] != kind.fault]
     assert not wrong, f"{kind.name} was taken for {wrong}"
     struck = fired(folder)
     assert len(struck) == times, f"{len(struck)} of {times} faults struck"
-    found = []
-    for at in struck:
-        seen = min(e["t"] * 1e3 for e in events if e["t"] * 1e9 >= at)
-        found.append(seen - at / 1e6)
-    return found
+    named = [min(e["t"] * 1e3 for e in events if e["t"] * 1e9 >= at) - at / 1e6 for at in struck]
+    words = [((run.said(at, WE_SAY) or run.lines[-1][0]) - at) / 1e6 for at in struck]
+    return named, words
 
 
-def theirs(folder: Path, system: str, kind: str, seconds: float) -> float | None:
-    """Milliseconds until another launcher says that a worker failed; None when it did not within `seconds`."""
-    (folder / "out").mkdir(parents=True)
+def theirs(folder: Path, system: str, kind: str) -> float | None:
+    """Milliseconds until another launcher says that a worker failed; None when it did not in time."""
     if system == "torchrun":
         launcher = [harness.tool("torchrun"), "--standalone"]
     else:
@@ -100,95 +142,66 @@ def theirs(folder: Path, system: str, kind: str, seconds: float) -> float | None
         launcher = [harness.tool("ft_launcher"), *port, f"--ft-rank-heartbeat-timeout={THEIR_BEATS}"]
     arguments = ["--out", str(folder / "out"), "--kind", kind, "--times", "1", "--step", str(STEP), "--backend", "gloo"]
     arguments += ["--timeout", str(THEIR_TIMEOUT), *(["--nvrx"] if system != "torchrun" else [])]
-    process = subprocess.Popen(
-        [*launcher, "--nproc-per-node", str(RANKS), str(SCRIPT), *arguments],
-        cwd=folder,
-        env=harness.environment(folder),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    said: list[int] = []
-
-    def read() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if fired(folder) and OTHERS_SAY.search(line) and not line.startswith("[rank"):
-                said.append(time.monotonic_ns())
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    deadline = time.monotonic() + seconds
-    while not said and process.poll() is None and time.monotonic() < deadline:
+    run = Watched(folder, [*launcher, "--nproc-per-node", str(RANKS), str(SCRIPT), *arguments])
+    deadline = time.monotonic() + THEIR_TIMEOUT + 60
+    said = None
+    while said is None and run.process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
-    ended = time.monotonic_ns()
-    known = said or process.poll() is not None
-    workers = harness.strays(folder)
-    for pid in {process.pid, *workers}:  # each leads a process of its own, and a stopped one hears nothing else
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    process.wait()
-    reader.join(5)
-    struck = fired(folder)
-    if not struck or not known:
-        return None
-    return ((said[0] if said else ended) - struck[0]) / 1e6
+        said = run.said(fired(folder)[0], OTHERS_SAY) if fired(folder) else None
+    run.end()
+    said = said or (run.said(fired(folder)[0], OTHERS_SAY) if fired(folder) else None)
+    return None if said is None else (said - fired(folder)[0]) / 1e6
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "worst": max(values), "n": len(values)}
+def by_memory(folder: Path, megabytes: int, times: int) -> list[float]:
+    """Milliseconds from a kill from outside to the launcher's record of it, by the victim's resident memory."""
+    run = runs.measure("ftrun", folder, [1] * times, ranks=2, size="small", ballast=megabytes)
+    return [k.parts["detect"] for k in run.kills if k.parts]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure how soon faults are detected.")
-    parser.add_argument("--quick", action="store_true", help="few faults of each kind")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser = tables.arguments("Measure how soon faults are detected.")
     parser.add_argument("--only", choices=[k.name for k in KINDS], help="one kind, and only ftrun")
     args = parser.parse_args()
-    times = 3 if args.quick else 12
-    results: dict[str, Any] = {"cores": os.cpu_count(), "ranks": RANKS, "quick": args.quick, "ftrun": {}}
+    times = args.rounds or 12
     # run directories are in shared memory unless somebody moves them, as the harness does
     root = Path(tempfile.mkdtemp(prefix="ftrun-bench-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
-    missed = []
+    others = ["torchrun", *(["ft_launcher"] if Path(harness.tool("ft_launcher")).exists() else [])]
+    rows = []
     try:
-        print(f"ftrun, {RANKS} ranks, steps of about {STEP * 1e3:.0f} ms: fault to its name in the journal", flush=True)
         for kind in KINDS:
             if args.only not in (None, kind.name):
                 continue
-            figures = spread(ours(root / kind.name, kind, times))
-            results["ftrun"][kind.name] = {**figures, "target": kind.target}
-            target = "" if kind.target is None else f", target {kind.target:.0f}"
-            if kind.target is not None and figures["median"] > kind.target:
-                missed.append(kind.name)
-            line = f"median {figures['median']:.1f} ms, worst {figures['worst']:.1f} (n={times}{target})"
-            print(f"  {kind.name:11s} {line}  {kind.words}", flush=True)
-        systems = ["torchrun", *(["ft_launcher"] if Path(harness.tool("ft_launcher")).exists() else [])]
-        for system in systems if args.only is None else ():
-            beats = "" if system == "torchrun" else f", heartbeat timeout {THEIR_BEATS:g} s"
-            print(
-                f"{system}: fault to its first word of it; collective timeout {THEIR_TIMEOUT:g} s instead of 1800{beats}"
-            )
-            for kind_name in ("signal", "frozen"):
-                rounds = 1 if args.quick or kind_name == "frozen" else 3
-                folders = [root / f"{system}-{kind_name}-{n}" for n in range(rounds)]
-                found = [theirs(f, system, kind_name, THEIR_TIMEOUT + 60) for f in folders]
-                values = [v for v in found if v is not None]
-                results.setdefault(system, {})[kind_name] = spread(values) if values else None
-                shown = (
-                    f"median {statistics.median(values):.0f} ms" if values else f"not within {THEIR_TIMEOUT + 60:g} s"
+            named, words = ours(root / kind.name, kind, times)
+            cells = [tables.figure(named), tables.figure(words)]
+            for system in others:
+                asked = args.only is None and kind.name in ("signal", "frozen")
+                found = (
+                    [theirs(root / f"{system}-{kind.name}-{n}", system, kind.name) for n in range(times)]
+                    if asked
+                    else []
                 )
-                print(f"  {kind_name:11s} {shown}", flush=True)
+                values = [value for value in found if value is not None]
+                missed = f", not in time: {len(found) - len(values)}" if len(values) < len(found) else ""
+                cells.append((tables.figure(values) if values else "") + missed)
+            target = "" if kind.target is None else f"{kind.target:.0f} ms"
+            rows.append([f"`{kind.fault}`", kind.words, cells[0], target, *cells[1:]])
+            print("  " + ", ".join(rows[-1]), flush=True)
+        for megabytes in () if args.only else (100, 1000):
+            values = by_memory(root / f"memory-{megabytes}", megabytes, times)
+            more = ["", tables.figure(values), "", "", *("" for _ in others)]
+            rows.append(["`signal`", f"SIGKILL from outside, {megabytes} MB resident, 2 ranks", *more[1:]])
     finally:
         shutil.rmtree(root)
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-    if missed:
-        print(f"beyond the target: {', '.join(missed)}")
+    notes = (
+        f"{RANKS} ranks, steps of about {STEP * 1e3:.0f} ms, the struck rank writes the time just before. Journal: until the event "
+        "with the fault's name. First word: until a line of the launcher's says that something happened to a rank, read in the same "
+        f"way from every launcher. torchrun{' and ft_launcher' if others[1:] else ''}: "
+        f"collective timeout {THEIR_TIMEOUT:g} s instead of 1800, a run for each fault."
+    )
+    head = ["found as", "fault", "journal", "target", "first word", *(f"{name}, first word" for name in others)]
+    if args.only is None:
+        tables.write(args.results, "detection", "From a fault to its detection", head, rows, notes)
     return 0
 
 

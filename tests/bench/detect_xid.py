@@ -1,11 +1,10 @@
-"""How long from an Xid of the (fake) driver until the controller has it: `python tests/bench/detect_xid.py [--quick] [--json F]`.
+"""How long from an Xid of the (fake) driver until the controller has it: `python tests/bench/detect_xid.py [--rounds N]`.
 
 A real run of four ranks; log-only Xids on all devices in turn; the launcher's journal says when each one came.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import statistics
@@ -18,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.bench import tables  # noqa: E402
 from tests.e2e import harness  # noqa: E402
 from tests.faults.fake_nvml import FakeNvml  # noqa: E402
 
@@ -74,19 +74,14 @@ def _until(condition: object, what: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="12 events instead of 64")
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+    args = tables.arguments("Measure how soon an Xid is known.").parse_args()
     with tempfile.TemporaryDirectory(prefix="ftrun-xid-") as folder:
-        found = measure(Path(folder), 12 if chosen.quick else 4 * len(CODES))
-    result = {"kind": "xid", "events": len(found), "median_ms": statistics.median(found), "worst_ms": max(found)}
-    print(
-        f"Xid to controller, {len(found)} events: median {result['median_ms']:.1f} ms, worst {result['worst_ms']:.1f} ms "
-        f"(target {TARGET_MS:g} ms)"
+        found = measure(Path(folder), min(args.rounds or 64, 4 * len(CODES)))
+    row = ["Xid of the simulated driver to the launcher's event", tables.figure(found), f"{TARGET_MS:g} ms"]
+    notes = "A run of four ranks; log-only Xids on all devices in turn, from a fake NVML library; the journal says when each came."
+    tables.write(
+        args.results, "detection_xid", "From an Xid to its detection", ["what", "time", "target"], [row], notes
     )
-    if chosen.json:
-        chosen.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0 if statistics.median(found) <= TARGET_MS else 1
 
 

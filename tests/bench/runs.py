@@ -23,26 +23,26 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 @dataclass
 class Done:
-    """A rank finished a step."""
+    """A rank finished a step. `cpu_ns`: processor time of its process until then."""
 
     rank: int
     step: int
     ns: int
     pid: int
+    cpu_ns: int
 
 
 @dataclass
 class Kill:
-    """One SIGKILL and what followed. Times in ms; `end_step` is the first step that was never done before."""
+    """One SIGKILL and what followed. Times in ms."""
 
     rank: int
     killed_ns: int
     before: int  # highest step finished by any rank before the kill
-    end_step: int = -1
     stall: float = 0.0
     again: int = 0  # steps done a second time, beyond the one in flight
-    parts: dict[str, float] = field(default_factory=dict)
-    journal_total: float | None = None
+    lost: float = 0.0  # how much later the run is, some seconds after the kill, than at its usual pace
+    parts: dict[str, float] = field(default_factory=dict)  # of ftrun's journal, `detect` by the killer's clock
 
 
 @dataclass
@@ -50,18 +50,19 @@ class Run:
     """A finished run. Times in ms."""
 
     system: str
-    order: str
     cold_start: float
     step: float  # median of steps that no kill touched
     kills: list[Kill]
-    folder: Path
 
 
-def command(system: str, folder: Path, script: str, arguments: Sequence[str], ranks: int, restarts: int) -> list[str]:
+def command(
+    system: str, folder: Path, script: str, arguments: Sequence[str], ranks: int, restarts: int, spares: int = 1
+) -> list[str]:
+    """A measured script under a launcher; `restarts`: of torchrun."""
     out = ["--out", str(folder / "out")]
     path = str(SCRIPTS / script)
     if system == "ftrun":
-        options = ["--spares", "1", "--max-replacements", "100"]
+        options = ["--spares", str(spares), "--max-replacements", "100"]
         return [harness.tool("ftrun"), "--nproc-per-node", str(ranks), *options, path, *out, *arguments]
     options = ["--standalone", "--max-restarts", str(restarts)]
     return [harness.tool("torchrun"), "--nproc-per-node", str(ranks), *options, path, *out, *arguments]
@@ -71,7 +72,7 @@ def read_times(folder: Path, rank: int) -> list[Done]:
     path = folder / "out" / f"rank-{rank}.times"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     fields = [line.split() for line in lines if line.startswith("done ")]
-    return [Done(rank, int(f[1]), int(f[2]), int(f[3])) for f in fields]
+    return [Done(rank, *map(int, f[1:5])) for f in fields]
 
 
 def wait_for(running: harness.Running, what: str, condition: Callable[[], Any], seconds: float = 120.0) -> Any:
@@ -86,17 +87,28 @@ def wait_for(running: harness.Running, what: str, condition: Callable[[], Any], 
 
 
 def measure(
-    system: str, order: str, folder: Path, victims: Sequence[int], *, ranks: int, size: str = "10m", ballast: int = 0
+    system: str,
+    folder: Path,
+    victims: Sequence[int],
+    *,
+    ranks: int,
+    order: str = "early",
+    size: str = "10m",
+    ballast: int = 0,
+    fill: float = 0.0,
+    spares: int = 1,
+    apart: int = 20,
 ) -> Run:
-    """Kill `victims` one after the other, each in the middle of a step that is 5 steps after a checkpoint."""
+    """Kill `victims` one after the other, `apart` steps between them (torchrun: a multiple of 10, each 5 after a checkpoint)."""
     (folder / "out").mkdir(parents=True)
-    steps = 20 + 20 * len(victims)
+    steps = 20 + apart * len(victims)
     arguments = ["--system", system, "--order", order, "--steps", str(steps), "--size", size, "--ballast", str(ballast)]
+    arguments += ["--fill", str(fill)]
     launched = time.monotonic_ns()
-    running = harness.start(folder, command(system, folder, "train.py", arguments, ranks, len(victims)))
+    running = harness.start(folder, command(system, folder, "train.py", arguments, ranks, len(victims), spares))
     kills = []
     for number, victim in enumerate(victims):
-        target = 14 + 20 * number
+        target = 14 + apart * number
         wait_for(running, f"step {target}", lambda v=victim, t=target: any(d.step == t for d in read_times(folder, v)))
         mine = read_times(folder, victim)
         gaps = [(b.ns - a.ns) for a, b in pairwise(mine) if b.pid == a.pid and b.step == a.step + 1]
@@ -109,20 +121,6 @@ def measure(
     outcome = harness.finish(running, ranks=0, timeout=300)
     assert outcome.code == 0, outcome.tail()
     done = [d for r in range(ranks) for d in read_times(folder, r)]
-    return _evaluate(system, order, folder, launched, done, kills, ranks, outcome)
-
-
-def _evaluate(
-    system: str,
-    order: str,
-    folder: Path,
-    launched: int,
-    done: list[Done],
-    kills: list[Kill],
-    ranks: int,
-    outcome: harness.Outcome,
-) -> Run:
-    first = [min(d.ns for d in done if d.rank == r) for r in range(ranks)]
     near = {k.before + i for k in kills for i in range(4)}  # the step in flight and those that warm up again
     clean = [
         (b.ns - a.ns) / 1e6
@@ -130,23 +128,32 @@ def _evaluate(
         for a, b in _neighbours([d for d in done if d.rank == r])
         if b.step not in near and b.step > 3
     ]
+    run = Run(system, 0.0, statistics.median(clean), kills)
+    run.cold_start = (max(min(d.ns for d in done if d.rank == r) for r in range(ranks)) - launched) / 1e6
     for kill in kills:
-        after = [d for d in done if d.rank == kill.rank and d.ns > kill.killed_ns and d.step > kill.before]
-        kill.end_step = min(after, key=lambda d: d.ns).step
-        ends = [
-            min(d.ns for d in done if d.rank == r and d.step == kill.end_step and d.ns > kill.killed_ns)
-            for r in range(ranks)
-        ]
-        kill.stall = (max(ends) - kill.killed_ns) / 1e6
-        again = [d.step for d in done if d.rank == kill.rank and kill.killed_ns < d.ns <= max(ends)]
-        kill.again = sum(s <= kill.before for s in again)
-        for note in outcome.notes("incident"):
-            if 0 <= note["detected_ns"] - kill.killed_ns < kill.stall * 1e6:
-                # the launcher does not know when the fault struck; the killer does
-                kill.parts = dict(note["ms"])
-                kill.parts["detect"] = (note["detected_ns"] - kill.killed_ns) / 1e6
-                kill.journal_total = sum(kill.parts.values())
-    return Run(system, order, (max(first) - launched) / 1e6, statistics.median(clean), kills, folder)
+        _evaluate(kill, run, done, ranks, outcome, apart)
+    return run
+
+
+def _evaluate(kill: Kill, run: Run, done: list[Done], ranks: int, outcome: harness.Outcome, apart: int) -> None:
+    def end(step: int) -> int:
+        """When the slowest rank had finished a step after the kill."""
+        return max(
+            min(d.ns for d in done if (d.rank, d.step) == (r, step) and d.ns > kill.killed_ns) for r in range(ranks)
+        )
+
+    after = [d for d in done if d.rank == kill.rank and d.ns > kill.killed_ns and d.step > kill.before]
+    first = min(after, key=lambda d: d.ns).step
+    kill.stall = (end(first) - kill.killed_ns) / 1e6
+    again = [d.step for d in done if d.rank == kill.rank and kill.killed_ns < d.ns <= end(first)]
+    kill.again = sum(s <= kill.before for s in again)
+    behind = apart - 4  # steps; the next kill is near
+    begun = max(d.ns for d in done if d.step == kill.before and d.ns <= kill.killed_ns)
+    kill.lost = (end(kill.before + behind) - begun) / 1e6 - behind * run.step
+    for note in outcome.notes("incident"):
+        if 0 <= note["detected_ns"] - kill.killed_ns < kill.stall * 1e6:
+            # the launcher does not know when the fault struck; the killer does
+            kill.parts = {**note["ms"], "detect": (note["detected_ns"] - kill.killed_ns) / 1e6}
 
 
 def _neighbours(mine: list[Done]) -> list[tuple[Done, Done]]:

@@ -1,6 +1,6 @@
 """What it costs to watch a run: processor time of a live `ftrun status`, and how long until its first picture.
 
-    python tests/bench/status.py [--quick] [--json FILE]
+    python tests/bench/status.py [--rounds N] [--results FOLDER]
 
 On boards put back from a recording (8 and 10,000 ranks) whose ranks beat and step on meanwhile, and on a real run of 8
 ranks. Bounds: 1 % of one core for 8 ranks, 5 % for 10,000; the first picture within 300 ms. Exit code 1 beyond them.
@@ -8,7 +8,6 @@ ranks. Bounds: 1 % of one core for 8 ranks, 5 % for 10,000; the first picture wi
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -26,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from ftrun.core import gate  # noqa: E402
 from ftrun.core.board import Board, F  # noqa: E402
+from tests.bench import tables  # noqa: E402
 from tests.view import boards  # noqa: E402
 from tests.view.terminal import Terminal  # noqa: E402
 
@@ -121,7 +121,7 @@ def recorded(folder: Path, ranks: int, seconds: float, starts: int) -> dict[str,
         _, share = watch(env, folder, "bench", seconds)
     finally:
         player.over.set()
-    return {"board": "recorded", "ranks": ranks, "cpu_percent": share, "paint_ms": statistics.median(paints)}
+    return {"board": "recorded", "ranks": ranks, "cpu_percent": share, "paint_ms": paints}
 
 
 def real(folder: Path, ranks: int, seconds: float, starts: int) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def real(folder: Path, ranks: int, seconds: float, starts: int) -> dict[str, Any
     finally:
         run.send_signal(signal.SIGTERM)
         run.wait(60)
-    return {"board": "real run", "ranks": ranks, "cpu_percent": share, "paint_ms": statistics.median(paints)}
+    return {"board": "real run", "ranks": ranks, "cpu_percent": share, "paint_ms": paints}
 
 
 def _await_steps(env: dict[str, str]) -> None:
@@ -156,27 +156,28 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Cost of a live ftrun status.")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    seconds, starts = (8.0, 5) if arguments.quick else (30.0, 15)
-    rows = []
+    args = tables.arguments("Cost of a live ftrun status.").parse_args()
+    seconds, starts = (30.0, args.rounds or 15)
+    found = []
     with tempfile.TemporaryDirectory(prefix="ftrun-bench-") as name:
         folder = Path(name)
-        rows += [recorded(folder, ranks, seconds, starts) for ranks in (8, 10_000)]
-        rows.append(real(folder, 8, seconds, starts))
-    late = False
-    for row in rows:
-        bound = BOUNDS[row["ranks"]]
-        late |= row["cpu_percent"] > bound or row["paint_ms"] > PAINT
-        print(
-            f"{row['board']:<9} {row['ranks']:>6} ranks   {row['cpu_percent']:5.2f} % of one core (bound {bound:g})   "
-            f"first picture {row['paint_ms']:4.0f} ms (bound {PAINT:g})"
-        )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
-    return int(late)
+        found += [recorded(folder, ranks, seconds, starts) for ranks in (8, 10_000)]
+        found.append(real(folder, 8, seconds, starts))
+    rows = [
+        [
+            r["board"],
+            str(r["ranks"]),
+            f"{r['cpu_percent']:.2f} %",
+            f"{BOUNDS[r['ranks']]:g} %",
+            tables.figure(r["paint_ms"]),
+        ]
+        for r in found
+    ]
+    notes = f"Processor time of `ftrun status` over {seconds:g} s, of one core; the first picture is to come within {PAINT:g} ms."
+    head = ["board", "ranks", "processor", "bound", "first picture"]
+    tables.write(args.results, "status", "Watching a run", head, rows, notes)
+    late = [r for r in found if r["cpu_percent"] > BOUNDS[r["ranks"]] or statistics.median(r["paint_ms"]) > PAINT]
+    return int(bool(late))
 
 
 if __name__ == "__main__":

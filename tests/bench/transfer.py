@@ -1,6 +1,6 @@
 """Transfers on the host: peer copy, adopting, reload from the host snapshot, and what overlapping its stages is worth.
 
-    python tests/bench/transfer.py [--quick] [--json FILE]
+    python tests/bench/transfer.py [--rounds N] [--quick] [--results FOLDER]
 
 Definitions. memcpy: libc's memcpy over warm shared memory, the range cut in one piece a thread, the better of one and of
 one a core. Peer copy: transfer.copy between two warm segments, as restore uses it. Adopt: from asking the fd store for the
@@ -13,9 +13,7 @@ Things that are compared take turns; every figure is a median, with the smallest
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import multiprocessing
 import os
 import shutil
@@ -34,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from ftrun import native
 from ftrun.native import transfer
 from ftrun.native.transfer import CHECK_BACK, CHECK_NONE, CHECK_READ, Facts, Terms
+from tests.bench import tables
 
 MB = 1_000_000
 RECEIVERS = 4
@@ -45,16 +44,6 @@ HASHED = "hashed on the way"
 ALL_BACK = "hashed, all read back"  # what restore asks for
 IN_CACHE = "hash alone, in cache, 1 thread"
 CHECKS = {"unchecked": CHECK_NONE, HASHED: CHECK_READ, ALL_BACK: CHECK_BACK}
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
-
-
-def shown(values: dict[str, float], unit: str) -> str:
-    digits = 2 if unit in ("ms", "times") else 1
-    median, low, high = (f"{values[key]:.{digits}f}" for key in ("median", "min", "max"))
-    return f"{median} {unit} ({low} to {high}, n={int(values['n'])})"
 
 
 def shared(size: int) -> int:
@@ -119,8 +108,8 @@ def peer_copy(size: int, rounds: int) -> dict[str, Any]:
     native.unmap(to, size)
     return {
         "bytes": size,
-        "gb_per_s": {name: spread(values) for name, values in found.items()},
-        "of_memcpy": {name: spread(values) for name, values in ratios.items()},
+        "gb_per_s": found,
+        "of_memcpy": ratios,
     }
 
 
@@ -265,9 +254,9 @@ def host_reload(size: int, rounds: int) -> dict[str, Any]:
         "receivers": RECEIVERS,
         "chunk": chunk,
         "written": written,
-        "gb_per_s": {name: spread(values) for name, values in rates.items()},
-        "of_limit": {name: spread(values) for name, values in ratios.items()},
-        "overlap_gain": spread(gains),
+        "gb_per_s": rates,
+        "of_limit": ratios,
+        "overlap_gain": gains,
     }
 
 
@@ -302,7 +291,7 @@ def linked(size: int, rounds: int) -> dict[str, Any] | None:
         found = {}
         for name, rate in (("half", even / 2), ("even", even), ("double", 2 * even)):
             runs = [run(rate) for _ in range(rounds)]
-            found[name] = {"mb_per_s": rate / MB, "gain": spread([turns / took for took, turns in runs])}
+            found[name] = {"mb_per_s": rate / MB, "gain": [turns / took for took, turns in runs]}
         return {"bytes": size, "seconds_without_link": processor, "links": found}
 
 
@@ -354,7 +343,7 @@ def adopt(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
                         raise SystemExit("adopted something else")
                     del tensor
                     mine.segment.close()
-                found[str(size)] = spread(times)
+                found[str(size)] = times
                 del view
                 blocks.clear()
                 client.forget(0, "arena")
@@ -366,72 +355,53 @@ def adopt(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     return found
 
 
-def report(result: dict[str, Any]) -> list[str]:
-    copy, reload = result["peer_copy"], result["host_reload"]
-    lines = [f"peer copy of {copy['bytes'] // MB} MB"]
-    lines += [f"  {name:34s} {shown(values, 'GB/s')}" for name, values in copy["gb_per_s"].items()]
-    lines += [f"  {name:24s} of memcpy {shown(values, 'times')}" for name, values in copy["of_memcpy"].items()]
-    memory = {name: values["median"] for name, values in copy["gb_per_s"].items()}
-    lines.append(
-        f"  a copy reads and writes each byte: {2 * memory[f'memcpy, {CORES} threads' if CORES > 1 else 'memcpy, 1 thread']:.1f} "
-        f"GB/s cross the memory in memcpy, {2 * memory[HASHED]:.1f} when hashed on the way, and {3 * memory[ALL_BACK]:.1f} of 3 "
-        f"bytes a byte when all is read back; a core hashes {memory[IN_CACHE]:.1f} GB/s of what is in its cache"
-    )
-    lines.append("adopt (0 B moved)")
-    lines += [f"  {int(size) // MB:5d} MB  {shown(values, 'ms')}" for size, values in result["adopt_ms"].items()]
-    lines.append(
-        f"host reload of {reload['bytes'] // MB} MB by {reload['receivers']} receivers, chunks of "
-        f"{reload['chunk'] / 2**20:.0f} MiB, {reload['written'] // MB} MB written in all"
-    )
-    lines += [f"  {name:24s} {shown(values, 'GB/s')}" for name, values in reload["gb_per_s"].items()]
-    lines += [f"  {name:24s} of the limit {shown(values, 'times')}" for name, values in reload["of_limit"].items()]
-    gain = reload["overlap_gain"]
-    lines.append(f"  overlapped against one after another: {shown(gain, 'times')} faster")
-    plain = [values["median"] for name, values in copy["gb_per_s"].items() if name.startswith("memcpy")]
-    single, both = plain[0], plain[-1]
-    if gain["median"] < 1.3:
-        turns, limit = (reload["gb_per_s"][name]["median"] for name in ("one after another", "memcpy"))
-        lines.append(
-            f"  every stage is a copy by the processor, and {RECEIVERS} processes keep {CORES} cores busy in either order: one after "
-            f"another they already move {turns:.1f} of the {limit:.1f} GB/s that the memory gives, so there is nothing left to "
-            f"overlap with (one core alone copies at {single:.1f} GB/s, all together at {both:.1f})"
-        )
-    if result["linked"] is not None:
-        lines.append(
-            f"the same stages of {result['linked']['bytes'] // MB} MB with a link of its own rate before each staging buffer "
-            "(what a copy engine is): overlapped against one after another"
-        )
-        lines += [
-            f"  {one['mb_per_s']:6.0f} MB/s a link ({name:6s} of the rate of the rest)  {shown(one['gain'], 'times')} faster"
-            for name, one in result["linked"]["links"].items()
+def rows(result: dict[str, Any]) -> list[list[str]]:
+    """The table: what was moved, at what rate, and how much that is of what the memory allows."""
+    copy, reload, linked = result["peer_copy"], result["host_reload"], result["linked"]
+    found = []
+    for what, part, limit in (
+        (f"peer copy of {copy['bytes'] // MB} MB", copy, copy["of_memcpy"]),
+        (f"reload of {reload['bytes'] // MB} MB by {reload['receivers']} receivers", reload, reload["of_limit"]),
+    ):
+        for name, values in part["gb_per_s"].items():
+            share = tables.figure(limit[name], "times") if name in limit else ""
+            found.append([what, name, tables.figure(values, "GB/s"), share])
+    found.append(
+        [
+            "the reload's stages overlapped",
+            "against one after another",
+            tables.figure(reload["overlap_gain"], "times"),
+            "",
         ]
-    return lines
+    )
+    for name, one in linked["links"].items() if linked is not None else ():
+        words = f"a link in front, {name} the rate of the rest"
+        found.append(["the reload's stages overlapped", words, tables.figure(one["gain"], "times"), ""])
+    found += [
+        ["adopt, 0 B moved", f"{int(s) // MB} MB", tables.figure(v, "ms"), ""] for s, v in result["adopt_ms"].items()
+    ]
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser = tables.arguments("Measure how state moves between the memories of this machine.")
+    parser.add_argument("--quick", action="store_true", help="smaller pieces")
     args = parser.parse_args()
     size = (256 if args.quick else 1024) * MB // 4096 * 4096
     sizes = [256 * MB, 1024 * MB] if args.quick else [256 * MB, 1024 * MB, 4096 * MB]
-    rounds = 5 if args.quick else 9
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    ).stdout.strip()
-    head = {"date": time.strftime("%Y-%m-%d"), "cores": CORES, "commit": commit, "load": os.getloadavg()[0]}
+    rounds = args.rounds or 9
     # the processes of a reload are forked: before torch, and its threads, are here
     result = {
-        **head,
         "peer_copy": peer_copy(size, rounds),
         "host_reload": host_reload(size // 2, rounds),
         "linked": linked(size // 4, rounds),
         "adopt_ms": adopt(sizes, rounds),
     }
-    print(f"date {head['date']}, {CORES} cores, load {head['load']:.1f}, no GPU, commit {commit}")
-    print("\n".join(report(result)))
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1))
+    notes = (
+        "On the host, no GPU. Of the limit: against a plain memcpy of the same bytes by as many threads or processes."
+    )
+    head = ["what", "how", "rate, gain or time", "of the limit"]
+    tables.write(args.results, "transfer", "Moving state", head, rows(result), notes)
 
 
 if __name__ == "__main__":

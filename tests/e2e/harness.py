@@ -110,10 +110,10 @@ def environment(folder: Path, extra: dict[str, str] | None = None) -> dict[str, 
     }
 
 
-def torchrun(folder: Path, arguments: Sequence[str], ranks: int = RANKS) -> Outcome:
+def torchrun(folder: Path, arguments: Sequence[str], ranks: int = RANKS, env: dict[str, str] | None = None) -> Outcome:
     """The same script, stock torch, started by the command `torchrun`."""
     command = [tool("torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
-    return _stock(folder, command, arguments, ranks)
+    return _stock(folder, command, arguments, ranks, env)
 
 
 def stock(folder: Path, arguments: Sequence[str], ranks: int = RANKS) -> Outcome:
@@ -121,9 +121,11 @@ def stock(folder: Path, arguments: Sequence[str], ranks: int = RANKS) -> Outcome
     return _stock(folder, [sys.executable, "-m", "tests.e2e.stock", str(ranks)], arguments, ranks)
 
 
-def _stock(folder: Path, command: Sequence[str], arguments: Sequence[str], ranks: int) -> Outcome:
+def _stock(
+    folder: Path, command: Sequence[str], arguments: Sequence[str], ranks: int, env: dict[str, str] | None = None
+) -> Outcome:
     script = [str(REFERENCE), "--backend", "gloo", "--out", str(folder / "out"), *arguments]
-    return _finish(start(folder, [*command, *script], {"PYTHONPATH": str(ROOT)}), ranks)
+    return _finish(start(folder, [*command, *script], {"PYTHONPATH": str(ROOT), **(env or {})}), ranks)
 
 
 def unhurried(arguments: Sequence[str]) -> tuple[str, ...]:

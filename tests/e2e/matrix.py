@@ -6,7 +6,9 @@ matrix.json; run as a program, this file writes the README's table from that.
 
 from __future__ import annotations
 
+import functools
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,8 +39,10 @@ REDONE = "redone"  # all ranks do the step again, nobody is replaced
 UNHARMED = "unharmed"  # nothing needs to be done
 ENDED = "ended"  # the run is over
 
-# how a cell of the README's table is written
-SIGNS = {REPLACED: "=", REDONE: "=", UNHARMED: "=", ENDED: "end"}
+# how a cell of the README's table is written: the run's end by what became of it; found and left alone; nothing found
+SIGNS = {REPLACED: "=", REDONE: "=", ENDED: "end"}
+REPORTED, NOTHING = "report", "none"
+SEED = 1  # of every plan, see harness.script_command
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Row:
     blames_others: bool = False  # its peers fail with it, so they may be named too
     arguments: tuple[str, ...] = ARGUMENTS  # of the script
     first: int = 4  # step of the first cell
-    gpus: int = 0  # fake devices, 0 = none
+    gpus: int = 0  # devices of a simulated driver, 0 = none
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -244,6 +248,16 @@ class Result:
     then: str = ""
     exact: bool | None = None
     wrong: str = ""
+    commit: str = field(default_factory=lambda: _commit())
+    seed: int = SEED
+
+
+@functools.cache
+def _commit() -> str:
+    """The commit of this checkout; one with changes has a "+"."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(command, cwd=README.parent, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
 
 
 def judge(batch: Batch, outcome: Outcome, clean: Outcome | None) -> list[Result]:
@@ -322,8 +336,12 @@ def table(results: list[dict[str, Any]]) -> str:
     lines = [f"| fault | found as | {' | '.join(PHASES)} |", "|---|---|" + "---|" * len(PHASES)]
     for row in ROWS:
         marks = [_mark(row, phase, by_cell.get((row.kind, phase))) for phase in PHASES]
+        simulated = " (simulated driver)" if row.gpus else ""
         names = sorted({by_cell[row.kind, p]["found"] for p in PHASES if (row.kind, p) in by_cell} - {""})
-        lines.append(f"| `{row.spelled or row.kind}` | {', '.join(names) or '–'} | {' | '.join(marks)} |")
+        lines.append(f"| `{row.spelled or row.kind}`{simulated} | {', '.join(names) or '–'} | {' | '.join(marks)} |")
+    commits = sorted({r["commit"] for r in results})
+    seeds = sorted({r["seed"] for r in results})
+    lines += ["", f"<sub>{len(results)} cells, commit {', '.join(commits)}, seed {', '.join(map(str, seeds))}</sub>"]
     return "\n".join(lines)
 
 
@@ -332,7 +350,11 @@ def _mark(row: Row, phase: str, result: dict[str, Any] | None) -> str:
         return ""
     if result is None:
         return "not run"
-    return SIGNS[result["then"]] if not result["wrong"] else "**no**"
+    if result["wrong"]:
+        return "**no**"
+    if result["then"] == UNHARMED:
+        return REPORTED if result["found"] else NOTHING
+    return SIGNS[result["then"]]
 
 
 def load() -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -378,18 +379,42 @@ def test_a_frozen_cgroup_is_found_and_its_rank_replaced(folder: Path, freezer: P
 
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
-    group = cgroup("memory")
+    """A memory cgroup of the version that this machine has."""
+    group = cgroup_v2("memory") or cgroup("memory")
     try:
         yield group
     finally:
         remove(group)
 
 
+def cgroup_v2(controller: str) -> Path | None:
+    """A new cgroup (v2) below our own, or below the root, where processes may enter it and the controller is on."""
+    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()).get("")
+    for parent in () if own is None else (Path("/sys/fs/cgroup") / own.strip("/"), Path("/sys/fs/cgroup")):
+        children = parent / "cgroup.subtree_control"
+        if children.exists() and controller in children.read_text().split():
+            group = parent / f"ftrun-test-{os.getpid()}"
+            with contextlib.suppress(OSError):
+                group.mkdir()
+                return group
+    return None
+
+
+def limit_memory(group: Path, limit: int) -> None:
+    """Set what the group's processes may take, in bytes, without swap."""
+    if (group / "memory.max").exists():
+        (group / "memory.max").write_text(str(limit))
+        with contextlib.suppress(OSError):  # a kernel without swap accounting
+            (group / "memory.swap.max").write_text("0")
+    else:
+        (group / "memory.limit_in_bytes").write_text(str(limit))
+
+
 def test_a_kill_by_the_kernel_is_told_from_any_other(folder: Path, small_memory: Path, clean: set[str]) -> None:
     running = begin(folder)
     victim = pid_of(running, 1, 4)
     # first the limit, which Linux does not set below what is in use; what the victim touches once inside is too much
-    (small_memory / "memory.limit_in_bytes").write_text("4096")
+    limit_memory(small_memory, 4096)
     (small_memory / "cgroup.procs").write_text(str(victim))
     wait_for(lambda: "rank 1 died" in running.output, "the kernel's kill")
     os.kill(pid_of(running, 2, 4), signal.SIGKILL)
@@ -408,7 +433,7 @@ def test_the_cgroup_tells_it_where_the_kernel_may_not_be_asked(
     small_memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oom_kills, "_open_kernel", lambda: None)
-    (small_memory / "memory.limit_in_bytes").write_text(str(64 << 20))
+    limit_memory(small_memory, 64 << 20)
     kills = oom_kills.Kills()
     enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(small_memory / "cgroup.procs")]
     victims = [

@@ -1,4 +1,4 @@
-"""What is started to measure a start: nothing at all.
+"""A script that does nothing, to measure a start.
 
 With OUT/hold in place every rank writes OUT/here-RANK and waits until OUT/hold is gone.
 """

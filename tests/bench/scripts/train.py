@@ -1,10 +1,12 @@
 """The measured script: the GPT of examples/train_gpt.py, 10.6 M parameters with fused Adam, each finished step timed.
 
 One row of 16 bytes a rank and step: a stall is mostly the redone step, and this one is short (0.14 s on two cores).
+`--fill S` makes a step at least S seconds long: the rank multiplies matrices until then.
 
-Every rank appends to OUT/rank-R.times: "begin PID NS" when the script starts, "done STEP NS PID" after each step (NS on
-CLOCK_MONOTONIC, the same for all processes). `--system torchrun` is stock torch with a checkpoint every 10 steps;
-`--order late` is the order of torchrun's tutorial: LOCAL_RANK is read first, then everything is built.
+Every rank appends to OUT/rank-R.times: "begin PID NS" when the script starts, "done STEP NS PID CPU" after each step (NS on
+CLOCK_MONOTONIC, the same for all processes; CPU: ns of processor time of the process). `--system torchrun` is stock torch
+with a checkpoint every --checkpoint-every steps (0: none). `--order late` is the order of torchrun's tutorial: LOCAL_RANK is
+read first, then everything is built. While OUT/hold is there the script waits at its end.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
 import train_gpt  # noqa: E402
 
-CHECKPOINT_EVERY = 10
 CONTEXT = 16
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from start_noop import hold  # noqa: E402
 
 
 def build(args: argparse.Namespace) -> tuple[train_gpt.GPT, torch.optim.Optimizer]:
@@ -46,6 +51,9 @@ def main() -> None:
     parser.add_argument("--size", choices=train_gpt.SIZES, default="10m")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--context", type=int, default=CONTEXT, help="bytes in a row")
+    parser.add_argument("--fill", type=float, default=0.0, metavar="S", help="shortest time of a step")
+    parser.add_argument("--checkpoint-every", type=int, default=10, help="under torchrun; 0: never")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ballast", type=int, default=0, help="MB of memory that each rank touches and keeps")
     args = parser.parse_args()
@@ -62,7 +70,7 @@ def main() -> None:
     rank = dist.get_rank()
     times = os.open(args.out / f"rank-{rank}.times", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(times, f"begin {os.getpid()} {BEGIN}\n".encode())
-    ballast = torch.ones(args.ballast, 1 << 18)
+    ballast, filler = torch.ones(args.ballast, 1 << 18), torch.ones(256, 256)
     torch.manual_seed(args.seed * 1000 + rank)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
 
@@ -84,18 +92,23 @@ def main() -> None:
 
     for step, index in steps:
         with step:
-            inputs, targets = text.batch("train", index, rank, args.batch, CONTEXT)
+            filled = time.monotonic() + args.fill
+            inputs, targets = text.batch("train", index, rank, args.batch, args.context)
             loss = ddp(inputs, targets)
+            while time.monotonic() < filled:
+                torch.mm(filler, filler)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
         if args.system == "torchrun" or step.committed:
-            os.write(times, f"done {index} {time.monotonic_ns()} {os.getpid()}\n".encode())
-        if args.system == "torchrun" and rank == 0 and (index + 1) % CHECKPOINT_EVERY == 0:
+            os.write(times, f"done {index} {time.monotonic_ns()} {os.getpid()} {time.process_time_ns()}\n".encode())
+        checkpoints = args.system == "torchrun" and rank == 0 and args.checkpoint_every
+        if checkpoints and (index + 1) % args.checkpoint_every == 0:
             whole = {"model": ddp.state_dict(), "optimizer": optimizer.state_dict(), "step": index + 1}
             torch.save(whole, checkpoint.with_suffix(".tmp"))
             os.replace(checkpoint.with_suffix(".tmp"), checkpoint)
     del ballast
+    hold(args.out)
     dist.destroy_process_group()
 
 

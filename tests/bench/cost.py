@@ -1,0 +1,117 @@
+"""What ftrun costs per step: whole runs under ftrun and under torchrun take turns, on the same script without a fault.
+
+    python tests/bench/cost.py [--rounds N] [--steps N] [--results FOLDER]
+
+Wall clock and processor time of STEPS steps after WARM first ones, every check that ftrun makes included (replicas are
+compared in every 100th step). Processor time: of all ranks, and of the launcher and every process beside them. Each round
+is one pair of runs, so the cost of a round is of neighbours in time. ftrun has its defaults: one spare, all detectors.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.bench import runs, tables
+from tests.bench.memory import descendants
+from tests.e2e import harness
+
+RANKS = 4
+WARM = 20  # steps before the count begins: buckets are rebuilt, compilers and caches are filled
+# what trains -> arguments of scripts/train.py
+MODELS = {
+    "GPT of 10.6 M parameters": ["--size", "10m"],
+    "GPT of 0.1 M parameters": ["--size", "small", "--batch", "12", "--context", "64"],
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Milliseconds a step of one run; `ranks` and `others` are processor time."""
+
+    wall: float
+    ranks: float
+    others: float
+
+    @property
+    def cpu(self) -> float:
+        return self.ranks + self.others
+
+
+def one(system: str, folder: Path, arguments: list[str], steps: int) -> Cost:
+    """Run the script to its end; count from the end of step WARM - 1."""
+    (folder / "out").mkdir(parents=True)
+    (folder / "out" / "hold").touch()  # at the end the processes wait to be read
+    last = WARM + steps - 1
+    words = ["--system", system, "--steps", str(last + 1), "--checkpoint-every", "0", *arguments]
+    running = harness.start(folder, runs.command(system, folder, "train.py", words, RANKS, 0))
+
+    def others() -> float:
+        workers = {done[0].pid for rank in range(RANKS) if (done := runs.read_times(folder, rank))}
+        return sum(_cpu(pid) for pid in {running.process.pid, *descendants(running.process.pid)} - workers)
+
+    def reached(step: int) -> bool:
+        done = runs.read_times(folder, 0)
+        return bool(done) and done[-1].step >= step
+
+    runs.wait_for(running, "the first steps", lambda: reached(WARM - 1))
+    before = others()
+    runs.wait_for(running, "the last step", lambda: reached(last), 600)
+    after = others()
+    (folder / "out" / "hold").unlink()
+    assert running.wait(60) == 0, running.output[-3000:]
+    walls, cpus = [], []
+    for rank in range(RANKS):
+        done = {d.step: d for d in runs.read_times(folder, rank)}
+        walls.append((done[last].ns - done[WARM - 1].ns) / 1e6 / steps)
+        cpus.append((done[last].cpu_ns - done[WARM - 1].cpu_ns) / 1e6 / steps)
+    shutil.rmtree(folder)
+    return Cost(statistics.mean(walls), sum(cpus), (after - before) * 1e3 / steps)
+
+
+def _cpu(pid: int) -> float:
+    """Seconds of processor time of a process; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> int:
+    parser = tables.arguments("Measure what a step costs under ftrun and under torchrun.")
+    parser.add_argument("--steps", type=int, default=300, help="steps that are counted in each run")
+    args = parser.parse_args()
+    lines = []
+    root = Path(tempfile.mkdtemp(prefix="ftrun-bench-"))
+    for model, arguments in MODELS.items():
+        found: dict[str, list[Cost]] = {"ftrun": [], "torchrun": []}
+        for number in range(args.rounds or 5):
+            for system in list(found)[:: 1 if number % 2 else -1]:
+                found[system].append(one(system, root / f"{system}-{number}", arguments, args.steps))
+                print(f"  {model}, round {number}, {system}: {found[system][-1]}", flush=True)
+        for what, part in (("wall clock", "wall"), ("processor time, all processes", "cpu")):
+            ours, theirs = ([float(getattr(c, part)) for c in found[system]] for system in found)
+            extra = [100 * (a / b - 1) for a, b in zip(ours, theirs, strict=True)]
+            lines.append([model, what, tables.figure(ours), tables.figure(theirs), tables.figure(extra, "%")])
+        beside = [tables.figure([c.others for c in found[system]]) for system in found]
+        lines.append([model, "of that, processes beside the ranks", *beside, ""])
+    shutil.rmtree(root)
+    notes = (
+        f"Whole runs of {args.steps} steps after {WARM}, {RANKS} ranks, one run of each system in turn, no fault, no checkpoint; "
+        "medians of runs, with the smallest and the largest. Cost: of each pair of neighbouring runs."
+    )
+    head = ["model", "a step", "ftrun", "torchrun", "cost"]
+    tables.write(args.results, "step_cost", "Cost of a protected step", head, lines, notes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

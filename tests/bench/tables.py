@@ -1,0 +1,103 @@
+"""Tables of measured figures: each benchmark writes its own in results/*.md, and the README shows the same rows.
+
+    python -m tests.bench.tables     puts the tables of results/ into the README
+
+A file holds one table and what a reader needs to judge it: the command, commit, date, machine, load, versions, and in each
+figure the median, the smallest and largest value, and n. A new run replaces the file; git has the older ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).resolve().parent / "results"
+README = ROOT / "README.md"
+SHOWN = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.S)
+FACTS = ("command", "commit", "date", "machine", "software")  # each table's file names them
+
+
+def arguments(words: str) -> argparse.ArgumentParser:
+    """A command line with what all benchmarks share."""
+    parser = argparse.ArgumentParser(description=words)
+    parser.add_argument("--rounds", type=int, help="how often each thing is measured; fewer for a quick look")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where the table goes")
+    return parser
+
+
+def figure(values: Sequence[float], unit: str = "ms") -> str:
+    """Median, range and number of measured values, in words."""
+    middle = statistics.median(values)
+    digits = 0 if abs(middle) >= 100 else 1 if abs(middle) >= 5 else 2
+    low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
+    return f"{middle:.{digits}f} {unit} ({low} to {high}, n={len(values)})"
+
+
+def write(folder: Path, name: str, title: str, head: Sequence[str], rows: Sequence[Sequence[str]], notes: str) -> None:
+    """Write results `folder`/`name`.md and print it. `notes`: what was measured, from where to where."""
+    table = [head, ["---"] * len(head), *rows]
+    lines = [f"| {' | '.join(row)} |" for row in table]
+    facts = [f"- {key}: {value}" for key, value in zip(FACTS, _facts(), strict=True)]
+    text = "\n".join([f"# {title}", "", notes, "", *facts, "", *lines, ""])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(text)
+    print(text, flush=True)
+
+
+def _facts() -> list[str]:
+    """What `FACTS` names, of this command on this machine."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty= and changes that are not committed", "--exclude=*"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    models = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()
+    return [
+        f"`python {shlex.join([os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])}`",
+        described.stdout.strip() or "unknown",
+        time.strftime("%Y-%m-%d"),
+        f"{cores} cores ({models[0] if models else platform.machine()}), {memory:.0f} GiB, load at the end {load[0]:.1f}",
+        f"Linux {platform.release()}, Python {platform.python_version()}, torch {version('torch')}",
+    ]
+
+
+def rows(name: str, folder: Path = RESULTS) -> str:
+    """The table alone of a results file."""
+    lines = (folder / f"{name}.md").read_text().splitlines()
+    return "\n".join(line for line in lines if line.startswith("|")) + "\n"
+
+
+def caption(name: str, folder: Path = RESULTS) -> str:
+    """One line on where a table comes from."""
+    found = dict(re.findall(r"^- (\w+): (.*)$", (folder / f"{name}.md").read_text(), re.M))
+    cores = found["machine"].partition(" (")[0]
+    return (
+        f"<sub>{found['command']}, {found['date']}, commit {found['commit'][:7]}, {cores}, {found['software']}</sub>\n"
+    )
+
+
+def with_tables(text: str) -> str:
+    """The README with the tables of results/ in their places; one that is not there is said to be missing."""
+
+    def table(found: re.Match[str]) -> str:
+        there = (RESULTS / f"{found[2]}.md").exists()
+        shown = f"{rows(found[2])}\n{caption(found[2])}" if there else "Not measured yet: `make bench` does.\n"
+        return f"{found[1]}{shown}{found[3]}"
+
+    return SHOWN.sub(table, text)
+
+
+if __name__ == "__main__":
+    README.write_text(with_tables(README.read_text()))

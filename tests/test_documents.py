@@ -1,0 +1,73 @@
+"""What the documents name is there: places in the code, targets of make, files; and the README's figures are those measured."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.bench import tables
+
+ROOT = Path(__file__).resolve().parents[1]
+WALKS = ROOT / "docs" / "how-it-works.md"
+DOCUMENTS = [ROOT / "CONTRIBUTING.md", ROOT / "tests" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def exists(name: str) -> bool:
+    """Is `package.module.Class.function` defined in the file of that module? Nothing is imported."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        path = ROOT.joinpath(*parts[:cut]).with_suffix(".py")
+        if path.exists():
+            body: list[ast.stmt] = ast.parse(path.read_text()).body
+            for part in parts[cut:]:
+                kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+                found = [node for node in body if isinstance(node, kinds) and node.name == part]
+                if not found:
+                    return False
+                body = found[-1].body
+            return True
+    return False
+
+
+def test_every_place_of_the_walks_exists() -> None:
+    walks = re.split(r"^## ", WALKS.read_text(), flags=re.M)[1:]
+    assert len(walks) == 5
+    for walk in walks:
+        places = re.findall(r"^\| `([\w.]+)` \|", walk, re.M)
+        assert 3 <= len(places) <= 8, walk.splitlines()[0]
+        assert [place for place in places if not exists(place)] == []
+
+
+def test_a_place_that_is_not_there_is_noticed() -> None:
+    assert exists("tests.test_documents.exists")
+    assert not exists("tests.test_documents.missing") and not exists("ftrun.core.gate.Missing.opened")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_and_targets_that_a_document_names(document: Path) -> None:
+    text = document.read_text()
+    listed = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, timeout=30).stdout
+    targets = {line.split()[1] for line in listed.splitlines() if line.startswith("make ")}
+    assert set(re.findall(r"`make ([\w-]+)", text)) <= targets
+    named = re.findall(r"`((?:ftrun|tests|native|docs|examples|completions)/[\w./-]*)`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_tables_in_the_readme_are_those_that_the_benchmarks_wrote() -> None:
+    text = tables.README.read_text()
+    assert tables.with_tables(text) == text, "run: python -m tests.bench.tables"
+    shown = [found[1] for found in tables.SHOWN.findall(text)]
+    assert {"stall", "stall_by_step", "step_cost", "detection", "coldstart", "footprint"} <= set(shown)
+
+
+@pytest.mark.parametrize("path", sorted(tables.RESULTS.glob("*.md")), ids=lambda path: path.stem)
+def test_each_table_says_where_it_comes_from(path: Path) -> None:
+    text = path.read_text()
+    facts = dict(re.findall(r"^- (\w+): (.+)$", text, re.M))
+    assert [*facts] == [*tables.FACTS]
+    assert re.fullmatch(r"[0-9a-f]{7,}.*", facts["commit"]) and re.fullmatch(r"\d{4}-\d\d-\d\d", facts["date"])
+    assert re.search(r"\(-?[\d.]+ to -?[\d.]+, n=\d+\)", text), "no figure with its spread and n"
