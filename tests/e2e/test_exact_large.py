@@ -16,6 +16,7 @@ CASES: dict[str, tuple[list[str], dict[str, str], int]] = {
     "plain": ([], {}, 4),
     "clipping": (["--clip", "0.5"], {}, 4),
     "autocast": (["--autocast"], {}, 4),
+    "inductor": (["--compile"], {}, 4),
     "two-threads": ([], {"OMP_NUM_THREADS": "2"}, 4),
     "eight-ranks": ([], {}, 8),
 }
