@@ -35,7 +35,7 @@ def _register(distributed: Any) -> None:
     """Make "ftrun" a backend of torch.distributed; what it does is imported when a group is made."""
     if distributed.is_available() and not hasattr(distributed.Backend, "FTRUN"):
         distributed.Backend.register_backend("ftrun", _create, extended_api=True, devices=["cpu", "cuda"])
-        importlib.import_module("ftrun.worker.torch_private").record_own_groups(distributed)
+        importlib.import_module("ftrun.worker.runtime.torch_private").record_own_groups(distributed)
     if not any(name in os.environ for name in ("FTRUN_RUN_DIR", "RANK", "WORLD_SIZE", "LOCAL_RANK")):
         # plain `python`: a world of one, so that the script runs unchanged
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")

@@ -24,6 +24,7 @@ ENV_RUN_DIR = "FTRUN_RUN_DIR"
 ENV_CELL = "FTRUN_CELL"
 ENV_FAULT_PLAN = "FTRUN_FAULT_PLAN"
 ENV_RANDOM_FAULTS = "FTRUN_FAULT_DICE"  # RATE:SEED
+OWN_FILES = str(Path(__file__).resolve().parents[1]) + os.sep  # what tells our code from the script's in a traceback
 ENV_RUNS_ROOT = "FTRUN_RUNS_ROOT"
 ENV_DIGESTS = "FTRUN_DIGESTS"  # the folder in which ranks record what they computed (`ftrun verify`)
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"

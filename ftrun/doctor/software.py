@@ -26,7 +26,7 @@ def check() -> Iterator[Finding]:
     yield _python()
     yield _kernel()
     yield _library()
-    facts, why = ask("from ftrun.worker.facts import main; main()", _SECONDS)
+    facts, why = ask("from ftrun.worker.process.facts import main; main()", _SECONDS)
     if facts is None:
         yield Finding(
             AREA, "torch", BROKEN, f"cannot be used: {why}", "pip install 'torch>=2.12' into this environment"
@@ -113,7 +113,7 @@ def _private(facts: dict[str, Any]) -> Finding:
     costs = "; ".join(f"{name['name']} {_is(name)} (needed for {name['needs']}): {name['without']}" for name in bad)
     state = BROKEN if any(name["needs"].startswith(("start", "protect")) for name in bad) else WARNING
     return Finding(
-        AREA, "private names", state, costs, f"use {TORCH_RANGE}; python -m ftrun.worker.torch_private lists them"
+        AREA, "private names", state, costs, f"use {TORCH_RANGE}; python -m ftrun.worker.process.private_probes lists them"
     )
 
 

@@ -32,15 +32,15 @@ _PRELOAD = (
     "torch.optim",
     "torch._dynamo",
     "torch.utils.data",
-    "ftrun.worker.entry",
+    "ftrun.worker.process.main",
     "ftrun.worker.loader",
     "ftrun.worker.restore",
     "ftrun.worker.job",
 )
-_IMPORTS = {"preload": _PRELOAD, "light": ("ftrun.worker.entry",), "exec": ()}
+_IMPORTS = {"preload": _PRELOAD, "light": ("ftrun.worker.process.main",), "exec": ()}
 _UNFIT = "unfit="  # the argument by which a fork server tells its successor why it does not fork workers from imports
 _LAUNCHER = 3  # the descriptor of the socket to the launcher
-_WORKER = "import json, os; from ftrun.worker import entry; entry.main(json.loads(os.environ.pop('FTRUN_SPEC')))"
+_WORKER = "import json, os; from ftrun.worker.process import main; main.main(json.loads(os.environ.pop('FTRUN_SPEC')))"
 
 
 def main() -> None:
@@ -156,9 +156,9 @@ class ForkServer:
             if self._mode == "exec":
                 argv = spawn.command(_WORKER)
                 os.execve(argv[0], argv, {**os.environ, "FTRUN_SPEC": json.dumps(spec)})
-            from ftrun.worker import entry
+            from ftrun.worker.process import main
 
-            entry.main(spec)
+            main.main(spec)
         except BaseException:
             import traceback
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftrun.core.board import Busy
 from ftrun.core.errors import UsageError
-from ftrun.worker import rng
-from ftrun.worker.context import Interrupt
+from ftrun.worker.runtime.run_link import Interrupt
+from ftrun.worker.state import rng
 
 if TYPE_CHECKING:
     from ftrun.worker.engine import Engine

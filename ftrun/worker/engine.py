@@ -17,22 +17,23 @@ from ftrun.core import gate, symptoms
 from ftrun.core.board import Busy, Cell, F, Flag, Head, Inexact, Phase, Source
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
-from ftrun.worker import probe, recorder
-from ftrun.worker.arena import Arena, Manifest
+from ftrun.worker import recorder
 from ftrun.worker.calls import Calls
-from ftrun.worker.context import Context, Interrupt
-from ftrun.worker.failing import final_code, report_exception
 from ftrun.worker.groups import Registry
-from ftrun.worker.kept import Kept, use_gpu
-from ftrun.worker.ledger import Ledger
+from ftrun.worker.kept.handover import Kept, use_gpu
+from ftrun.worker.kept.ledger import Ledger
+from ftrun.worker.kept.recovery_points import START, Slots
 from ftrun.worker.lookout import LEARNED, Lookout
+from ftrun.worker.memory.arena import Arena, Manifest
 from ftrun.worker.reducer import Reducers
 from ftrun.worker.rejoin import WORLD, Rejoining
-from ftrun.worker.slots import START, Slots
+from ftrun.worker.runtime import crash_points
+from ftrun.worker.runtime.exception_report import final_code, report_exception
+from ftrun.worker.runtime.run_link import Context, Interrupt
+from ftrun.worker.runtime.torch_private import writes_to
 from ftrun.worker.snapshot import Snapshots
-from ftrun.worker.state import Protected
+from ftrun.worker.state.protected_state import Protected
 from ftrun.worker.strikes import trigger_of
-from ftrun.worker.torch_private import writes_to
 from ftrun.worker.vigil import Vigil
 
 _PATIENCE = 0.1  # seconds that a rank which is done with it waits for the others
@@ -103,8 +104,8 @@ class Engine:
         if self.ledger.slots.tag(START) == resume:
             self.attempt = 1
         self.vigil.inherit()
-        if probe.armed:
-            probe.point("restored", resume, self.context.rank)
+        if crash_points.armed:
+            crash_points.point("restored", resume, self.context.rank)
 
     def use_snapshot(self, manifest: Manifest, restart: dict[str, Any], moved: int) -> None:
         """Arena and slots hold the host snapshot, and the state lies over them: what else must go back with it."""
@@ -242,8 +243,8 @@ class Engine:
         generation = context.generation
         wanted = gate.arrival(generation, step)
         complete = native.arrive(self._arrival, wanted, self._arrivals)
-        if probe.armed:
-            probe.point("arrive", step, context.rank)
+        if crash_points.armed:
+            crash_points.point("arrive", step, context.rank)
         if complete:
             board.ring_gate()  # the last one sees all others: they wake up while it opens the gate
         self.fire("gate", step)
@@ -252,17 +253,17 @@ class Engine:
             raw = board.gate()
             verdict = gate.verdict(raw, generation, step)
             if verdict == gate.PASS:
-                if probe.armed:
-                    probe.point("pass", step, context.rank)
+                if crash_points.armed:
+                    crash_points.point("pass", step, context.rank)
                 return True
             if verdict == gate.STOPPED:
                 return False
-            if complete and not self.vigil.holds(step) and not (probe.armed and probe.leaves_gate(step, context.rank)):
+            if complete and not self.vigil.holds(step) and not (crash_points.armed and crash_points.leaves_gate(step, context.rank)):
                 new = gate.opened(raw, generation, step, (wanted,))
                 if new is not None:
                     if board.swap_gate(raw, new):
-                        if probe.armed:
-                            probe.point("swap", step, context.rank)
+                        if crash_points.armed:
+                            crash_points.point("swap", step, context.rank)
                         board.ring_gate()
                     continue
             board.wait_gate(seen, _GATE_LOOK)
@@ -298,8 +299,8 @@ class Engine:
             self.ledger.loader.ensure(self.index_of(step))
         if self.ledger.slots.tag(START) != step:
             self.ledger.start(step)
-            if probe.armed:
-                probe.point("slot-start", step, context.rank)
+            if crash_points.armed:
+                crash_points.point("slot-start", step, context.rank)
         self._recorder.start(self.index_of(step))
         context.phase(Phase.IDLE)
         self.fire("idle", step)
@@ -405,8 +406,8 @@ class Engine:
         grads = self._grads = self.state.grads()
         self.vigil.arriving(step, optimizer, grads)
         self.ledger.gate(step, not updating or self.carry, grads)
-        if probe.armed:
-            probe.point("slot-gate", step, context.rank)
+        if crash_points.armed:
+            crash_points.point("slot-gate", step, context.rank)
         if not self.arrive(step):
             raise Interrupt
         self.passed = True
@@ -414,8 +415,8 @@ class Engine:
         self.vigil.passed()
         self._recorder.gate(self.index_of(step))
         self.state.arena.open()
-        if probe.armed:
-            probe.point("open", step, context.rank)
+        if crash_points.armed:
+            crash_points.point("open", step, context.rank)
         context.phase(Phase.UPDATE)
         self.fire("update", step)
 
@@ -429,19 +430,19 @@ class Engine:
             self.state.manifest.facts["reducers"] = self.reducers.facts()
             self.state.arena.write_manifest(self.state.manifest)
         self.ledger.end(step + 1, accumulating=not updated or self.carry)
-        if probe.armed:
-            probe.point("slot-end", step, context.rank)
+        if crash_points.armed:
+            crash_points.point("slot-end", step, context.rank)
         self.state.arena.sealed(step + 1)
-        if probe.armed:
-            probe.point("sealed", step, context.rank)
+        if crash_points.armed:
+            crash_points.point("sealed", step, context.rank)
         self.ledger.body_complete(look=self._guarding)
         context.phase(Phase.DONE)
         if self._words[F.BUSY] & Busy.FIRST:
             context.busy(Busy.FIRST, False)
         with context.lock:
             context.in_body = False
-        if probe.armed:
-            probe.point("done", step, context.rank)
+        if crash_points.armed:
+            crash_points.point("done", step, context.rank)
         self.registry.gate_passed = False
         if context.stop_pending():
             context.board.ring_workers()  # a replacement may wait for this seal

@@ -9,7 +9,7 @@ from ftrun.core.errors import DeviceError, WorkerError
 from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import TransferError
 from ftrun.worker import snapshot
-from ftrun.worker.context import Interrupt
+from ftrun.worker.runtime.run_link import Interrupt
 
 if TYPE_CHECKING:
     from ftrun.worker.engine import Engine

@@ -26,13 +26,14 @@ from ftrun.core.board import F, Flag, collective_word, name_word
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
 from ftrun.core.world import World
-from ftrun.worker import compiled, plain, torch_private
-from ftrun.worker.callers import caller, inside_ddp_constructor
-from ftrun.worker.collectives import COLLECTIVES, DIRECT, averaging_integers, fill_local
-from ftrun.worker.connecting import Connecting
-from ftrun.worker.context import Context, Interrupt
-from ftrun.worker.inner import Inner
-from ftrun.worker.recording import Recorder, tensors_of
+from ftrun.worker.comm import passthrough
+from ftrun.worker.comm.backend import Inner
+from ftrun.worker.comm.collective_replay import Recorder, tensors_of
+from ftrun.worker.comm.collectives import COLLECTIVES, DIRECT, averaging_integers, fill_local
+from ftrun.worker.comm.connect import Connecting
+from ftrun.worker.runtime import compiling, torch_private
+from ftrun.worker.runtime.callers import caller, inside_ddp_constructor
+from ftrun.worker.runtime.run_link import Context, Interrupt
 from ftrun.worker.vigil import Vigil
 from ftrun.worker.works import Direct, Finished, Pending
 
@@ -494,11 +495,11 @@ def create(options: Any, _backend_options: Any) -> Any:
     torch_private.require(torch_private.START)
     context = Context.current
     if context is None or not context.is_main_process():
-        return plain.build(options)
+        return passthrough.build(options)
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if _registry is None:
         _registry = Registry(context)
-        compiled.stay_out()
+        compiling.stay_out()
         if context.restoring:
             _replay(context, _registry.recorder)
     group = _registry.create(options.group_rank, ranks, options.timeout)

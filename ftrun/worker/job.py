@@ -15,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ftrun.core.board import Flag, Phase
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.tried import TORCH_RANGE, TORCH_TO, version_of
-from ftrun.worker import compiled, torch_private
-from ftrun.worker.context import Context
 from ftrun.worker.engine import Engine
-from ftrun.worker.failing import give_up
 from ftrun.worker.groups import registry
 from ftrun.worker.restore import restore
-from ftrun.worker.state import Protected
+from ftrun.worker.runtime import compiling, torch_private
+from ftrun.worker.runtime.exception_report import give_up
+from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state.protected_state import Protected
 from ftrun.worker.step import Step
 
 T = TypeVar("T")
@@ -263,8 +263,8 @@ def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful
     for optimizer in optimizers:
         optimizer.register_step_pre_hook(_before_update(engine))
     engine.lookout.install(engine, modules)
-    compiled.stay_out()
-    compiled.excuse(context)
+    compiling.stay_out()
+    compiling.excuse(context)
     for module in modules:
         module.register_forward_pre_hook(lambda *_: engine.forward_started())
         module.register_forward_hook(_after_forward(engine))

@@ -18,8 +18,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ftrun.core.errors import UsageError
-from ftrun.worker import probe, rng
-from ftrun.worker.torch_private import writes_to
+from ftrun.worker.runtime import crash_points
+from ftrun.worker.runtime.torch_private import writes_to
+from ftrun.worker.state import rng
 
 if TYPE_CHECKING:
     from ftrun.worker.engine import Engine
@@ -66,7 +67,7 @@ class Source:
 
     def ensure(self, index: int) -> None:
         """Have batch `index` in `batch`: the one that is there already, or the next."""
-        if index == self.index and not probe.broken("batch"):
+        if index == self.index and not crash_points.broken("batch"):
             if self._spoilt():
                 self._fetch_again()
             return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ftrun.worker.context import Context, Interrupt
+from ftrun.worker.runtime.run_link import Context, Interrupt
 
 if TYPE_CHECKING:
     from ftrun.worker.engine import Engine

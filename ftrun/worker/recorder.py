@@ -28,8 +28,8 @@ import torch
 from ftrun import native
 from ftrun.core.errors import DeviceError, FtrunError
 from ftrun.core.paths import ENV_DIGESTS
-from ftrun.worker import codec
 from ftrun.worker.loader import leaves
+from ftrun.worker.state import serialization
 
 if TYPE_CHECKING:
     from ftrun.worker.engine import Engine
@@ -222,7 +222,7 @@ def _streams() -> Iterator[tuple[str, int]]:
     yield "random:python", _digest(repr(random.getstate()).encode())
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        yield "random:numpy", _digest(codec.pack(list(numpy.random.get_state()), "numpy"))
+        yield "random:numpy", _digest(serialization.pack(list(numpy.random.get_state()), "numpy"))
     yield "random:torch", tensor_digest(torch.get_rng_state())
     if torch.cuda.is_initialized():
         for i in range(torch.cuda.device_count()):

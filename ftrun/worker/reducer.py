@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.errors import UsageError
-from ftrun.worker import probe, torch_private
 from ftrun.worker.groups import Registry, SwapGroup
+from ftrun.worker.runtime import crash_points, torch_private
 
 
 class Reducers:
@@ -178,7 +178,7 @@ class _One:
             return not self._laid_out
         # in the first step after the recorded one the ranks ask rank 0 (see `agree`)
         exact = resume == self.fact[1] + 1 or self._read()
-        if not probe.broken("prime"):
+        if not crash_points.broken("prime"):
             with _local(self._registry), _silent(self.params):
                 self._prime(self.fact[0])
             self._laid_out = True

@@ -14,7 +14,7 @@ from ftrun.core import gate
 from ftrun.core.board import F, Inexact, Source
 from ftrun.core.world import World
 from ftrun.worker import goback
-from ftrun.worker.context import Interrupt
+from ftrun.worker.runtime.run_link import Interrupt
 
 if TYPE_CHECKING:
     from ftrun.worker.engine import Engine

@@ -23,14 +23,15 @@ from ftrun.core.moves import RELOAD, Move
 from ftrun.core.world import World, read_world
 from ftrun.native import cuda
 from ftrun.native.transfer import Extent, TransferError
-from ftrun.worker import moving, snapshot
-from ftrun.worker.arena import Arena, Manifest
-from ftrun.worker.context import Context, Interrupt
+from ftrun.worker import snapshot
 from ftrun.worker.engine import Engine
-from ftrun.worker.kept import fetch, fetch_gpu, use_gpu
-from ftrun.worker.ledger import read_state
-from ftrun.worker.slots import END, GATE, RECORDING, START, Slots
-from ftrun.worker.state import Protected
+from ftrun.worker.kept.handover import fetch, fetch_gpu, use_gpu
+from ftrun.worker.kept.ledger import read_state
+from ftrun.worker.kept.recovery_points import END, GATE, RECORDING, START, Slots
+from ftrun.worker.memory.arena import Arena, Manifest
+from ftrun.worker.recovery import transfer
+from ftrun.worker.runtime.run_link import Context, Interrupt
+from ftrun.worker.state.protected_state import Protected
 
 _FENCE = 10.0  # seconds
 _KEPT = 5.0  # seconds that a new keeper gets to be handed the survivors' memory
@@ -183,7 +184,7 @@ class Restorer:
         return arena
 
     def _copy_on_gpu(self, to: list[Extent], source: list[Extent], gpu: int) -> None:
-        moving.peer_copy(self.context, to, source, gpu)
+        transfer.peer_copy(self.context, to, source, gpu)
 
     def _take_buffers(self, replica: Replica) -> None:
         """This rank's own buffers are lost: start from the replica's as of the start of the step."""
@@ -349,11 +350,11 @@ class Restorer:
         rows = _without(offset, size, [(e.offset, e.block) for e in kept if not e.on_gpu])
         mine, theirs = own.segment.address, source.segment.address
         begin = time.monotonic_ns()
-        moved = moving.peer_copy(
+        moved = transfer.peer_copy(
             self.context, [(mine + at, length) for at, length in rows], [(theirs + at, length) for at, length in rows]
         )
         gpu_bytes = own.copy_gpu_from(source, "committed", self._copy_on_gpu)
-        moving.tell(self.context, [Move(RELOAD, replica.rank, begin, time.monotonic_ns())])
+        transfer.tell(self.context, [Move(RELOAD, replica.rank, begin, time.monotonic_ns())])
         for entry, data in on_gpu:
             own.write(entry, data)
         if source.seal != self.resume:

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 from ftrun.core.errors import DeviceError, PlatformError
 from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import Facts
-from ftrun.worker import moving
-from ftrun.worker.arena import Arena, Manifest
-from ftrun.worker.context import Context, Interrupt
-from ftrun.worker.device import WAIT
-from ftrun.worker.segment import Segment, room_for
-from ftrun.worker.slots import END
-from ftrun.worker.snapshot_store import BadSnapshot, Places, Record, Store
+from ftrun.worker.kept.recovery_points import END
+from ftrun.worker.kept.snapshot_store import BadSnapshot, Places, Record, Store
+from ftrun.worker.memory.arena import Arena, Manifest
+from ftrun.worker.memory.gpu_memory import WAIT
+from ftrun.worker.memory.segment import Segment, room_for
+from ftrun.worker.recovery import transfer
+from ftrun.worker.runtime.run_link import Context, Interrupt
 
 if TYPE_CHECKING:
     from ftrun.worker.engine import Engine
-    from ftrun.worker.state import Protected
+    from ftrun.worker.state.protected_state import Protected
 
 NAME = "snapshot"  # of the segment at the keeper
 _NO_STEP = -1
@@ -190,7 +190,7 @@ def reload(engine: Engine, arena: Arena) -> tuple[Manifest, dict[str, Any], int]
     store.check(record)
     manifest = Manifest.from_bytes(store.bytes(record.pieces["manifest"]))
     arena.open()
-    moved = moving.host_reload(context, _parts(context, store, record, arena))
+    moved = transfer.host_reload(context, _parts(context, store, record, arena))
     _own_back(engine, store, record, manifest, arena)
     slots = engine.ledger.slots
     slots.forget_steps()
@@ -200,7 +200,7 @@ def reload(engine: Engine, arena: Arena) -> tuple[Manifest, dict[str, Any], int]
     return manifest, engine.ledger.read(END), moved
 
 
-def _parts(context: Context, store: Store, record: Record, arena: Arena) -> list[moving.Part]:
+def _parts(context: Context, store: Store, record: Record, arena: Arena) -> list[transfer.Part]:
     """What all ranks have the same: that in host memory, and that on a GPU. Errors: Interrupt, DeviceError, CudaError."""
     world = context.world
     assert world is not None
@@ -212,7 +212,7 @@ def _parts(context: Context, store: Store, record: Record, arena: Arena) -> list
     begin, size = arena.shape_committed(record.committed), record.committed
     if size:
         share = store.extent(record.pieces["share"])
-        parts.append(moving.Part(facts(size), share, (arena.segment.address + begin, size)))
+        parts.append(transfer.Part(facts(size), share, (arena.segment.address + begin, size)))
     if record.committed_gpu:
         memory, size = arena.gpu_part, record.committed_gpu
         begin = memory.shape("committed", size)
@@ -220,7 +220,7 @@ def _parts(context: Context, store: Store, record: Record, arena: Arena) -> list
         if not memory.finished(context.stop_pending, WAIT):
             raise Interrupt
         share = store.extent(record.pieces["share_gpu"])
-        parts.append(moving.Part(facts(size), share, (memory.base + begin, size), memory.ordinal))
+        parts.append(transfer.Part(facts(size), share, (memory.base + begin, size), memory.ordinal))
     return parts
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftrun.core.errors import UsageError
-from ftrun.worker.context import Interrupt
-from ftrun.worker.failing import report_exception
+from ftrun.worker.runtime.exception_report import report_exception
+from ftrun.worker.runtime.run_link import Interrupt
 
 if TYPE_CHECKING:
     from ftrun.worker.engine import Engine

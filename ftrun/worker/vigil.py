@@ -15,7 +15,7 @@ import torch
 from ftrun.core.board import F, Inexact, Phase, sum_of, sum_word
 from ftrun.core.errors import NonFiniteError
 from ftrun.core.replicas import corrupt
-from ftrun.worker.recording import tensors_of
+from ftrun.worker.comm.collective_replay import tensors_of
 
 if TYPE_CHECKING:
     from ftrun.worker.engine import Engine

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import Work
 
-from ftrun.worker import torch_private
+from ftrun.worker.runtime import torch_private
 
 if TYPE_CHECKING:
+    from ftrun.worker.comm.backend import Inner
     from ftrun.worker.groups import SwapGroup
-    from ftrun.worker.inner import Inner
 
 
 def _future(tensors: list[torch.Tensor], on_gpu: bool) -> torch.futures.Future[Any]:

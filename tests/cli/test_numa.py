@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.worker import numa
+from ftrun.worker.process import numa
 
 ALL = set(range(16))
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ftrun.worker.keeper_client import KeeperClient
+from ftrun.worker.runtime.fd_store import KeeperClient
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import kill

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     import torch
 
     from ftrun.native import cuda
-    from ftrun.worker import dlpack
+    from ftrun.worker.memory import dlpack
 
     what, fd, size = argv[0], int(argv[1]), int(argv[2])
     unit = cuda.device(0).granularity

@@ -17,9 +17,9 @@ import os, sys, time
 import torch
 from ftrun.native import transfer
 from ftrun.native.transfer import CHECK_BACK, Terms
-from ftrun.worker.arena import OPEN, Arena
-from ftrun.worker.segment import Segment
-from ftrun.worker.state import Protected
+from ftrun.worker.memory.arena import OPEN, Arena
+from ftrun.worker.memory.segment import Segment
+from ftrun.worker.state.protected_state import Protected
 from tests.gpu.gpu_model import Gpu, QueuedSGD
 
 gpu = Gpu(1)

@@ -11,7 +11,7 @@ import pytest
 
 from ftrun.core.board import Board, F, Head
 from ftrun.core.world import read_world
-from ftrun.worker.keeper_client import KeeperClient
+from ftrun.worker.runtime.fd_store import KeeperClient
 from tests.conftest import wait_for
 from tests.e2e import harness
 from tests.e2e.harness import kill

@@ -13,8 +13,8 @@ ATTACH = """
 import os, sys
 from ftrun.core.errors import DeviceError
 from ftrun.native import cuda
-from ftrun.worker.device import DeviceMemory
-from ftrun.worker.segment import Segment
+from ftrun.worker.memory.gpu_memory import DeviceMemory
+from ftrun.worker.memory.segment import Segment
 control, chunk, own, write = (int(word) for word in sys.argv[1:])
 try:
     memory = DeviceMemory.attach(Segment.attach(control), own, lambda k: os.dup(chunk), bool(write))
@@ -25,8 +25,8 @@ else:
 """
 MAKE = """
 import subprocess
-from ftrun.worker.device import DeviceMemory
-from ftrun.worker.segment import Segment
+from ftrun.worker.memory.gpu_memory import DeviceMemory
+from ftrun.worker.memory.segment import Segment
 control = Segment.create("words", 1 << 30)
 memory = DeviceMemory.create(control, 0, 1 << 30)
 memory.reserve("committed", 100, 64)

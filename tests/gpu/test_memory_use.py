@@ -15,15 +15,15 @@ MIB = 1 << 20
 CODE = """
 import ctypes, json
 import torch
-from ftrun.worker import device
-from ftrun.worker.arena import Arena
-from ftrun.worker.state import Protected
+from ftrun.worker.memory import gpu_memory
+from ftrun.worker.memory.arena import Arena
+from ftrun.worker.state.protected_state import Protected
 from tests.gpu.gpu_model import Gpu, QueuedSGD
 
 driver = ctypes.CDLL("libcuda.so.1")
 driver.fake_peak.restype = ctypes.c_size_t
 gpu = Gpu(0, gives_back=True)
-device._GROW = 4 << 20
+gpu_memory._GROW = 4 << 20
 seen = {}
 def note(name):
     gpu.synchronize()

@@ -144,7 +144,7 @@ def test_8_a_captured_graph_is_repaired(tmp_path: Path) -> None:
 def test_8_tensors_by_dlpack_are_on_the_device() -> None:
     import torch
 
-    from ftrun.worker import dlpack
+    from ftrun.worker.memory import dlpack
 
     base = cuda.reserve(0, SIZE)
     os.close(cuda.create(0, base, SIZE))
@@ -161,7 +161,7 @@ def test_8_tensors_by_dlpack_are_on_the_device() -> None:
 def test_8_the_random_stream_of_a_device_goes_back() -> None:
     import torch
 
-    from ftrun.worker import rng
+    from ftrun.worker.state import rng
 
     torch.cuda.init()
     rng.use_device(0)
@@ -224,8 +224,8 @@ _PEAK = """
 import json
 import torch
 from ftrun.native import cuda
-from ftrun.worker.arena import Arena
-from ftrun.worker.state import Protected
+from ftrun.worker.memory.arena import Arena
+from ftrun.worker.state.protected_state import Protected
 model = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192, bias=False, device="cuda") for _ in range(16)))
 size = sum(p.numel() * p.element_size() for p in model.parameters())
 state = Protected([model], [torch.optim.SGD(model.parameters(), lr=0.1)], {})

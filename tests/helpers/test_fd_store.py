@@ -15,7 +15,7 @@ from ftrun import native
 from ftrun.core import paths
 from ftrun.core.board import Board
 from ftrun.host.services import services
-from ftrun.worker.keeper_client import KeeperClient
+from ftrun.worker.runtime.fd_store import KeeperClient
 from tests.conftest import wait_for
 
 ROUNDS = 1000

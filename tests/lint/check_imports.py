@@ -38,8 +38,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # Imports against the arrows that are right, but only inside a function or for type checkers: (module, imported prefix).
 LATE_ONLY = (
     ("ftrun", "ftrun.worker"),  # the public names of the worker, loaded when a script first uses one
-    ("ftrun.helpers.fork_server", "ftrun.worker.entry"),  # in the forked child
-    ("ftrun.helpers.fork_server", "ftrun.worker.warm"),  # in the fork server, which has torch imported
+    ("ftrun.helpers.fork_server", "ftrun.worker.process.main"),  # in the forked child
     ("ftrun.native", "ftrun.core.errors"),  # when the library is missing
 )
 
@@ -47,7 +46,7 @@ LATE_ONLY = (
 ROOMS: dict[str, tuple[str, ...]] = {
     "host": ("base", "rundir", "output", "services", "workers", "detect", "devices", "nodes", "account", "run"),
     "host.nodes": ("messages", "carriers", "membership", "sentences", "node_group"),
-    "worker": (),
+    "worker": ("runtime", "memory", "state", "comm", "kept", "recovery", "process"),
 }
 # Packages whose files still import each other in a circle.
 CIRCULAR = ("ftrun.worker",)

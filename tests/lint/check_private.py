@@ -1,4 +1,4 @@
-"""Checks that private names of other people's code are used in ftrun/worker/torch_private.py alone. Run by `make lint`.
+"""Checks that private names of other people's code are used in ftrun/worker/runtime/torch_private.py alone. Run by `make lint`.
 
 It reads the syntax trees and imports nothing. A name with a leading underscore is taken for somebody else's unless ftrun
 defines it; the names that torch_private.py declares are refused elsewhere whatever ftrun defines.
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-HOME = "ftrun/worker/torch_private.py"
+HOME = "ftrun/worker/runtime/torch_private.py"
 
 # Underscored names that their owners document for everybody.
 PUBLIC = frozenset(

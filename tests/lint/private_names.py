@@ -18,13 +18,13 @@ PAGE = ROOT / "docs" / "private-names.md"
 _HEAD = """# Private names
 
 Names of torch, CPython and Linux that are no public interface and that ftrun uses all the same. They stand in one file,
-[`ftrun/worker/torch_private.py`](../ftrun/worker/torch_private.py), with the functions that use them; `make lint` refuses
+[`ftrun/worker/runtime/torch_private.py`](../ftrun/worker/runtime/torch_private.py), with the functions that use them; `make lint` refuses
 them elsewhere. *Needed for*: **start** – any worker or any group of backend "ftrun"; **protect** – `protect()` refuses without
 it; **protect of DDP** – the same, for a model in DistributedDataParallel; **torch.compile** – compiled models beside
 `protect()`; **answer** – torch asks about or through that name, and one without it may not ask; **message**, **speed** – as the words
 say.
 
-Written by `python tests/lint/private_names.py PYTHON...` on {date}. `python -m ftrun.worker.torch_private` asks the torch that is
+Written by `python tests/lint/private_names.py PYTHON...` on {date}. `python -m ftrun.worker.process.private_probes` asks the torch that is
 installed; `ftrun doctor` does too.
 
 """
@@ -32,7 +32,7 @@ installed; `ftrun doctor` does too.
 
 def asked(python: str) -> dict[str, Any]:
     """The answers that one interpreter gives. Errors: RuntimeError when it gives none."""
-    command = [python, "-m", "ftrun.worker.torch_private", "--json"]
+    command = [python, "-m", "ftrun.worker.process.private_probes", "--json"]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )

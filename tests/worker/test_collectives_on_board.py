@@ -12,8 +12,8 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from ftrun.core.board import Board, F
-from ftrun.worker.context import Context
 from ftrun.worker.groups import Registry, SwapGroup
+from ftrun.worker.runtime.run_link import Context
 
 
 class Begun(Work):

@@ -10,11 +10,11 @@ import torch
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, ReduceOp, ReduceOptions
 from torch.distributed.distributed_c10d import Backend
 
-from ftrun.worker import torch_private
-from ftrun.worker.collectives import COLLECTIVES, averaging_integers
+from ftrun.worker.comm.backend import Inner
+from ftrun.worker.comm.collective_replay import Recorder
+from ftrun.worker.comm.collectives import COLLECTIVES, averaging_integers
 from ftrun.worker.groups import SwapGroup
-from ftrun.worker.inner import Inner
-from ftrun.worker.recording import Recorder
+from ftrun.worker.runtime import torch_private
 
 NOT_COLLECTIVES = """
     BackendType CUSTOM GLOO MPI NCCL UCC UNDEFINED XCCL _add_ephemeral_timeout _backend_id _device_types

@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from ftrun.worker.inner import Stillness
+from ftrun.worker.comm.backend import Stillness
 from tests.conftest import wait_for
 
 SCRIPT = Path(__file__).parent / "scripts" / "aborted.py"

@@ -113,12 +113,12 @@ def test_a_mistake_is_told_at_once_and_spoils_nothing(ftrun: Ftrun) -> None:
 
 
 CALLBACK = """
-from ftrun.worker import recording
+from ftrun.worker.comm import collective_replay
 
 def fail(tensor):
     raise TypeError("no bytes of this one")
 
-recording._packed = fail
+collective_replay._packed = fail
 try:
     dist.all_reduce(torch.ones(2))
 except TypeError as error:

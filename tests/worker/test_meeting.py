@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from ftrun.core.world import Place, World
-from ftrun.worker.context import Interrupt
-from ftrun.worker.inner import make_group
-from ftrun.worker.meeting import Meeting
+from ftrun.worker.comm.backend import make_group
+from ftrun.worker.comm.file_store import Meeting
+from ftrun.worker.runtime.run_link import Interrupt
 
 LONG = timedelta(seconds=60)
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from ftrun.core import cgroup
-from ftrun.worker import segment
-from ftrun.worker.arena import Arena
-from ftrun.worker.state import Protected
+from ftrun.worker.memory import segment
+from ftrun.worker.memory.arena import Arena
+from ftrun.worker.state.protected_state import Protected
 from tests.conftest import ROOT, Ftrun
 
 ROOM = 700 << 20  # for the models of two ranks, beside what the imports take, which differs from torch to torch

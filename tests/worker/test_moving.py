@@ -12,9 +12,9 @@ from ftrun import native
 from ftrun.core.board import Board, F
 from ftrun.native.transfer import TransferError
 from ftrun.view import fold
-from ftrun.worker import moving
-from ftrun.worker.context import Context
-from ftrun.worker.segment import Segment
+from ftrun.worker.memory.segment import Segment
+from ftrun.worker.recovery import transfer
+from ftrun.worker.runtime.run_link import Context
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def context(tmp_path: Path) -> Context:
 
 
 def test_progress_is_on_the_board_while_it_goes_on(context: Context) -> None:
-    with moving.progress(context, 100) as moved:
+    with transfer.progress(context, 100) as moved:
         native.store64(moved, 40)
         assert fold.moved(context.board, 2) == (40, 100)
         assert 0 <= time.monotonic_ns() - context.cell[F.MOVE_SINCE] < 60e9
@@ -33,7 +33,7 @@ def test_progress_is_on_the_board_while_it_goes_on(context: Context) -> None:
 
 def test_progress_ends_with_a_transfer_that_fails(context: Context) -> None:
     with pytest.raises(TransferError):
-        moving.peer_copy(context, [(1, 8)], [(1, 9)])  # sizes differ: nothing is touched
+        transfer.peer_copy(context, [(1, 8)], [(1, 9)])  # sizes differ: nothing is touched
     assert context.cell[F.MOVE_TOTAL] == 0
 
 
@@ -41,7 +41,7 @@ def test_a_peer_copy_counts_what_arrived(context: Context) -> None:
     size = 3 << 20
     source, to = Segment.create("a", size), Segment.create("b", size)
     source.view(0, size)[:] = os.urandom(size)
-    done = moving.peer_copy(context, [(to.address, size)], [(source.address, size)])
+    done = transfer.peer_copy(context, [(to.address, size)], [(source.address, size)])
     assert bytes(to.view(0, size)) == bytes(source.view(0, size))
     assert done.bytes == context.cell[F.MOVED] == size
     for segment in (source, to):

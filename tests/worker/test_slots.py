@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ftrun.core.errors import WorkerError
-from ftrun.worker import codec, rng
-from ftrun.worker.ledger import read_state
-from ftrun.worker.slots import END, GATE, Slots
+from ftrun.worker.kept.ledger import read_state
+from ftrun.worker.kept.recovery_points import END, GATE, Slots
+from ftrun.worker.state import rng, serialization
 
 
 @pytest.mark.parametrize("size", [0, 3 << 20])
@@ -21,7 +21,7 @@ def test_what_is_read_is_what_was_there_when_it_was_sealed(size: int) -> None:
     np.random.seed(4)
     torch.manual_seed(5)
     before = rng.capture()
-    slots.write(END, 7, codec.plain({"rng": before, "grads": b"g" * size}))
+    slots.write(END, 7, serialization.plain({"rng": before, "grads": b"g" * size}))
     wanted = random.random(), float(np.random.rand()), float(torch.rand(()))
     assert rng.capture() != before
     saved = read_state(slots, END)
@@ -34,7 +34,7 @@ def test_what_is_read_is_what_was_there_when_it_was_sealed(size: int) -> None:
 @pytest.mark.parametrize("size", [0, 3 << 20])
 def test_a_slot_that_was_overwritten_is_noticed(size: int) -> None:
     slots = Slots.create(0)
-    slots.write(END, 0, codec.plain({"rng": rng.capture(), "grads": b"g" * size}))
+    slots.write(END, 0, serialization.plain({"rng": rng.capture(), "grads": b"g" * size}))
     slots.data(END)[-1] ^= 1
     with pytest.raises(WorkerError, match="overwritten"):
         read_state(slots, END)
@@ -102,7 +102,7 @@ def test_numpy_may_have_another_generator(kind: str) -> None:
         np.random.randn()  # one of two: the other is kept
         slots = Slots.create(0)
         before = rng.capture()
-        slots.write(END, 0, codec.plain({"rng": before}))
+        slots.write(END, 0, serialization.plain({"rng": before}))
         wanted = [float(np.random.randn()), *np.random.rand(3).tolist()]
         assert rng.capture() != before
         rng.apply(read_state(slots, END)["rng"])

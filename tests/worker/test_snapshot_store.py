@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ftrun.worker import snapshot
-from ftrun.worker.arena import Arena
-from ftrun.worker.segment import Segment
-from ftrun.worker.snapshot_store import BadSnapshot, Places, Store
-from ftrun.worker.state import Protected
+from ftrun.worker.kept.snapshot_store import BadSnapshot, Places, Store
+from ftrun.worker.memory.arena import Arena
+from ftrun.worker.memory.segment import Segment
+from ftrun.worker.state.protected_state import Protected
 
 SIZE = 5000
 FACTS = {"world_size": 4, "committed": 4 * SIZE, "committed_gpu": 40, "layout": 7}

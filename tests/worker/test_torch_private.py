@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ftrun.worker
-from ftrun.worker import torch_private
+from ftrun.worker.runtime import torch_private
 from tests.conftest import Ftrun, Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,9 +61,9 @@ def start(ftrun: Ftrun, text: str, *options: object) -> Run:
 
 
 def asked(before: str = "") -> tuple[int, dict[str, dict[str, Any]]]:
-    """What `python -m ftrun.worker.torch_private --json` says in an interpreter that did `before` first."""
+    """What `python -m ftrun.worker.process.private_probes --json` says in an interpreter that did `before` first."""
     program = f"{before or 'pass'}; import sys, runpy; sys.argv[1:] = ['--json']; "
-    program += "runpy.run_module('ftrun.worker.torch_private', run_name='__main__')"
+    program += "runpy.run_module('ftrun.worker.process.private_probes', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.stdout, done.stderr
     return done.returncode, {entry["name"]: entry for entry in json.loads(done.stdout)["names"]}
@@ -86,7 +86,7 @@ def test_a_missing_name_and_one_that_behaves_otherwise_are_told_apart() -> None:
 
 
 def test_the_list_is_printed_as_text() -> None:
-    command = [sys.executable, "-m", "ftrun.worker.torch_private"]
+    command = [sys.executable, "-m", "ftrun.worker.process.private_probes"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     for entry in torch_private.NAMES:
@@ -109,7 +109,7 @@ def test_doctor_says_what_is_missing_and_what_that_costs(tmp_path: Path) -> None
 
 def test_private_methods_of_torchs_that_ours_override_are_declared() -> None:
     declared = {name for entry in torch_private.NAMES for name in entry.names}
-    modules = [importlib.import_module(f"ftrun.worker.{m.name}") for m in pkgutil.iter_modules(ftrun.worker.__path__)]
+    modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(ftrun.worker.__path__, "ftrun.worker.")]
     seen = 0
     for kind in {
         k for m in modules for k in vars(m).values() if isinstance(k, type) and k.__module__.startswith("ftrun.")

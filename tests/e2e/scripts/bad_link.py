@@ -14,7 +14,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import ProcessGroupGloo
 
-from ftrun.worker import inner
+from ftrun.worker.comm import backend
 
 RANK, TIMES, WHEN = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 MADE = Path("groups-made")
@@ -38,7 +38,7 @@ class BadGloo(ProcessGroupGloo):
             )
 
 
-inner.ProcessGroupGloo = BadGloo  # type: ignore[misc]
+backend.ProcessGroupGloo = BadGloo  # type: ignore[misc]
 sys.argv = sys.argv[4:]
 sys.path[0] = str(Path(sys.argv[0]).parent)
 runpy.run_path(sys.argv[0], run_name="__main__")

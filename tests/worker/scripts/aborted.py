@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from ftrun.worker import inner
+from ftrun.worker.comm import backend
 
 STRANGERS = 20
 
@@ -34,7 +34,7 @@ def strangers(server: socket.socket, stop: threading.Event, kept: list[tuple[soc
 
 def listens_as_the_group_does(start: Callable[[socket.socket], None]) -> None:
     """Begin to listen between the group's look at what is open and its look at what listens."""
-    made, begun = inner._devices, []
+    made, begun = backend._devices, []
 
     def devices(loopback: bool) -> list[Any]:
         if not begun:
@@ -42,7 +42,7 @@ def listens_as_the_group_does(start: Callable[[socket.socket], None]) -> None:
             start(begun[0])
         return made(loopback)
 
-    inner._devices = devices
+    backend._devices = devices
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
         threads[0].start()
 
     listens_as_the_group_does(start)
-    group = inner.make_group(PrefixStore("world", store), rank, 2, timedelta(seconds=60), swappable=True)
+    group = backend.make_group(PrefixStore("world", store), rank, 2, timedelta(seconds=60), swappable=True)
     stop.set()
     threads[0].join()
     group.group.allreduce([torch.ones(4)]).wait()

@@ -1,0 +1,282 @@
+"""The real process group inside a SwapGroup: built for one generation, aborted from another thread, thrown away."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo
+
+from ftrun.worker.runtime import crash_points, torch_private
+
+_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
+_TRIES = 5  # each takes less than a millisecond
+_LINGER = 5.0  # seconds that a member which leaves waits for those that are still connecting
+
+
+class Stillness:
+    """Some threads of this process that wait for one another and for connections which were shut down.
+
+    Each of them asleep, and none run in between two looks: whatever they wait for will not come.
+    """
+
+    def __init__(self, threads: set[str]) -> None:
+        self._threads = threads
+        self._last: list[str] | None = None
+
+    def add(self, thread: int) -> None:
+        """One more of them, by its number in this system."""
+        self._threads.add(str(thread))
+
+    def seen(self) -> bool:
+        """Are they asleep, and were they since the look before?"""
+        now = []
+        for thread in sorted(self._threads):
+            try:
+                now.append(_asleep(thread))
+            except OSError:
+                self._threads.discard(thread)  # it ended
+        before, self._last = self._last, now
+        return bool(now) and "" not in now and now == before
+
+
+def _threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+def _asleep(thread: str) -> str:
+    """How often it was switched out so far; empty when it runs or waits for a disk. Errors: OSError when it is gone."""
+    lines = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
+    state = next(line for line in lines if line.startswith("State:"))
+    return " ".join(line for line in lines if "ctxt_switches" in line) if state.split()[1] == "S" else ""
+
+
+_Wait = tuple[Any, Callable[[Callable[[], Any]], None]] | None  # None ends the thread
+
+
+class Inner:
+    """A full ProcessGroup with its devices and the sockets that wake it."""
+
+    def __init__(
+        self,
+        group: Any,
+        devices: list[torch.device],
+        sockets: list[socket.socket],
+        threads: set[str],
+        keep: Any,
+        communicator: Any = None,
+    ) -> None:
+        self.group = group
+        self.devices = devices
+        self._sockets = sockets
+        self._keep = keep
+        self._communicator = communicator  # a backend for GPUs, which is woken by a call and not by its sockets
+        self._waits: queue.SimpleQueue[_Wait] | None = None
+        self._aborted = self._shut = False
+        self._stillness = Stillness(threads)
+        self.generation = 0
+        self.all_connected: Callable[[], bool] | None = None  # is every member through with connecting?
+
+    @property
+    def still(self) -> bool:
+        """Is it aborted, and all its threads asleep, so that no collective of it writes anything any more?"""
+        return self._shut and self._stillness.seen()
+
+    def abort(self) -> None:
+        """Wake threads blocked in this group: shut down its connections (Gloo), abort its communicators (NCCL)."""
+        if self._aborted or crash_points.broken("abort"):
+            return
+        self._aborted = True
+        for sock in self._sockets:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # the peer's end is gone already
+        self._shut = True
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            # torch has several classes for NCCL, and the name "nccl" means another one from 2.15 on
+            getattr(communicator, "abort", communicator.shutdown)()
+
+    def when_waited(self, work: Any, then: Callable[[Callable[[], Any]], None]) -> None:
+        """Let a thread of this group wait for `work`, which has no future, and call `then` with what tells its outcome."""
+        if self._waits is None:
+            self._waits = queue.SimpleQueue()
+            threading.Thread(target=self._wait, args=(self._waits,), name="ftrun-wait", daemon=True).start()
+        self._waits.put((work, then))
+
+    def _wait(self, waits: queue.SimpleQueue[_Wait]) -> None:
+        self._stillness.add(threading.get_native_id())
+        while (wait := waits.get()) is not None:
+            work, then = wait
+            then(work.wait)
+            del wait, work, then  # they keep the group
+
+    def leave(self) -> None:
+        """Close it for good. Peers that are still connecting would fail: they get a while. From a thread of its own."""
+        deadline = time.monotonic() + _LINGER
+        while self.all_connected is not None and not self.all_connected() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self.abort()
+        self.close()
+
+    def close(self) -> None:
+        """Drop the group. May take as long as a stuck peer's timeout: call from a thread of its own."""
+        for sock in self._sockets:
+            sock.close()
+        self._sockets = []
+        if self._waits is not None:
+            self._waits.put(None)
+        self.group = None
+        self._keep = self.all_connected = None
+
+
+def _inodes() -> dict[str, int]:
+    """Socket inode -> descriptor of every socket of this process."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            found[target] = int(name)
+    return found
+
+
+def _opened_since(before: set[str]) -> Iterator[socket.socket]:
+    """A duplicate of every TCP socket that this process has opened since; closed when the next one is asked for."""
+    for inode, fd in _inodes().items():
+        if inode in before:
+            continue
+        try:
+            sock = socket.socket(fileno=os.dup(fd))
+        except OSError:
+            continue
+        with sock:
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type & 0xF == socket.SOCK_STREAM:
+                yield sock
+
+
+def _listening(before: set[str]) -> set[int]:
+    """The ports on which this process has begun to listen since."""
+    sockets = _opened_since(before)
+    return {s.getsockname()[1] for s in sockets if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)}
+
+
+def _connected(before: set[str], mine: set[int], theirs: set[int], loopback: bool) -> list[socket.socket]:
+    """Duplicates of the connections opened since that came in on ports `mine` or go out to `theirs`.
+
+    Listening sockets must not be touched. `loopback`: only connections to this machine.
+    """
+    found = []
+    for sock in _opened_since(before):
+        try:
+            host, port = sock.getpeername()[:2]
+        except OSError:
+            continue  # it listens, or the peer is gone
+        if (sock.getsockname()[1] in mine or port in theirs) and (not loopback or host == "127.0.0.1"):
+            found.append(socket.socket(fileno=sock.detach()))  # `dup` would make the connection block, for Gloo too
+    return found
+
+
+def _devices(loopback: bool) -> list[Any]:
+    """Gloo's, each of which listens on a port of its own."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface:
+        return [ProcessGroupGloo.create_device(interface=name) for name in interface.split(",")]
+    if loopback:
+        return [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    return [ProcessGroupGloo.create_default_device()]
+
+
+def _own_devices(loopback: bool) -> tuple[list[Any], set[str], set[int]]:
+    """Gloo's devices, the sockets that this process had before, and the ports on which the devices listen.
+
+    Made anew when another thread began to listen in the same moment: its port would be taken for one of theirs.
+    """
+    for _ in range(_TRIES):
+        before = set(_inodes())
+        devices = _devices(loopback)
+        mine = _listening(before)
+        if len(mine) == len(devices):
+            break
+    return devices, before, mine
+
+
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta, devices: list[Any]) -> Any:
+    return ProcessGroupGloo(store, rank, size, torch_private.gloo_options(timeout, devices))
+
+
+@contextlib.contextmanager
+def _no_handling() -> Iterator[None]:
+    """A group that is built meanwhile does not end the process when NCCL fails: this one is replaced.
+
+    The script's own groups, in which nothing is recovered, keep what the variable said.
+    """
+    said = os.environ.get(_HANDLING)
+    os.environ[_HANDLING] = "0"
+    try:
+        yield
+    finally:
+        if said is None:
+            del os.environ[_HANDLING]
+        else:
+            os.environ[_HANDLING] = said
+
+
+def make_group(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    swappable: bool,
+    far: Callable[[], Any] | None = None,
+) -> Inner:
+    """Build Gloo for CPU tensors, and NCCL (Gloo where ranks share a GPU) for CUDA tensors when there is one.
+
+    `swappable`: inside a SwapGroup, so that it can be aborted; its members are on this machine. They wait for one another
+    in `store` before any of them connects. `far` gives the store that NCCL keeps, None: `store`.
+    """
+    group = ProcessGroup(store, rank, size)
+    others = _threads()
+    gloo_devices, before, mine = _own_devices(loopback=swappable)
+    threads = _threads() - others
+    theirs: set[int] = set()
+    if swappable:
+        # every member says where it listens: what other threads of this process connect meanwhile is not ours
+        store.set(f"ports/{rank}", json.dumps(sorted(mine)))
+        said = store.multi_get([f"ports/{r}" for r in range(size) if r != rank])
+        theirs = {port for ports in said for port in json.loads(ports)}
+    others = _threads()
+    gloo = _gloo(PrefixStore("cpu/", store), rank, size, timeout, gloo_devices)
+    threads |= _threads() - others
+    devices = [torch.device("cpu")]
+    nccl = None
+    torch_private.use_by_default(group, ProcessGroup.BackendType.GLOO)
+    torch_private.use_backend(group, torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
+    if torch.cuda.is_available():
+        devices.append(torch.device("cuda"))
+        if dist.is_nccl_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+            with _no_handling():
+                nccl = torch_private.nccl(PrefixStore("cuda/", far() if far else store), rank, size, timeout, group)
+            torch_private.use_by_default(group, ProcessGroup.BackendType.NCCL)
+            torch_private.use_backend(group, torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)
+            threads = set()  # that its threads are asleep says nothing of what the GPU does
+        else:
+            torch_private.use_backend(group, torch.device("cuda"), ProcessGroup.BackendType.GLOO, gloo)
+    sockets: list[socket.socket] = []
+    if swappable and size > 1:
+        sockets = _connected(before, mine, theirs, "GLOO_SOCKET_IFNAME" not in os.environ)
+    return Inner(group, devices, sockets, threads, store, nccl)

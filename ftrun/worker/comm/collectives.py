@@ -1,0 +1,77 @@
+"""The table of collectives: which methods of a torch group communicate, and what Gloo's lack beside NCCL's.
+
+`tests/worker/test_collectives_table.py` holds the table against the methods of the installed torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from ftrun.worker.comm.collective_replay import tensors_of
+
+COLLECTIVES = (
+    "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single",
+    "all_gather_single_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
+    "barrier", "broadcast", "gather", "gather_into_tensor", "gather_single", "reduce", "reduce_scatter",
+    "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced", "scatter", "send", "recv", "recv_anysource",
+)  # fmt: skip
+"""Every method that moves tensors and returns a Work. A torch that is older than one of them lacks it."""
+
+DIRECT = ("send", "recv", "recv_anysource")
+"""Those between two ranks: they count as waited for in `wait` only."""
+
+
+def fill_local(name: str, args: tuple[Any, ...]) -> None:
+    """Local mode: every peer is taken to have what this rank has (DDP's constructor compares and broadcasts)."""
+    if "allgather" not in name and "all_gather" not in name:
+        return
+    outputs, inputs = tensors_of(args[0]), tensors_of(args[1])
+    if len(outputs) % len(inputs) == 0 and all(o.shape == inputs[0].shape for o in outputs):
+        for i, output in enumerate(outputs):
+            output.copy_(inputs[i * len(inputs) // len(outputs)])
+    else:
+        for output, source in zip(outputs, inputs, strict=False):
+            output.view(-1, *source.shape).copy_(source.expand(output.numel() // source.numel(), *source.shape))
+
+
+@contextlib.contextmanager
+def averaging_integers(
+    outputs: list[torch.Tensor], size: int, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[Callable[[], None] | None]:
+    """Have Gloo average integers as NCCL does: it sums, and the quotient is rounded toward zero.
+
+    Gloo divides them as real numbers and then fails, so that on backend "ftrun", which torch does not know to be Gloo on
+    the CPU, whoever averages a counter would need to ask first.
+
+    Args:
+        outputs: What the collective writes.
+        size: Of the group.
+        rank: This one's in the group.
+        args: The collective's; the options among them ask for a sum while the context lasts.
+        kwargs: As well.
+
+    Yields:
+        What must be called once the sum is there; None when nothing is averaged, or no integers are.
+    """
+    options = next((o for o in (*args, *kwargs.values()) if hasattr(o, "reduceOp")), None)
+    whole = outputs and not (outputs[0].is_floating_point() or outputs[0].is_complex())
+    if options is None or not whole or options.reduceOp != ReduceOp.AVG:
+        yield None
+        return
+    mine = getattr(options, "rootRank", rank) == rank
+
+    def divide() -> None:
+        for output in outputs if mine else ():
+            output.div_(size, rounding_mode="trunc")
+
+    options.reduceOp = ReduceOp.SUM
+    try:
+        yield divide
+    finally:
+        options.reduceOp = ReduceOp.AVG

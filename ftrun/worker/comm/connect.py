@@ -1,0 +1,152 @@
+"""Connecting the members of a process group, in a thread of its own: nothing wakes one that waits for a rank that died.
+
+When the world is stopped meanwhile, thread and store client are left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore
+
+from ftrun.core import symptoms
+from ftrun.core.board import F, Head
+from ftrun.core.faults import Fault
+from ftrun.core.world import World
+from ftrun.worker.comm.backend import Inner, make_group
+from ftrun.worker.comm.file_store import Meeting
+from ftrun.worker.runtime.exception_report import final_code
+from ftrun.worker.runtime.run_link import Context, Interrupt
+
+# seconds that a failed connection is held back for the stop that should explain it (a launcher takes up to one to be sure
+# of a death), and until it ends this process then
+_GRACE, _HOLD = 2.0, 120.0
+_AFTER_YOU = 0.5  # seconds more when its peer hung up: that one may have a reason of its own
+
+
+class Connecting:
+    """One group of `world` while it is being connected.
+
+    `ahead`: by a replacement that has not restored its state yet. It answers for itself that it is ready and reset.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        world: World,
+        key: str,
+        ranks: Sequence[int],
+        my_rank: int,
+        timeout: timedelta,
+        ahead: bool,
+    ) -> None:
+        self.generation = world.generation
+        self._context = context
+        self._world = world
+        self._key = key
+        self._place = my_rank, len(ranks)
+        self._timeout = timeout
+        self._ahead = ahead
+        self._wanted = True
+        self._met = world.fresh
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+        self._outcome: Inner | BaseException = Interrupt()
+        if ahead:
+            for stage in (F.STOPPED, F.CLEANED, F.READY):
+                context.answer(stage, world.generation)
+        threading.Thread(target=self._run, name="ftrun-connect", daemon=True).start()
+
+    def forget(self) -> None:
+        """Nobody will ask for the result."""
+        with self._lock:
+            self._wanted = False
+
+    def result(self, meanwhile: Callable[[], None] | None = None) -> Inner:
+        """The connected group. `meanwhile` runs in this thread until it is there.
+
+        Raises Interrupt when a later generation stops the world. Errors: TimeoutError, or what torch raised.
+        """
+        context, world = self._context, self._world
+        if meanwhile is not None:
+            meanwhile()
+        counted = time.monotonic()
+        while not self._ready.wait(0.02) and time.monotonic() - counted < self._timeout.total_seconds():
+            if context.stop_pending():
+                self.forget()
+                raise Interrupt
+            if not self._all_on_their_way():
+                counted = time.monotonic()
+        if not self._ready.is_set():
+            self.forget()  # from here on nobody is told that it is connected after all
+        late = f"process group {self._key} of generation {world.generation} was not complete in {self._timeout}"
+        inner = self._outcome if self._ready.is_set() else TimeoutError(late)
+        if isinstance(inner, BaseException):
+            if not world.fresh:  # in a fresh one there is nothing to stop for
+                self._report(inner)
+            raise inner
+        if context.stop_pending():
+            inner.abort()
+            raise Interrupt
+        return inner
+
+    def _report(self, error: BaseException) -> None:
+        """Nobody's death explains the failure: the launcher decides what becomes of this world.
+
+        Raises Interrupt when the world is stopped; returns when it is not.
+        """
+        context, fault = self._context, symptoms.of_exception(error)
+        if final_code(error) or fault not in (Fault.LINK, Fault.EXCEPTION):
+            return  # a full disk or a broken device would be the same with other connections
+        context.wait_until(lambda: False, _GRACE + (_AFTER_YOU if fault is Fault.LINK else 0.0))
+        evidence = symptoms.exception_evidence(type(error).__name__, symptoms.message(error))
+        with contextlib.suppress(OSError):
+            context.report(f"{context.cell.index}-{self.generation}-unconnected", {"evidence": evidence})
+        context.cell[F.UNCONNECTED] = self.generation
+        context.board.ring_launcher()
+        context.wait_until(lambda: bool(context.board[Head.ENDING]), _HOLD)
+
+    def _run(self) -> None:
+        try:
+            self._outcome = self._connected()
+            self._answer_reset()
+        except BaseException as error:
+            self._outcome = error
+        self._ready.set()
+
+    def _connected(self) -> Inner:
+        rank, size = self._place
+        meeting = Meeting(self._context.run_dir, self._world, self._key, self._timeout, self._go_on)
+        inner = make_group(meeting, rank, size, self._timeout, swappable=True, far=self._store)
+        inner.generation = self.generation
+        meeting.set(f"connected/{rank}", b"")
+        inner.all_connected = lambda: meeting.check([f"connected/{r}" for r in range(size)])
+        if rank == 0:
+            meeting.forget_earlier()
+        return inner
+
+    def _go_on(self) -> bool:
+        if self._context.board.generation() > self.generation:
+            raise Interrupt
+        return self._all_on_their_way()
+
+    def _all_on_their_way(self) -> bool:
+        """Has every rank come to where it connects? Before, the launcher's deadlines count, and not the group's timeout."""
+        self._met = self._met or self._world.everyone(self._context.board, F.READY)
+        return self._met
+
+    def _store(self) -> Any:
+        """The store process of this run, for NCCL, which asks it for as long as a group lives."""
+        world = self._world
+        store: Any = TCPStore(world.store_host, world.store_port, None, False, self._timeout, wait_for_workers=False)
+        return PrefixStore(f"{world.prefix()}/{self._key}", store)
+
+    def _answer_reset(self) -> None:
+        with self._lock:  # once it is forgotten the main thread answers for a later generation
+            if self._ahead and self._wanted and self._context.board.generation() == self.generation:
+                self._context.answer(F.RESET, self.generation)

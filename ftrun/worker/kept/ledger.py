@@ -1,0 +1,160 @@
+"""What a rank writes into its slots, and what it reads there to do a step again.
+
+A slot holds everything of a rank that is not in its arena: random streams, Python state, the loader's place, gradients that
+must outlive a body. An END slot also says what the update region changed, for a replica's use of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ftrun.core.errors import UsageError
+from ftrun.worker.kept.recovery_points import END, GATE, LATE, RECORDING, START, Slots
+from ftrun.worker.state import rng, serialization
+from ftrun.worker.state.protected_state import Protected
+
+Captured = tuple[rng.State, dict[str, bytes]]  # of the random streams, and packed Python state
+Grads = list["torch.Tensor | None"]
+
+
+def read_state(slots: Slots, slot: int) -> dict[str, Any]:
+    """What a rank's START, GATE or END slot holds. Errors: WorkerError when it was overwritten."""
+    saved: dict[str, Any] = slots.read(slot)
+    return saved
+
+
+class Ledger:
+    """The slots of this rank, with what has to be remembered between writing one and the next."""
+
+    def __init__(self, state: Protected) -> None:
+        self.slots: Slots
+        self.loader: Any = None  # position and batch in flight, kept by job.batches
+        self.loader_state: Any = None  # the place from a slot, until job.batches takes it
+        self.alive: list[bool] = []  # which gradients there were when last looked at
+        self.updated = False  # the last complete body updated
+        self._state = state
+        self._at_gate: Captured | None = None
+        self._at_end: tuple[int, Captured] | None = None  # tag and content of the END slot
+        self._after: int | None = None  # hash of the parameters when the last body was complete
+        self._drew_between = False  # random numbers were drawn between two bodies
+        self._carried = False  # gradients of a slot were put back and are in no other slot of ours
+        self._buffers_at_gate: tuple[bytearray, list[int]] = (bytearray(), [])
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def start(self, step: int) -> None:
+        """Seal the START slot of a step that is handed out for the first time. Errors: UsageError."""
+        captured = (rng.capture(), self._state.python_state())
+        self._check_between(step, captured)
+        self.alive = self._state.grads_alive()
+        if self._state.buffers:  # they are copied aside for this step before its slot is written
+            self.slots.invalidate(START)
+            self._state.save_buffers(step)
+        carried = self._carried and self.slots.tag(END) != step
+        self._write(START, step, self._state.grads() if carried else None, captured)
+
+    def gate(self, step: int, accumulating: bool, grads: Grads) -> None:
+        """Seal the GATE slot. `accumulating`: those of the gradients that are alive will be added to."""
+        self._state.settle_buffers()
+        self.alive = [grad is not None for grad in grads]
+        self._at_gate = (rng.capture(), self._state.python_state())
+        self._write(GATE, step, grads if accumulating and any(self.alive) else None, self._at_gate)
+        self._buffers_at_gate = self._state.buffer_values()
+
+    def end(self, tag: int, accumulating: bool) -> None:
+        """Seal the END slot: the state as of the start of gate step `tag`."""
+        self._state.settle_buffers()
+        self.alive = self._state.grads_alive()
+        captured = (rng.capture(), self._state.python_state())
+        self._at_end = (tag, captured)
+        grads = self._state.grads() if accumulating and any(self.alive) else None
+        self._write(END, tag, grads, captured)
+
+    def late(self, step: int) -> None:
+        """A body turned out, after its hand-out, to accumulate on the gradients it found."""
+        self.slots.write(LATE, step, serialization.encode(self._state.grads(), "gradients"))
+
+    def recording(self, header: dict[str, Any], blobs: list[bytes]) -> None:
+        """Keep the results of the collectives before the first step."""
+        self.slots.write(RECORDING, 0, serialization.encode({"header": header, "blobs": list(blobs)}, "recording"))
+
+    def _write(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> None:
+        if self.slots.keeps_old(slot, tag):
+            return
+        content: dict[str, Any] = {
+            "rng": captured[0],
+            "py": captured[1],
+            "alive": self.alive,
+            "grads": None if grads is None else serialization.pack(grads, "gradients"),
+            "updated": self.updated,
+            "between": self._drew_between,
+            "loader": self.loader.capture() if self.loader is not None else self.loader_state,
+        }
+        if slot == END and self._at_gate is not None:
+            content.update(self._update_changed(self._at_gate, captured))
+        self.slots.write(slot, tag, serialization.plain(content))
+
+    def _update_changed(self, before: Captured, now: Captured) -> dict[str, Any]:
+        """What the update region changed: a replacement that has its own GATE slot takes just this from ours."""
+        changed = [name for name, value in now[1].items() if value != before[1].get(name)]
+        return {
+            "changed": changed,
+            "drew": before[0] != now[0],
+            "buffers": self._state.buffers_written(self._buffers_at_gate),
+        }
+
+    # -- between two bodies ------------------------------------------------------------------------------------------
+
+    def body_complete(self, look: bool) -> None:
+        """A body is sealed; `look` = notice when parameters change before the next."""
+        self._after = self._state.params_checksum() if look else None
+
+    def new_loop(self) -> None:
+        """What is between two loops is run by a replacement too, so anything may change there."""
+        self._at_end = self._after = None
+
+    def _check_between(self, step: int, now: Captured) -> None:
+        """A replacement does not run what is between two bodies, so nothing that is guarded may change there."""
+        if self._at_end is None or self._at_end[0] != step:
+            return
+        streams, packed = self._at_end[1]
+        for name, value in now[1].items():
+            if value != packed.get(name):
+                raise UsageError(
+                    f"{name} changed between the body of one step and the next (scheduler.step() after the `with`?): "
+                    "do it inside `with step:`, or a replaced rank would miss it"
+                )
+        if self._after is not None and self._after != self._state.params_checksum():
+            raise UsageError("parameters changed between two bodies: change them inside `with step:`, after the update")
+        # a loader draws as well when it fetches, and a replacement fetches again: that does not count
+        drawn = now[0] if self.loader is None or self.loader.before is None else self.loader.before
+        if streams != drawn:
+            self._drew_between = True
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def start_state(self, step: int) -> dict[str, Any]:
+        """What the START slot of `step` holds, with the gradients that the body before left to accumulate on."""
+        saved = self.read(START)
+        if saved["grads"] is None and self.slots.tag(LATE) == step:
+            saved["grads"] = bytes(self.slots.data(LATE))
+        elif saved["grads"] is None and self.slots.tag(END) == step:
+            saved["grads"] = self.read(END)["grads"]
+        return saved
+
+    def read(self, slot: int) -> dict[str, Any]:
+        """What START, GATE or END of this rank holds. Errors: WorkerError."""
+        return read_state(self.slots, slot)
+
+    def put_back(self, saved: dict[str, Any], index: int) -> None:
+        """Apply a slot: Python state, gradients, the loader's place, and last the random streams."""
+        self._state.apply_python_state(saved["py"])
+        self.alive = saved["alive"]
+        grads = saved["grads"]
+        self._state.set_grads(saved["alive"], None if grads is None else serialization.decode(grads))
+        self._carried = grads is not None
+        if self.loader is not None and saved["loader"] is not None:
+            self.loader.put_back(saved["loader"], index)
+        rng.apply(saved["rng"])

@@ -1,0 +1,74 @@
+"""The three sealed slots beside a rank's arena: its state at *start* of a step, at the *gate*, at the *end* of the body.
+
+A slot's tag is the gate number + 1 for which it holds (start, gate: the step; end: the step after), 0 while it is being
+written. A slot is only overwritten when the protocol can no longer ask for it, so one copy of each is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ftrun import native
+from ftrun.core.errors import WorkerError
+from ftrun.worker.memory.segment import Segment
+from ftrun.worker.runtime import crash_points
+from ftrun.worker.state import serialization
+
+START, GATE, END = 0, 1, 2
+RECORDING = 3  # collectives before the first step
+LATE = 4  # gradients that turned out, in the middle of a body, to be accumulated on
+_ROOM = 1 << 36  # address space for each; memory is taken as it is used
+_HEADER = native.SLOT_HEADER
+_TAG, _LENGTH, _SUM = 0, 8, 16
+LENGTH = 5 * _ROOM
+_BROKEN = {GATE} if crash_points.broken("slots") else set()
+
+
+class Slots:
+    """The slots segment of one rank."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+
+    @classmethod
+    def create(cls, rank: int) -> Slots:
+        return cls(Segment.create(f"slots-{rank}", LENGTH))
+
+    def tag(self, slot: int) -> int:
+        """Gate number the slot holds for, -1 when it holds nothing whole."""
+        return self.segment.load(slot * _ROOM + _TAG) - 1
+
+    def write(self, slot: int, tag: int, pieces: Sequence[bytes | memoryview]) -> None:
+        """Invalidate, copy the pieces, seal with `tag` (a gate number)."""
+        data = b"".join(pieces)
+        native.slot_write(self.segment.address + slot * _ROOM, data, len(data), tag + 1)
+
+    def invalidate(self, slot: int) -> None:
+        self.segment.store(slot * _ROOM + _TAG, 0)
+
+    def forget_steps(self) -> None:
+        """Everything of any step is void: the world goes back to an earlier one."""
+        for slot in (START, GATE, END, LATE):
+            self.invalidate(slot)
+
+    def data(self, slot: int) -> memoryview:
+        """The sealed bytes of a slot, not copied."""
+        base = slot * _ROOM
+        return self.segment.view(base + _HEADER, self.segment.load(base + _LENGTH))
+
+    def read(self, slot: int) -> Any:
+        """Decode a slot into fresh values. Errors: WorkerError when its bytes are not those that were sealed."""
+        base, data = slot * _ROOM, self.data(slot)
+        sum_now = native.checksum(self.segment.address + base + _HEADER, len(data))
+        if sum_now != self.segment.load(base + _SUM):
+            raise WorkerError(f"slot {slot} of a rank does not match its checksum: its memory was overwritten")
+        return serialization.decode(data)
+
+
+    def keeps_old(self, slot: int, tag: int) -> bool:
+        """Test-only: stamp what a slot holds for another step instead of writing anew; False = write as usual."""
+        if slot not in _BROKEN or self.tag(slot) < 0:
+            return False
+        self.segment.store(slot * _ROOM + _TAG, tag + 1)
+        return True

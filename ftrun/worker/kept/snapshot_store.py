@@ -1,0 +1,143 @@
+"""The memory of one rank's host snapshot: two halves, each sealed with its step and checked when it is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ftrun import native
+from ftrun.native.transfer import Extent
+from ftrun.worker.memory.arena import Arena
+from ftrun.worker.memory.segment import Segment
+
+_PAGE = 4096
+_SEAL, _LENGTH, _SUM = 0, 8, 16  # words of a half's first page; behind it the facts, then the pieces
+_FACTS_AT = _PAGE
+_PIECES_AT = 1 << 20
+
+
+class BadSnapshot(Exception):
+    """A snapshot cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the bytes of a piece belong: (offset, size) after (offset, size) in an arena's host or GPU part."""
+
+    arena: Arena
+    rows: list[tuple[int, int]]
+    on_gpu: bool = False
+
+    @property
+    def size(self) -> int:
+        return sum(size for _, size in self.rows)
+
+    def copy_out(self, to: int) -> None:
+        """To host memory at `to`. Errors: DeviceError, CudaError."""
+        if self.on_gpu:
+            self.arena.gpu_part.copy_out(to, self.rows)
+            return
+        for offset, size in self.rows:
+            native.copy(to, self.arena.segment.address + offset, size)
+            to += size
+
+    def copy_in(self, source: int) -> None:
+        """The way back. Errors: DeviceError, CudaError."""
+        if self.on_gpu:
+            self.arena.gpu_part.copy_in(source, self.rows)
+            return
+        for offset, size in self.rows:
+            native.copy(self.arena.segment.address + offset, source, size)
+            source += size
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes [offset, offset + size) of a half, with their checksum."""
+
+    offset: int
+    size: int
+    sum: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """One sealed half. `committed`, `committed_gpu`: sizes of that zone's two parts; `layout`: hash of what lies where there."""
+
+    step: int
+    world_size: int
+    committed: int
+    committed_gpu: int
+    layout: int
+    pieces: dict[str, Piece]
+
+    @property
+    def agrees(self) -> tuple[int, ...]:
+        """What must be equal in the snapshots of one step."""
+        return self.world_size, self.committed, self.committed_gpu, self.layout
+
+
+class Store:
+    """The snapshot segment of one rank."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self._half = segment.length // 2
+
+    @classmethod
+    def create(cls, rank: int, arena: Arena) -> Store:
+        return cls(Segment.create(f"snapshot-{rank}", 2 * (arena.segment.length + _PIECES_AT)))
+
+    def steps(self) -> dict[int, int]:
+        """Sealed steps (gate numbers) -> half."""
+        seals = {half: self.segment.load(half * self._half + _SEAL) - 1 for half in (0, 1)}
+        return {step: half for half, step in seals.items() if step >= 0}
+
+    def write(self, step: int, facts: dict[str, Any], pieces: dict[str, Places | bytes]) -> None:
+        """Copy the pieces into the older half and seal it. Errors: DeviceError when there is no room, CudaError."""
+        sealed = self.steps()
+        half = sealed[min(sealed)] if len(sealed) == 2 else (0 if 0 not in sealed.values() else 1)
+        base = half * self._half
+        self.segment.store(base + _SEAL, 0)
+        at, written = _PIECES_AT, {}
+        for name, piece in pieces.items():
+            if isinstance(piece, bytes):
+                size = len(piece)
+                self.segment.view(base + at, size)[:] = piece
+            else:
+                size = piece.size
+                piece.copy_out(self.segment.address + base + at)
+            written[name] = (at, size, native.checksum(self.segment.address + base + at, size))
+            at = -(-(at + size) // _PAGE) * _PAGE
+        data = json.dumps({**facts, "step": step, "pieces": written}).encode()
+        self.segment.view(base + _FACTS_AT, len(data))[:] = data
+        self.segment.store(base + _LENGTH, len(data))
+        self.segment.store(base + _SUM, native.checksum(self.segment.address + base + _FACTS_AT, len(data)))
+        self.segment.store(base + _SEAL, step + 1)
+
+    def record(self, step: int) -> Record:
+        """Errors: BadSnapshot."""
+        half = self.steps().get(step)
+        if half is None:
+            raise BadSnapshot(f"there is no snapshot of step {step}")
+        base = half * self._half
+        length = self.segment.load(base + _LENGTH)
+        at = self.segment.address + base + _FACTS_AT
+        if length > _PIECES_AT - _FACTS_AT or native.checksum(at, length) != self.segment.load(base + _SUM):
+            raise BadSnapshot(f"what describes the snapshot of step {step} does not match its checksum")
+        raw = json.loads(bytes(self.segment.view(base + _FACTS_AT, length)))
+        pieces = {name: Piece(base + offset, size, total) for name, (offset, size, total) in raw.pop("pieces").items()}
+        return Record(pieces=pieces, **raw)
+
+    def check(self, record: Record) -> None:
+        """Errors: BadSnapshot when a piece is not what was written."""
+        for name, piece in record.pieces.items():
+            if native.checksum(self.segment.address + piece.offset, piece.size) != piece.sum:
+                raise BadSnapshot(f"{name} in the snapshot of step {record.step} does not match its checksum")
+
+    def extent(self, piece: Piece) -> Extent:
+        return self.segment.address + piece.offset, piece.size
+
+    def bytes(self, piece: Piece) -> bytes:
+        return bytes(self.segment.view(piece.offset, piece.size))

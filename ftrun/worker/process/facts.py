@@ -1,0 +1,41 @@
+"""What `ftrun doctor` wants to know of torch, printed as one JSON object by a process of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+
+def main() -> None:
+    """Print the facts. Errors: whatever importing torch raises."""
+    began = time.monotonic()
+    import torch
+    import torch.distributed as dist
+
+    facts: dict[str, Any] = {
+        "version": str(torch.__version__),
+        "seconds": round(time.monotonic() - began, 2),
+        "cuda": torch.version.cuda,
+        "distributed": dist.is_available(),
+        "gloo": dist.is_available() and dist.is_gloo_available(),
+        "nccl": None,
+        "devices": [],
+        "cuda_error": "",
+        "private": [],
+    }
+    if dist.is_available() and dist.is_nccl_available():
+        facts["nccl"] = list(torch.cuda.nccl.version())
+    if torch.version.cuda is not None:
+        try:
+            count = torch.cuda.device_count()
+            facts["devices"] = [torch.cuda.get_device_name(i) for i in range(count)]
+            if count:
+                torch.zeros(1, device="cuda").add_(1).item()
+        except RuntimeError as error:
+            facts["cuda_error"] = str(error).splitlines()[0]
+    if facts["gloo"]:
+        from ftrun.worker.process.private_probes import ask_all
+
+        facts["private"] = [answer.as_json() for answer in ask_all()]
+    print(json.dumps(facts))

@@ -1,0 +1,206 @@
+"""The first code of a worker: takes its cell on the board, then runs the user's script as `__main__`.
+
+Runs in a child of the nursery, or as `python -m ftrun.worker.process.main` with the spec in FTRUN_SPEC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ftrun import native
+from ftrun.core import environment, paths
+from ftrun.core.board import Busy, F, Flag, Phase
+from ftrun.core.world import World
+from ftrun.worker.process import exec_program, numa, run_script, standby
+from ftrun.worker.runtime.exception_report import report_exception
+from ftrun.worker.runtime.run_link import Context, Interrupt
+from ftrun.worker.runtime.torch_private import end_as_python_does
+
+_PARK_DEADLINE = 10 * 365 * 86400.0  # a spare may wait for as long as the run lasts; the launcher ends it
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Run a worker to its end; never returns. Exit code: the script's."""
+    status = 1
+    try:
+        status = _run(spec)
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            pass
+        # daemon threads may sit in a dead group: leave without joining them
+        os._exit(status)
+
+
+def _run(spec: dict[str, Any]) -> int:
+    context = Context(
+        Path(spec["run_dir"]),
+        int(spec["cell"]),
+        float(spec.get("stop_timeout", 10.0)),
+        str(spec.get("nonfinite", "redo")),
+        int(spec.get("check_replicas", 0)),
+    )
+    context.snapshot_every = int(spec.get("snapshot_every", 0))
+    context.one_console = bool(spec.get("one_console", False))
+    # without it the library behaves as under torchrun: nothing is recovered in place in a world of several nodes yet
+    Context.current = None if spec.get("plain") else context
+    os.environ.update(spec["env"])
+    os.environ[paths.ENV_RUN_DIR] = spec["run_dir"]
+    os.environ[paths.ENV_CELL] = str(spec["cell"])
+    for key in (*environment.RANK_KEYS, paths.ENV_ERROR_FILE):
+        os.environ.pop(key, None)
+    cell = context.cell
+    cell[F.PID] = os.getpid()
+    cell[F.PROGRESS] = time.monotonic_ns()
+    cell[F.BUSY] = Busy.FIRST
+    if spec["kind"] != "program":  # exec gives the lock up, which would be read as a death
+        native.beat_start(
+            cell.field_address(F.LIFE),
+            cell.field_address(F.BEAT),
+            float(spec["beat"]),
+            int(spec["launcher_pid"]),
+            float(spec["orphan_grace"]),
+        )
+    if spec["rank"] is not None:
+        cell[F.RANK] = int(spec["rank"]) + 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
+    # a child of the script (a DataLoader worker) must not collect our groups: their threads do not exist there
+    os.register_at_fork(after_in_child=gc.freeze)
+    context.on_rank = _settler(context, spec)
+    context.milestone(Flag.ALIVE)
+    _reseed(cell.index, spec["rank"])
+    if spec["rank"] is None:
+        if "stdin" in spec:
+            os.set_inheritable(spec["stdin"], False)
+        standby.watch(lambda: _wait_for_rank(context, spec))
+    else:
+        _take_rank(context, context.await_world(lambda w: w.rank_of(cell.index) is not None, 0, 60.0), spec)
+    cell.add_flag(Flag.SCRIPT)
+    if spec["kind"] == "program":
+        return exec_program.become(exec_program.substituted(spec["argv"], context.local_rank))
+    if Context.current is not None:
+        context.listen()
+    return _script(context, spec)
+
+
+def _reseed(cell: int, rank: int | None) -> None:
+    """Forked workers share the parent's random state. In a process of its own each of these streams begins anywhere.
+
+    Two runs that `ftrun verify` compares begin in the same place, or a script that seeds nothing could not be compared.
+    """
+    seed = None if paths.ENV_DIGESTS not in os.environ else cell if rank is None else rank
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        generator = sys.modules[
+            "torch"
+        ].default_generator  # the CPU's alone: CUDA's begins with the same number everywhere
+        generator.seed() if seed is None else generator.manual_seed(seed)
+
+
+def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:
+    context.report(f"parked-{context.cell.index}", {"line": standby.where()})
+    context.milestone(Flag.PARKED)
+    mine = context.cell.index
+    world = context.await_world(lambda w: w.rank_of(mine) is not None, 0, _PARK_DEADLINE, _meanwhile(context))
+    _take_rank(context, world, spec)
+    if "stdin" in spec:
+        os.dup2(spec["stdin"], 0)
+        os.close(spec["stdin"])
+
+
+def _meanwhile(context: Context) -> Callable[[], None] | None:
+    """What a parked spare does now and then: nothing in a program that has nothing to do with torch."""
+    if "torch" not in sys.modules:
+        return None
+    from ftrun.worker.process import warmup
+
+    warmup.up()
+    return warmup.Ahead(context).look
+
+
+def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:
+    place = next(p for p in world.places if p.cell == context.cell.index)
+    context.cell[F.RANK] = place.rank + 1
+    context.cell[F.GENERATION] = world.generation
+    context.world = world
+    context.restoring = place.rank in world.replaced
+    os.environ.update(environment.rank_variables(place.rank, place.local_rank, world.group_rank))
+    os.environ["MASTER_ADDR"] = world.store_host
+    os.environ["MASTER_PORT"] = str(world.store_port)
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(world.attempt)
+    error_file = paths.error_file(Path(spec["logs"]), world.attempt, place.local_rank)
+    os.environ[paths.ENV_ERROR_FILE] = str(error_file)
+    with contextlib.suppress(OSError):  # a spare may be here before its log files are; a full disk was told already
+        error_file.parent.mkdir(parents=True, exist_ok=True)
+        error_file.unlink(missing_ok=True)  # what a predecessor in this rank left is settled
+    context.local_rank = place.local_rank
+    if context.on_rank is not None:
+        context.on_rank()
+
+
+def _settler(context: Context, spec: dict[str, Any]) -> Callable[[], None]:
+    """What is left to do on this machine once the local rank is known."""
+    unchanged = os.environ.get("CUDA_VISIBLE_DEVICES")  # before the script of a spare may set it
+
+    def settle() -> None:
+        visible = unchanged
+        if context.world is not None and context.world.devices:  # a device is in quarantine
+            visible = os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(context.world.devices)
+        if spec["numa"]:
+            numa.bind(spec["numa"], context.local_rank, int(os.environ["LOCAL_WORLD_SIZE"]), visible)
+        if spec["virtual"]:
+            os.environ.update(environment.virtual_variables(visible, context.local_rank))
+
+    return settle
+
+
+def _script(context: Context, spec: dict[str, Any]) -> int:
+    target, *arguments = spec["argv"]
+    try:
+        if exec_program.asks_for_rank(spec["argv"]):
+            standby.ask_now()
+            target, *arguments = exec_program.substituted(spec["argv"], context.local_rank)
+        sys.argv = [target, *arguments]
+        (run_script.run_module if spec["kind"] == "module" else run_script.run_script)(target)
+    except SystemExit as stop:
+        if stop.code is None or stop.code == 0:
+            _ended(context)
+            return 0
+        if isinstance(stop.code, int):
+            return stop.code & 0xFF
+        print(stop.code, file=sys.stderr)
+        return 1
+    except Interrupt:
+        # the world stopped while this rank was in a collective between two loops: a replacement does it again
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise
+    except BaseException as error:
+        report_exception(context, error, "uncaught")
+        return 1
+    _ended(context)
+    return 0
+
+
+def _ended(context: Context) -> None:
+    end_as_python_does()  # the interpreter is left by os._exit
+    context.phase(Phase.DONE)
+    context.milestone(Flag.EXITING)
+
+
+if __name__ == "__main__":
+    main(json.loads(os.environ.pop("FTRUN_SPEC")))

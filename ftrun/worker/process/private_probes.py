@@ -1,0 +1,275 @@
+"""Asks the running system about each private name in torch_private.py: is it there, and does it behave as ftrun expects?
+
+A probe does with the name what ftrun does with it, in a process that is there for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import json
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ftrun.worker.runtime import torch_private as private
+
+THERE, MISSING, DIFFERS, BEFORE = "there", "missing", "behaves differently", "not in this torch yet"
+
+
+class Answer(NamedTuple):
+    """What the system said of one entry."""
+
+    entry: private.Private
+    state: str
+    detail: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.state in (THERE, BEFORE)
+
+    def as_json(self) -> dict[str, Any]:
+        entry = self.entry
+        since = ".".join(map(str, entry.since)) if entry.since else None
+        return {
+            "name": entry.name, "owner": entry.owner, "needs": entry.needs, "why": entry.why, "without": entry.without,
+            "since": since, "state": self.state, "detail": self.detail,
+        }  # fmt: skip
+
+
+def ask(entry: private.Private) -> Answer:
+    """Look for a name, and try it."""
+    if entry.before_its_time():
+        return Answer(entry, BEFORE)
+    lacking = entry.lacking()
+    if lacking:
+        return Answer(entry, MISSING, ", ".join(lacking))
+    try:
+        good = all(PROBES[name]() for name in entry.names if name in PROBES)
+    except Exception as error:
+        return Answer(entry, DIFFERS, f"{type(error).__name__}: {error}")
+    return Answer(entry, THERE if good else DIFFERS)
+
+
+def ask_all() -> list[Answer]:
+    """Every entry, in the order of the module."""
+    return [ask(entry) for entry in private.NAMES]
+
+
+# ---- process groups ----
+
+
+def _gloo_of_one() -> bool:
+    """A group as ftrun makes it, of one rank: it sums, and gives its backend."""
+    device = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
+    gloo = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, private.gloo_options(timedelta(seconds=10), [device]))
+    group = dist.ProcessGroup(dist.HashStore(), 0, 1)
+    private.use_by_default(group, dist.ProcessGroup.BackendType.GLOO)
+    private.use_backend(group, torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    tensor = torch.ones(2)
+    group.allreduce([tensor], dist.AllreduceOptions()).wait()
+    return tensor.tolist() == [1.0, 1.0] and private.backend_of(group, torch.device("cpu")) is not None
+
+
+# ---- DistributedDataParallel ----
+
+
+@functools.cache
+def _ddp() -> Any:
+    """A DDP module over a world of one, after its first two backwards."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    for _ in range(2):
+        ddp(torch.ones(1, 2)).sum().backward()
+    return ddp
+
+
+def _numbers_params() -> bool:
+    params, sparse = private.params_of_reducer(_ddp())
+    return [id(p) for p in params] == [id(p) for p in _ddp().parameters()] and sparse == [False, False]
+
+
+def _resets() -> bool:
+    """A backward that was cut off is forgotten: the next one ends, and its gradients are right."""
+    ddp = _ddp()
+    ddp(torch.ones(1, 2))  # and no backward
+    private.reset_reducer(ddp)
+    forgotten = not private.has_rebuilt(ddp)
+    ddp.zero_grad()
+    ddp(torch.ones(1, 2)).sum().backward()
+    return forgotten and ddp.module.weight.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def _rebuilds() -> bool:
+    """As a repair primes a reducer: gradients become ready in an order of ours, and it lays its buckets out."""
+    ddp = _ddp()
+    private.reset_reducer(ddp)
+    ddp.zero_grad()
+    ddp.reducer.prepare_for_forward()
+    ddp.reducer.prepare_for_backward([])
+    for param in ddp.parameters():
+        param.view_as(param).backward(torch.zeros_like(param))
+    rebuilt = private.rebuild_buckets(ddp)
+    ddp.zero_grad()
+    ddp(torch.ones(1, 2)).sum().backward()
+    return rebuilt and private.has_rebuilt(ddp) and ddp.module.bias.grad.tolist() == [1.0, 1.0]
+
+
+def _knows_comm_hooks() -> bool:
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=_ddp().process_group)
+    before = private.comm_hooks(ddp)
+    ddp.register_comm_hook(None, lambda state, bucket: bucket)
+    return before == [] and len(private.comm_hooks(ddp)) == 1
+
+
+# ---- tensors, scalers ----
+
+
+def _counts_writes() -> bool:
+    tensor = torch.zeros(1)
+    before = private.writes_to(tensor)
+    tensor.add_(1)
+    return private.writes_to(tensor) == before + 1
+
+
+def _finds_hooks() -> bool:
+    tensor = torch.zeros(1, requires_grad=True)
+    tensor.register_hook(lambda grad: None)
+    tensor.register_post_accumulate_grad_hook(lambda _: None)
+    return [len(hooks) for hooks in private.hooks_of(tensor)] == [1, 1]
+
+
+def _unscales_again() -> bool:
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer, scaler = torch.optim.SGD([weight], lr=0.1), torch.amp.GradScaler("cpu")
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(weight.sum()).backward()
+        scaler.unscale_(optimizer)
+        private.forget_unscaled(scaler)
+    return weight.grad is not None and weight.grad.tolist() == [1.0]
+
+
+# ---- torch.compile ----
+
+
+def _calls_around() -> bool:
+    seen: list[str] = []
+    private.around_compiling(lambda: seen.append("begins"), lambda: seen.append("ends"))
+    torch.compiler.reset()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(1))
+    return seen == ["begins", "ends"]
+
+
+# ---- CPython, Linux ----
+
+
+def _interrupts() -> bool:
+    caught, begun = threading.Event(), threading.Event()
+
+    def spin() -> None:
+        try:
+            while not caught.wait(0.001):
+                begun.set()
+        except TimeoutError:
+            caught.set()
+
+    thread = threading.Thread(target=spin, daemon=True)
+    thread.start()
+    begun.wait(5.0)
+    private.interrupt_thread(thread.ident or 0, TimeoutError)
+    return caught.wait(5.0)
+
+
+def _makes_capsules() -> bool:
+    from ftrun.worker.memory import dlpack
+
+    memory = (ctypes.c_uint8 * 3)(1, 2, 3)
+    tensor = dlpack.tensor(ctypes.addressof(memory), 3, None)
+    memory[1] = 7
+    return tensor.tolist() == [1, 7, 3]
+
+
+def _watches() -> bool:
+    plain = type(os.environ)
+    read: list[str] = []
+
+    def getitem(environ: Any, key: str) -> str:
+        read.append(key)
+        return str(plain.__getitem__(environ, key))
+
+    private.watch_environment(type("Watching", (plain,), {"__getitem__": getitem}))
+    os.environ.get("RANK")
+    private.watch_environment(plain)
+    return read == ["RANK"] and type(os.environ) is plain
+
+
+def _dying_is_seen() -> bool:
+    child = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    with open(f"/proc/{child}/stat") as file:
+        flags = int(file.read().rpartition(")")[2].split()[6])
+    os.waitpid(child, 0)
+    return bool(flags & 0x4)
+
+
+# By one of an entry's names. The other entries are only looked for: torch asks for them, or trying would end the process.
+PROBES: dict[str, Callable[[], bool]] = {
+    "_FR_SELF_RECORDING_BACKENDS": lambda: private.are_own_groups_recorded(dist),
+    "_Options": _gloo_of_one,
+    "_register_backend": _gloo_of_one,
+    "_get_backend": _gloo_of_one,
+    "_build_params_for_reducer": _numbers_params,
+    "_has_rebuilt_buckets": _rebuilds,
+    "_reset_state": _resets,
+    "_rebuild_buckets": _rebuilds,
+    "_comm_hooks": _knows_comm_hooks,
+    "_version": _counts_writes,
+    "_backward_hooks": _finds_hooks,
+    "_per_optimizer_states": _unscales_again,
+    "register_start_callback": _calls_around,
+    "PyThreadState_SetAsyncExc": _interrupts,
+    "PyCapsule_New": _makes_capsules,
+    "_current_frames": lambda: private.frame_of(threading.get_ident()) is not None,
+    "__class__": _watches,
+    "PF_EXITING (0x4)": _dying_is_seen,
+}
+
+
+# ---- printing ----
+
+
+def main() -> int:
+    """Print the list with the answers. Exit code 1 when something is missing or differs."""
+    parser = argparse.ArgumentParser(prog="python -m ftrun.worker.process.private_probes", description=private.__doc__)
+    parser.add_argument("--json", action="store_true", help="JSON instead of text")
+    as_json = parser.parse_args().json
+    answers = ask_all()
+    if as_json:
+        facts = {"torch": str(torch.__version__), "python": platform.python_version()}
+        print(json.dumps({**facts, "names": [answer.as_json() for answer in answers]}, indent=2))
+    else:
+        print("\n".join(table(answers)))
+    return 0 if all(answer.good for answer in answers) else 1
+
+
+def table(answers: list[Answer]) -> list[str]:
+    """Aligned text: state, need and name, and below each what it is for."""
+    lines = [f"torch {torch.__version__}, Python {platform.python_version()}"]
+    for state, needs, entry, detail in ((a.state, a.entry.needs, a.entry, a.detail) for a in answers):
+        lines.append(f"{state:<21} {needs:<13} {entry.name}{f' ({detail})' if detail else ''}")
+        lines.append(f"{'':<35} to {entry.why}; without: {entry.without}")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

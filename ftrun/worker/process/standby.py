@@ -1,0 +1,74 @@
+"""Where a spare waits: it runs the script like everyone and parks the moment the script asks for its rank.
+
+While parked-able, `os.environ` is an instance of a subclass that sees every read of a rank variable from the main
+thread, and every copy of the whole environment.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+from ftrun.core.environment import RANK_KEYS
+from ftrun.core.paths import OWN_FILES
+from ftrun.worker.runtime.torch_private import watch_environment
+
+_plain = type(os.environ)
+_promote: Callable[[], None] | None = None
+
+
+def _asked() -> None:
+    global _promote
+    if _promote is None or threading.current_thread() is not threading.main_thread():
+        return
+    promote, _promote = _promote, None
+    watch_environment(_plain)
+    promote()
+
+
+class _Watched(_plain):  # type: ignore[misc, valid-type]
+    """os.environ of a spare."""
+
+    def __getitem__(self, key: str) -> str:
+        if key in RANK_KEYS:
+            _asked()
+        return str(_plain.__getitem__(self, key))
+
+    def __contains__(self, key: object) -> bool:
+        if key in RANK_KEYS:
+            _asked()
+        return bool(_plain.__contains__(self, key))
+
+    def __iter__(self) -> Iterator[str]:
+        _asked()
+        return iter(_plain.__iter__(self))
+
+    def copy(self) -> dict[str, str]:
+        _asked()
+        return dict(_plain.copy(self))
+
+
+def watch(promote: Callable[[], None]) -> None:
+    """Call `promote` (which sets the rank variables and returns) at the first read of a rank."""
+    global _promote
+    _promote = promote
+    watch_environment(_Watched)
+
+
+def ask_now() -> None:
+    """Park here if this is a spare without a rank (for calls that need a rank but read no variable)."""
+    _asked()
+
+
+def where() -> str:
+    """file:line of the script's code that asked, for `status`."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(OWN_FILES) and "<frozen" not in name and os.sep + "torch" + os.sep not in name:
+            if not name.endswith(f"{os.sep}os.py"):
+                return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"

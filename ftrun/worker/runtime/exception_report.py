@@ -1,0 +1,141 @@
+"""A script's exception: shown on stderr, left for the launcher, and left where torchrun's tools look for it.
+
+Runs in the failing worker while it still can; never raises for want of a disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import sysconfig
+import time
+import traceback
+import zlib
+from types import TracebackType
+
+from ftrun.core import paths, symptoms
+from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, DeviceError, NonFiniteError, PlatformError, UsageError
+from ftrun.worker.runtime.run_link import Context
+
+_LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
+_HERE = os.path.join(os.getcwd(), "")  # before the script may change it: ranks must say the same of the same line
+
+
+def final_code(error: BaseException) -> int:
+    """Exit code of a run that an error of ours ends at once, since it would only come again; 0 = worth another try."""
+    if isinstance(error, UsageError):
+        return EXIT_USAGE
+    if isinstance(error, NonFiniteError) and error.final:
+        return EXIT_FAILED
+    return EXIT_FAILED if isinstance(error, (DeviceError, PlatformError)) else 0
+
+
+def report_exception(context: Context, error: BaseException, kind: str) -> None:
+    """Show a user's exception on stderr and leave it in an error file for the launcher."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(paths.OWN_FILES)]
+    user = [f for f in frames if "<frozen" not in f.filename and not f.filename.startswith(_LIBRARIES)]
+    last = (user or frames or traceback.extract_tb(error.__traceback__))[-1:]
+    where = f"{last[0].filename}:{last[0].lineno}" if last else "?"
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}:{error.lineno}"
+    if sys.argv and not os.path.isabs(sys.argv[0]):
+        where = where.removeprefix(_HERE)  # as the script was called
+    cell = context.cell
+    step = cell.step
+    text = _text(error, user)
+    name, message = type(error).__name__, symptoms.message(error)
+    now = time.time()
+    with contextlib.suppress(OSError):
+        context.report(
+            f"{cell.index}-{context.generation}",
+            {
+                "rank": cell.rank,
+                "step": step,
+                "phase": cell.phase.name.lower(),
+                "type": name,
+                "message": message,
+                "traceback": text,
+                "where": where,
+                "signature": f"{name} at {where}",
+                "fault": symptoms.of_exception(error).value,
+                "evidence": symptoms.exception_evidence(name, message, where),
+                "kind": kind,
+                "final": final_code(error),
+                "time": now,
+            },
+        )
+    if kind == "uncaught" and not isinstance(error, KeyboardInterrupt):
+        _leave_error_file(f"{name}: {message}", text, now)
+    if getattr(error, "_ftrun_reported", False):
+        return
+    try:
+        error._ftrun_reported = True  # type: ignore[attr-defined]
+    except AttributeError:
+        pass  # exceptions with __slots__ are shown twice
+    at = "" if step is None else f", step {step}"
+    first = _shown_by(context, text)
+    if first is None:
+        shown = f"ftrun: rank {cell.rank}{at}: {name}: {message}\n{text}"
+    else:
+        shown = f"ftrun: rank {cell.rank}{at}: {name}: {message} (with the same traceback as rank {first})\n"
+    print(shown, end="", file=sys.stderr, flush=True)
+
+
+def give_up(context: Context, step: int) -> None:
+    """End this process: the script caught what left a step's body, and nothing after it would fit what the others do."""
+    print(
+        f"ftrun: rank {context.cell.rank}, step {step}: the script goes on after an exception that left the body of the "
+        "step, and its rank cannot; its worker ends (catch inside `with step:` what is to be lived with)",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(EXIT_FAILED)
+
+
+def _text(error: BaseException, user: list[traceback.FrameSummary]) -> str:
+    """What a person reads of an exception."""
+    if isinstance(error, NonFiniteError):  # found on the way into the update: how we got there explains nothing
+        return "".join(traceback.format_list(user))
+    return "".join(traceback.format_exception(type(error), error, _from_script(error.__traceback__)))
+
+
+def _from_script(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's first frame on; all of it when no frame is the script's."""
+    at = trace
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        if not file.startswith(paths.OWN_FILES) and not file.endswith(_STARTERS):
+            return at
+        at = at.tb_next
+    return trace
+
+
+def _shown_by(context: Context, text: str) -> str | None:
+    """The rank that has shown this very traceback to the same person in this generation, None when it is ours to show."""
+    if not context.one_console:
+        return None
+    mark = context.run_dir / "errors" / f".shown-{context.generation}-{zlib.crc32(text.encode(errors='replace')):08x}"
+    try:
+        os.symlink(str(context.cell.rank), mark)  # made whole or not at all, by one rank only
+    except FileExistsError:
+        first = os.readlink(mark)
+        return None if first == str(context.cell.rank) else first
+    except OSError:
+        pass
+    return None
+
+
+def _leave_error_file(message: str, text: str, now: float) -> None:
+    """torchrun's error.json, unless the script's `@record` has written it."""
+    path = os.environ.get(paths.ENV_ERROR_FILE)
+    if not path or os.path.exists(path):
+        return
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        temporary = f"{path}.{os.getpid()}"
+        with open(temporary, "w") as file:
+            json.dump(paths.error_record(message, text, now), file)
+        os.replace(temporary, path)

@@ -1,0 +1,274 @@
+"""What a worker knows of its run: board, cell, the world it takes part in, and the thread that hears the doorbell.
+
+The doorbell thread never decides anything: it sees a generation bump, wakes the main thread out of whatever it waits in
+(groups register a waker), and answers "stopped" for a main thread that is outside a step body.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from ftrun.core import gate, paths
+from ftrun.core.board import Board, Busy, Cell, F, Flag, Head, Phase
+from ftrun.core.errors import WorkerError
+from ftrun.core.steps import StepLog
+from ftrun.core.world import World, read_world
+from ftrun.worker.runtime.fd_store import KeeperClient
+from ftrun.worker.runtime.lent import Lent
+from ftrun.worker.runtime.stack_sampler import Whereabouts
+from ftrun.worker.runtime.torch_private import interrupt_thread
+
+_LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
+_COMPLETE_AFTER = 0.004  # seconds that an aborted collective gets to end by itself
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+
+
+class Interrupt(BaseException):
+    """The world stops: leave the step body. A BaseException, so that `except Exception` does not swallow it."""
+
+
+class Waker(Protocol):
+    """Something a main thread can be blocked in."""
+
+    def abort(self, generation: int) -> None:
+        """Make waits that belong to a world before `generation` fail soon."""
+
+    def release(self, generation: int) -> None:
+        """End what is still pending from a world before `generation`."""
+
+
+class Context:
+    """One per worker process; `Context.current` is None outside `ftrun`."""
+
+    current: Context | None = None
+
+    def __init__(
+        self, run_dir: Path, cell: int, stop_timeout: float = 10.0, nonfinite: str = "redo", check_replicas: int = 0
+    ) -> None:
+        self.run_dir = run_dir
+        self.board = Board.open(run_dir / paths.BOARD)
+        self.cell: Cell = self.board.cell(cell)
+        self._words = self.cell.words()
+        self._steps = StepLog(self.cell)
+        self.keeper = KeeperClient(run_dir / paths.FD_STORE_SOCKET)
+        self.lent = Lent(self.keeper)
+        self._world: World | None = None
+        self.generation = 0  # that this worker takes part in; 0 before it has one
+        self.restoring = False  # this incarnation took over a rank and has not restored its state yet
+        self.stop_timeout = stop_timeout
+        self.nonfinite = nonfinite
+        self.check_replicas = check_replicas
+        self.snapshot_every = 0  # steps between two host snapshots, 0 = none
+        self.local_rank = 0  # of the world it takes part in
+        self.on_rank: Callable[[], None] | None = None  # called when that is known
+        self.one_console = False  # every rank's stderr is shown to the same person
+        self.wakers: list[Waker] = []
+        self.mapped: dict[tuple[int, str], Any] = {}  # segments of ranks mapped ahead of their use
+        self.mapped_epoch = self.board[Head.FD_STORE_EPOCH]  # keeper that the first of them came from
+        self.on_keeper: Callable[[], bool] | None = None
+        # the main thread may be interrupted inside a body and before its gate; guarded by `lock`
+        self.lock = threading.Lock()
+        self.in_body = False
+        self.interruptible = False
+        self._sent = False  # an asynchronous Interrupt was raised and may not have arrived yet
+        self._main = threading.main_thread().ident
+        self._pid = os.getpid()
+        self._heard = 0
+        self._keeper_epoch = self._lent_epoch = self.board[Head.FD_STORE_EPOCH]
+
+    # -- the world ---------------------------------------------------------------------------------------------------
+
+    @property
+    def world(self) -> World | None:
+        """The world this worker takes part in."""
+        return self._world
+
+    @world.setter
+    def world(self, world: World) -> None:
+        self._world = world
+        self.generation = world.generation
+
+    @property
+    def rank(self) -> int:
+        rank = self.cell.rank
+        if rank is None:
+            raise WorkerError("this worker has no rank yet")
+        return rank
+
+    def stop_pending(self) -> bool:
+        """Has a later generation stopped the one this worker takes part in?"""
+        return self.board.generation() > self.generation
+
+    def check_stop_in_collective(self) -> None:
+        """Raise Interrupt when the world stops (collectives outside a body are inside job.call or group set-up)."""
+        if self.stop_pending():
+            raise Interrupt
+
+    def await_world(
+        self,
+        wanted: Callable[[World], bool],
+        newer_than: int,
+        seconds: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> World:
+        """Wait for a published world with a generation above `newer_than` for which `wanted` holds.
+
+        `meanwhile` is called now and then while there is none.
+
+        Errors: WorkerError after `seconds` or when the run ends.
+        """
+        deadline = time.monotonic() + seconds
+        tried = newer_than
+        while True:
+            seen = self.board.worker_bell()
+            published = self.board[Head.PUBLISHED]
+            if published > tried:
+                world = read_world(self.run_dir, published)
+                if wanted(world):
+                    return world
+                tried = published
+            if self.board[Head.ENDING]:
+                raise WorkerError("the run ends")
+            if self.board[Head.WAITING]:
+                deadline = time.monotonic() + seconds
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WorkerError(f"no new world was published within {seconds:.0f} s; is the launcher alive?")
+            if meanwhile is not None:
+                meanwhile()
+            self.board.wait_workers(seen, min(left, _LOOK_AGAIN))
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait for a board condition; False after `seconds`. Raises Interrupt when a later generation stops this one."""
+        deadline = time.monotonic() + seconds
+        while True:
+            seen = self.board.worker_bell()
+            if condition():
+                return True
+            if self.stop_pending():
+                raise Interrupt
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.board.wait_workers(seen, min(left, _LOOK_AGAIN))
+
+    def answer(self, field: int, generation: int | None = None) -> None:
+        """Publish that this worker reached a stage of `generation` (its time goes into the field after it)."""
+        self.cell[field + 1] = time.monotonic_ns()
+        self.cell[field] = self.generation if generation is None else generation
+        self.board.ring_launcher()
+
+    def settled(self, generation: int) -> None:
+        """Tell the others that this rank takes nothing from their memory in `generation` any more: they may go on."""
+        if self.cell[F.SETTLED] < generation:
+            self.cell[F.SETTLED] = generation
+            self.board.ring_workers()
+
+    def milestone(self, flag: Flag) -> None:
+        self.cell.add_flag(flag)
+        self.board.ring_launcher()
+
+    def phase(self, phase: Phase) -> None:
+        now = time.monotonic_ns()
+        self._words[F.PROGRESS] = now
+        self._words[F.PHASE] = phase
+        self._steps.entered(phase, self.generation, now)
+
+    def progress(self) -> None:
+        """A sign of life from the script."""
+        self._words[F.PROGRESS] = time.monotonic_ns()
+
+    def busy(self, why: Busy, on: bool) -> None:
+        """Ask the launcher for patience, or take that back."""
+        self.progress()  # patience ends with a sign of life, or the time it was for would count at once
+        word = self.cell[F.BUSY]
+        self.cell[F.BUSY] = word | why if on else word & ~why
+
+    def report(self, name: str, facts: dict[str, Any]) -> None:
+        """Write an error file (whole or not at all) for the launcher."""
+        folder = self.run_dir / "errors"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        temporary = folder / f".{name}.{os.getpid()}"
+        temporary.write_text(json.dumps(facts))
+        os.replace(temporary, folder / f"{name}.json")
+
+    # -- the doorbell ------------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Start the doorbell thread."""
+        threading.Thread(target=self._listen, name="ftrun-doorbell", daemon=True).start()
+
+    def _listen(self) -> None:
+        # a signal that the script blocks, to wait for it, is not to end the process in this thread
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+        where = Whereabouts(self.cell, self.report)
+        while True:
+            seen = self.board.worker_bell()
+            self.cell[F.PYTHON] = time.monotonic_ns()
+            try:
+                where.look()
+                self._hear()
+            except Exception as error:  # the thread must live: it is the only one that can wake the main thread
+                os.write(2, f"ftrun: doorbell: {error!r}\n".encode())
+            self.board.wait_workers(seen, _LOOK_AGAIN)
+
+    def _hear(self) -> None:
+        epoch = self.board[Head.FD_STORE_EPOCH]
+        if epoch != self._lent_epoch and self.lent.again():
+            self._lent_epoch = epoch
+        if epoch != self._keeper_epoch and (self.on_keeper is None or self.on_keeper()):
+            self._keeper_epoch = epoch
+        if self.world is None or not self.stop_pending():
+            return
+        generation = gate.unpack(self.board.gate()).generation
+        if generation == self._heard:
+            return
+        self._heard = generation
+        for waker in list(self.wakers):
+            waker.abort(generation)
+        with self.lock:
+            if not self.in_body and self.cell[F.STOPPED] < generation:
+                self.answer(F.STOPPED, generation)
+        time.sleep(_COMPLETE_AFTER)
+        for waker in list(self.wakers):
+            waker.release(generation)
+        if self.in_body:
+            threading.Thread(target=self._insist, args=(generation,), daemon=True).start()
+
+    def _insist(self, generation: int) -> None:
+        """Last resort for a main thread that is busy in Python and calls nothing of ours."""
+        deadline = time.monotonic() + self.stop_timeout / 2
+        while time.monotonic() < deadline:
+            if self.cell[F.STOPPED] >= generation or not self.in_body:
+                return
+            seen = self.board.worker_bell()
+            self.board.wait_workers(seen, min(0.05, max(0.0, deadline - time.monotonic())))
+        with self.lock:
+            if self.interruptible and self.stop_pending() and self.cell[F.STOPPED] < generation:
+                self._sent = True
+                interrupt_thread(self._main or 0, Interrupt)
+
+    def forbid_interrupts(self) -> None:
+        """From here on no asynchronous Interrupt arrives; one already on its way is swallowed here."""
+        with self.lock:
+            self.interruptible = False
+            sent, self._sent = self._sent, False
+        if sent:
+            # it is delivered within a few bytecodes; taking it back instead would leave the interpreter's
+            # "look for asynchronous exceptions" flag set for good, which slows every later bytecode
+            try:
+                for _ in range(1000):
+                    pass
+            except Interrupt:
+                pass
+
+    def is_main_process(self) -> bool:
+        """False in a process forked by the script (a DataLoader worker)."""
+        return os.getpid() == self._pid

@@ -1,0 +1,57 @@
+"""Where the main thread is when it has been in one place for long: what a person asks first about a hung rank.
+
+Runs in the doorbell thread and only reads frames. A rank whose GIL is held cannot say it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from ftrun.core import paths
+from ftrun.core.board import Cell, F
+from ftrun.worker.runtime.torch_private import frame_of
+
+_AFTER = 700_000_000  # ns without a sign of life
+_AGAIN = 5_000_000_000  # ns until it is looked at once more
+
+
+class Whereabouts:
+    """Leaves RUN_DIR/errors/where-CELL.json for the launcher, through `report(name, facts)`."""
+
+    def __init__(self, cell: Cell, report: Callable[[str, dict[str, Any]], None]) -> None:
+        self._cell = cell
+        self._report = report
+        self._main = threading.main_thread().ident
+        self._told = (0, 0)  # the sign of life after which it was told, and when (ns)
+
+    def look(self) -> None:
+        cell, now = self._cell, time.monotonic_ns()
+        progress = cell[F.PROGRESS]
+        if now - progress < _AFTER or cell[F.COLLECTIVE_SINCE] or cell.step is None:
+            return
+        if self._told[0] == progress and now - self._told[1] < _AGAIN:
+            return
+        self._told = progress, now
+        frame = frame_of(self._main or 0)
+        if frame is not None:
+            with contextlib.suppress(OSError):
+                self._report(f"where-{cell.index}", {"line": _line(frame)})
+
+
+def _line(frame: FrameType) -> str:
+    """The innermost line of the script's own, with the function that it called when that is another's."""
+    at: FrameType | None = frame
+    while at is not None:
+        name = at.f_code.co_filename
+        if not name.startswith((paths.OWN_FILES, sys.prefix + os.sep, "<frozen")):
+            inner = "" if at is frame else f" (in {frame.f_code.co_name})"
+            return f"{os.path.relpath(name)}:{at.f_lineno}{inner}"
+        at = at.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,462 @@
+"""Every private name of torch, CPython or the kernel that ftrun relies on, each beside the functions that use it.
+
+Nothing outside this file may use such a name; `make lint` checks it. A private name is kept for correctness; the few that are
+needed for speed are the ones to remove next. `python -m ftrun.worker.process.private_probes [--json]` asks the running system about each
+(private_probes.py). This module is imported while torch is still being imported, and in workers without torch, so it imports
+torch only inside functions.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+from ftrun.core.errors import UsageError
+from ftrun.core.tried import TORCH_RANGE, version_of
+
+# what a name is needed for
+START = "start"  # without it no worker runs, or no group of backend "ftrun" is made
+PROTECT = "protect"  # without it protect() refuses
+DDP = "protect of DDP"  # without it protect() refuses a model in DistributedDataParallel
+COMPILE = "torch.compile"  # without it torch.compile beside protect() fails, or counts as a hang
+ANSWER = "answer"  # torch asks about or through this name; a torch without it may not ask
+MESSAGE = "message"  # without it a message says less
+SPEED = "speed"  # without it something takes longer
+
+
+class Private(NamedTuple):
+    """Names of one place that only make sense together."""
+
+    place: str  # MODULE or MODULE:CLASS
+    names: tuple[str, ...]
+    owner: str  # torch, CPython or Linux
+    needs: str  # one of the words above
+    why: str
+    without: str
+    of_instance: bool = False  # the class has no such attribute, its methods set it in each instance
+    since: tuple[int, ...] | None = None  # torch's release; None: in the oldest that was tried, and maybe before
+
+    @property
+    def name(self) -> str:
+        return f"{self.place.replace(':', '.')}{' ' if self.owner == 'Linux' else '.'}{', .'.join(self.names)}"
+
+    def before_its_time(self) -> bool:
+        """Is this torch older than the name?"""
+        return self.since is not None and version_of(str(importlib.import_module("torch").__version__)) < self.since
+
+    def lacking(self) -> list[str]:
+        """Which of the names are not there. Cheap: it looks, and tries nothing."""
+        if self.owner == "Linux":
+            return []  # no attribute of anything: only trying tells
+        module, _, attribute = self.place.partition(":")
+        try:
+            thing = importlib.import_module(module)
+            for part in attribute.split(".") if attribute else []:
+                thing = getattr(thing, part)
+        except (ImportError, AttributeError):
+            return list(self.names)
+        if self.of_instance:
+            codes = [m.__code__ for m in vars(thing).values() if hasattr(m, "__code__")]
+            return [name for name in self.names if not any(name in code.co_names for code in codes)]
+        return [name for name in self.names if not hasattr(thing, name)]
+
+
+NAMES: list[Private] = []
+
+
+def require(*needs: str) -> None:
+    """Errors: UsageError naming the first thing that is missing and needed for one of these."""
+    for entry in NAMES:
+        lacking = entry.lacking() if entry.needs in needs and not entry.before_its_time() else []
+        if lacking:
+            version = (
+                importlib.import_module("torch").__version__ if entry.owner == "torch" else platform.python_version()
+            )
+            use = TORCH_RANGE if entry.owner == "torch" else "another Python"
+            without = 'init_process_group("ftrun")' if entry.needs == START else "protect()"
+            raise UsageError(
+                f"{entry.owner} {version} lacks {entry.place.replace(':', '.')}.{lacking[0]}, which ftrun needs to {entry.why}; "
+                f"use {use}, or run the script without {without} (all workers restart on a failure)"
+            )
+
+
+_C10D = "torch.distributed"
+_DDP = "torch.nn.parallel:DistributedDataParallel"
+
+# ---- process groups ----
+
+
+def record_own_groups(distributed: Any) -> None:
+    """Keep torch's flight recorder away from groups of backend "ftrun", whose inner groups are recorded by themselves.
+
+    Since torch 2.15 the recorder attaches itself to each new group and asks it for its name in C++, where a group that is
+    written in Python has none: `init_process_group` would end in "ProcessGroup name not set".
+
+    Args:
+        distributed: The module `torch.distributed`.
+    """
+    recording = getattr(distributed.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if recording is not None:
+        recording.add("ftrun")
+
+
+def are_own_groups_recorded(distributed: Any) -> bool:
+    """Does torch know that groups of backend "ftrun" are not for its flight recorder?"""
+    return "ftrun" in getattr(distributed.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", ())
+
+
+NAMES.append(
+    Private(
+        f"{_C10D}.distributed_c10d", ("_FR_SELF_RECORDING_BACKENDS",), "torch", ANSWER,
+        "tell torch's flight recorder to leave our groups alone, which have no name in C++",
+        'in torch 2.15 init_process_group("ftrun") ends in "ProcessGroup name not set"', since=(2, 15),
+    )
+)  # fmt: skip
+
+
+def gloo_options(timeout: Any, devices: list[Any]) -> Any:
+    """Options of a Gloo group over these devices."""
+    options = importlib.import_module(_C10D).ProcessGroupGloo._Options()
+    options._timeout, options._devices, options._threads = timeout, devices, 2 * len(devices)
+    return options
+
+
+def nccl(store: Any, rank: int, size: int, timeout: Any, group: Any) -> Any:
+    """The backend that `init_process_group("nccl")` would give: the class that this torch means, or the user has chosen.
+
+    Since torch 2.15 the creator of "nccl" is registered when it is first asked for, and TORCH_DIST_USE_NCCL2=0 registers that
+    of the older class. Before, there is one class. Nothing public makes a backend without making it one of the script's groups.
+
+    Args:
+        store: Where its ranks find one another; it is asked for as long as the backend lives.
+        rank: This one's.
+        size: Number of ranks.
+        timeout: Of a collective.
+        group: The ProcessGroup that the backend will be registered with.
+    """
+    c10d: Any = importlib.import_module(_C10D)
+    if hasattr(c10d.Backend, "_ensure_backend_registered"):
+        c10d.Backend._ensure_backend_registered("nccl")
+    plugin = c10d.Backend._plugins.get("NCCL")
+    if plugin is None:
+        options = c10d.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return c10d.ProcessGroupNCCL(store, rank, size, options)
+    asked = c10d.distributed_c10d._DistributedBackendOptions()
+    asked.store, asked.group_rank, asked.group_size, asked.timeout = store, rank, size, timeout
+    asked.group_id = ""
+    asked.global_ranks_in_group = []
+    if hasattr(asked, "process_group"):
+        asked.process_group = group
+    return plugin.creator_fn(asked, None)
+
+
+NAMES += [
+    Private(
+        f"{_C10D}:Backend", ("_ensure_backend_registered",), "torch", ANSWER,
+        "have the creator of \"nccl\" registered, as init_process_group does",
+        "the class ProcessGroupNCCL is made, which is not what torchrun's users run from 2.15 on", since=(2, 15),
+    ),
+    Private(
+        f"{_C10D}:Backend", ("_plugins",), "torch", ANSWER,
+        'make the class of group that "nccl" means in this torch, or that the user has chosen',
+        "the class ProcessGroupNCCL is made, which is not what torchrun's users run from 2.15 on",
+    ),
+    Private(
+        f"{_C10D}.distributed_c10d", ("_DistributedBackendOptions",), "torch", ANSWER,
+        'make the class of group that "nccl" means in this torch, or that the user has chosen',
+        "no group for CUDA tensors can be made in a torch that registers NCCL as a plugin",
+    ),
+]  # fmt: skip
+
+NAMES += [
+    Private(
+        f"{_C10D}:ProcessGroupGloo", ("_Options",), "torch", START,
+        "give Gloo devices whose listening ports are known, so that a stop finds the group's connections",
+        "a collective that waits for a dead peer cannot be woken",
+    ),
+    Private(
+        f"{_C10D}:ProcessGroupGloo._Options", ("_timeout", "_devices", "_threads"), "torch", START,
+        "set the timeout, devices and threads of a Gloo group",
+        "a collective that waits for a dead peer cannot be woken",
+    ),
+]  # fmt: skip
+
+
+def use_by_default(group: Any, kind: Any) -> None:
+    """Have the group use this kind of backend where no tensor says which; call before `use_backend`."""
+    group._set_default_backend(kind)
+
+
+def use_backend(group: Any, device: Any, kind: Any, backend: Any) -> None:
+    """Have the group send tensors of this kind of device through `backend`."""
+    group._register_backend(device, kind, backend)
+
+
+def backend_of(group: Any, device: Any) -> Any:
+    """The backend that the group uses for tensors of this kind of device."""
+    return group._get_backend(device)
+
+
+NAMES.append(
+    Private(
+        f"{_C10D}:ProcessGroup", ("_register_backend", "_set_default_backend"), "torch", START,
+        "put Gloo and NCCL into the inner group that a repair replaces", 'no group of backend "ftrun" can be made',
+    )
+)  # fmt: skip
+# A SwapGroup overrides these. A test holds this table against the classes of ours that inherit from torch's.
+for _name, _why in {
+    "_get_backend": "tell torch the backend behind a group",
+    "_device_types": "tell torch which devices a group is for",
+    "_set_group_name": "take the name that torch gives a group after it was made",
+    "_set_group_desc": "take the description that torch gives a group after it was made",
+    "_get_sequence_number_for_group": "tell torch's debugging how many collectives there were",
+    "_start_coalescing": "refuse calls that torch would coalesce for one device",
+    "_allgather_base": "do a collective that torch calls by this name",
+    "_reduce_scatter_base": "do a collective that torch calls by this name",
+}.items():
+    NAMES.append(Private(f"{_C10D}:ProcessGroup", (_name,), "torch", ANSWER, _why, "nobody asks our groups by it"))
+
+
+def source_of(work: Any) -> int:
+    """The rank in the group that a receive from any source has received from."""
+    return int(work._source_rank())
+
+
+NAMES.append(
+    Private(
+        f"{_C10D}:Work", ("_source_rank",), "torch", ANSWER,
+        "tell torch whom a receive from any source has heard", "nobody asks our works by it",
+    )
+)  # fmt: skip
+
+# ---- DistributedDataParallel ----
+
+
+def params_of_reducer(ddp: Any) -> tuple[list[Any], list[bool]]:
+    """The parameters in the order in which the reducer numbers them, and which have sparse gradients."""
+    params, sparse = ddp._build_params_for_reducer()
+    return list(params), list(sparse)
+
+
+def has_rebuilt(ddp: Any) -> bool:
+    """Are the buckets laid out by the order in which gradients became ready?"""
+    return bool(ddp._has_rebuilt_buckets)
+
+
+def reset_reducer(ddp: Any) -> None:
+    """Forget a backward that was cut off; the buckets stay, and will be laid out anew after the next backward."""
+    ddp._has_rebuilt_buckets = False
+    ddp.reducer._reset_state()
+
+
+def rebuild_buckets(ddp: Any) -> bool:
+    """Lay the buckets out by the order of the last backward, now. Returns whether torch did."""
+    done = bool(ddp.reducer._rebuild_buckets())
+    ddp._has_rebuilt_buckets = True
+    return done
+
+
+def comm_hooks(ddp: Any) -> list[Any]:
+    """The communication hooks that were registered with it."""
+    return list(ddp._comm_hooks)
+
+
+NAMES += [
+    Private(
+        _DDP, ("_build_params_for_reducer",), "torch", DDP,
+        "number the parameters as DDP's reducer does, so that one rank's order of gradients means the same on another",
+        "a repaired run ends on other bits",
+    ),
+    Private(
+        _DDP, ("_has_rebuilt_buckets",), "torch", DDP,
+        "keep DDP's bucket layout, which decides the order of summation, as an uninterrupted run has it",
+        "a repaired run ends on other bits", of_instance=True,
+    ),
+    Private(
+        f"{_C10D}:Reducer", ("_reset_state",), "torch", DDP,
+        "make DDP's reducer forget the backward that a repair cuts off",
+        "the redone step fails, or sums gradients of the aborted one",
+    ),
+    Private(
+        f"{_C10D}:Reducer", ("_rebuild_buckets",), "torch", DDP,
+        "lay DDP's buckets out as an uninterrupted run does", "a repaired run ends on other bits",
+    ),
+    Private(
+        _DDP, ("_comm_hooks",), "torch", DDP,
+        "find communication hooks, which keep state that cannot be rewound, to refuse them",
+        "a run with such a hook ends on other bits without a word", of_instance=True,
+    ),
+]  # fmt: skip
+
+
+# ---- tensors, scalers ----
+
+
+def writes_to(tensor: Any) -> int:
+    """How often a tensor was written in place."""
+    return int(tensor._version)
+
+
+def parts_of_sparse(tensor: Any) -> tuple[Any, Any]:
+    """Places and values of a sparse tensor as they lie there, also where one place has several values."""
+    return tensor._indices(), tensor._values()
+
+
+def hooks_of(param: Any) -> list[dict[int, Any]]:
+    """The dictionaries in which a tensor keeps its hooks, those that are not empty."""
+    return [hooks for hooks in (param._backward_hooks, param._post_accumulate_grad_hooks) if hooks]
+
+
+def forget_unscaled(thing: Any) -> None:
+    """Have a GradScaler forget which optimizers it unscaled in the step that is done again; others stay as they are."""
+    stages = getattr(thing, "_per_optimizer_states", None)
+    if stages is not None:
+        stages.clear()
+
+
+NAMES += [
+    Private(
+        "torch:Tensor", ("_version",), "torch", PROTECT,
+        "see that a script wrote into its batch, its gradients or a large buffer",
+        "a redone step may begin from a batch that the first try changed",
+    ),
+    Private(
+        "torch:Tensor", ("_indices", "_values"), "torch", ANSWER,
+        "record the sparse result of a collective before the first step as it was",
+        "a script that reduces sparse tensors before its first step ends in an AttributeError",
+    ),
+    Private(
+        "torch:Tensor", ("_backward_hooks", "_post_accumulate_grad_hooks"), "torch", PROTECT,
+        "silence the script's tensor hooks while a reducer is primed with zeros",
+        "the script's hooks run once more than in an uninterrupted run",
+    ),
+    Private(
+        "torch.amp:GradScaler", ("_per_optimizer_states",), "torch", PROTECT,
+        "let a step that is done again unscale its gradients again",
+        'GradScaler raises "unscale_() has already been called" in the redone step', of_instance=True,
+    ),
+]  # fmt: skip
+
+# ---- torch.compile ----
+
+
+def skip_when_compiling(package: str) -> None:
+    """Have torch.compile call the functions of a package as they are. Errors: ImportError, AttributeError."""
+    from torch._dynamo import trace_rules
+
+    trace_rules.add(package)
+
+
+def around_compiling(begins: Callable[[], None], ends: Callable[[], None]) -> None:
+    """Have both called around every compilation, also after `torch._dynamo.reset()`, which makes torch forget whom to call.
+
+    Errors: ImportError, AttributeError.
+    """
+    from torch._dynamo.callback import callback_handler as handler
+
+    def register() -> None:
+        handler.register_start_callback(lambda _: begins())
+        handler.register_end_callback(lambda _: ends())
+
+    def clear() -> None:
+        try:
+            forget()
+        finally:
+            register()
+
+    forget = handler.clear
+    register()
+    handler.clear = clear
+
+
+NAMES += [
+    Private(
+        "torch._dynamo.trace_rules", ("add",), "torch", COMPILE,
+        "have torch.compile leave our hooks and groups in a compiled module alone",
+        "torch.compile raises when it looks into a group of ours",
+    ),
+    Private(
+        "torch._dynamo.callback:callback_handler", ("register_start_callback", "register_end_callback", "clear"),
+        "torch", COMPILE, "tell the launcher to be patient while torch compiles",
+        "a compilation in the middle of a run may count as a hang",
+    ),
+]  # fmt: skip
+
+# ---- CPython ----
+
+
+def interrupt_thread(ident: int, kind: type[BaseException]) -> None:
+    """Raise an exception in a thread of Python at its next bytecode."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
+
+
+def capsule(address: int, name: bytes) -> Any:
+    """A PyCapsule around a pointer; `name` must live for as long as the capsule."""
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return new(address, name, None)
+
+
+def frame_of(ident: int) -> FrameType | None:
+    """What a thread of Python is executing."""
+    return sys._current_frames().get(ident)
+
+
+def end_as_python_does() -> None:
+    """What the interpreter does at its end and `os._exit` leaves out: wait for threads that are no daemons, call atexit's."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+
+
+def watch_environment(kind: type) -> None:
+    """Make `os.environ` an instance of a subclass of its class, or of that again."""
+    os.environ.__class__ = kind
+
+
+NAMES += [
+    Private(
+        "ctypes:pythonapi", ("PyThreadState_SetAsyncExc",), "CPython", PROTECT,
+        "stop a rank that is busy in Python and calls nothing of ours",
+        "such a rank is killed and replaced instead of stopped",
+    ),
+    Private(
+        "ctypes:pythonapi", ("PyCapsule_New",), "CPython", PROTECT,
+        "hand memory that torch did not allocate to torch's from_dlpack",
+        "a model on a GPU cannot lie in memory that outlives its worker",
+    ),
+    Private(
+        "sys", ("_current_frames",), "CPython", MESSAGE,
+        "say on which line a rank hangs", "a hang is told without its line",
+    ),
+    Private(
+        "threading", ("_shutdown",), "CPython", START,
+        "end a script as Python does: wait for its threads, before os._exit", "threads of a script are cut off",
+    ),
+    Private(
+        "atexit", ("_run_exitfuncs",), "CPython", START,
+        "end a script as Python does: call its exit functions, before os._exit", "exit functions of a script do not run",
+    ),
+    Private(
+        "os:environ", ("__class__",), "CPython", START,
+        "park a spare the moment its script asks for its rank", "spares cannot run ahead of their rank",
+    ),
+]  # fmt: skip
+
+# ---- Linux: the launcher, which never imports this, asks the kernel (ftrun/host/workers/fence.py) ----
+
+NAMES.append(
+    Private(
+        "/proc/PID/stat", ("PF_EXITING (0x4)",), "Linux", SPEED,
+        "take a dead worker's memory over once each of its tasks is exiting, before anybody reaped it",
+        "the launcher waits for the reap: some 100 ms at 1 GB",
+    )
+)  # fmt: skip

@@ -1,0 +1,450 @@
+"""What protect() guards: parameters, buffers, optimizer state, and the Python state of everything given to it.
+
+Moves tensors into the arena and keeps them there, copies buffers aside at the start of a step, and puts things back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ftrun import native
+from ftrun.core.errors import UsageError
+from ftrun.worker.memory.arena import Arena, Entry, Manifest, place
+from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
+from ftrun.worker.memory.segment import is_ample
+from ftrun.worker.runtime.torch_private import forget_unscaled, writes_to
+from ftrun.worker.state import serialization
+
+# what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
+_DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
+_Owner = tuple[int, int]  # of optimizer state: number of the optimizer, number of the parameter in it
+
+
+class Protected:
+    """Model(s), optimizer(s) and stateful objects of one rank, over its arena."""
+
+    def __init__(
+        self, modules: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer], stateful: dict[str, Any]
+    ) -> None:
+        self.modules = modules
+        self.optimizers = optimizers
+        self.stateful = stateful
+        self.params = list(self._find_params())
+        self.buffers = list(self._find_buffers())
+        self.tensors = [p for _, p, _ in self.params]
+        self.manifest = Manifest()
+        self._arena: Arena | None = None
+        self._blocks: dict[int, torch.Tensor] = {}
+        self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._buffer_views: list[tuple[torch.nn.Module, str, Entry, torch.Tensor]] = []
+        self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # optimizer state in the arena: key -> tensor there
+        self._loose = False  # some optimizer state is no tensor
+        self._shadow = 0
+        self._gpu_shadow = 0
+
+    # -- finding -----------------------------------------------------------------------------------------------------
+
+    def _find_params(self) -> Iterator[tuple[str, torch.nn.Parameter, bool]]:
+        seen: set[int] = set()
+        for i, module in enumerate(self.modules):
+            private = _ignored(module)
+            for name, param in module.named_parameters():
+                if id(param) not in seen:
+                    seen.add(id(param))
+                    yield f"param.{i}.{name}", param, name in private
+        for i, optimizer in enumerate(self.optimizers):
+            for j, param in enumerate(_params_of(optimizer)):
+                if id(param) not in seen:
+                    seen.add(id(param))
+                    yield f"param.optimizer{i}.{j}", param, False
+
+    def _find_buffers(self) -> Iterator[tuple[str, torch.nn.Module, str]]:
+        seen: set[int] = set()
+        for i, root in enumerate(self.modules):
+            for prefix, module in root.named_modules():
+                for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+                    if id(buffer) not in seen:
+                        seen.add(id(buffer))
+                        yield f"buffer.{i}.{prefix}.{name}", module, name
+
+    @property
+    def laid_out(self) -> bool:
+        return self._arena is not None
+
+    @property
+    def arena(self) -> Arena:
+        if self._arena is None:
+            raise UsageError("the state is not laid out yet")
+        return self._arena
+
+    def bytes_now(self) -> int:
+        """Bytes of parameters and buffers."""
+        tensors = [p for _, p, _ in self.params] + [getattr(m, n) for _, m, n in self.buffers]
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+    @property
+    def gpu(self) -> int | None:
+        """Ordinal of the GPU that the model is on, None = the host's memory."""
+        return gpu_of(self.params[0][1])
+
+    def finish_device(self, stop: Callable[[], bool]) -> bool:
+        """Wait until the GPU has done what it was told, if there is one; False when `stop` says so first."""
+        memory = self._arena.memory if self._arena is not None else None
+        return memory is None or memory.finished(stop)
+
+    # -- layout ------------------------------------------------------------------------------------------------------
+
+    def move_in(self, arena: Arena) -> None:
+        """First layout: copy parameters, buffers and optimizer state there is into a fresh arena and use it from now on."""
+        self._arena = arena
+        arena.expect("committed", bytes_on_gpu([p for _, p, _ in self.params]))
+        for (entry, view), (_, param, _) in zip(
+            place(arena, "committed", self.params, self._blocks), self.params, strict=True
+        ):
+            self.manifest.entries.append(entry)
+            self._point(param, view)
+        buffers = [(n, getattr(m, b), False) for n, m, b in self.buffers]
+        arena.expect("volatile", 2 * bytes_on_gpu([t for _, t, _ in buffers]))
+        for (entry, view), (_, module, name) in zip(
+            place(arena, "volatile", buffers, self._blocks), self.buffers, strict=True
+        ):
+            self.manifest.entries.append(entry)
+            self._point_buffer(module, name, entry, view)
+        offset, size = arena.volatile
+        self._shadow = arena.reserve("volatile", size) - offset if size else 0
+        self.manifest.facts["shadow"] = self._shadow
+        if arena.memory is not None:
+            offset, size = arena.memory.extent("volatile")
+            self._gpu_shadow = arena.reserve("volatile", size, on_gpu=True) - offset if size else 0
+        self.manifest.facts["gpu_shadow"] = self._gpu_shadow
+        self.absorb()
+        arena.write_manifest(self.manifest)
+
+    def attach(self, arena: Arena, manifest: Manifest) -> None:
+        """Use what a dead rank left (or a replica's copy of it): re-point everything, copy nothing."""
+        self._arena, self.manifest = arena, manifest
+        entries = {e.name: e for e in manifest.entries}
+        for name, param, _ in self.params:
+            self._point(param, arena.tensor(entries[name], self._blocks))
+        for name, module, attribute in self.buffers:
+            entry = entries[name]
+            self._point_buffer(module, attribute, entry, arena.tensor(entry, self._blocks))
+        self._shadow = int(manifest.facts["shadow"])
+        self._gpu_shadow = int(manifest.facts["gpu_shadow"])
+        for i, optimizer in enumerate(self.optimizers):
+            params = list(_params_of(optimizer))
+            optimizer.state.clear()
+            for entry in manifest.entries:
+                kind, _, rest = entry.name.partition(".")
+                if kind == "optim" and rest.split(".", 1)[0] == str(i):
+                    _, index, key = rest.split(".", 2)
+                    view = arena.tensor(entry, self._blocks)
+                    state = optimizer.state[params[int(index)]]
+                    state[key] = view
+                    self._held.setdefault((i, int(index)), {})[key] = view
+
+    def reattach(self, arena: Arena, manifest: Manifest) -> None:
+        """As `attach`, for a rank that has used its state and goes back to an earlier one."""
+        self._views, self._buffer_views = [], []
+        self._held, self._blocks = {}, {}
+        self.attach(arena, manifest)
+
+    def live_buffers(self) -> tuple[int, int]:
+        """(offset, size) of the buffers in the arena, without the copy of them that is kept aside."""
+        return self.arena.volatile[0], self._shadow
+
+    def live_buffers_on_gpu(self) -> tuple[int, int]:
+        """The same of the arena's part on a GPU."""
+        return self.arena.gpu_part.extent("volatile")[0], self._gpu_shadow
+
+    def _point(self, param: torch.nn.Parameter, view: torch.Tensor) -> None:
+        param.data = view
+        self._views.append((param, view))
+
+    def _point_buffer(self, module: torch.nn.Module, name: str, entry: Entry, view: torch.Tensor) -> None:
+        buffer = getattr(module, name)
+        if buffer is None:
+            raise UsageError(f"buffer {name} vanished")
+        buffer.data = view
+        self._buffer_views.append((module, name, entry, view))
+
+    def absorb(self) -> bool:
+        """Take optimizer state that the last update made (or replaced) into the arena. True when the layout grew.
+
+        Call while the arena is OPEN.
+        """
+        grown = []
+        for owner, param, state in self._optimizer_states():
+            held, fresh = self._held.get(owner, {}), []
+            for key, value in state.items():
+                view = held.get(key)
+                if value is view:
+                    continue
+                if not isinstance(value, torch.Tensor):
+                    self._loose = True
+                elif view is None:
+                    fresh.append(key)
+                else:
+                    with torch.no_grad():
+                        view.copy_(value)
+                    state[key] = view
+            if fresh:
+                grown.append((owner, param, state, fresh))
+        if not grown:
+            return False
+        on_host, on_gpu = self._bytes([state[key] for _, _, state, fresh in grown for key in fresh])
+        self.arena.expect("committed", on_gpu)
+        roomy = is_ample(on_host)
+        private = {id(p) for _, p, alone in self.params if alone}
+        for owner, param, state, fresh in grown:
+            named = [(f"optim.{owner[0]}.{owner[1]}.{key}", state[key], id(param) in private) for key in fresh]
+            placed = place(self.arena, "committed", named, self._blocks, roomy)
+            for key, (entry, view) in zip(fresh, placed, strict=True):
+                self.manifest.entries.append(entry)
+                state[key] = view
+                self._held.setdefault(owner, {})[key] = view
+        self.arena.write_manifest(self.manifest)
+        return True
+
+    def _optimizer_states(self) -> Iterator[tuple[_Owner, torch.nn.Parameter, dict[Any, Any]]]:
+        for i, optimizer in enumerate(self.optimizers):
+            for index, param in enumerate(_params_of(optimizer)):
+                state = optimizer.state.get(param)
+                if state:
+                    yield (i, index), param, state
+
+    def _bytes(self, tensors: list[torch.Tensor]) -> tuple[int, int]:
+        """Bytes of those tensors' storages, in the host's memory and on the GPU."""
+        if self.arena.memory is None:
+            return sum(t.untyped_storage().nbytes() for t in tensors), 0
+        return sum(t.untyped_storage().nbytes() for t in tensors if gpu_of(t) is None), bytes_on_gpu(tensors)
+
+    def repoint(self) -> None:
+        """Optimizer state was loaded anew (a checkpoint): lay it out afresh. Call while the arena is OPEN."""
+        self._held = {}
+        self.manifest.entries = [e for e in self.manifest.entries if not e.name.startswith("optim.")]
+        self.absorb()
+        self.arena.write_manifest(self.manifest)
+
+    # -- buffers -----------------------------------------------------------------------------------------------------
+
+    def settle_buffers(self) -> None:
+        """Bring buffers that the script re-assigned (not written in place) back into the arena."""
+        for module, name, _, view in self._buffer_views:
+            current = getattr(module, name, None)
+            if current is None or current.data_ptr() == view.data_ptr():
+                continue
+            if current.shape != view.shape or current.dtype != view.dtype:
+                raise UsageError(f"buffer {name} changed its shape or type while training; ftrun cannot keep it")
+            with torch.no_grad():
+                view.copy_(current)
+            current.data = view
+
+    def save_buffers(self, step: int) -> None:
+        """Copy the buffers aside as of the start of `step`."""
+        self.settle_buffers()
+        if self._gpu_shadow:
+            self.arena.gpu_part.save_shadow(step, self._gpu_shadow)
+        offset, size = self.arena.volatile
+        if self._shadow:
+            base = self.arena.segment.address + offset
+            native.copy(base + self._shadow, base, min(self._shadow, size - self._shadow))
+
+    def buffer_values(self) -> tuple[bytearray, list[int]]:
+        """The bytes of all buffers, to see later which of them an update region wrote.
+
+        Of those on a GPU torch's count of writes in place is taken: a look at their bytes would wait for the update.
+        """
+        return bytearray(self._buffer_bytes()), self._gpu_versions()
+
+    def buffers_written(self, before: tuple[bytearray, list[int]]) -> list[str]:
+        """Names of the buffers that differ from what `buffer_values` gave."""
+        data, versions = before
+        on_gpu = (e.name for _, _, e, _ in self._buffer_views if e.on_gpu)
+        written = [n for n, old, new in zip(on_gpu, versions, self._gpu_versions(), strict=True) if old != new]
+        now = self._buffer_bytes()
+        if data != now:
+            start = self.arena.volatile[0]
+            for entry in (e for _, _, e, _ in self._buffer_views if not e.on_gpu):
+                place = slice(entry.offset - start, entry.offset - start + entry.block)
+                if data[place] != now[place]:
+                    written.append(entry.name)
+        return written
+
+    def _buffer_bytes(self) -> memoryview:
+        offset, size = self.live_buffers()
+        return self.arena.segment.view(offset, size)
+
+    def _gpu_versions(self) -> list[int]:
+        return [_version(m, n) for m, n, e, _ in self._buffer_views if e.on_gpu]
+
+    def copy_buffers(self, names: list[str], source: Arena) -> None:
+        """Take some buffers from a replica's arena."""
+        for _, _, entry, _ in self._buffer_views:
+            if entry.name in names:
+                self.arena.copy_entry(entry, source)
+
+    def shadow_is_whole(self, step: int) -> bool:
+        """Did the device get as far as copying the buffers aside for `step`? Else its forward did not begin either."""
+        return not self._gpu_shadow or self.arena.gpu_part.shadow_step == step
+
+    def rewind_buffers(self, gpu: bool = True) -> None:
+        """Copy the buffers back from where `save_buffers` put them; `gpu`: those on a GPU too."""
+        if self._gpu_shadow and gpu:
+            self.arena.gpu_part.rewind_shadow(self._gpu_shadow)
+        offset, size = self.arena.volatile
+        base = self.arena.segment.address
+        if self._shadow:
+            native.copy(base + offset, base + offset + self._shadow, min(self._shadow, size - self._shadow))
+        for module, name, _, view in self._buffer_views:
+            buffer = getattr(module, name, None)
+            if buffer is not None and buffer.data_ptr() != view.data_ptr():
+                buffer.data = view
+
+    # -- guard -------------------------------------------------------------------------------------------------------
+
+    def params_checksum(self) -> int:
+        """A hash of all parameters, to see writes that no hook sees.
+
+        Errors: UsageError when a parameter no longer lies in the arena, where its updates would not outlive the worker.
+        """
+        for (name, _, _), (param, view) in zip(self.params, self._views, strict=True):
+            if param.data_ptr() != view.data_ptr():
+                raise UsageError(
+                    f"parameter {name.split('.', 2)[-1]} was given other memory (param.data = ...), which ftrun does not keep; "
+                    "write into it instead: param.data.copy_(...)"
+                )
+        value = 0
+        for entry in self.manifest.entries:
+            if entry.name.startswith("param."):
+                value = self.arena.checksum(entry, value)
+        return value
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def replicas(self, world_size: int) -> set[int]:
+        """Ranks that hold the same as this one: those with which each DDP module exchanges its gradients."""
+        groups = [m.process_group.ranks for m in self.modules if isinstance(m, DistributedDataParallel)]
+        return set(range(world_size)).intersection(*groups)
+
+    def replicated(self, manifest: Manifest) -> Iterator[Entry]:
+        """Where parameters of the whole world's DDP modules and their optimizer state lie: equal everywhere, bit for bit."""
+        wrapped = [(i, m) for i, m in enumerate(self.modules) if isinstance(m, DistributedDataParallel)]
+        shared = {f"param.{i}." for i, m in wrapped if m.process_group.mark == 0}
+        names = {id(p): n for n, p, private in self.params if not private and n.startswith(tuple(shared) or ("-",))}
+        wanted = set(names.values())
+        for i, optimizer in enumerate(self.optimizers):
+            indices = (index for index, p in enumerate(_params_of(optimizer)) if id(p) in names)
+            wanted.update(f"optim.{i}.{index}" for index in indices)
+        for entry in manifest.entries:
+            kind, _, rest = entry.name.partition(".")
+            name = f"{kind}.{'.'.join(rest.split('.')[:2])}" if kind == "optim" else entry.name
+            if entry.zone == "committed" and not entry.private and name in wanted:
+                yield entry
+
+    # -- Python state ------------------------------------------------------------------------------------------------
+
+    def python_state(self) -> dict[str, bytes]:
+        """Hyperparameters and non-tensor optimizer state, and state_dict() of every further object, each packed."""
+        state: dict[str, bytes] = {}
+        for i, optimizer in enumerate(self.optimizers):
+            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+            state[f"optimizer.{i}"] = serialization.pack([groups, self._loose_state(optimizer)], f"optimizer {i}")
+        for i, module in enumerate(self.modules):
+            if all(hasattr(module, flag) for flag in _DDP_FLAGS):
+                state[f"ddp.{i}"] = serialization.pack({flag: getattr(module, flag) for flag in _DDP_FLAGS}, "DDP")
+        for name, thing in self.stateful.items():
+            state[name] = serialization.pack(_get_state(thing), f"{name}.state_dict()")
+        return state
+
+    def _loose_state(self, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
+        loose: dict[int, dict[str, Any]] = {}
+        if not self._loose:
+            return loose
+        for index, param in enumerate(_params_of(optimizer)):
+            values = {k: v for k, v in optimizer.state.get(param, {}).items() if not isinstance(v, torch.Tensor)}
+            if values:
+                loose[index] = values
+        return loose
+
+    def apply_python_state(self, packed: dict[str, bytes]) -> None:
+        """Put back what `python_state` gave."""
+        state = {name: serialization.decode(data) for name, data in packed.items()}
+        for i, optimizer in enumerate(self.optimizers):
+            groups, loose = state[f"optimizer.{i}"]
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                for key in [k for k in group if k != "params" and k not in saved]:
+                    del group[key]
+                for key, value in saved.items():
+                    current = group.get(key)
+                    if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
+                        current.copy_(value)
+                    else:
+                        group[key] = value
+            params = list(_params_of(optimizer))
+            for index, values in loose.items():
+                self._loose = True
+                optimizer.state[params[index]].update(values)
+        for i, module in enumerate(self.modules):
+            for name, value in state.get(f"ddp.{i}", {}).items():
+                setattr(module, name, value)
+        for name, thing in self.stateful.items():
+            _set_state(thing, state[name])
+
+    # -- gradients ---------------------------------------------------------------------------------------------------
+
+    def grads(self) -> list[torch.Tensor | None]:
+        return [p.grad for p in self.tensors]
+
+    def grads_alive(self) -> list[bool]:
+        return [p.grad is not None for p in self.tensors]
+
+    def set_grads(self, alive: list[bool], values: list[torch.Tensor | None] | None) -> None:
+        """Put gradients back: `values` where accumulation must go on, else None, or zeros where one was alive."""
+        for i, (_, param, _) in enumerate(self.params):
+            if not alive[i]:
+                param.grad = None
+            elif values is not None and values[i] is not None:
+                value = values[i]
+                if param.grad is not None and value is not None and param.grad.shape == value.shape:
+                    param.grad.copy_(value)
+                else:
+                    param.grad = value
+            elif param.grad is None:
+                param.grad = torch.zeros_like(param)
+
+
+def _version(module: torch.nn.Module, name: str) -> int:
+    buffer = getattr(module, name)
+    return writes_to(buffer) if buffer is not None else -1
+
+
+def _ignored(module: torch.nn.Module) -> set[str]:
+    """Names (as in named_parameters) that DDP does not synchronize."""
+    names = getattr(module, "parameters_to_ignore", None)
+    if not names:
+        return set()
+    return {f"module.{name}" for name in names}
+
+
+def _params_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _get_state(thing: Any) -> Any:
+    if isinstance(thing, torch.Generator):
+        return thing.get_state()
+    return thing.state_dict()
+
+
+def _set_state(thing: Any, state: Any) -> None:
+    if isinstance(thing, torch.Generator):
+        thing.set_state(state)
+        return
+    thing.load_state_dict(state)
+    forget_unscaled(thing)
