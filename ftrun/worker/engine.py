@@ -80,7 +80,7 @@ class Engine:
         self._recovered = False  # since the step handed out last: what could wait is still to be done
         self._trigger = trigger_of(self)
         self.lookout = Lookout(context)
-        context.on_keeper = self.send_descriptors
+        context.on_fd_store = self.send_descriptors
         self._recorder = recorder.of(self)
 
     # -- set-up ------------------------------------------------------------------------------------------------------
@@ -203,13 +203,13 @@ class Engine:
         return True
 
     def send_descriptors(self) -> bool:
-        """Hand the memory to the keeper (again, when there is a new one). False = not now: call again."""
+        """Hand the memory to the fd store (again, when there is a new one). False = not now: call again."""
         if not self.state.laid_out:
             return False
         return self.keep().send() and self.snapshots.handed_over()
 
     def keep(self) -> Kept:
-        """What the keeper is to hold of this rank; from here on it hears of each new allocation on a GPU."""
+        """What the fd store is to hold of this rank; from here on it hears of each new allocation on a GPU."""
         if self._kept is None:
             self._kept = Kept(self.context, self.state, self.ledger)
         return self._kept

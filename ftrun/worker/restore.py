@@ -34,7 +34,7 @@ from ftrun.worker.runtime.run_link import Context, Interrupt
 from ftrun.worker.state.protected_state import Protected
 
 _FENCE = 10.0  # seconds
-_KEPT = 5.0  # seconds that a new keeper gets to be handed the survivors' memory
+_KEPT = 5.0  # seconds that a new fd store gets to be handed the survivors' memory
 _LOWER_RUNG = 60.0  # seconds that the launcher gets to answer a rank that found no source
 _PEER = 60.0  # seconds that survivors get to finish the update they are in
 
@@ -149,7 +149,7 @@ class Restorer:
         self.state.apply_python_state(restart["py"])
         self.engine.resume_with(self.resume, restart)
         if self._lost or context.board[Head.FD_STORE_EPOCH] != context.mapped_epoch:
-            self.engine.send_descriptors()  # the keeper that gave us these segments is gone
+            self.engine.send_descriptors()  # the fd store that gave us these segments is gone
         context.cell[F.SOURCE] = source
         context.cell[F.SOURCE_BYTES] = moved
 

@@ -1,4 +1,4 @@
-"""The host snapshot: what a rank needs to go back to an earlier step, in memory that the keeper holds.
+"""The host snapshot: what a rank needs to go back to an earlier step, in memory that the fd store holds.
 
 Every rank keeps its 1/n share of the committed zone (replicas are equal, so the shares of all make the whole) and what is
 its own: buffers, parameters that are not replicated, manifest, and its END slot. Two halves, written in turn, each sealed with its step:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftrun.worker.engine import Engine
     from ftrun.worker.state.protected_state import Protected
 
-NAME = "snapshot"  # of the segment at the keeper
+NAME = "snapshot"  # of the segment at the fd store
 _NO_STEP = -1
 
 
@@ -93,7 +93,7 @@ class Snapshots:
             self._store.write(step, facts, pieces)
             self._room = max(self._room, needed)
         if fresh:
-            with contextlib.suppress(OSError):  # the next keeper gets it with the other segments
+            with contextlib.suppress(OSError):  # the next fd store gets it with the other segments
                 self.send()
 
     def adopt(self, store: Store) -> None:
@@ -101,7 +101,7 @@ class Snapshots:
         self._store = store
 
     def handed_over(self) -> bool:
-        """As `send`; False when there is no keeper now."""
+        """As `send`; False when there is no fd store now."""
         try:
             self.send()
         except OSError:
@@ -109,10 +109,10 @@ class Snapshots:
         return True
 
     def send(self) -> None:
-        """Hand the segment to the keeper. Errors: OSError when there is none."""
+        """Hand the segment to the fd store. Errors: OSError when there is none."""
         if self._store is not None:
             context = self._engine.context
-            context.keeper.put(context.rank, NAME, context.cell.index, self._store.segment.fd)
+            context.fd_store.put(context.rank, NAME, context.cell.index, self._store.segment.fd)
 
 
 def layout_of(manifest: Manifest) -> int:
@@ -155,9 +155,9 @@ def newest_common(context: Context) -> int:
 
 
 def attach(context: Context, rank: int) -> Store | None:
-    """The kept snapshot of a rank, mapped; None when there is none, or no keeper."""
+    """The kept snapshot of a rank, mapped; None when there is none, or no fd store."""
     try:
-        fd = context.keeper.get(rank, NAME)
+        fd = context.fd_store.get(rank, NAME)
     except OSError:
         return None
     return Store(Segment.attach(fd)) if fd is not None else None

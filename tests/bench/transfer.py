@@ -304,7 +304,7 @@ def adopt(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     from ftrun.host.services.services import _FD_STORE, Helper
     from ftrun.worker.memory.arena import Arena, Manifest, place
     from ftrun.worker.memory.segment import Segment
-    from ftrun.worker.runtime.fd_store import KeeperClient
+    from ftrun.worker.runtime.fd_store import FdStoreClient
 
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="ftrun-bench-") as folder:
@@ -312,7 +312,7 @@ def adopt(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
         helper = Helper("fd store", _FD_STORE, lambda message: None)
         out = os.open(os.devnull, os.O_WRONLY)
         helper.start((folder,), os.environ, out)
-        client = KeeperClient(Path(folder, paths.FD_STORE_SOCKET))
+        client = FdStoreClient(Path(folder, paths.FD_STORE_SOCKET))
         try:
             deadline = time.monotonic() + 30
             while not Path(folder, paths.FD_STORE_SOCKET).exists():

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ftrun.worker.runtime.fd_store import KeeperClient
+from ftrun.worker.runtime.fd_store import FdStoreClient
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import kill
@@ -112,7 +112,7 @@ def test_a_snapshot_that_was_damaged_is_refused(stock: Reference, folder: Path) 
     options = ["--max-replacements", "50", "--snapshot-every", "1000", "--max-restarts", "1"]
     command = harness.ftrun_command(folder, ["--stretch", "0.02"], all_killed("update", 7), options=options)
     running = harness.start(folder, command)
-    fd_store = KeeperClient(running.run_dir() / "fd-store.sock")
+    fd_store = FdStoreClient(running.run_dir() / "fd-store.sock")
     deadline = time.monotonic() + 60
     while (fd := _kept(fd_store, 2)) is None:
         assert time.monotonic() < deadline and running.process.poll() is None, running.output
@@ -127,7 +127,7 @@ def test_a_snapshot_that_was_damaged_is_refused(stock: Reference, folder: Path) 
     harness.same(stock("--stretch", "0.02"), outcome, ignore=["history"])
 
 
-def _kept(fd_store: KeeperClient, rank: int) -> int | None:
+def _kept(fd_store: FdStoreClient, rank: int) -> int | None:
     try:
         return fd_store.get(rank, "snapshot")
     except OSError:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from ftrun.worker.runtime.fd_store import KeeperClient
+from ftrun.worker.runtime.fd_store import FdStoreClient
 from tests.conftest import small_file_system
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
@@ -32,7 +32,7 @@ def until(running: harness.Running, condition: Callable[[], T | None], what: str
 
 
 def kept(running: harness.Running, rank: int, name: str) -> int:
-    fd_store = KeeperClient(running.run_dir() / "fd-store.sock")
+    fd_store = FdStoreClient(running.run_dir() / "fd-store.sock")
 
     def ask() -> int | None:
         try:

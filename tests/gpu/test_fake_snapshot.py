@@ -11,7 +11,7 @@ import pytest
 
 from ftrun.core.board import Board, F, Head
 from ftrun.core.world import read_world
-from ftrun.worker.runtime.fd_store import KeeperClient
+from ftrun.worker.runtime.fd_store import FdStoreClient
 from tests.conftest import wait_for
 from tests.e2e import harness
 from tests.e2e.harness import kill
@@ -70,7 +70,7 @@ def test_a_death_while_the_state_moves(clean: Outcome, folder: Path, control: Co
     running = harness.start(folder, line, control.env)
     wait_for(lambda: "goes back to the host snapshot" in running.output, "the decision")
     control.set(rate=100_000)  # everybody now receives for about a second
-    fd_store = KeeperClient(running.run_dir() / "fd-store.sock")
+    fd_store = FdStoreClient(running.run_dir() / "fd-store.sock")
     wait_for(lambda: _passes_on(fd_store, 1, "buffers"), "the buffers of rank 1")
     pids = named(folder, "ftrun fd store") if victim == "fd store" else [holder(running.run_dir(), 1)]
     for pid in pids:
@@ -89,7 +89,7 @@ def holder(run_dir: Path, rank: int) -> int:
     return board.cell(read_world(run_dir, board[Head.PUBLISHED]).places[rank].cell)[F.PID]
 
 
-def _passes_on(fd_store: KeeperClient, rank: int, name: str) -> bool:
+def _passes_on(fd_store: FdStoreClient, rank: int, name: str) -> bool:
     try:
         fd = fd_store.get(rank, name)
     except OSError:

@@ -15,7 +15,7 @@ from ftrun import native
 from ftrun.core import paths
 from ftrun.core.board import Board
 from ftrun.host.services import services
-from ftrun.worker.runtime.fd_store import KeeperClient
+from ftrun.worker.runtime.fd_store import FdStoreClient
 from tests.conftest import wait_for
 
 ROUNDS = 1000
@@ -32,7 +32,7 @@ class Kept:
         self._helper = services.Helper("fd store", services._FD_STORE, lambda message: None)
         self._helper.start((str(run_dir),), {**os.environ}, self._out)
         self.pid = self._helper.pid
-        self.client = KeeperClient(run_dir / paths.FD_STORE_SOCKET)
+        self.client = FdStoreClient(run_dir / paths.FD_STORE_SOCKET)
         wait_for(self._answers, "the fd store's first answer")  # its socket is there before it listens
 
     def _answers(self) -> bool:

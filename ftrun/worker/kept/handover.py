@@ -1,4 +1,4 @@
-"""A rank's memory at the keeper: handing it over, and fetching what was handed over.
+"""A rank's memory at the fd store: handing it over, and fetching what was handed over.
 
 An arena on a GPU is several allocations, each with a descriptor of its own, kept as "arena.0", "arena.1", ...
 """
@@ -21,7 +21,7 @@ from ftrun.worker.state.protected_state import Protected
 
 
 class Kept:
-    """What this rank has at the keeper. Calls give False when there is no keeper now: try again when there is."""
+    """What this rank has at the fd store. Calls give False when there is no fd store now: try again when there is."""
 
     def __init__(self, context: Context, state: Protected, ledger: Ledger) -> None:
         self._context = context
@@ -62,9 +62,9 @@ class Kept:
     def _put(self, name: str, fd: int, handle: Handle, parts: int = 0) -> bool:
         context = self._context
         try:
-            why = context.keeper.put(context.rank, name, context.cell.index, fd, handle, parts)
+            why = context.fd_store.put(context.rank, name, context.cell.index, fd, handle, parts)
         except OSError:
-            return False  # until the next keeper has it this rank cannot be adopted
+            return False  # until the next fd store has it this rank cannot be adopted
         if why and not self._warned:
             self._warned = True
             print(
@@ -99,7 +99,7 @@ def _tell_unsettled(gpu: int) -> None:
 
 
 def fetch(context: Context, rank: int, name: str) -> Segment | None:
-    """The kept host segment of a rank, mapped; None when the keeper has none."""
+    """The kept host segment of a rank, mapped; None when the fd store has none."""
     ready = context.mapped.pop((rank, name), None)
     if ready is not None and not (name == "arena" and DeviceMemory.used_by(ready)):
         return ready  # only an arena on a GPU may be another one by now
@@ -130,6 +130,6 @@ def fetch_gpu(context: Context, rank: int, arena: Arena, gpu: int, write: bool) 
 
 def _get(context: Context, rank: int, name: str) -> tuple[int, Handle] | None:
     try:
-        return context.keeper.find(rank, name)
+        return context.fd_store.find(rank, name)
     except OSError:
         return None

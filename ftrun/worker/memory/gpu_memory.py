@@ -34,7 +34,7 @@ _MOST = (_PAGE - _TABLE) // 16
 
 
 class Chunk(NamedTuple):
-    """One allocation. `offset` in the memory and `size` in bytes; `fd` is its descriptor, kept open for the next keeper."""
+    """One allocation. `offset` in the memory and `size` in bytes; `fd` is its descriptor, kept open for the next fd store."""
 
     offset: int
     size: int
@@ -122,7 +122,7 @@ class DeviceMemory:
         self.chunks: list[Chunk] = []
         self.reachable = True  # may kernels of this device read it? false for memory of a device that is no peer
         self.home = ordinal
-        self.on_chunk: Callable[[int, Chunk], None] | None = None  # a new allocation: tell the keeper
+        self.on_chunk: Callable[[int, Chunk], None] | None = None  # a new allocation: tell the fd store
         self.base = cuda.reserve(ordinal, self.length)
         self._expected = {"committed": 0, "volatile": 0}
         self._words = 0  # the host segment's first page as the device sees it

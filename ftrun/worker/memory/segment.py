@@ -1,4 +1,4 @@
-"""Memory that outlives the worker: a sparse memfd, mapped here and wherever its descriptor travels (the keeper holds one).
+"""Memory that outlives the worker: a sparse memfd, mapped here and wherever its descriptor travels (the fd store holds one).
 
 The file is made as large as it may ever become; memory is taken page by page as it is written.
 """

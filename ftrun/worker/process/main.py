@@ -1,6 +1,6 @@
 """The first code of a worker: takes its cell on the board, then runs the user's script as `__main__`.
 
-Runs in a child of the nursery, or as `python -m ftrun.worker.process.main` with the spec in FTRUN_SPEC.
+Runs in a child of the fork server, or as `python -m ftrun.worker.process.main` with the spec in FTRUN_SPEC.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Ahead:
         self._opened = False  # the device
 
     def look(self) -> None:
-        """Map what is new since the last look. Never raises for a keeper or rank that is just gone."""
+        """Map what is new since the last look. Never raises for an fd store or rank that is just gone."""
         context = self._context
         published = context.board[Head.PUBLISHED]
         if published == 0:
@@ -85,7 +85,7 @@ class Ahead:
             try:
                 self._map(place.rank)
             except OSError:
-                continue  # no keeper just now: mapped at the next look, or when needed
+                continue  # no fd store just now: mapped at the next look, or when needed
         if not self._opened:
             self._open_device(world)
 
@@ -112,7 +112,7 @@ class Ahead:
         context = self._context
         for name in ("arena", "slots"):
             if (rank, name) not in context.mapped:
-                fd = context.keeper.get(rank, name)
+                fd = context.fd_store.get(rank, name)
                 if fd is None:
                     return
                 context.mapped[(rank, name)] = Segment.attach(fd)

@@ -1,6 +1,6 @@
 """The shared buffers of a reload between GPUs: every rank makes its own on its device and maps those of all others.
 
-Their descriptors travel through the keeper, as those of arenas do. Nothing of them is left when the reload is over.
+Their descriptors travel through the fd store, as those of arenas do. Nothing of them is left when the reload is over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ftrun.native.transfer import BUFFERS, Facts
 from ftrun.worker.memory.gpu_memory import allocate, ordinal_of
 from ftrun.worker.runtime.run_link import Context, Interrupt
 
-_NAME = "buffers"  # of a rank's, at the keeper
+_NAME = "buffers"  # of a rank's, at the fd store
 _LOOK = 0.02  # seconds between two looks for another rank's
 _WHAT = "the reload from the host snapshot"
 
@@ -69,7 +69,7 @@ def _find(context: Context, rank: int, generation: int, deadline: float) -> tupl
         if context.stop_pending():
             raise Interrupt
         with contextlib.suppress(OSError):
-            found = context.keeper.find(rank, _NAME)
+            found = context.fd_store.find(rank, _NAME)
             if found is not None and found[1].generation == generation:
                 return found
             if found is not None:

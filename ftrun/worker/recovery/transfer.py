@@ -63,7 +63,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Under which the keeper passes the exchange's memory on."""
+        """Under which the fd store passes the exchange's memory on."""
         return "ring" if self.gpu is None else "gpu-ring"
 
     def shared_bytes(self, facts: Facts) -> int:
@@ -153,7 +153,7 @@ def _find_ring(context: Context, part: Part, stack: contextlib.ExitStack) -> tup
         if context.stop_pending():
             raise Interrupt
         with contextlib.suppress(OSError):
-            fd = context.keeper.get(world.places[0].rank, part.name)
+            fd = context.fd_store.get(world.places[0].rank, part.name)
             if fd is not None and os.readlink(f"/proc/self/fd/{fd}").startswith(wanted):
                 ring = Segment.attach(fd)
                 stack.callback(ring.close)

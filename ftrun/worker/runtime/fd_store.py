@@ -1,4 +1,4 @@
-"""Asking the keeper: give it a descriptor, get one back. Each call is one short connection with a deadline."""
+"""Asking the fd store: give it a descriptor, get one back. Each call is one short connection with a deadline."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _DEADLINE = 5.0  # seconds
 _IMPORT = 60.0  # seconds: the first call to the driver may start it, on a machine with many GPUs
 
 
-class KeeperClient:
-    """Calls raise OSError when the keeper is gone; callers go on without it (no adoption meanwhile)."""
+class FdStoreClient:
+    """Calls raise OSError when the fd store is gone; callers go on without it (no adoption meanwhile)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -33,10 +33,10 @@ class KeeperClient:
         return answer
 
     def put(self, rank: int, name: str, cell: int, fd: int, handle: Handle | None = None, parts: int = 0) -> str:
-        """Have the keeper hold `fd` as the segment `name` of `rank`; a later put replaces it.
+        """Have the fd store hold `fd` as the segment `name` of `rank`; a later put replaces it.
 
         `handle`: what it is, None = host memory of any layout. `parts`: how many allocations `name.0`, `name.1`, ...
-        belong to it; the keeper drops further ones.
+        belong to it; the fd store drops further ones.
         Returns "" or why device memory is held by its descriptor only.
         """
         handle = handle or Handle(Kind.HOST, os.fstat(fd).st_size)
@@ -46,7 +46,7 @@ class KeeperClient:
         return str(answer.get("why", ""))
 
     def get(self, rank: int, name: str) -> int | None:
-        """A new descriptor of the segment (the caller closes it), None when the keeper has none."""
+        """A new descriptor of the segment (the caller closes it), None when the fd store has none."""
         found = self.find(rank, name)
         return None if found is None else found[0]
 
@@ -58,5 +58,5 @@ class KeeperClient:
         return fds[0], Handle.unpack(bytes.fromhex(str(answer["handle"])))
 
     def forget(self, rank: int, name: str) -> None:
-        """Have the keeper let go of a segment; nothing happens when it has none."""
+        """Have the fd store let go of a segment; nothing happens when it has none."""
         self._ask({"op": "forget", "rank": rank, "name": name})

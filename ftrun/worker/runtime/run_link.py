@@ -20,7 +20,7 @@ from ftrun.core.board import Board, Busy, Cell, F, Flag, Head, Phase
 from ftrun.core.errors import WorkerError
 from ftrun.core.steps import StepLog
 from ftrun.core.world import World, read_world
-from ftrun.worker.runtime.fd_store import KeeperClient
+from ftrun.worker.runtime.fd_store import FdStoreClient
 from ftrun.worker.runtime.lent import Lent
 from ftrun.worker.runtime.stack_sampler import Whereabouts
 from ftrun.worker.runtime.torch_private import interrupt_thread
@@ -57,8 +57,8 @@ class Context:
         self.cell: Cell = self.board.cell(cell)
         self._words = self.cell.words()
         self._steps = StepLog(self.cell)
-        self.keeper = KeeperClient(run_dir / paths.FD_STORE_SOCKET)
-        self.lent = Lent(self.keeper)
+        self.fd_store = FdStoreClient(run_dir / paths.FD_STORE_SOCKET)
+        self.lent = Lent(self.fd_store)
         self._world: World | None = None
         self.generation = 0  # that this worker takes part in; 0 before it has one
         self.restoring = False  # this incarnation took over a rank and has not restored its state yet
@@ -71,8 +71,8 @@ class Context:
         self.one_console = False  # every rank's stderr is shown to the same person
         self.wakers: list[Waker] = []
         self.mapped: dict[tuple[int, str], Any] = {}  # segments of ranks mapped ahead of their use
-        self.mapped_epoch = self.board[Head.FD_STORE_EPOCH]  # keeper that the first of them came from
-        self.on_keeper: Callable[[], bool] | None = None
+        self.mapped_epoch = self.board[Head.FD_STORE_EPOCH]  # fd store that the first of them came from
+        self.on_fd_store: Callable[[], bool] | None = None
         # the main thread may be interrupted inside a body and before its gate; guarded by `lock`
         self.lock = threading.Lock()
         self.in_body = False
@@ -81,7 +81,7 @@ class Context:
         self._main = threading.main_thread().ident
         self._pid = os.getpid()
         self._heard = 0
-        self._keeper_epoch = self._lent_epoch = self.board[Head.FD_STORE_EPOCH]
+        self._fd_store_epoch = self._lent_epoch = self.board[Head.FD_STORE_EPOCH]
 
     # -- the world ---------------------------------------------------------------------------------------------------
 
@@ -223,8 +223,8 @@ class Context:
         epoch = self.board[Head.FD_STORE_EPOCH]
         if epoch != self._lent_epoch and self.lent.again():
             self._lent_epoch = epoch
-        if epoch != self._keeper_epoch and (self.on_keeper is None or self.on_keeper()):
-            self._keeper_epoch = epoch
+        if epoch != self._fd_store_epoch and (self.on_fd_store is None or self.on_fd_store()):
+            self._fd_store_epoch = epoch
         if self.world is None or not self.stop_pending():
             return
         generation = gate.unpack(self.board.gate()).generation
