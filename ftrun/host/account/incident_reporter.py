@@ -115,9 +115,9 @@ class Narrator:
                 self._new_incident(began, self._detected(event.worker))
         elif isinstance(event, (Died, Raised)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin(event, woke)
-        elif isinstance(event, Died) and self._incident is not None and not self._incident.victims:
+        elif isinstance(event, Died) and event.worker in self._dying and self._incident and not self._incident.victims:
+            del self._dying[event.worker]
             self._incident = None  # the run ends with this death: there is nothing to repair, and no incident
-            self._dying.pop(event.worker, None)
         elif isinstance(event, Stuck) and phase in INCIDENT and self._incident is None:
             now = time.monotonic_ns()
             incident = self._new_incident(now, now)
