@@ -299,6 +299,17 @@ class WorkerPool:
         """The pidfd says so: the exit code comes from the fork server, or from our own wait when that is dead."""
         self._loop.forget(worker.pidfd)
         self._report_later(worker)
+        self._loop.after(_CODE_LATEST, lambda: self._never_told(worker))
+
+    def _never_told(self, worker: Worker) -> None:
+        """A fork server that is killed between reaping a worker and saying so takes the exit code with it."""
+        if worker.ended:
+            return
+        try:
+            signal.pidfd_send_signal(worker.pidfd, 0)
+            self._loop.after(_CODE_LATEST, lambda: self._never_told(worker))  # it is there, so somebody is still to reap it
+        except ProcessLookupError:
+            self.exited(worker.pid, None)
 
     def _report_later(self, worker: Worker) -> None:
         """The fork server says with which code, soon; on a busy machine it may take its time, and so may the process to end."""
@@ -314,14 +325,14 @@ class WorkerPool:
         else:
             self._report(worker, code)
 
-    def exited(self, pid: int, code: int) -> bool:
-        """`pid` was reaped; False when it is no worker."""
+    def exited(self, pid: int, code: int | None) -> bool:
+        """`pid` was reaped, None: nobody knows with which code; False when it is no worker."""
         worker = self._by_pid.get(pid)
         if worker is None or worker.ended:
             return False
         worker.code = code
         worker.ended = True
-        worker.cell[F.EXIT_STATUS] = code
+        worker.cell[F.EXIT_STATUS] = code or 0
         worker.cell[F.EXITED] = 1
         if worker.reported:
             self._note("exit", worker=worker.index, rank=worker.rank, pid=pid, code=code)

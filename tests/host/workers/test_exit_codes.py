@@ -68,7 +68,8 @@ class Dying:
         os.close(self._mouth)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.worker.pid, signal.SIGKILL)
-        os.waitpid(self.worker.pid, 0)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.worker.pid, 0)
         self.pool._release(self.worker)
         self.loop.close()
 
@@ -136,3 +137,18 @@ def test_a_script_that_is_over_has_time_to_end(dying: Dying, monkeypatch: pytest
             break
         dying.loop.run_once(0.1)
     assert dying.finished == 1 and not dying.told
+
+
+def test_one_that_was_reaped_by_a_fork_server_that_died_before_it_said_so(
+    dying: Dying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody will ever say with which code; the run must not wait for it at its end."""
+    monkeypatch.setattr("ftrun.host.workers.pool._CODE_LATEST", 0.2)
+    dying.exits(3)
+    os.waitpid(dying.worker.pid, 0)
+    for _ in range(100):
+        dying.loop.run_once(0.1)
+        if dying.worker.ended:
+            break
+    assert dying.worker.ended and not dying.pool.living()
+    assert [death.code for death in dying.told] == [None]
