@@ -5,6 +5,7 @@ PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 COMPAT := .venv-compat
 NEWEST := .venv-newest
+NEWEST_STAMP := $(NEWEST)/.stamp-$(shell date +%F)
 BUILD := build/native
 LIBRARY := ftrun/native/libftrun_native.so
 NATIVE := native/CMakeLists.txt $(wildcard native/src/*.cpp native/src/*.hpp native/include/*.h native/kernels/ftrun.*)
@@ -62,12 +63,12 @@ demo: setup  ## kill a worker in training and see the run repaired
 test: setup  ## every test but the longest (JOBS=n at a time)
 	$(PYTEST) -m "not slow" --numprocesses $(or $(JOBS),2) --dist worksteal
 
-newest: $(NEWEST)/.stamp setup  ## the same tests on the newest torch and the newest of everything (a CUDA build of 4 GB, in .venv-newest)
+newest: $(NEWEST_STAMP) setup  ## the same tests on the newest torch and the newest of everything (a CUDA build of 4 GB, in .venv-newest)
 	$(NEWEST)/bin/python -m pytest -m "not slow" --numprocesses $(or $(JOBS),2) --dist worksteal
 
 # What a stranger gets: an empty environment, no constraints (also none that a machine's pip is configured with), and the
-# README's first command in it, with two kills. Only then what the tests need beside it.
-$(NEWEST)/.stamp: pyproject.toml | $(LIBRARY)
+# README's first command in it, with two kills. Only then what the tests need beside it. Anew each day: newest is newest.
+$(NEWEST_STAMP): pyproject.toml | $(LIBRARY)
 	rm -rf $(NEWEST)
 	$(PYTHON) -m venv $(NEWEST)
 	PIP_CONSTRAINT=/dev/null $(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check .

@@ -108,6 +108,8 @@ def run_core(interpreter: Path, jobs: int) -> Row:
     if done.returncode and not failed:
         failed = 1  # pytest itself ended badly
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    status = ["git", "status", "--porcelain", "--untracked-files=no", "--", "ftrun", "native", "tests"]
+    changes = subprocess.run(status, cwd=ROOT, capture_output=True, text=True, check=True)
     return Row(
         torch=torch,
         cuda=cuda or "no",
@@ -117,7 +119,7 @@ def run_core(interpreter: Path, jobs: int) -> Row:
         skipped=counts.get("skipped", "0"),
         seconds=f"{time.monotonic() - begin:.0f}",
         date=dt.date.today().isoformat(),
-        commit=head.stdout.strip(),
+        commit=head.stdout.strip() + (" and changes" if changes.stdout.strip() else ""),
     )
 
 

@@ -168,10 +168,17 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
             filter=values["local-ranks-filter"],
             stdout_filters=values["duplicate-stdout-filters"],
             stderr_filters=values["duplicate-stderr-filters"],
-            template=values["log-prefix"] or torchrun_template(values["log-line-prefix-template"]),
+            template=_template(values),
             format=values["log-format"],
         ),
     )
+
+
+def _template(values: Values) -> str:
+    """Ours goes before torchrun's, unless only torchrun's stands on the command line."""
+    theirs = torchrun_template(values["log-line-prefix-template"])
+    said_now = [values.source[name] == COMMAND_LINE for name in ("log-prefix", "log-line-prefix-template")]
+    return theirs if theirs and said_now == [False, True] else values["log-prefix"] or theirs
 
 
 def _check_possible(plan: Plan) -> None:

@@ -41,7 +41,10 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
     if not state.armed:
         return restarts.died_early(config, state, deaths[0], first.rank, tuple(orders))
     in_tail = [d.loop_done or _holding(state, d.worker).rank in state.tail for d in deaths]
-    if any(w.finished for w in state.workers) and not all(in_tail):
+    # the world was stopped when the first sign of these deaths was seen: whoever finished did so after that
+    stopped = state.phase is Phase.STOPPING and not state.published
+    stopped = stopped and all(_holding(state, d.worker).dying for d in deaths)
+    if not stopped and any(w.finished for w in state.workers) and not all(in_tail):
         said = Say("cannot_recover", first.cell, first.rank, "another rank has already finished")
         state, more = restarts.restart_or_end(config, state, deaths[0].t, said)
         return state, (*orders, *more)
@@ -51,8 +54,6 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
         state, ending = budgets.charge(config, state, _holding(state, death.worker), death)
         if ending is not None:
             return state, (*orders, *ending)
-    stopped = state.phase is Phase.STOPPING and not state.published
-    stopped = stopped and all(_holding(state, d.worker).dying for d in deaths)
     for death in deaths:
         state = _vacate(state, _holding(state, death.worker))
     elsewhere = [w for w in state.workers if w.rank is not None and not w.loop_done and not w.finished]

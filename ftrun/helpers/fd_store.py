@@ -1,7 +1,7 @@
 """The fd store: holds descriptors of the workers' memory, so that it outlives them; ends everybody if the launcher dies.
 
 Standard library only, a process of its own. Never maps or reads what it keeps; device memory it imports, which is done in
-threads beside the one that serves (see held.py).
+threads beside the one that serves (see cuda_import.py).
 """
 
 from __future__ import annotations

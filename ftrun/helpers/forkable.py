@@ -15,7 +15,7 @@ from pathlib import Path
 
 _AUTOGRAD = "pt_autograd_"  # the names that torch gives to autograd's device threads
 _DRIVER = "libcuda.so.1"
-_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: what every call of the driver answers before cuInit
+_SUCCESS = 0  # before cuInit every call of the driver answers CUDA_ERROR_NOT_INITIALIZED, and a stub always an error
 
 
 def obstacle() -> str:
@@ -45,7 +45,7 @@ def _driver_is_initialized() -> bool:
         count = driver.cuDeviceGetCount
     except (OSError, AttributeError):
         return False
-    return int(count(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
+    return int(count(ctypes.byref(ctypes.c_int()))) == _SUCCESS
 
 
 def leave() -> None:

@@ -133,6 +133,8 @@ class SwapGroup(ProcessGroup):
         if registry.broken is not None:
             registry.check()
         inner = self.inner
+        if inner is None and self not in registry.groups:
+            raise RuntimeError(f"{name}: this process group was destroyed")
         if inner is None:
             raise WorkerError(
                 f"{name}: this rank took over after its predecessor had left the loop, and its peers are past this "
@@ -244,8 +246,14 @@ class SwapGroup(ProcessGroup):
 
     # -- stop and reset ----------------------------------------------------------------------------------------------
 
-    def abort(self, generation: int) -> None:
-        """Wake whatever waits in an inner group of a world before `generation`. From any thread, also a late one."""
+    def abort(self, generation: int | None = None) -> None:
+        """Wake whatever waits in an inner group of a world before `generation`. From any thread, also a late one.
+
+        Without a generation torch calls, for a script that gives the group up.
+        """
+        if generation is None:
+            self.shutdown()
+            return
         inner = self.inner
         if inner is not None and inner.generation < generation:
             inner.abort()

@@ -78,6 +78,7 @@ class Rejoining:
 
     def _clean(self, world: World, rewind: bool) -> None:
         engine, context = self._engine, self._context
+        engine.registry.drain(world.generation)  # an old collective may be of a buffer that is rewound now
         if rewind:
             engine.reducers.forget()
             engine.state.set_grads([False] * len(engine.state.params), None)
@@ -90,7 +91,6 @@ class Rejoining:
     def _reset(self, world: World) -> None:
         engine, context = self._engine, self._context
         engine.fire("reset", engine.step)
-        engine.registry.drain(world.generation)
         context.settled(world.generation)
         self._answer_once(F.READY, world.generation)
         engine.registry.rebuild(world, lambda: self._reset_reducers(world.resume))

@@ -82,7 +82,7 @@ class Vigil:
         """Is this rank's part of a reduction finite? Large ones are sampled: the gate looks at every number anyway."""
         if not self._thorough and tensor.numel() > _WHOLE and tensor.is_contiguous():
             tensor = tensor.detach().view(-1).unfold(0, _PIECE, (tensor.numel() - _PIECE) // (_PIECES - 1))
-        return _is_finite(tensor)
+        return _is_finite(tensor) or bool(torch.isfinite(tensor).all())  # the sum alone may have overflowed
 
     def arriving(self, step: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
         """The body is about to arrive; `optimizer` is the one that will update `grads`, None when none does.

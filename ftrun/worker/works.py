@@ -131,6 +131,8 @@ class Pending(Work):
         if self._error is not None:
             self.group.registry.shown(self._error)
             raise self._error
+        if not self.succeeded:
+            raise RuntimeError("the process group was destroyed before this collective was complete")
         return True
 
     def _wait_for(self, timeout: timedelta) -> None:

@@ -96,3 +96,14 @@ def test_what_is_not_repaired_in_place_waits_for_the_code() -> None:
     run = Driver(max_restarts=1).up(protect=False)
     assert dying(run, 1) == () and run.at(Phase.RUNNING)
     assert "restarting" in says(run.kill(run.holder(1)))
+
+
+def test_another_rank_that_finishes_between_a_death_and_its_code_is_no_obstacle_to_the_repair() -> None:
+    run = Driver().up()
+    cell = run.holder(0)
+    run.send(ev.LoopDone(run.t, run.holder(1), True))
+    dying(run, 0)
+    run.close()
+    run.send(ev.Finished(run.t, run.holder(1)))
+    run.kill(cell)
+    assert run.state.phase is not Phase.RESTARTING

@@ -355,6 +355,8 @@ class WorkerPool:
         cell, now = worker.cell, time.monotonic()
         flags = cell[F.FLAGS]
         looping = flags & Flag.LOOPING and not flags & Flag.LOOP_DONE
+        if code is None and flags & Flag.EXITING and not (worker.cause or worker.ours or self.ending):
+            code = 0  # its script was over and nobody killed it: only the word of its fork server is missing
         if code == 0 and not worker.cause and (flags & Flag.EXITING or not looping):
             self._emit(Finished(now, worker.index))
             return

@@ -65,6 +65,11 @@ def _asleep(thread: str) -> str:
 _Wait = tuple[Any, Callable[[Callable[[], Any]], None]] | None  # None ends the thread
 
 
+def _cut_off() -> None:
+    """In place of waiting for a work of an aborted group: its result would be written when nobody expects it any more."""
+    raise RuntimeError("the connections of this process group were shut down")
+
+
 class Inner:
     """A full ProcessGroup with its devices and the sockets that wake it."""
 
@@ -85,6 +90,7 @@ class Inner:
         self._waits: queue.SimpleQueue[_Wait] | None = None
         self._aborted = self._shut = False
         self._stillness = Stillness(threads)
+        self._provable = bool(threads)  # else they say nothing: what a GPU does is not seen in threads
         self.generation = 0
         self.all_connected: Callable[[], bool] | None = None  # is every member through with connecting?
 
@@ -117,10 +123,12 @@ class Inner:
         self._waits.put((work, then))
 
     def _wait(self, waits: queue.SimpleQueue[_Wait]) -> None:
-        self._stillness.add(threading.get_native_id())
+        if self._provable:
+            self._stillness.add(threading.get_native_id())
         while (wait := waits.get()) is not None:
             work, then = wait
-            then(work.wait)
+            with torch.inference_mode():  # Gloo writes the result now; the mode of whoever asked for it is not known here
+                then(_cut_off if self._aborted else work.wait)
             del wait, work, then  # they keep the group
 
     def leave(self) -> None:

@@ -67,8 +67,9 @@ def averaging_integers(
     mine = getattr(options, "rootRank", rank) == rank
 
     def divide() -> None:
-        for output in outputs if mine else ():
-            output.div_(size, rounding_mode="trunc")
+        with torch.inference_mode():  # in a thread of Gloo's, which knows nothing of the caller's mode
+            for output in outputs if mine else ():
+                output.div_(size, rounding_mode="trunc")
 
     options.reduceOp = ReduceOp.SUM
     try:

@@ -26,7 +26,7 @@ def run_script(target: str) -> None:
     if pkgutil.get_importer(path) is not None:
         runpy.run_path(target, run_name="__main__")  # which puts the folder or archive first
         return
-    _look_first_in(os.path.dirname(path))
+    _look_first_in(os.path.dirname(os.path.realpath(path)))  # as Python does: the folder of what a link leads to
     if target.endswith(".pyc"):
         runpy.run_path(target, run_name="__main__")
         return

@@ -326,7 +326,7 @@ def forget_unscaled(thing: Any) -> None:
 NAMES += [
     Private(
         "torch:Tensor", ("_version",), "torch", PROTECT,
-        "see that a script wrote into its batch, its gradients or a large buffer",
+        "see that a script wrote into its batch, its gradients or a buffer on a GPU",
         "a redone step may begin from a batch that the first try changed",
     ),
     Private(

@@ -182,7 +182,7 @@ class Protected:
             held, fresh = self._held.get(owner, {}), []
             for key, value in state.items():
                 view = held.get(key)
-                if value is view:
+                if value is not None and value is view:
                     continue
                 if not isinstance(value, torch.Tensor):
                     self._loose = True

@@ -108,3 +108,16 @@ def test_stock_gloo(ftrun: Ftrun, method: str) -> None:
     run = ftrun.start("--nproc-per-node=2", ftrun.script(GROUP), method)
     assert run.wait() == 0, run.stderr
     assert sorted(run.stdout.splitlines()) == [f"[rank {rank}] sum 3.0 gloo" for rank in (0, 1)]
+
+
+def test_a_script_that_is_a_link_finds_what_lies_beside_the_real_file(ftrun: Ftrun) -> None:
+    real, links = ftrun.base / "real", ftrun.base / "links"
+    real.mkdir()
+    links.mkdir()
+    (real / "beside.py").write_text("FOUND = 'beside the real file'\n")
+    (links / "beside.py").write_text("FOUND = 'beside the link'\n")
+    (real / "linked.py").write_text("import beside\nprint(beside.FOUND, flush=True)\n")
+    (links / "linked.py").symlink_to(real / "linked.py")
+    run = ftrun.start("--nproc-per-node", 1, "--spares", 0, links / "linked.py")
+    assert run.wait() == 0, run.stderr
+    assert "beside the real file" in run.stdout

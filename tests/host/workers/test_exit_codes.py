@@ -152,3 +152,18 @@ def test_one_that_was_reaped_by_a_fork_server_that_died_before_it_said_so(
             break
     assert dying.worker.ended and not dying.pool.living()
     assert [death.code for death in dying.told] == [None]
+
+
+def test_one_that_ended_well_and_whose_fork_server_died_before_it_said_so(
+    dying: Dying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its script was over: a death would have a rank replaced, or all start again, for nothing."""
+    monkeypatch.setattr("ftrun.host.workers.pool._CODE_LATEST", 0.2)
+    dying.worker.cell[F.FLAGS] = dying.worker.flags = int(Flag.LOOPING | Flag.LOOP_DONE | Flag.EXITING)
+    dying.exits(0)
+    os.waitpid(dying.worker.pid, 0)
+    for _ in range(100):
+        dying.loop.run_once(0.1)
+        if dying.worker.ended:
+            break
+    assert dying.worker.ended and (dying.finished, dying.told) == (1, [])
