@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,20 +29,11 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Reference:
         done = folder / "done"
         with FileLock(f"{folder}.lock", timeout=harness.TIMEOUT * 2 + 60):
             if not done.exists():
-                _run(folder, chosen)
+                harness.stock(folder, chosen).need()
                 done.touch()
         return harness.read(folder, 0, 0.0)
 
     return run
-
-
-def _run(folder: Path, arguments: tuple[str, ...]) -> None:
-    outcome = harness.stock(folder, arguments)
-    if outcome.code:  # stock torch on a busy machine: its failure is no finding about ftrun, but it is shown
-        warnings.warn(f"the stock run ended with {outcome.code}, once more:\n{outcome.tail()}", stacklevel=2)
-        shutil.rmtree(folder)
-        outcome = harness.stock(folder, arguments)
-    outcome.need()
 
 
 @pytest.fixture

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,7 +127,17 @@ def _stock(
     folder: Path, command: Sequence[str], arguments: Sequence[str], ranks: int, env: dict[str, str] | None = None
 ) -> Outcome:
     script = [str(REFERENCE), "--backend", "gloo", "--out", str(folder / "out"), *arguments]
-    return _finish(start(folder, [*command, *script], {"PYTHONPATH": str(ROOT), **(env or {})}), ranks)
+    return by_torch(folder, [*command, *script], ranks, {"PYTHONPATH": str(ROOT), **(env or {})})
+
+
+def by_torch(folder: Path, command: Sequence[str], ranks: int = RANKS, env: dict[str, str] | None = None) -> Outcome:
+    """A run of stock torch in a folder of its own. Its own failure is no finding about ftrun: it is shown, and tried once more."""
+    outcome = _finish(start(folder, command, env), ranks)
+    if outcome.code:
+        warnings.warn(f"the stock run ended with {outcome.code}, once more:\n{outcome.tail()}", stacklevel=2)
+        shutil.rmtree(folder)
+        outcome = _finish(start(folder, command, env), ranks)
+    return outcome
 
 
 def unhurried(arguments: Sequence[str]) -> tuple[str, ...]:
