@@ -65,7 +65,8 @@ class Engine:
         self._guard = 0
         self._grads: list[Any] = []
         self.calls = Calls(self)
-        self.rejoin = Rejoining(self).rejoin
+        rejoining = Rejoining(self)
+        self.rejoin, self.rejoin_at = rejoining.rejoin, rejoining.rejoin_at
         self.snapshots = Snapshots(self, context.snapshot_every)
         self.went_back = 0  # generation in which the state was last taken from the host snapshot
         self.entered = False  # the body of the step handed out last was entered
@@ -337,10 +338,11 @@ class Engine:
         """Enter the body."""
         context = self.context
         self.entered = True
-        # after a job.call the others may have to repeat it with us: then the first collective (or the gate) hands
-        # the iteration out again
+        # after a job.call the others may have to repeat it with us, or all go back to an earlier step: then the first
+        # collective (or the gate) hands the iteration out again
         while context.stop_pending() and not self.calls.made:
-            self.rejoin(rewind=False)
+            if self.rejoin_at(step) is None:
+                break
         self.passed = False
         self.registry.gate_passed = False
         with context.lock:

@@ -35,13 +35,24 @@ class Rejoining:
         `rewind`: the body of the engine's step was interrupted, so the step is put back to its start when it is handed
         out again.
         """
+        number = self.rejoin_at(None, rewind)
+        assert number is not None
+        return number
+
+    def rejoin_at(self, wanted: int | None, rewind: bool = False) -> int | None:
+        """The same; None, and nothing joined, where the next world goes on with another gate number than `wanted`.
+
+        That is so when everyone goes back to the host snapshot: the step that was handed out must not begin there.
+        """
         while True:
             with contextlib.suppress(Interrupt):
-                return self._once(rewind)
+                return self._once(wanted, rewind)
 
-    def _once(self, rewind: bool) -> int:
+    def _once(self, wanted: int | None, rewind: bool) -> int | None:
         engine, context = self._engine, self._context
-        world = self._stop()
+        world = self._stop(wanted)
+        if world is None:
+            return None
         self._clean(world, rewind)
         if world.rollback and engine.went_back != world.generation:
             goback.survivor(engine)
@@ -54,8 +65,8 @@ class Rejoining:
         self._await(world, F.SETTLED)  # the next step changes what others may still be copying from us
         return world.resume
 
-    def _stop(self) -> World:
-        """Answer that this rank stopped, and wait for the world that comes."""
+    def _stop(self, wanted: int | None) -> World | None:
+        """Answer that this rank stopped, and wait for the world that comes. None: it goes on with another step."""
         engine, context = self._engine, self._context
         stopped = gate.unpack(context.board.gate()).generation
         self._answer_once(F.STOPPED, stopped)
@@ -63,6 +74,8 @@ class Rejoining:
         newest = context.await_world(lambda w: w.generation >= stopped, stopped - 1, WORLD)
         if newest.rank_of(context.cell.index) is None:
             os.kill(os.getpid(), signal.SIGKILL)  # another incarnation has our rank: this one must not go on
+        if wanted is not None and newest.resume != wanted:
+            return None
         if self._raised(context.world):
             engine.vigil.suspect()
         context.world = newest
