@@ -50,6 +50,16 @@ def test_a_rank_without_a_replica_takes_a_lower_rung(folder: Path) -> None:
     assert "host snapshot" in outcome.output, outcome.tail()
 
 
+def test_everyone_goes_back_while_a_rank_is_between_two_bodies(folder: Path) -> None:
+    """It must not begin the step that it was handed out: the others do an earlier one."""
+    stock = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "4", str(SCRIPT), "--case", "subgroups"]
+    wanted = harness.by_torch(folder / "stock", [*stock, "--backend", "gloo", "--out", str(folder / "stock" / "out")])
+    line = command(folder / "ours", "subgroups", [], "--snapshot-every", "2")
+    outcome = harness.finish(harness.start(folder / "ours", [*line, "--linger", "6"]))
+    assert "host snapshot" in outcome.output, outcome.tail()
+    assert outcome.need() == wanted.need(), outcome.tail()
+
+
 @pytest.mark.parametrize(
     ("case", "why"),
     [

@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import random
+import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -50,6 +52,16 @@ def half_precision(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.f
     return done
 
 
+def dies_now(out: Path, rank: int) -> bool:
+    """The first time only."""
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        (out / f"died-{rank}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument(
@@ -58,6 +70,7 @@ def main() -> None:
         required=True,
     )
     parser.add_argument("--backend", required=True)
+    parser.add_argument("--linger", type=int, default=-1, help="rank 2 waits before this step, and the first pair dies in the one before")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     dist.init_process_group(args.backend)
@@ -89,11 +102,16 @@ def main() -> None:
     if args.case == "hook":
         ddps[0].register_comm_hook(dist.group.WORLD, half_precision)
     for step in job.steps(STEPS):
+        if rank == 2 and step.index == args.linger:
+            time.sleep(2.0)
         with step:
             turn = step.index % len(ddps)
             loss = called[turn](torch.randn(6, 24) + random.random()).square().mean()
             loss.backward()
             optimizers[turn].step()
+            if rank < 2 and step.index == args.linger - 1 and dies_now(args.out, rank):
+                time.sleep(0.5)  # rank 2 has its next step by now
+                os.kill(os.getpid(), signal.SIGKILL)
             optimizers[turn].zero_grad()
     momenta = [
         s["momentum_buffer"] for o in optimizers for s in o.state.values() if s.get("momentum_buffer") is not None
