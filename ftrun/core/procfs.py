@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 
 
 def stat(pid: int | str, task: int | str | None = None) -> list[str] | None:
@@ -26,6 +27,18 @@ def process_start(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot, None when there is no such process (or only a zombie)."""
     fields = stat(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def reaped() -> Iterator[tuple[int, int]]:
+    """Collect every child of this process that has ended: its pid and its exit code (128 + n for signal n)."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, exit_code(status)
 
 
 def exit_code(status: int) -> int:

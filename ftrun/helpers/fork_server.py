@@ -20,7 +20,7 @@ import sys
 from typing import Any, NoReturn
 
 from ftrun.core import wire
-from ftrun.core.procfs import exit_code, kill_group
+from ftrun.core.procfs import kill_group, reaped
 from ftrun.helpers import forkable, store
 from ftrun.host.services import spawn
 
@@ -167,15 +167,9 @@ class ForkServer:
             os._exit(1)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, code in reaped():
             self._children.discard(pid)
-            self._report({"op": "exit", "pid": pid, "status": exit_code(status)})
+            self._report({"op": "exit", "pid": pid, "status": code})
 
     def _report(self, message: dict[str, Any]) -> None:
         try:

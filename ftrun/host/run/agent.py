@@ -20,7 +20,7 @@ from ftrun.control import events as ev
 from ftrun.control.machine import Config, IllegalEvent, Phase, State, advance, initial
 from ftrun.core import gate
 from ftrun.core.board import Board, Head
-from ftrun.core.procfs import exit_code
+from ftrun.core.procfs import reaped
 from ftrun.core.world import Place, World, write_world
 from ftrun.host.account import messages
 from ftrun.host.account.failure_report import Failures
@@ -424,14 +424,8 @@ class Agent:
 
     def reap(self) -> None:
         """Collect our own ended children: helpers, and workers whose fork server died."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self.exited(pid, exit_code(status))
+        for pid, code in reaped():
+            self.exited(pid, code)
 
     def signalled(self, signum: int) -> None:
         """The launcher got a signal that ends the run."""

@@ -65,7 +65,6 @@ class Slots:
             raise WorkerError(f"slot {slot} of a rank does not match its checksum: its memory was overwritten")
         return serialization.decode(data)
 
-
     def keeps_old(self, slot: int, tag: int) -> bool:
         """Test-only: stamp what a slot holds for another step instead of writing anew; False = write as usual."""
         if slot not in _BROKEN or self.tag(slot) < 0:
