@@ -201,15 +201,14 @@ class Vigil:
 def first_bad(grads: list[tuple[str, torch.Tensor]]) -> tuple[str, int] | None:
     """Name and element of the first number that is not finite."""
     numbers = [(name, values) for name, grad in grads if (values := _numbers(grad)).dtype in _FORMATS]
-    on_devices = [values for _, values in numbers if not values.is_cpu and values.numel()]
-    # a few kernels, and one wait, for all of them
-    if on_devices and bool(torch.isfinite(torch.nn.utils.get_total_norm(on_devices, math.inf))):
-        numbers = [(name, values) for name, values in numbers if values.is_cpu]
+    looked_at = [values for _, values in numbers if values.numel()]
+    # one look, and one wait for a device, for all of them; it may overflow where every number is finite
+    if not looked_at or bool(torch.isfinite(torch.nn.utils.get_total_norm(looked_at))):
+        return None
     for name, values in numbers:
-        if not _is_finite(values):
-            bad = torch.isfinite(values).logical_not_().flatten().nonzero()
-            if len(bad):
-                return name, int(bad[0])
+        bad = torch.isfinite(values).logical_not_().flatten().nonzero()
+        if len(bad):
+            return name, int(bad[0])
     return None
 
 
