@@ -118,7 +118,7 @@ class SwapGroup(ProcessGroup):
 
     def _collective(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         registry, context = self.registry, self.context
-        outputs = tensors_of(args[0]) if args else []
+        outputs = tensors_of(args[0]) if args and name != "send" else []
         if registry.local:
             fill_local(name, args)
             return Finished(outputs)
@@ -143,6 +143,7 @@ class SwapGroup(ProcessGroup):
         if registry.vigil is not None and context.in_body:
             registry.vigil.sending(name, args, outputs)
         direct = name in DIRECT
+        entry = registry.recorder.reserve(name) if replay else None
         if not direct:  # those wait in `wait` only: a rank that has sent something may be busy with something else
             registry.beginning = True
             registry.entered(name, self.mark)
@@ -151,12 +152,13 @@ class SwapGroup(ProcessGroup):
                 work = getattr(inner.group, name)(*args, **kwargs)
         except BaseException as error:
             registry.begun()
+            if entry is not None:
+                entry.fail(error)
             self.await_stop(error)
             raise
-        record = registry.recorder.reserve(name, outputs) if replay else None
         if direct:
-            return Direct(self, work, name)
-        pending = Pending(self, inner, work, outputs, [f for f in (divide, record) if f is not None])
+            return Direct(self, work, name, outputs, entry)
+        pending = Pending(self, inner, work, outputs, divide, entry)
         registry.begun()
         if context.stop_pending():
             self.release(inner.generation + 1)  # the doorbell thread may have been here before this one began

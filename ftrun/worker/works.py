@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import Work
 
+from ftrun.worker.comm.collective_replay import Entry
 from ftrun.worker.runtime import torch_private
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Pending(Work):
         inner: Inner,
         work: Any,
         result: list[torch.Tensor],
-        done: list[Callable[[], None]],
+        divide: Callable[[], None] | None,
+        entry: Entry | None,
     ) -> None:
         super().__init__()
         self.group = group
@@ -65,7 +67,8 @@ class Pending(Work):
         self.generation = inner.generation
         self.result_tensors = result
         self._inner = work
-        self._done = done
+        self._divide = divide  # what is left to be done with the sum
+        self._entry = entry
         self._error: Exception | None = None
         self._complete = False
         self.succeeded = False
@@ -88,13 +91,18 @@ class Pending(Work):
             outcome()
             if self._on_gpu:
                 self._inner.synchronize()  # Gloo's future alone does not stand for its copies back to the GPU
-            for done in self._done:
-                done()
+            if self._divide is not None:
+                self._divide()
+            if self._entry is not None:
+                self.group.registry.recorder.store(self._entry, self.result_tensors)
             self.succeeded = True
         except Exception as error:
             self._error = error
-        self._inner = None  # no cycle: the inner group must not wait for the garbage collector
-        self._done = []
+            if self._entry is not None:
+                self._entry.fail(error)
+        self._inner = self._divide = self._entry = (
+            None  # no cycle: the inner group must not wait for the garbage collector
+        )
         if self.succeeded:
             self.complete()
         else:
@@ -160,11 +168,15 @@ class Pending(Work):
 class Direct(Work):
     """A point-to-point Work, which has no future in Gloo: waits in the inner group, woken by its sockets' end."""
 
-    def __init__(self, group: SwapGroup, work: Any, name: str) -> None:
+    def __init__(
+        self, group: SwapGroup, work: Any, name: str, received: list[torch.Tensor], entry: Entry | None
+    ) -> None:
         super().__init__()
         self._group = group
         self._inner = work
         self._name = name
+        self._received = received
+        self._entry = entry  # in the record of what came before the first step, until somebody has waited
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         begin = time.monotonic_ns()
@@ -173,8 +185,13 @@ class Direct(Work):
             done = self._inner.wait() if timeout is None else self._inner.wait(timeout)
         except RuntimeError as error:
             self._group.registry.left()
+            if self._entry is not None:
+                self._entry.fail(error)
             self._group.await_stop(error)
             raise
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._group.registry.recorder.store(entry, self._received)
         self._group.registry.waited += time.monotonic_ns() - begin
         self._group.registry.left()
         self._group.context.check_stop_in_collective()

@@ -90,7 +90,7 @@ TENSORS = {
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
 def test_a_recorded_result_is_handed_out_as_it_was(tensor: torch.Tensor) -> None:
     kept, again = Recorder(), Recorder()
-    kept.reserve("allreduce", [tensor])()
+    kept.store(kept.reserve("allreduce"), [tensor])
     header, blobs = kept.dump(1)
     again.load(header, memoryview(b"".join(blobs)))
     output = torch.zeros_like(tensor)

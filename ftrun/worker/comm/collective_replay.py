@@ -6,7 +6,6 @@ configuration, a barrier) is read from this record. DDP's constructor is left ou
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,6 +58,19 @@ def _unpacked(blob: bytes, like: torch.Tensor) -> torch.Tensor:
     return torch.sparse_coo_tensor(indices, values, like.shape).to(like.device)
 
 
+class Entry:
+    """One collective before the first step: what it gave, or how it failed; neither while nobody has waited for it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.results: list[bytes] | None = None
+        self.error = ""
+
+    def fail(self, error: BaseException) -> None:
+        """A replacement's script is told the same, as torch tells most things: by a RuntimeError."""
+        self.error = str(error) or type(error).__name__
+
+
 class Recorder:
     """Collects while the script prepares; `dump` gives what the slots segment keeps; `load` makes it replay."""
 
@@ -66,32 +78,31 @@ class Recorder:
         self.replaying = False
         self.overflow = False
         self.groups = 0  # that the replaced rank made
-        self._entries: list[tuple[str, list[bytes]]] = []
+        self._entries: list[Entry] = []
         self._bytes = 0
         self._next = 0
 
-    def reserve(self, name: str, outputs: list[torch.Tensor]) -> Callable[[], None]:
-        """Note a collective now, its results when the returned function is called."""
-        slot: list[bytes] = []
-        self._entries.append((name, slot))
+    def reserve(self, name: str) -> Entry:
+        """Note a collective that begins now; its end goes into the entry, by `store` or `Entry.fail`."""
+        entry = Entry(name)
+        self._entries.append(entry)
+        return entry
 
-        def store() -> None:
-            size = sum(_size(t) for t in outputs)
-            self._bytes += size
-            if self._bytes > CAP_BYTES:
-                self.overflow = True
-            if not self.overflow:
-                slot.extend(_packed(t.detach()) for t in outputs)
-
-        return store
+    def store(self, entry: Entry, outputs: list[torch.Tensor]) -> None:
+        """It is over: keep what it gave."""
+        self._bytes += sum(_size(t) for t in outputs)
+        if self._bytes > CAP_BYTES:
+            self.overflow = True
+        entry.results = [] if self.overflow else [_packed(t.detach()) for t in outputs]
 
     def dump(self, groups: int) -> tuple[dict[str, Any], list[bytes]]:
         """(JSON header, blobs). `groups`: how many process groups the script made."""
         if self.overflow:
             return {"overflow": True, "entries": []}, []
-        entries = [[n, [len(b) for b in blobs]] for n, blobs in self._entries]
+        sizes = [None if e.results is None else [len(blob) for blob in e.results] for e in self._entries]
+        entries = [[e.name, e.error, size] for e, size in zip(self._entries, sizes, strict=True)]
         header = {"overflow": False, "groups": groups, "entries": entries}
-        return header, [b for _, blobs in self._entries for b in blobs]
+        return header, [blob for e in self._entries for blob in e.results or ()]
 
     def load(self, header: dict[str, Any], data: memoryview) -> None:
         """Take over a dead rank's record. Errors: WorkerError when it had outgrown its cap."""
@@ -100,23 +111,27 @@ class Recorder:
         offset = 0
         self.groups = header["groups"]
         self._entries = []
-        for name, sizes in header["entries"]:
-            blobs = []
-            for size in sizes:
-                blobs.append(bytes(data[offset : offset + size]))
+        for name, error, sizes in header["entries"]:
+            entry = self.reserve(name)
+            entry.error, entry.results = error, None if sizes is None else []
+            for size in sizes or ():
+                assert entry.results is not None
+                entry.results.append(bytes(data[offset : offset + size]))
                 offset += size
-            self._entries.append((name, blobs))
         self._next = 0
 
     def replay(self, name: str, outputs: list[torch.Tensor]) -> None:
-        """Give the next recorded result. Errors: WorkerError when the script asks for something else."""
+        """Give the next recorded result. Errors: RuntimeError of a collective that failed; WorkerError when the script asks otherwise."""
         if self._next >= len(self._entries):
             raise WorkerError(f"collective {name} was not called by the rank that this worker replaces")
-        recorded, blobs = self._entries[self._next]
-        if recorded != name or len(blobs) != len(outputs):
-            raise WorkerError(f"collective {name} where the replaced rank called {recorded}")
+        entry = self._entries[self._next]
+        results = [b""] * len(outputs) if entry.results is None or entry.error else entry.results
+        if entry.name != name or len(results) != len(outputs):
+            raise WorkerError(f"collective {name} where the replaced rank called {entry.name}")
         self._next += 1
-        for output, blob in zip(outputs, blobs, strict=True):
+        if entry.error:
+            raise RuntimeError(entry.error)
+        for output, blob in zip(outputs, results, strict=True):
             if blob:
                 output.copy_(_unpacked(blob, output))
 
