@@ -27,7 +27,7 @@ from ftrun.worker import snapshot
 from ftrun.worker.engine import Engine
 from ftrun.worker.kept.handover import fetch, fetch_gpu, use_gpu
 from ftrun.worker.kept.ledger import read_state
-from ftrun.worker.kept.recovery_points import END, GATE, RECORDING, START, Slots
+from ftrun.worker.kept.recovery_points import END, GATE, RECORDING, START, DamagedSlot, Slots
 from ftrun.worker.memory.arena import Arena, Manifest
 from ftrun.worker.recovery import transfer
 from ftrun.worker.runtime.run_link import Context, Interrupt
@@ -102,6 +102,8 @@ class Restorer:
             raise NoSource(f"device {self.state.gpu}: {error.strerror}") from error
         except TransferError as error:
             raise NoSource(f"the copy of a replica's buffers failed: {error}") from error
+        except DamagedSlot as error:
+            raise NoSource(str(error)) from error
         finally:
             self._unmap()
 

@@ -20,7 +20,7 @@ Grads = list["torch.Tensor | None"]
 
 
 def read_state(slots: Slots, slot: int) -> dict[str, Any]:
-    """What a rank's START, GATE or END slot holds. Errors: WorkerError when it was overwritten."""
+    """What a rank's START, GATE or END slot holds. Errors: DamagedSlot."""
     saved: dict[str, Any] = slots.read(slot)
     return saved
 
@@ -139,13 +139,13 @@ class Ledger:
         """What the START slot of `step` holds, with the gradients that the body before left to accumulate on."""
         saved = self.read(START)
         if saved["grads"] is None and self.slots.tag(LATE) == step:
-            saved["grads"] = bytes(self.slots.data(LATE))
+            saved["grads"] = bytes(self.slots.sound(LATE))
         elif saved["grads"] is None and self.slots.tag(END) == step:
             saved["grads"] = self.read(END)["grads"]
         return saved
 
     def read(self, slot: int) -> dict[str, Any]:
-        """What START, GATE or END of this rank holds. Errors: WorkerError."""
+        """What START, GATE or END of this rank holds. Errors: DamagedSlot."""
         return read_state(self.slots, slot)
 
     def put_back(self, saved: dict[str, Any], index: int) -> None:

@@ -25,6 +25,10 @@ LENGTH = 5 * _ROOM
 _BROKEN = {GATE} if crash_points.broken("slots") else set()
 
 
+class DamagedSlot(WorkerError):
+    """A slot does not hold the bytes that were sealed."""
+
+
 class Slots:
     """The slots segment of one rank."""
 
@@ -53,17 +57,21 @@ class Slots:
             self.invalidate(slot)
 
     def data(self, slot: int) -> memoryview:
-        """The sealed bytes of a slot, not copied."""
+        """The bytes of a slot as they are, not copied."""
         base = slot * _ROOM
         return self.segment.view(base + _HEADER, self.segment.load(base + _LENGTH))
 
     def read(self, slot: int) -> Any:
-        """Decode a slot into fresh values. Errors: WorkerError when its bytes are not those that were sealed."""
+        """Decode a slot into fresh values. Errors: DamagedSlot."""
+        return serialization.decode(self.sound(slot))
+
+    def sound(self, slot: int) -> memoryview:
+        """The sealed bytes of a slot, not copied. Errors: DamagedSlot when they are not those that were sealed."""
         base, data = slot * _ROOM, self.data(slot)
         sum_now = native.checksum(self.segment.address + base + _HEADER, len(data))
         if sum_now != self.segment.load(base + _SUM):
-            raise WorkerError(f"slot {slot} of a rank does not match its checksum: its memory was overwritten")
-        return serialization.decode(data)
+            raise DamagedSlot(f"slot {slot} of a rank does not match its checksum: its memory was overwritten")
+        return data
 
     def keeps_old(self, slot: int, tag: int) -> bool:
         """Test-only: stamp what a slot holds for another step instead of writing anew; False = write as usual."""
