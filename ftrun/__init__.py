@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _create(*arguments: Any) -> Any:
-    return importlib.import_module("ftrun.worker.groups").create(*arguments)
+    return importlib.import_module("ftrun.worker.api.backend").create(*arguments)
 
 
 def _register(distributed: Any) -> None:

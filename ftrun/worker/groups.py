@@ -22,16 +22,15 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from ftrun.core import symptoms
-from ftrun.core.board import F, Flag, collective_word, name_word
+from ftrun.core.board import F, collective_word, name_word
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
 from ftrun.core.world import World
-from ftrun.worker.comm import passthrough
 from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Recorder, tensors_of
 from ftrun.worker.comm.collectives import COLLECTIVES, DIRECT, averaging_integers, fill_local
 from ftrun.worker.comm.connect import Connecting
-from ftrun.worker.runtime import compiling, torch_private
+from ftrun.worker.runtime import torch_private
 from ftrun.worker.runtime.callers import caller, inside_ddp_constructor
 from ftrun.worker.runtime.run_link import Context, Interrupt
 from ftrun.worker.vigil import Vigil
@@ -491,40 +490,4 @@ class Registry:
         self._words[F.COLLECTIVE_SINCE] = 0
 
 
-_registry: Registry | None = None
-
-
-def registry() -> Registry | None:
-    """This worker's groups; None when it was not started by ftrun or made no "ftrun" group."""
-    return _registry
-
-
-def create(options: Any, _backend_options: Any) -> Any:
-    """torch's hook: make the backend of a new process group."""
-    global _registry
-    torch_private.require(torch_private.START)
-    context = Context.current
-    if context is None or not context.is_main_process():
-        return passthrough.build(options)
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    if _registry is None:
-        _registry = Registry(context)
-        compiling.stay_out()
-        if context.restoring:
-            _replay(context, _registry.recorder)
-    group = _registry.create(options.group_rank, ranks, options.timeout)
-    context.milestone(Flag.GROUP)
-    return group
-
-
-def _replay(context: Context, recorder: Recorder) -> None:
-    from ftrun.worker.restore import load_recording, report_no_source
-
-    try:
-        recorder.load(*load_recording(context))
-    except WorkerError as error:
-        report_no_source(context, error)
-    recorder.replaying = True
-
-
-__all__ = ["Interrupt", "Registry", "SwapGroup", "create", "registry"]
+__all__ = ["Interrupt", "Registry", "SwapGroup"]

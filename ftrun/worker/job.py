@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ftrun.core.board import Flag, Phase
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.tried import TORCH_RANGE, TORCH_TO, version_of
+from ftrun.worker.api.backend import registry
 from ftrun.worker.engine import Engine
-from ftrun.worker.groups import registry
 from ftrun.worker.restore import restore
 from ftrun.worker.runtime import compiling, torch_private
 from ftrun.worker.runtime.exception_report import give_up

@@ -46,7 +46,7 @@ LATE_ONLY = (
 ROOMS: dict[str, tuple[str, ...]] = {
     "host": ("base", "rundir", "output", "services", "workers", "detect", "devices", "nodes", "account", "run"),
     "host.nodes": ("messages", "carriers", "membership", "sentences", "node_group"),
-    "worker": ("runtime", "memory", "state", "comm", "kept", "recovery", "process"),
+    "worker": ("runtime", "memory", "state", "comm", "kept", "recovery", "api", "process"),
 }
 # Packages whose files still import each other in a circle.
 CIRCULAR = ("ftrun.worker",)

@@ -1,0 +1,47 @@
+"""What torch calls for `init_process_group("ftrun")` and `new_group`: the backend of a new process group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ftrun.core.board import Flag
+from ftrun.core.errors import WorkerError
+from ftrun.worker.comm import passthrough
+from ftrun.worker.comm.collective_replay import Recorder
+from ftrun.worker.groups import Registry
+from ftrun.worker.restore import load_recording, report_no_source
+from ftrun.worker.runtime import compiling, torch_private
+from ftrun.worker.runtime.run_link import Context
+
+_registry: Registry | None = None
+
+
+def registry() -> Registry | None:
+    """This worker's groups; None when it was not started by ftrun or made no "ftrun" group."""
+    return _registry
+
+
+def create(options: Any, _backend_options: Any) -> Any:
+    """Make the backend of a new process group, as torch's options say."""
+    global _registry
+    torch_private.require(torch_private.START)
+    context = Context.current
+    if context is None or not context.is_main_process():
+        return passthrough.build(options)
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    if _registry is None:
+        _registry = Registry(context)
+        compiling.stay_out()
+        if context.restoring:
+            _replay(context, _registry.recorder)
+    group = _registry.create(options.group_rank, ranks, options.timeout)
+    context.milestone(Flag.GROUP)
+    return group
+
+
+def _replay(context: Context, recorder: Recorder) -> None:
+    try:
+        recorder.load(*load_recording(context))
+    except WorkerError as error:
+        report_no_source(context, error)
+    recorder.replaying = True
