@@ -15,10 +15,11 @@ __version__ = "0.1.0"
 __all__ = ["DeviceError", "FtrunError", "Job", "PlatformError", "Step", "UsageError", "WorkerError", "protect"]
 
 if TYPE_CHECKING:
-    from ftrun.worker.job import Job, protect
-    from ftrun.worker.step import Step
+    from ftrun.worker.api.job import Job
+    from ftrun.worker.api.protect import protect
+    from ftrun.worker.step.body import Step
 
-_PUBLIC = {"protect": "ftrun.worker.job", "Job": "ftrun.worker.job", "Step": "ftrun.worker.step"}
+_PUBLIC = {"protect": "ftrun.worker.api.protect", "Job": "ftrun.worker.api.job", "Step": "ftrun.worker.step.body"}
 
 
 def __getattr__(name: str) -> Any:

@@ -113,7 +113,11 @@ def _private(facts: dict[str, Any]) -> Finding:
     costs = "; ".join(f"{name['name']} {_is(name)} (needed for {name['needs']}): {name['without']}" for name in bad)
     state = BROKEN if any(name["needs"].startswith(("start", "protect")) for name in bad) else WARNING
     return Finding(
-        AREA, "private names", state, costs, f"use {TORCH_RANGE}; python -m ftrun.worker.process.private_probes lists them"
+        AREA,
+        "private names",
+        state,
+        costs,
+        f"use {TORCH_RANGE}; python -m ftrun.worker.process.private_probes lists them",
     )
 
 

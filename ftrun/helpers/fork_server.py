@@ -33,9 +33,8 @@ _PRELOAD = (
     "torch._dynamo",
     "torch.utils.data",
     "ftrun.worker.process.main",
-    "ftrun.worker.loader",
-    "ftrun.worker.restore",
-    "ftrun.worker.job",
+    "ftrun.worker.api.backend",
+    "ftrun.worker.api.protect",
 )
 _IMPORTS = {"preload": _PRELOAD, "light": ("ftrun.worker.process.main",), "exec": ()}
 _UNFIT = "unfit="  # the argument by which a fork server tells its successor why it does not fork workers from imports

@@ -1,4 +1,4 @@
-"""Reads what the ranks of a run recorded (`ftrun/worker/recorder.py`) and finds the first place where two runs differ.
+"""Reads what the ranks of a run recorded (`ftrun/worker/instruments/digest_recorder.py`) and finds the first place where two runs differ.
 
 Knows no torch and starts nothing. A place is (loop, step, point): at `start` the state that a step begins with, at `gate`
 what was computed in it; the state at the script's end comes last. Each attempt at a step must have found the same.

@@ -24,7 +24,7 @@ for step in job.steps(8):
         ddp(torch.randn(8, 4)).square().mean().backward()
         if sys.argv[1] == "damage" and rank == 1 and step.index == 5 and not os.path.exists("struck"):
             open("struck", "w").close()
-            data = job._engine.ledger.slots.data(START)
+            data = job._loop.kit.ledger.slots.data(START)
             data[len(data) // 2] ^= 255
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()

@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from ftrun.core.board import Board, F
-from ftrun.worker.groups import Registry, SwapGroup
+from ftrun.worker.comm.process_group import Registry, SwapGroup
 from ftrun.worker.runtime.run_link import Context
 
 
@@ -32,7 +32,7 @@ def groups(tmp_path: Path) -> list[SwapGroup]:
     """Two groups in a body."""
     Board.create(tmp_path / "board", 2)
     registry = Registry(Context(tmp_path, 1))
-    registry.looping = registry.context.in_body = True
+    registry.position.enter_body()
     made = [SwapGroup(registry, key, 0, (0, 1), timedelta(seconds=9)) for key in ("one", "two")]
     registry.groups += made
     return made

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Backend
 from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Recorder
 from ftrun.worker.comm.collectives import COLLECTIVES, averaging_integers
-from ftrun.worker.groups import SwapGroup
+from ftrun.worker.comm.process_group import SwapGroup
 from ftrun.worker.runtime import torch_private
 
 NOT_COLLECTIVES = """
@@ -90,7 +90,7 @@ TENSORS = {
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
 def test_a_recorded_result_is_handed_out_as_it_was(tensor: torch.Tensor) -> None:
     kept, again = Recorder(), Recorder()
-    kept.store(kept.reserve("allreduce"), [tensor])
+    kept.reserve("allreduce").store([tensor])
     header, blobs = kept.dump(1)
     again.load(header, memoryview(b"".join(blobs)))
     output = torch.zeros_like(tensor)

@@ -13,7 +13,7 @@ from ftrun.host.base.loop import Loop
 from ftrun.host.base.settings import Settings
 from ftrun.host.detect.detectors import Detectors
 from ftrun.host.workers.pool import Worker, WorkerPool
-from ftrun.worker.restore import donors
+from ftrun.worker.recovery.replacement import donors
 
 
 def test_it_is_marked_before_its_death_is_told(tmp_path: Path) -> None:

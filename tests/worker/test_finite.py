@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ftrun.worker.vigil import first_bad
+from ftrun.worker.checks.finite_gradients import first_bad
 
 SHAPE = (4, 5)
 FORMATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

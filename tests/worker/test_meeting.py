@@ -14,7 +14,7 @@ import torch
 from ftrun.core.world import Place, World
 from ftrun.worker.comm.backend import make_group
 from ftrun.worker.comm.file_store import Meeting
-from ftrun.worker.runtime.run_link import Interrupt
+from ftrun.worker.runtime.position import Interrupt
 
 LONG = timedelta(seconds=60)
 

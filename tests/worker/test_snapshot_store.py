@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ftrun.worker import snapshot
+from ftrun.worker.kept import snapshot
 from ftrun.worker.kept.snapshot_store import BadSnapshot, Places, Store
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.segment import Segment

@@ -307,7 +307,9 @@ class WorkerPool:
             return
         try:
             signal.pidfd_send_signal(worker.pidfd, 0)
-            self._loop.after(_CODE_LATEST, lambda: self._never_told(worker))  # it is there, so somebody is still to reap it
+            self._loop.after(
+                _CODE_LATEST, lambda: self._never_told(worker)
+            )  # it is there, so somebody is still to reap it
         except ProcessLookupError:
             self.exited(worker.pid, None)
 

@@ -8,8 +8,8 @@ from ftrun.core.board import Flag
 from ftrun.core.errors import WorkerError
 from ftrun.worker.comm import passthrough
 from ftrun.worker.comm.collective_replay import Recorder
-from ftrun.worker.groups import Registry
-from ftrun.worker.restore import load_recording, report_no_source
+from ftrun.worker.comm.process_group import Registry
+from ftrun.worker.recovery.replacement import load_recording, report_no_source
 from ftrun.worker.runtime import compiling, torch_private
 from ftrun.worker.runtime.run_link import Context
 

@@ -127,7 +127,9 @@ class Inner:
             self._stillness.add(threading.get_native_id())
         while (wait := waits.get()) is not None:
             work, then = wait
-            with torch.inference_mode():  # Gloo writes the result now; the mode of whoever asked for it is not known here
+            with (
+                torch.inference_mode()
+            ):  # Gloo writes the result now; the mode of whoever asked for it is not known here
                 then(_cut_off if self._aborted else work.wait)
             del wait, work, then  # they keep the group
 

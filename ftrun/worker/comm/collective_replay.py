@@ -61,10 +61,15 @@ def _unpacked(blob: bytes, like: torch.Tensor) -> torch.Tensor:
 class Entry:
     """One collective before the first step: what it gave, or how it failed; neither while nobody has waited for it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, recorder: Recorder) -> None:
         self.name = name
+        self._recorder = recorder
         self.results: list[bytes] | None = None
         self.error = ""
+
+    def store(self, outputs: list[torch.Tensor]) -> None:
+        """It is over: keep what it gave."""
+        self.results = [_packed(t.detach()) for t in outputs] if self._recorder.has_room(outputs) else []
 
     def fail(self, error: BaseException) -> None:
         """A replacement's script is told the same, as torch tells most things: by a RuntimeError."""
@@ -83,17 +88,16 @@ class Recorder:
         self._next = 0
 
     def reserve(self, name: str) -> Entry:
-        """Note a collective that begins now; its end goes into the entry, by `store` or `Entry.fail`."""
-        entry = Entry(name)
+        """Note a collective that begins now; its end goes into the entry, by `Entry.store` or `Entry.fail`."""
+        entry = Entry(name, self)
         self._entries.append(entry)
         return entry
 
-    def store(self, entry: Entry, outputs: list[torch.Tensor]) -> None:
-        """It is over: keep what it gave."""
+    def has_room(self, outputs: list[torch.Tensor]) -> bool:
+        """Count these results."""
         self._bytes += sum(_size(t) for t in outputs)
-        if self._bytes > CAP_BYTES:
-            self.overflow = True
-        entry.results = [] if self.overflow else [_packed(t.detach()) for t in outputs]
+        self.overflow = self.overflow or self._bytes > CAP_BYTES
+        return not self.overflow
 
     def dump(self, groups: int) -> tuple[dict[str, Any], list[bytes]]:
         """(JSON header, blobs). `groups`: how many process groups the script made."""

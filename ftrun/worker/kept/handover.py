@@ -28,11 +28,12 @@ class Kept:
         self._state = state
         self._ledger = ledger
         self._warned = False
-        self._listen()
 
     def send(self) -> bool:
         """Hand over everything, the parts before the whole."""
-        self._listen()
+        if not self._state.laid_out:
+            return False
+        self.follow()
         memory = self._state.arena.memory
         chunks = list(memory.chunks) if memory is not None else []
         for index, chunk in enumerate(chunks):
@@ -42,7 +43,8 @@ class Kept:
             "arena", self._state.arena.segment.fd, self._host(self._state.arena.segment), len(chunks)
         ) and self._put("slots", self._ledger.slots.segment.fd, self._host(self._ledger.slots.segment))
 
-    def _listen(self) -> None:
+    def follow(self) -> None:
+        """From here on the fd store hears of each new allocation on a GPU."""
         if self._state.arena.memory is not None:
             self._state.arena.memory.on_chunk = self._grown
 

@@ -37,7 +37,6 @@ class Ledger:
         self._state = state
         self._at_gate: Captured | None = None
         self._at_end: tuple[int, Captured] | None = None  # tag and content of the END slot
-        self._after: int | None = None  # hash of the parameters when the last body was complete
         self._drew_between = False  # random numbers were drawn between two bodies
         self._carried = False  # gradients of a slot were put back and are in no other slot of ours
         self._buffers_at_gate: tuple[bytearray, list[int]] = (bytearray(), [])
@@ -107,13 +106,9 @@ class Ledger:
 
     # -- between two bodies ------------------------------------------------------------------------------------------
 
-    def body_complete(self, look: bool) -> None:
-        """A body is sealed; `look` = notice when parameters change before the next."""
-        self._after = self._state.params_checksum() if look else None
-
     def new_loop(self) -> None:
         """What is between two loops is run by a replacement too, so anything may change there."""
-        self._at_end = self._after = None
+        self._at_end = None
 
     def _check_between(self, step: int, now: Captured) -> None:
         """A replacement does not run what is between two bodies, so nothing that is guarded may change there."""
@@ -126,8 +121,6 @@ class Ledger:
                     f"{name} changed between the body of one step and the next (scheduler.step() after the `with`?): "
                     "do it inside `with step:`, or a replaced rank would miss it"
                 )
-        if self._after is not None and self._after != self._state.params_checksum():
-            raise UsageError("parameters changed between two bodies: change them inside `with step:`, after the update")
         # a loader draws as well when it fetches, and a replacement fetches again: that does not count
         drawn = now[0] if self.loader is None or self.loader.before is None else self.loader.before
         if streams != drawn:

@@ -22,8 +22,10 @@ from ftrun.core import environment, paths
 from ftrun.core.board import Busy, F, Flag, Phase
 from ftrun.core.world import World
 from ftrun.worker.process import exec_program, numa, run_script, standby
+from ftrun.worker.runtime.control_thread import ControlThread
 from ftrun.worker.runtime.exception_report import report_exception
-from ftrun.worker.runtime.run_link import Context, Interrupt
+from ftrun.worker.runtime.position import Interrupt
+from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.runtime.torch_private import end_as_python_does
 
 _PARK_DEADLINE = 10 * 365 * 86400.0  # a spare may wait for as long as the run lasts; the launcher ends it
@@ -92,7 +94,7 @@ def _run(spec: dict[str, Any]) -> int:
     if spec["kind"] == "program":
         return exec_program.become(exec_program.substituted(spec["argv"], context.local_rank))
     if Context.current is not None:
-        context.listen()
+        ControlThread(context).start()
     return _script(context, spec)
 
 

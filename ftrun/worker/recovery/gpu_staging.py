@@ -15,7 +15,8 @@ from ftrun.core.handle import Handle, Kind
 from ftrun.native import cuda
 from ftrun.native.transfer import BUFFERS, Facts
 from ftrun.worker.memory.gpu_memory import allocate, ordinal_of
-from ftrun.worker.runtime.run_link import Context, Interrupt
+from ftrun.worker.runtime.position import Interrupt
+from ftrun.worker.runtime.run_link import Context
 
 _NAME = "buffers"  # of a rank's, at the fd store
 _LOOK = 0.02  # seconds between two looks for another rank's

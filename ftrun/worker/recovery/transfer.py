@@ -21,7 +21,8 @@ from ftrun.native import cuda, transfer
 from ftrun.native.transfer import CHECK_BACK, CHECK_READ, Extent, Facts, Moved, OnGpu, Terms
 from ftrun.worker.memory.segment import Segment, room_for
 from ftrun.worker.recovery import gpu_staging
-from ftrun.worker.runtime.run_link import Context, Interrupt
+from ftrun.worker.runtime.position import Interrupt
+from ftrun.worker.runtime.run_link import Context
 
 _PEER = 120.0  # seconds for a copy between two mapped segments
 _EXCHANGE = 120.0  # seconds for everybody to get everything, and to come at all

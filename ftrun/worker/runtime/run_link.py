@@ -1,37 +1,24 @@
-"""What a worker knows of its run: board, cell, the world it takes part in, and the thread that hears the doorbell.
-
-The doorbell thread never decides anything: it sees a generation bump, wakes the main thread out of whatever it waits in
-(groups register a waker), and answers "stopped" for a main thread that is outside a step body.
-"""
+"""A worker's link to its run: board, cell, the world that it takes part in, and the waits for others."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from ftrun.core import gate, paths
-from ftrun.core.board import Board, Busy, Cell, F, Flag, Head, Phase
+from ftrun.core import paths
+from ftrun.core.board import Board, Busy, Cell, F, Flag, Head, Inexact, Phase
 from ftrun.core.errors import WorkerError
 from ftrun.core.steps import StepLog
 from ftrun.core.world import World, read_world
 from ftrun.worker.runtime.fd_store import FdStoreClient
 from ftrun.worker.runtime.lent import Lent
-from ftrun.worker.runtime.stack_sampler import Whereabouts
-from ftrun.worker.runtime.torch_private import interrupt_thread
+from ftrun.worker.runtime.position import Interrupt, Position
 
-_LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
-_COMPLETE_AFTER = 0.004  # seconds that an aborted collective gets to end by itself
-_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
-
-
-class Interrupt(BaseException):
-    """The world stops: leave the step body. A BaseException, so that `except Exception` does not swallow it."""
+LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
 
 
 class Waker(Protocol):
@@ -72,16 +59,9 @@ class Context:
         self.wakers: list[Waker] = []
         self.mapped: dict[tuple[int, str], Any] = {}  # segments of ranks mapped ahead of their use
         self.mapped_epoch = self.board[Head.FD_STORE_EPOCH]  # fd store that the first of them came from
-        self.on_fd_store: Callable[[], bool] | None = None
-        # the main thread may be interrupted inside a body and before its gate; guarded by `lock`
-        self.lock = threading.Lock()
-        self.in_body = False
-        self.interruptible = False
-        self._sent = False  # an asynchronous Interrupt was raised and may not have arrived yet
-        self._main = threading.main_thread().ident
+        self.on_fd_store: Callable[[], bool] | None = None  # called when there is a new one; False = call again
+        self.position = Position()
         self._pid = os.getpid()
-        self._heard = 0
-        self._fd_store_epoch = self._lent_epoch = self.board[Head.FD_STORE_EPOCH]
 
     # -- the world ---------------------------------------------------------------------------------------------------
 
@@ -101,6 +81,10 @@ class Context:
         if rank is None:
             raise WorkerError("this worker has no rank yet")
         return rank
+
+    def cells(self) -> list[Cell]:
+        """The cells of the world's ranks."""
+        return [self.board.cell(place.cell) for place in self._world.places] if self._world else []
 
     def stop_pending(self) -> bool:
         """Has a later generation stopped the one this worker takes part in?"""
@@ -143,7 +127,7 @@ class Context:
                 raise WorkerError(f"no new world was published within {seconds:.0f} s; is the launcher alive?")
             if meanwhile is not None:
                 meanwhile()
-            self.board.wait_workers(seen, min(left, _LOOK_AGAIN))
+            self.board.wait_workers(seen, min(left, LOOK_AGAIN))
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a board condition; False after `seconds`. Raises Interrupt when a later generation stops this one."""
@@ -157,7 +141,7 @@ class Context:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self.board.wait_workers(seen, min(left, _LOOK_AGAIN))
+            self.board.wait_workers(seen, min(left, LOOK_AGAIN))
 
     def answer(self, field: int, generation: int | None = None) -> None:
         """Publish that this worker reached a stage of `generation` (its time goes into the field after it)."""
@@ -191,6 +175,10 @@ class Context:
         word = self.cell[F.BUSY]
         self.cell[F.BUSY] = word | why if on else word & ~why
 
+    def note_inexact(self, why: Inexact) -> None:
+        """The run does not end bit for bit where an uninterrupted one would, or that is not known any more."""
+        self.cell[F.INEXACT] = self.cell[F.INEXACT] | why
+
     def report(self, name: str, facts: dict[str, Any]) -> None:
         """Write an error file (whole or not at all) for the launcher."""
         folder = self.run_dir / "errors"
@@ -198,76 +186,6 @@ class Context:
         temporary = folder / f".{name}.{os.getpid()}"
         temporary.write_text(json.dumps(facts))
         os.replace(temporary, folder / f"{name}.json")
-
-    # -- the doorbell ------------------------------------------------------------------------------------------------
-
-    def listen(self) -> None:
-        """Start the doorbell thread."""
-        threading.Thread(target=self._listen, name="ftrun-doorbell", daemon=True).start()
-
-    def _listen(self) -> None:
-        # a signal that the script blocks, to wait for it, is not to end the process in this thread
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
-        where = Whereabouts(self.cell, self.report)
-        while True:
-            seen = self.board.worker_bell()
-            self.cell[F.PYTHON] = time.monotonic_ns()
-            try:
-                where.look()
-                self._hear()
-            except Exception as error:  # the thread must live: it is the only one that can wake the main thread
-                os.write(2, f"ftrun: doorbell: {error!r}\n".encode())
-            self.board.wait_workers(seen, _LOOK_AGAIN)
-
-    def _hear(self) -> None:
-        epoch = self.board[Head.FD_STORE_EPOCH]
-        if epoch != self._lent_epoch and self.lent.again():
-            self._lent_epoch = epoch
-        if epoch != self._fd_store_epoch and (self.on_fd_store is None or self.on_fd_store()):
-            self._fd_store_epoch = epoch
-        if self.world is None or not self.stop_pending():
-            return
-        generation = gate.unpack(self.board.gate()).generation
-        if generation == self._heard:
-            return
-        self._heard = generation
-        for waker in list(self.wakers):
-            waker.abort(generation)
-        with self.lock:
-            if not self.in_body and self.cell[F.STOPPED] < generation:
-                self.answer(F.STOPPED, generation)
-        time.sleep(_COMPLETE_AFTER)
-        for waker in list(self.wakers):
-            waker.release(generation)
-        if self.in_body:
-            threading.Thread(target=self._insist, args=(generation,), daemon=True).start()
-
-    def _insist(self, generation: int) -> None:
-        """Last resort for a main thread that is busy in Python and calls nothing of ours."""
-        deadline = time.monotonic() + self.stop_timeout / 2
-        while time.monotonic() < deadline:
-            if self.cell[F.STOPPED] >= generation or not self.in_body:
-                return
-            seen = self.board.worker_bell()
-            self.board.wait_workers(seen, min(0.05, max(0.0, deadline - time.monotonic())))
-        with self.lock:
-            if self.interruptible and self.stop_pending() and self.cell[F.STOPPED] < generation:
-                self._sent = True
-                interrupt_thread(self._main or 0, Interrupt)
-
-    def forbid_interrupts(self) -> None:
-        """From here on no asynchronous Interrupt arrives; one already on its way is swallowed here."""
-        with self.lock:
-            self.interruptible = False
-            sent, self._sent = self._sent, False
-        if sent:
-            # it is delivered within a few bytecodes; taking it back instead would leave the interpreter's
-            # "look for asynchronous exceptions" flag set for good, which slows every later bytecode
-            try:
-                for _ in range(1000):
-                    pass
-            except Interrupt:
-                pass
 
     def is_main_process(self) -> bool:
         """False in a process forked by the script (a DataLoader worker)."""

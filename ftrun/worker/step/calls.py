@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ftrun.core.board import Busy
 from ftrun.core.errors import UsageError
-from ftrun.worker.runtime.run_link import Interrupt
+from ftrun.worker.recovery.kit import Kit
+from ftrun.worker.recovery.survivor import Survivor
+from ftrun.worker.runtime.position import Interrupt, Where
 from ftrun.worker.state import rng
-
-if TYPE_CHECKING:
-    from ftrun.worker.engine import Engine
 
 T = TypeVar("T")
 
@@ -21,8 +20,9 @@ T = TypeVar("T")
 class Calls:
     """The calls of one iteration, in order; `made` holds them until the next step is handed out."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, kit: Kit, survivor: Survivor) -> None:
+        self._kit = kit
+        self._survivor = survivor
         self.made: list[Callable[[], Any]] = []
         self._before: dict[str, Any] = {}
 
@@ -32,10 +32,12 @@ class Calls:
 
     def run(self, fn: Callable[[], T]) -> T:
         """The result of `fn`, called until it completes in a world that nobody stops. Errors: UsageError."""
-        engine = self._engine
-        if engine.context.in_body:
+        context, position = self._kit.context, self._kit.position
+        if position.where in (Where.BEFORE, Where.BETWEEN):
+            return fn()
+        if position.in_body:
             raise UsageError("job.call inside `with step`: call the function directly there")
-        if engine.entered or engine.step < 0:
+        if position.where is not Where.HANDED_OUT:
             raise UsageError("job.call outside an iteration's start: call it between the loop's `for` and `with step:`")
         if not self.made:
             self._before = rng.capture()
@@ -43,9 +45,9 @@ class Calls:
         again = False
         while True:
             try:
-                while engine.context.stop_pending():
+                while context.stop_pending():
                     again = True
-                    if engine.rejoin_at(engine.step) is None:
+                    if self._survivor.rejoin_at(position.number) is None:
                         # everyone goes back to an earlier step, and this function cannot be left: a replacement goes back
                         os.kill(os.getpid(), signal.SIGKILL)
                 return self._once(fn, again)
@@ -53,8 +55,9 @@ class Calls:
                 again = True
 
     def _once(self, fn: Callable[[], T], again: bool) -> T:
-        self._engine.registry.calling += 1
-        self._engine.context.busy(Busy.CALL, True)
+        registry, context = self._kit.registry, self._kit.context
+        registry.calling += 1
+        context.busy(Busy.CALL, True)
         try:
             if again:  # the replacement makes them all: so does everyone
                 rng.apply(self._before)
@@ -62,5 +65,5 @@ class Calls:
                     earlier()
             return fn()
         finally:
-            self._engine.registry.calling -= 1
-            self._engine.context.busy(Busy.CALL, False)
+            registry.calling -= 1
+            context.busy(Busy.CALL, False)

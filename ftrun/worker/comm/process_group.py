@@ -30,11 +30,12 @@ from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Recorder, tensors_of
 from ftrun.worker.comm.collectives import COLLECTIVES, DIRECT, averaging_integers, fill_local
 from ftrun.worker.comm.connect import Connecting
+from ftrun.worker.comm.work import Direct, Finished, Pending
 from ftrun.worker.runtime import torch_private
 from ftrun.worker.runtime.callers import caller, inside_ddp_constructor
-from ftrun.worker.runtime.run_link import Context, Interrupt
-from ftrun.worker.vigil import Vigil
-from ftrun.worker.works import Direct, Finished, Pending
+from ftrun.worker.runtime.observer import Observers
+from ftrun.worker.runtime.position import Where
+from ftrun.worker.runtime.run_link import Context
 
 # seconds that an error of the inner group is held back for the stop that should explain it: while a loop runs, and outside,
 # where nothing is repaired in place and a script may want to handle the error
@@ -139,8 +140,8 @@ class SwapGroup(ProcessGroup):
                 f"{name}: this rank took over after its predecessor had left the loop, and its peers are past this "
                 "collective; communicate inside the loop"
             )
-        if registry.vigil is not None and context.in_body:
-            registry.vigil.sending(name, args, outputs)
+        if registry.position.in_body:
+            registry.observers.collective_started(name, args, outputs)
         direct = name in DIRECT
         entry = registry.recorder.reserve(name) if replay else None
         if not direct:  # those wait in `wait` only: a rank that has sent something may be busy with something else
@@ -160,7 +161,7 @@ class SwapGroup(ProcessGroup):
         pending = Pending(self, inner, work, outputs, divide, entry)
         registry.begun()
         if context.stop_pending():
-            self.release(inner.generation + 1)  # the doorbell thread may have been here before this one began
+            self.release(inner.generation + 1)  # the control thread may have been here before this one began
         return pending
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -210,6 +211,25 @@ class SwapGroup(ProcessGroup):
                 return
             self.context.board.wait_workers(seen, min(left, 0.1))
         self.context.check_stop_in_collective()
+
+    def began_waiting(self, name: str) -> None:
+        self.registry.entered(name, self.mark)
+
+    def waited(self, since: int, over: bool = False) -> None:
+        """The main thread has waited since `since`, ns. `over`: for a collective of this world that is complete.
+
+        Raises Interrupt when the world was stopped, unless that came too late for this step.
+        """
+        self.registry.waited += time.monotonic_ns() - since
+        if over and self.registry.position.where is Where.PASSED:
+            return  # begun and done before the gate: a rank that passed is not interrupted
+        self.context.check_stop_in_collective()
+
+    def stopped_waiting(self) -> None:
+        self.registry.left()
+
+    def shown(self, error: Exception) -> None:
+        self.registry.shown(error)
 
     # the set is changed by one call into C at a time, from any thread; a lock would cost as much again in every step
 
@@ -304,24 +324,27 @@ class Registry:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.position = context.position
         self._words = context.cell.words()
         self.groups: list[SwapGroup] = []
         self.recorder = Recorder()
         self.local = False  # collectives return at once (priming)
-        self.gate_passed = False  # between gate and the end of the body
-        self.calling = 0  # depth of job.call
+        self.calling = 0  # depth of what may communicate outside a body
         self.beginning = False  # a collective was entered and is not pending yet
         self.broken: Exception | None = None  # a collective failed and no stop explained it
         self.broken_in: SwapGroup | None = None  # the group that it was called on
-        self.looping = False  # the first step was handed out
-        self.between = False  # no loop runs now, but one did
         self.entries: dict[int, int] = {}  # group -> collectives of this iteration so far
         self.waited = 0  # ns that the main thread has waited in collectives
-        self.vigil: Vigil | None = None
+        self.observers = Observers()  # of the state that is protected, once there is one
         self.retired: list[Inner] = []  # inner groups that are to be destroyed when there is time
         self._made: dict[tuple[int, ...], int] = {}
         self._destroyed = 0  # how often the script has destroyed all its groups
         context.wakers.append(self)
+
+    @property
+    def looping(self) -> bool:
+        """Was the first step handed out? From then on a failed collective is a matter for the whole world."""
+        return self.position.where is not Where.BEFORE
 
     def create(self, rank: int, ranks: Sequence[int], timeout: timedelta) -> SwapGroup:
         """Make a group of global `ranks` and, unless this worker is still restoring, its connections."""
@@ -446,20 +469,20 @@ class Registry:
 
         Errors: UsageError with the script's file and line.
         """
-        if not self.looping:
+        where = self.position.where
+        if where is Where.BEFORE:
             return not inside_ddp_constructor()
-        if self.between:
-            return False  # between and after loops: allowed, but a fault in the middle is not mended in place
-        if self.gate_passed:
+        if where is Where.PASSED:
             raise UsageError(
                 f"{name} after the gate, at {caller()}: communicate before optimizer.step(); "
                 "two optimizers with a backward between them are two `with step`"
             )
-        if not self.context.in_body and not self.calling:
+        if where in (Where.LOOP, Where.HANDED_OUT) and not self.calling:
             raise UsageError(
                 f"{name} outside `with step`, at {caller()}: communicate in the body before optimizer.step(), "
                 "or in job.call(fn) between the loop's `for` and `with step:`"
             )
+        # between and after loops: allowed, but a fault in the middle is not mended in place
         return False
 
     def entered(self, name: str, group: int) -> None:
@@ -488,6 +511,3 @@ class Registry:
             if group.pending:
                 return
         self._words[F.COLLECTIVE_SINCE] = 0
-
-
-__all__ = ["Interrupt", "Registry", "SwapGroup"]

@@ -3,7 +3,7 @@
 The ladder's rungs on one node. Adopt: the dead rank's own arena is sealed for the resume step, so it is mapped as it is. Peer:
 its weights are copied from a replica's arena that is sealed for it, and what is the rank's own (random streams, buffers,
 loader) comes from its own slots; a replica whose copy fails is passed over for the next. Host snapshot: nobody has the state
-of the resume step any more, so every rank goes back to an earlier one (see ftrun.worker.snapshot).
+of the resume step any more, so every rank goes back to an earlier one (see rollback.py).
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from typing import Any
 from ftrun import native
 from ftrun.core import gate
 from ftrun.core.board import Board, F, Flag, Head, Inexact, Source
-from ftrun.core.errors import DeviceError, UsageError, WorkerError
+from ftrun.core.errors import DeviceError, WorkerError
 from ftrun.core.moves import RELOAD, Move
 from ftrun.core.world import World, read_world
 from ftrun.native import cuda
 from ftrun.native.transfer import Extent, TransferError
-from ftrun.worker import snapshot
-from ftrun.worker.engine import Engine
 from ftrun.worker.kept.handover import fetch, fetch_gpu, use_gpu
 from ftrun.worker.kept.ledger import read_state
 from ftrun.worker.kept.recovery_points import END, GATE, RECORDING, START, DamagedSlot, Slots
+from ftrun.worker.kept.snapshot import newest_common
+from ftrun.worker.kept.snapshot_store import BadSnapshot
 from ftrun.worker.memory.arena import Arena, Manifest
 from ftrun.worker.recovery import transfer
-from ftrun.worker.runtime.run_link import Context, Interrupt
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.recovery.kit import Kit
+from ftrun.worker.recovery.rollback import lay_over, reload
+from ftrun.worker.runtime import crash_points
+from ftrun.worker.runtime.position import Interrupt
+from ftrun.worker.runtime.run_link import Context
 
 _FENCE = 10.0  # seconds
 _KEPT = 5.0  # seconds that a new fd store gets to be handed the survivors' memory
@@ -86,10 +89,10 @@ def donors(board: Board, world: World, rank: int) -> list[int]:
 class Restorer:
     """Puts a dead rank's state under the objects that this worker built."""
 
-    def __init__(self, engine: Engine, state: Protected) -> None:
-        self.engine = engine
-        self.context = engine.context
-        self.state = state
+    def __init__(self, kit: Kit) -> None:
+        self.kit = kit
+        self.context = kit.context
+        self.state = kit.state
         self.resume = resume_of(self.context)
         self._mapped: list[Arena] = []  # memory on a GPU, of replicas and for this rank, that is not the state's (yet)
         self._lost = False  # the memory on the GPU could not be mapped: a new one is filled from a replica
@@ -122,7 +125,7 @@ class Restorer:
         world = context.world
         assert world is not None
         context.cell[F.STEP] = self.resume + 1
-        self.engine.fire("restore", self.resume)
+        self.kit.observers.stage("restore", self.resume)
         if world.rollback:
             self._from_snapshot()
             return
@@ -130,7 +133,7 @@ class Restorer:
         slots = fetch(context, context.rank, "slots")
         if segment is None or slots is None:
             raise NoSource("the fd store has no memory of this rank")
-        self.engine.ledger.slots = Slots(slots)
+        self.kit.ledger.slots = Slots(slots)
         gpu = use_gpu(context, self.state)
         fenced = self._await_fence()
         own = self._usable(Arena(segment), gpu, "taking a replica's instead")
@@ -143,17 +146,29 @@ class Restorer:
             source = Source.PEER
             replica, manifest, moved = self._from_peer(own)
         self.state.attach(own, manifest)
-        self.engine.keep()
+        self.kit.handover.follow()
         if self._lost and replica is not None:
             self._take_buffers(replica)
-        self.engine.reducers.load(manifest.facts.get("reducers"))
+        self.kit.reducers.load(manifest.facts.get("reducers"))
         restart = self._choose(replica)
         self.state.apply_python_state(restart["py"])
-        self.engine.resume_with(self.resume, restart)
+        self._take_over(restart)
         if self._lost or context.board[Head.FD_STORE_EPOCH] != context.mapped_epoch:
-            self.engine.send_descriptors()  # the fd store that gave us these segments is gone
+            self.kit.hand_over()  # the fd store that gave us these segments is gone
         context.cell[F.SOURCE] = source
         context.cell[F.SOURCE_BYTES] = moved
+
+    def _take_over(self, restart: dict[str, Any]) -> None:
+        """The rank is this worker's from here on: `restart` is put back when its first step is handed out."""
+        kit = self.kit
+        kit.pending.resume = self.resume
+        kit.pending.restart = restart
+        kit.ledger.loader_state = restart.get("loader")
+        if kit.ledger.slots.tag(START) == self.resume:
+            kit.position.attempt = 1
+        kit.observers.replaced()
+        if crash_points.armed:
+            crash_points.point("restored", self.resume, self.context.rank)
 
     def _usable(self, own: Arena, gpu: int | None, instead: str) -> Arena:
         """The rank's own arena with its part on the GPU mapped, or a new one when that cannot be had."""
@@ -198,10 +213,10 @@ class Restorer:
         if replica.slots.tag(START) == self.resume:
             self.state.rewind_buffers()
         if self.state.buffers:
-            self.engine.note_inexact(Inexact.BUFFERS_FROM_PEER)
+            self.context.note_inexact(Inexact.BUFFERS_FROM_PEER)
 
     def _from_snapshot(self) -> None:
-        """As every other rank of this world: the survivors do the same in Engine.go_back."""
+        """As every other rank of this world: the survivors do the same."""
         context = self.context
         segment, slots = (fetch(context, context.rank, name) for name in ("arena", "slots"))
         if slots is None:
@@ -209,23 +224,22 @@ class Restorer:
         self._await_fence()
         if self._may_still_run():
             raise NoSource("its predecessor may still run, so its memory cannot be used")
-        self.engine.ledger.slots = Slots(slots)
+        self.kit.ledger.slots = Slots(slots)
         gpu, instead = use_gpu(context, self.state), "the snapshot is loaded into new memory"
         arena = self._usable(Arena(segment), gpu, instead) if segment else self._new_arena(gpu)
         try:
-            manifest, restart, moved = snapshot.reload(self.engine, arena)
+            manifest, restart, moved = reload(self.kit, arena)
             self._check_layout(manifest)
         except TransferError as error:
             raise (Superseded if context.stop_pending() else NoSource)(f"the reload failed: {error}") from error
         except Interrupt:
             raise Superseded("the world was stopped") from None
-        except (snapshot.BadSnapshot, DeviceError) as error:
+        except (BadSnapshot, DeviceError) as error:
             raise NoSource(str(error)) from error
-        self.state.reattach(arena, manifest)
-        self.engine.use_snapshot(manifest, restart, moved)
+        lay_over(self.kit, arena, manifest, restart, moved)
         if segment is None or gpu is not None or context.board[Head.FD_STORE_EPOCH] != context.mapped_epoch:
-            self.engine.send_descriptors()
-        self.engine.resume_with(self.resume, restart)
+            self.kit.hand_over()
+        self._take_over(restart)
 
     def _await_fence(self) -> bool:
         """Wait until the dead incarnation runs no more code; False = it may still write, or is corrupt: do not adopt."""
@@ -362,21 +376,21 @@ class Restorer:
         if source.seal != self.resume:
             raise NoSource("its memory changed while it was copied")
         if private:
-            self.engine.note_inexact(Inexact.PRIVATE_FROM_PEER)
+            self.context.note_inexact(Inexact.PRIVATE_FROM_PEER)
         own.write_manifest(manifest)
         own.sealed(self.resume)
         return manifest, moved.bytes + gpu_bytes
 
     def _choose(self, replica: Replica | None) -> dict[str, Any]:
         """The rank's own state as of the start of the resume step, from the slot that has it."""
-        slots, resume = self.engine.ledger.slots, self.resume
+        slots, resume = self.kit.ledger.slots, self.resume
         if slots.tag(START) == resume:
             if not self._lost:
                 whole = self.state.shadow_is_whole(resume)
                 self.state.rewind_buffers(gpu=whole)
                 if not whole and replica is not None:
                     self._take_updated_buffers(replica)
-            return self.engine.ledger.start_state(resume)
+            return self.kit.ledger.start_state(resume)
         if slots.tag(END) == resume:
             saved = read_state(slots, END)
             self._note_between(saved)
@@ -391,7 +405,7 @@ class Restorer:
         for key in after["changed"]:
             saved["py"][key] = after["py"][key]
         if after["drew"]:
-            self.engine.note_inexact(Inexact.UPDATE_USED_RNG)
+            self.context.note_inexact(Inexact.UPDATE_USED_RNG)
         self._note_between(after)
         if not self._lost:
             self._take_updated_buffers(replica)
@@ -408,7 +422,7 @@ class Restorer:
     def _note_between(self, saved: dict[str, Any]) -> None:
         """The code between two bodies is not run again: what it draws is missing from this rank's streams."""
         if saved["between"]:
-            self.engine.note_inexact(Inexact.UPDATE_USED_RNG)
+            self.context.note_inexact(Inexact.UPDATE_USED_RNG)
 
 
 def _without(offset: int, size: int, holes: list[tuple[int, int]]) -> list[Extent]:
@@ -421,16 +435,16 @@ def _without(offset: int, size: int, holes: list[tuple[int, int]]) -> list[Exten
     return [*rows, (at, offset + size - at)] if at < offset + size else rows
 
 
-def restore(engine: Engine, state: Protected) -> None:
+def restore(kit: Kit) -> None:
     """Restore this rank, on whatever rung holds; the launcher is asked for the lower ones. Errors: UsageError, WorkerError."""
-    context = engine.context
+    context = kit.context
     while True:
         try:
-            Restorer(engine, state).run()
+            Restorer(kit).run()
             return
         except NoSource as error:
             going_back = context.world is not None and context.world.rollback
-            _tell_no_source(context, error, -1 if going_back else snapshot.newest_common(context))
+            _tell_no_source(context, error, -1 if going_back else newest_common(context))
         except Superseded:
             pass
         _join_rollback(context)
@@ -455,15 +469,3 @@ def _tell_no_source(context: Context, error: Exception, step: int) -> None:
     context.report(f"{context.cell.index}-{context.generation}-unrestorable", {"why": str(error), "snapshot": step})
     context.cell[F.NO_SOURCE] = context.generation
     context.milestone(Flag.UNRESTORABLE)
-
-
-__all__ = [
-    "Interrupt",
-    "NoSource",
-    "Restorer",
-    "UsageError",
-    "load_recording",
-    "report_no_source",
-    "restore",
-    "resume_of",
-]

@@ -1,4 +1,4 @@
-"""`job.batches`: a loader whose place survives. A redone step gets the same batch, a replacement starts at the right one.
+"""A loader whose place survives. A redone step gets the same batch, a replacement starts at the right one.
 
 Nothing is copied for it: a replacement makes the loader's iterator again at its place (the sampler skips, the data set
 is not read) and fetches the batch in flight itself, from the random state that its predecessor had before the fetch.
@@ -11,7 +11,7 @@ import copy
 import itertools
 import random
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,31 +22,8 @@ from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.torch_private import writes_to
 from ftrun.worker.state import rng
 
-if TYPE_CHECKING:
-    from ftrun.worker.engine import Engine
-    from ftrun.worker.job import Job
-    from ftrun.worker.step import Step
 
-
-def batches(job: Job, engine: Engine | None, loader: Iterable[Any], epochs: int) -> Iterator[tuple[Step, Any]]:
-    """See Job.batches. Errors: UsageError for a loader without a length."""
-    source = Source(loader)
-    total = epochs * source.length
-    if engine is None:
-        for step in job.steps(total):
-            source.ensure(step.index)
-            yield step, source.batch
-        return
-    engine.ledger.loader = source
-    try:
-        for step in job.steps(total):
-            yield step, source.batch
-    finally:
-        engine.ledger.loader = None
-        engine.ledger.loader_state = None
-
-
-class Source:
+class LoaderPosition:
     """A loader with a position: `index` counts batches over all epochs, -1 before the first."""
 
     def __init__(self, loader: Iterable[Any]) -> None:

@@ -10,22 +10,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-from typing import TYPE_CHECKING, Any
 
 from ftrun.core.errors import DeviceError, PlatformError
 from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import Facts
+from ftrun.worker.kept.ledger import Ledger
 from ftrun.worker.kept.recovery_points import END
-from ftrun.worker.kept.snapshot_store import BadSnapshot, Places, Record, Store
-from ftrun.worker.memory.arena import Arena, Manifest
-from ftrun.worker.memory.gpu_memory import WAIT
+from ftrun.worker.kept.snapshot_store import BadSnapshot, Places, Store
+from ftrun.worker.memory.arena import Manifest
 from ftrun.worker.memory.segment import Segment, room_for
-from ftrun.worker.recovery import transfer
-from ftrun.worker.runtime.run_link import Context, Interrupt
-
-if TYPE_CHECKING:
-    from ftrun.worker.engine import Engine
-    from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state.protected_state import Protected
 
 NAME = "snapshot"  # of the segment at the fd store
 _NO_STEP = -1
@@ -34,9 +29,11 @@ _NO_STEP = -1
 class Snapshots:
     """Takes this rank's snapshots, every `every` steps; 0 = never."""
 
-    def __init__(self, engine: Engine, every: int) -> None:
-        self._engine = engine
-        self._every = every
+    def __init__(self, context: Context, state: Protected, ledger: Ledger) -> None:
+        self._context = context
+        self._state = state
+        self._ledger = ledger
+        self._every = context.snapshot_every
         self._store: Store | None = None
         self._room = 0  # bytes that each half has had room for
 
@@ -49,18 +46,18 @@ class Snapshots:
 
         Without room that is said, once, and never tried again.
         """
-        if self._every <= 0 or (step - self._engine.base) % self._every:
+        if self._every <= 0 or (step - self._context.position.base) % self._every:
             return
         try:
             self._take(step)
         except (DeviceError, PlatformError, CudaError) as error:
             self._every = 0
             why = error.strerror if isinstance(error, CudaError) else error
-            print(f"ftrun: rank {self._engine.context.rank}: no more host snapshots: {why}", file=sys.stderr)
+            print(f"ftrun: rank {self._context.rank}: no more host snapshots: {why}", file=sys.stderr)
 
     def _take(self, step: int) -> None:
-        engine, context = self._engine, self._engine.context
-        state, arena, world = engine.state, engine.state.arena, context.world
+        context, state = self._context, self._state
+        arena, world = state.arena, context.world
         assert world is not None
         manifest = state.manifest
         begin, size = arena.committed
@@ -77,7 +74,7 @@ class Snapshots:
             pieces["buffers_gpu"] = Places(arena, [state.live_buffers_on_gpu()], True)
             pieces["private_gpu"] = Places(arena, own_places(state, manifest, True), True)
         pieces["manifest"] = manifest.to_bytes()
-        pieces["slot"] = bytes(engine.ledger.slots.data(END))
+        pieces["slot"] = bytes(self._ledger.slots.data(END))
         needed = sum(len(p) if isinstance(p, bytes) else p.size for p in pieces.values())
         more = max(0, needed - self._room)
         with room_for(2 * more, "a host snapshot"):
@@ -111,7 +108,7 @@ class Snapshots:
     def send(self) -> None:
         """Hand the segment to the fd store. Errors: OSError when there is none."""
         if self._store is not None:
-            context = self._engine.context
+            context = self._context
             context.fd_store.put(context.rank, NAME, context.cell.index, self._store.segment.fd)
 
 
@@ -170,80 +167,3 @@ def _share(context: Context, begin: int, size: int) -> tuple[int, int]:
     me = next(i for i, p in enumerate(world.places) if p.cell == context.cell.index)
     offset, share = Facts(world.size, 1, size).share(me)
     return begin + offset, share
-
-
-def reload(engine: Engine, arena: Arena) -> tuple[Manifest, dict[str, Any], int]:
-    """Bring this rank's arena and slots back to the snapshot of the world's resume step, together with all ranks.
-
-    Gives the manifest, the END slot's content, and the bytes moved. Errors: BadSnapshot, TransferError, Interrupt,
-    DeviceError, CudaError, WorkerError.
-    """
-    context = engine.context
-    world = context.world
-    assert world is not None
-    step = world.resume
-    store = engine.snapshots.store or attach(context, context.rank)
-    if store is None:
-        raise BadSnapshot("the fd store has no host snapshot of this rank")
-    engine.snapshots.adopt(store)
-    record = store.record(step)
-    store.check(record)
-    manifest = Manifest.from_bytes(store.bytes(record.pieces["manifest"]))
-    arena.open()
-    moved = transfer.host_reload(context, _parts(context, store, record, arena))
-    _own_back(engine, store, record, manifest, arena)
-    slots = engine.ledger.slots
-    slots.forget_steps()
-    slots.write(END, step, [store.bytes(record.pieces["slot"])])
-    arena.write_manifest(manifest)
-    arena.sealed(step)
-    return manifest, engine.ledger.read(END), moved
-
-
-def _parts(context: Context, store: Store, record: Record, arena: Arena) -> list[transfer.Part]:
-    """What all ranks have the same: that in host memory, and that on a GPU. Errors: Interrupt, DeviceError, CudaError."""
-    world = context.world
-    assert world is not None
-
-    def facts(size: int) -> Facts:
-        return Facts(world.size, 1, size, -1, world.generation, record.step, record.layout)
-
-    parts = []
-    begin, size = arena.shape_committed(record.committed), record.committed
-    if size:
-        share = store.extent(record.pieces["share"])
-        parts.append(transfer.Part(facts(size), share, (arena.segment.address + begin, size)))
-    if record.committed_gpu:
-        memory, size = arena.gpu_part, record.committed_gpu
-        begin = memory.shape("committed", size)
-        # what an aborted step queued must not write over what comes
-        if not memory.finished(context.stop_pending, WAIT):
-            raise Interrupt
-        share = store.extent(record.pieces["share_gpu"])
-        parts.append(transfer.Part(facts(size), share, (memory.base + begin, size), memory.ordinal))
-    return parts
-
-
-def _own_back(engine: Engine, store: Store, record: Record, manifest: Manifest, arena: Arena) -> None:
-    """What is this rank's own: parameters that are not replicated, and buffers."""
-
-    def put_back(name: str, rows: list[tuple[int, int]], on_gpu: bool = False) -> None:
-        address, _ = store.extent(record.pieces[name])
-        Places(arena, rows, on_gpu).copy_in(address)
-
-    put_back("private", own_places(engine.state, manifest, False))
-    live = record.pieces["buffers"].size
-    if arena.volatile[1] < 2 * live:
-        arena.reserve("volatile", 2 * live)  # an arena made for this restore
-    put_back("buffers", [(arena.volatile[0], live)])
-    if "buffers_gpu" not in record.pieces:
-        return
-    put_back("private_gpu", own_places(engine.state, manifest, True), True)
-    live = record.pieces["buffers_gpu"].size
-    begin, size = arena.gpu_part.extent("volatile")
-    if size < 2 * live:
-        arena.gpu_part.shape("volatile", 2 * live)
-    put_back("buffers_gpu", [(begin, live)], True)
-
-
-__all__ = ["BadSnapshot", "Snapshots", "attach", "newest_common", "reload"]

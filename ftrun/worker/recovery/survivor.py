@@ -8,31 +8,31 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING
+import time
 
 from ftrun.core import gate
 from ftrun.core.board import F, Inexact, Source
 from ftrun.core.world import World
-from ftrun.worker import goback
-from ftrun.worker.runtime.run_link import Interrupt
-
-if TYPE_CHECKING:
-    from ftrun.worker.engine import Engine
+from ftrun.worker.recovery.kit import Kit
+from ftrun.worker.recovery.rollback import survivor_goes_back
+from ftrun.worker.runtime.position import Interrupt
 
 WORLD = 120.0  # seconds that a stopped rank waits for the next world
+_PATIENCE = 0.1  # seconds that a rank which is done with the interrupted step waits for the others
 
 
-class Rejoining:
-    """Of one engine."""
+class Survivor:
+    """How this rank follows its world from one generation to the next."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._context = engine.context
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        self._context = kit.context
+        self._tidy = False  # an interrupted step is done: what could wait until then is still to be done
 
     def rejoin(self, rewind: bool) -> int:
         """Do it as often as the world is stopped again; returns the gate number to go on with.
 
-        `rewind`: the body of the engine's step was interrupted, so the step is put back to its start when it is handed
+        `rewind`: the body of the step handed out last was interrupted, so the step is put back to its start when it is handed
         out again.
         """
         number = self.rejoin_at(None, rewind)
@@ -49,38 +49,36 @@ class Rejoining:
                 return self._once(wanted, rewind)
 
     def _once(self, wanted: int | None, rewind: bool) -> int | None:
-        engine, context = self._engine, self._context
+        kit, context = self._kit, self._context
         world = self._stop(wanted)
         if world is None:
             return None
         self._clean(world, rewind)
-        if world.rollback and engine.went_back != world.generation:
-            goback.survivor(engine)
+        if world.rollback and kit.pending.went_back != world.generation:
+            survivor_goes_back(kit)
         self._reset(world)
-        engine.join_world()
-        engine.fire("restore", engine.step)
+        kit.observers.stage("restore", kit.position.number)
         context.restoring = False
         context.answer(F.RESTORED)
-        engine.redo = (world.generation, world.resume)
+        kit.pending.redo = (world.generation, world.resume)
         self._await(world, F.SETTLED)  # the next step changes what others may still be copying from us
         return world.resume
 
     def _stop(self, wanted: int | None) -> World | None:
         """Answer that this rank stopped, and wait for the world that comes. None: it goes on with another step."""
-        engine, context = self._engine, self._context
+        context = self._context
         stopped = gate.unpack(context.board.gate()).generation
         self._answer_once(F.STOPPED, stopped)
-        engine.fire("stop", engine.step)
+        self._kit.observers.stage("stop", self._kit.position.number)
         newest = context.await_world(lambda w: w.generation >= stopped, stopped - 1, WORLD)
         if newest.rank_of(context.cell.index) is None:
             os.kill(os.getpid(), signal.SIGKILL)  # another incarnation has our rank: this one must not go on
         if wanted is not None and newest.resume != wanted:
             return None
-        if self._raised(context.world):
-            engine.vigil.suspect()
+        self._kit.observers.aborted(self._raised(context.world))
         context.world = newest
         context.cell[F.GENERATION] = newest.generation
-        if engine.redo is None and not context.restoring:
+        if self._kit.pending.redo is None and not context.restoring:
             context.cell[F.SOURCE] = Source.NONE  # of an incident that is over
         return newest
 
@@ -90,25 +88,25 @@ class Rejoining:
         return world is not None and any(board.cell(p.cell)[F.RAISED] == world.generation for p in world.places)
 
     def _clean(self, world: World, rewind: bool) -> None:
-        engine, context = self._engine, self._context
-        engine.registry.drain(world.generation)  # an old collective may be of a buffer that is rewound now
+        kit, context = self._kit, self._context
+        kit.registry.drain(world.generation)  # an old collective may be of a buffer that is rewound now
         if rewind:
-            engine.reducers.forget()
-            engine.state.set_grads([False] * len(engine.state.params), None)
-            if world.resume == engine.step:
-                engine.state.rewind_buffers()
+            kit.reducers.forget()
+            kit.state.set_grads([False] * len(kit.state.params), None)
+            if world.resume == kit.position.number:
+                kit.state.rewind_buffers()
         self._answer_once(F.CLEANED, world.generation)
         if context.stop_pending():
             raise Interrupt
 
     def _reset(self, world: World) -> None:
-        engine, context = self._engine, self._context
-        engine.fire("reset", engine.step)
+        kit, context = self._kit, self._context
+        kit.observers.stage("reset", kit.position.number)
         context.settled(world.generation)
         self._answer_once(F.READY, world.generation)
-        engine.registry.rebuild(world, lambda: self._reset_reducers(world.resume))
+        kit.registry.rebuild(world, lambda: self._reset_reducers(world.resume))
         self._answer_once(F.RESET, world.generation)
-        if engine.reducers.agree(world.resume):
+        if kit.reducers.agree(world.resume):
             self._reset_reducers(world.resume)
 
     def _answer_once(self, stage: int, generation: int) -> None:
@@ -117,11 +115,47 @@ class Rejoining:
             self._context.answer(stage, generation)
 
     def _reset_reducers(self, resume: int) -> None:
-        if not self._engine.reducers.reset(resume):
-            self._engine.note_inexact(Inexact.DDP_LAYOUT)
+        if not self._kit.reducers.reset(resume):
+            self._context.note_inexact(Inexact.DDP_LAYOUT)
 
     def _await(self, world: World, stage: int) -> None:
         """Wait for every rank of the world. Raises Interrupt when it is stopped: the launcher sets the deadline."""
         context = self._context
         while not context.wait_until(lambda: world.everyone(context.board, stage), 3600.0):
             pass
+
+    # -- the first step after it -------------------------------------------------------------------------------------
+
+    def step_begins(self) -> None:
+        """The launcher hears that this rank computes again."""
+        redo = self._kit.pending.redo
+        if redo is not None and self._context.cell[F.RESUMED] < redo[0]:
+            self._context.answer(F.RESUMED, redo[0])
+
+    def step_done(self, number: int) -> None:
+        """And that the step which was interrupted, or the first one after it, is done."""
+        redo = self._kit.pending.redo
+        if redo is not None and number >= redo[1]:
+            self._context.cell[F.REDONE_NS] = time.monotonic_ns()
+            self._context.answer(F.FIRST_DONE, redo[0])
+            self._kit.pending.redo = None
+            self._tidy = True
+
+    def tidy_up(self) -> None:
+        """Do what could wait once every rank is through with the interrupted step: they may share a processor."""
+        if not self._tidy:
+            return
+        self._tidy = False
+        context = self._context
+        if context.world is not None:
+            cells, here = context.cells(), context.cell[F.STEP]
+
+            def all_here() -> bool:
+                return all(cell[F.STEP] >= here for cell in cells)
+
+            if all_here():
+                context.board.ring_workers()
+            else:
+                with contextlib.suppress(Interrupt):
+                    context.wait_until(all_here, _PATIENCE)
+        self._kit.registry.destroy_retired()

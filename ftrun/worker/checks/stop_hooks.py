@@ -8,37 +8,32 @@ none, since a hook would be traced into them.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from ftrun.worker.runtime.run_link import Context, Interrupt
-
-if TYPE_CHECKING:
-    from ftrun.worker.engine import Engine
+from ftrun.worker.comm.process_group import Registry
+from ftrun.worker.runtime.observer import StepObserver
+from ftrun.worker.runtime.position import Interrupt, Where
 
 _PLACES = 8  # hooks in each direction of a module at the most
 _EVERY = 0.020  # seconds between two of them
-LEARNED = 4  # bodies after which a step's length is known; the first ones are longer
+_LEARNED = 4  # bodies after which a step's length is known; the first ones are longer
 
 T = TypeVar("T")
 
 
-class Lookout:
+class StopHooks(StepObserver):
     """The hooks on the parameters (backward) and submodules (forward) of a worker's modules."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, registry: Registry, modules: list[torch.nn.Module]) -> None:
         self._hooks: list[Any] = []
         self._begun: list[float] = []
-
-    def install(self, engine: Engine, modules: list[torch.nn.Module]) -> None:
-        """Once, when the state is protected."""
-        context = self._context
+        context, position = registry.context, registry.position
 
         def look(*_: Any) -> None:
             context.progress()
-            if context.stop_pending() and context.in_body and not engine.passed and not engine.registry.local:
+            if context.stop_pending() and position.where is Where.BODY and not registry.local:
                 raise Interrupt
 
         for root in modules:
@@ -50,10 +45,12 @@ class Lookout:
             params = [p for p in root.parameters() if p.requires_grad]
             self._hooks += [p.register_hook(look) for p in _spread(params, _PLACES)]
 
-    def body_begins(self, number: int) -> None:
-        """Body `number` (1 to LEARNED) of this process begins: of these it learns how many hooks are enough."""
+    def body_started(self) -> None:
+        """From the first bodies of this process it learns how many hooks are enough."""
+        if len(self._begun) == _LEARNED:
+            return
         self._begun.append(time.monotonic())
-        if number == LEARNED:
+        if len(self._begun) == _LEARNED:
             step = min(b - a for a, b in zip(self._begun, self._begun[1:], strict=False))
             kept = _spread(self._hooks, round(step / _EVERY))
             for hook in self._hooks:

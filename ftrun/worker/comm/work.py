@@ -6,17 +6,40 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import Work
 
+from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Entry
 from ftrun.worker.runtime import torch_private
 
-if TYPE_CHECKING:
-    from ftrun.worker.comm.backend import Inner
-    from ftrun.worker.groups import SwapGroup
+
+class WorkOwner(Protocol):
+    """What a Work needs of the group that handed it out."""
+
+    def started(self, work: Pending) -> None:
+        """It is pending from here on."""
+
+    def ended(self, work: Pending) -> bool:
+        """It is complete; False when it was before."""
+
+    def failed(self, work: Pending) -> None:
+        """Its inner collective failed: complete it when that is explained, or hold it back."""
+
+    def began_waiting(self, name: str) -> None: ...
+
+    def stopped_waiting(self) -> None: ...
+
+    def waited(self, since: int, over: bool = False) -> None:
+        """The main thread has waited since `since`, ns. Raises Interrupt when the world was stopped."""
+
+    def await_stop(self, error: BaseException) -> None:
+        """Wait for a stop that explains `error`, then raise Interrupt."""
+
+    def shown(self, error: Exception) -> None:
+        """The script is told of `error` now."""
 
 
 def _future(tensors: list[torch.Tensor], on_gpu: bool) -> torch.futures.Future[Any]:
@@ -54,7 +77,7 @@ class Pending(Work):
 
     def __init__(
         self,
-        group: SwapGroup,
+        group: WorkOwner,
         inner: Inner,
         work: Any,
         result: list[torch.Tensor],
@@ -62,7 +85,7 @@ class Pending(Work):
         entry: Entry | None,
     ) -> None:
         super().__init__()
-        self.group = group
+        self._group = group
         self.of = inner  # the inner group that this is a collective of
         self.generation = inner.generation
         self.result_tensors = result
@@ -94,7 +117,7 @@ class Pending(Work):
             if self._divide is not None:
                 self._divide()
             if self._entry is not None:
-                self.group.registry.recorder.store(self._entry, self.result_tensors)
+                self._entry.store(self.result_tensors)
             self.succeeded = True
         except Exception as error:
             self._error = error
@@ -106,7 +129,7 @@ class Pending(Work):
         if self.succeeded:
             self.complete()
         else:
-            self.group.failed(self)
+            self._group.failed(self)
 
     @property
     def error(self) -> Exception | None:
@@ -119,7 +142,7 @@ class Pending(Work):
 
     def complete(self) -> None:
         """Let every waiter go on; only the first call counts."""
-        if self.group.ended(self):
+        if self._group.ended(self):
             self._complete = True
             self._future.set_result(self.result_tensors)
 
@@ -132,12 +155,9 @@ class Pending(Work):
             self._wait_for(timeout)
         else:
             self._future.wait()
-        self.group.registry.waited += time.monotonic_ns() - begin
-        if self.succeeded and self.group.registry.gate_passed:
-            return True  # begun and done before the gate: a rank that passed is not interrupted
-        self.group.context.check_stop_in_collective()
+        self._group.waited(begin, over=self.succeeded)
         if self._error is not None:
-            self.group.registry.shown(self._error)
+            self._group.shown(self._error)
             raise self._error
         if not self.succeeded:
             raise RuntimeError("the process group was destroyed before this collective was complete")
@@ -169,7 +189,7 @@ class Direct(Work):
     """A point-to-point Work, which has no future in Gloo: waits in the inner group, woken by its sockets' end."""
 
     def __init__(
-        self, group: SwapGroup, work: Any, name: str, received: list[torch.Tensor], entry: Entry | None
+        self, group: WorkOwner, work: Any, name: str, received: list[torch.Tensor], entry: Entry | None
     ) -> None:
         super().__init__()
         self._group = group
@@ -180,21 +200,20 @@ class Direct(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         begin = time.monotonic_ns()
-        self._group.registry.entered(self._name, self._group.mark)
+        self._group.began_waiting(self._name)
         try:
             done = self._inner.wait() if timeout is None else self._inner.wait(timeout)
         except RuntimeError as error:
-            self._group.registry.left()
+            self._group.stopped_waiting()
             if self._entry is not None:
                 self._entry.fail(error)
             self._group.await_stop(error)
             raise
         entry, self._entry = self._entry, None
         if entry is not None:
-            self._group.registry.recorder.store(entry, self._received)
-        self._group.registry.waited += time.monotonic_ns() - begin
-        self._group.registry.left()
-        self._group.context.check_stop_in_collective()
+            entry.store(self._received)
+        self._group.stopped_waiting()
+        self._group.waited(begin)
         return bool(done)
 
     def is_completed(self) -> bool:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.errors import UsageError
-from ftrun.worker.groups import Registry, SwapGroup
+from ftrun.worker.comm.process_group import Registry, SwapGroup
 from ftrun.worker.runtime import crash_points, torch_private
 
 

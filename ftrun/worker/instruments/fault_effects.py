@@ -1,6 +1,7 @@
 """Injected faults that need more than a process to strike: wrong numbers, and connections that drop.
 
-Only what a worker knows of itself stands here; when and whether they strike is decided by ftrun.faults.trigger.
+Only what a worker knows of itself stands here; when and whether they strike is decided by ftrun.faults.trigger. Each
+event of the loop is one of the phases of a plan.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,44 +19,73 @@ from ftrun.core.paths import ENV_FAULT_PLAN, ENV_RANDOM_FAULTS
 from ftrun.faults.dice import Dice
 from ftrun.faults.plan import load_plan
 from ftrun.faults.trigger import CannotStrike, Trigger
-
-if TYPE_CHECKING:
-    from ftrun.worker.engine import Engine
+from ftrun.worker.comm.process_group import Registry
+from ftrun.worker.runtime.observer import StepObserver
+from ftrun.worker.runtime.position import Where
+from ftrun.worker.state.protected_state import Protected
 
 Prepared = tuple[str, Callable[[], None]]
 
 
-def trigger_of(engine: Engine) -> Trigger:
-    """The trigger of this worker's rank, with the plan and the chance that its run was started with, if any."""
-    context = engine.context
-    path = os.environ.get(ENV_FAULT_PLAN)
-    chance = os.environ.get(ENV_RANDOM_FAULTS)
-    dice = None
-    if chance:
-        rate, _, seed = chance.partition(":")
-        dice = Dice(float(rate), int(seed), int(os.environ["WORLD_SIZE"]))
-    own = {"nan": _Nan(engine).prepare, "bitflip": _Bitflip(engine).prepare, "comm": _Comm(engine).prepare}
-    plan = load_plan(Path(path)) if path else None
-    return Trigger(plan, context.rank, context.run_dir, context.board, own, dice)
+class FaultEffects(StepObserver):
+    """Lets the faults of this rank strike, by the plan and the chance that its run was started with, if any."""
+
+    def __init__(self, registry: Registry, state: Protected) -> None:
+        context = registry.context
+        path = os.environ.get(ENV_FAULT_PLAN)
+        chance = os.environ.get(ENV_RANDOM_FAULTS)
+        dice = None
+        if chance:
+            rate, _, seed = chance.partition(":")
+            dice = Dice(float(rate), int(seed), int(os.environ["WORLD_SIZE"]))
+        own = {"nan": _Nan(state).prepare, "bitflip": _Bitflip(state).prepare, "comm": _Comm(registry).prepare}
+        plan = load_plan(Path(path)) if path else None
+        self._position = context.position
+        self._board = context.board
+        self._trigger = Trigger(plan, context.rank, context.run_dir, context.board, own, dice)
+
+    def _strike(self, phase: str, number: int) -> None:
+        trigger = self._trigger
+        if trigger.armed or self._board.requests() != trigger.heard:
+            trigger.fire(phase, self._position.index_of(number), self._position.attempt)
+
+    def handed_out(self, number: int) -> None:
+        if self._position.where is Where.HANDED_OUT:
+            self._strike("idle", number)
+
+    def model_called(self) -> None:
+        self._strike("forward", self._position.number)
+
+    def backward_started(self) -> None:
+        self._strike("backward", self._position.number)
+
+    def arrived(self, number: int) -> None:
+        self._strike("gate", number)
+
+    def update_started(self, number: int) -> None:
+        self._strike("update", number)
+
+    def stage(self, name: str, number: int) -> None:
+        self._strike(name, number)
 
 
 class _Nan:
     """One value of what this rank computes is NaN: of the model's output (so of the loss), or of one gradient."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, state: Protected) -> None:
+        self._state = state
 
     def prepare(self, phase: str, seed: int) -> Prepared:
         if phase == "forward":
             return "model output", self._in_output
-        named = [(name, p) for name, p, _ in self._engine.state.params if p.requires_grad and p.numel()]
+        named = [(name, p) for name, p, _ in self._state.params if p.requires_grad and p.numel()]
         if not named:
             raise CannotStrike("no parameter has a gradient")
         name, param = random.Random(seed).choice(named)
         return f"gradient of {name.removeprefix('param.')}", lambda: self._in_gradient(param)
 
     def _in_output(self) -> None:
-        module = self._engine.state.modules[0]
+        module = self._state.modules[0]
 
         def poison(_module: Any, _inputs: Any, output: Any) -> None:
             hook.remove()
@@ -86,11 +116,11 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 class _Bitflip:
     """One bit of one parameter, where it lies in the arena."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, state: Protected) -> None:
+        self._state = state
 
     def prepare(self, phase: str, seed: int) -> Prepared:
-        state = self._engine.state
+        state = self._state
         named = [(n, p) for n, p, private in state.params if p.numel() and p.is_contiguous() and not private]
         if not state.laid_out or not named:
             raise CannotStrike("no parameter lies in the arena yet")
@@ -110,11 +140,11 @@ class _Bitflip:
 class _Comm:
     """The connections of every group of this rank are shut down, as by a link or a switch that fails."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
 
     def prepare(self, phase: str, seed: int) -> Prepared:
-        inner = [group.inner for group in self._engine.registry.groups if group.inner is not None]
+        inner = [group.inner for group in self._registry.groups if group.inner is not None]
         if not inner:
             raise CannotStrike("this rank has no connections now")
 

@@ -1,6 +1,6 @@
 """What a rank computed, step by step, as digests in a file: the worker's half of `ftrun verify`.
 
-On when FTRUN_DIGESTS names a folder; a run without it pays two empty calls a step. Every incarnation of a rank writes a
+On when FTRUN_DIGESTS names a folder. Every incarnation of a rank writes a
 file of its own, so that a line torn by a kill is always the last. `ftrun/verify/digests.py` reads them.
 
     {"names": [...], "point": "start"}                     what the values of later lines of that point are digests of
@@ -21,42 +21,33 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ftrun import native
 from ftrun.core.errors import DeviceError, FtrunError
-from ftrun.core.paths import ENV_DIGESTS
-from ftrun.worker.loader import leaves
+from ftrun.worker.kept.ledger import Ledger
+from ftrun.worker.runtime.observer import StepObserver
+from ftrun.worker.runtime.position import Where
+from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state import serialization
-
-if TYPE_CHECKING:
-    from ftrun.worker.engine import Engine
+from ftrun.worker.state.loader_position import leaves
+from ftrun.worker.state.protected_state import Protected
 
 Digests = list[tuple[str, int]]  # name, as KIND:WHAT, and 64 bits
 
 _PROGRESS = struct.Struct("<qq")  # steps begun, steps of the loop; one entry a rank
 
 
-class Nothing:
-    """What a run has that nobody compares."""
-
-    def loop(self, first: int, length: int) -> None:
-        pass
-
-    def start(self, step: int) -> None:
-        pass
-
-    def gate(self, step: int) -> None:
-        pass
-
-
-class Recorder(Nothing):
+class DigestRecorder(StepObserver):
     """The digests of one incarnation of a rank."""
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
-        self._engine = engine
+    def __init__(self, context: Context, state: Protected, ledger: Ledger, folder: Path) -> None:
+        self._context = context
+        self._position = context.position
+        self._state = state
+        self._ledger = ledger
         self._folder = folder
         self._file = -1
         self._names: dict[str, list[str]] = {}
@@ -66,46 +57,47 @@ class Recorder(Nothing):
         self._outputs: dict[str, int] = {}
         self._local: dict[str, int] = {}
         self._step = -1
-        for i, module in enumerate(engine.state.modules):
+        for i, module in enumerate(state.modules):
             module.register_forward_hook(self._forward_hook(f"output:model {i}"))
-        for name, param, _ in engine.state.params:
+        for name, param, _ in state.params:
             if param.requires_grad:
                 param.register_hook(self._gradient_hook(f"local:{_plain(name)}"))
         atexit.register(self._exit)
 
     # -- points ------------------------------------------------------------------------------------------------------
 
-    def loop(self, first: int, length: int) -> None:
-        """A loop of the script begins (or is skipped by a replacement)."""
+    def loop_started(self, first: int, length: int) -> None:
         self._loop += 1
         self._first, self._length = first, length
 
-    def start(self, step: int) -> None:
-        """Step `step` is handed out: what it starts from. Errors: DeviceError when it cannot be written."""
-        self._step = step
+    def handed_out(self, number: int) -> None:
+        """What a step starts from. Errors: DeviceError when it cannot be written."""
+        step = self._step = self._position.index_of(number)
         self._outputs.clear()
         self._local.clear()
-        self._write("start", step, [*self._state(), *self._loader()])
+        self._write("start", step, [*self._values(), *self._loader()])
         self._show_progress(step)
 
-    def gate(self, step: int) -> None:
-        """The gate of `step` was passed: what the model gave, each rank's own gradients, and those that it updates with."""
+    def gate_passed(self, number: int) -> None:
+        """What the model gave, each rank's own gradients, and those that it updates with."""
         grads = [
             (f"gradient:{_plain(name)}", tensor_digest(param.grad))
-            for name, param, _ in self._engine.state.params
+            for name, param, _ in self._state.params
             if param.grad is not None
         ]
-        self._write("gate", step, [*self._outputs.items(), *sorted(self._local.items()), *grads])
+        self._write(
+            "gate", self._position.index_of(number), [*self._outputs.items(), *sorted(self._local.items()), *grads]
+        )
 
     def _exit(self) -> None:
         """The script has ended."""
-        if self._file >= 0 and self._engine.context.is_main_process():
-            self._write("exit", self._step, list(self._state()))
+        if self._file >= 0 and self._context.is_main_process():
+            self._write("exit", self._step, list(self._values()))
 
     # -- what is looked at -------------------------------------------------------------------------------------------
 
-    def _state(self) -> Iterator[tuple[str, int]]:
-        state = self._engine.state
+    def _values(self) -> Iterator[tuple[str, int]]:
+        state = self._state
         state.settle_buffers()
         for name, param, _ in state.params:
             yield f"weight:{_plain(name)}", tensor_digest(param)
@@ -129,7 +121,7 @@ class Recorder(Nothing):
         yield from _streams()
 
     def _loader(self) -> Iterator[tuple[str, int]]:
-        loader = self._engine.ledger.loader
+        loader = self._ledger.loader
         if loader is None:
             return
         yield "position:loader", loader.index
@@ -142,7 +134,7 @@ class Recorder(Nothing):
         yield "batch:loader", value
 
     def _computing(self) -> bool:
-        return self._engine.context.in_body and not self._engine.passed
+        return self._position.where is Where.BODY
 
     def _forward_hook(self, name: str) -> Any:
         def hook(module: Any, args: Any, output: Any) -> None:
@@ -168,7 +160,7 @@ class Recorder(Nothing):
         if self._names.get(point) != names:
             self._names[point] = names
             lines.append({"names": names, "point": point})
-        place = {"point": point, "loop": self._loop, "step": step, "attempt": self._engine.attempt}
+        place = {"point": point, "loop": self._loop, "step": step, "attempt": self._position.attempt}
         lines.append({**place, "values": [value for _, value in digests]})
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         try:
@@ -181,7 +173,7 @@ class Recorder(Nothing):
             raise DeviceError(f"cannot record digests in {self._folder}: {error.strerror}; see --log-dir") from None
 
     def _path(self) -> Path:
-        cell = self._engine.context.cell
+        cell = self._context.cell
         return self._folder / f"rank-{cell.rank}-{cell.index}.jsonl"
 
     def _show_progress(self, step: int) -> None:
@@ -194,14 +186,8 @@ class Recorder(Nothing):
             os.pwrite(
                 opened.fileno(),
                 _PROGRESS.pack(step - self._first, self._length),
-                self._engine.context.rank * _PROGRESS.size,
+                self._context.rank * _PROGRESS.size,
             )
-
-
-def of(engine: Engine) -> Nothing:
-    """A recorder, if the run is one that is compared."""
-    folder = os.environ.get(ENV_DIGESTS)
-    return Recorder(engine, Path(folder)) if folder else Nothing()
 
 
 def tensor_digest(tensor: torch.Tensor, seed: int = 0) -> int:

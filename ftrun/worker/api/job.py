@@ -1,0 +1,139 @@
+"""`ftrun.Job`: what the training script sees."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ftrun.core.errors import UsageError
+from ftrun.worker.state.loader_position import LoaderPosition
+from ftrun.worker.step.body import Step
+from ftrun.worker.step.loop import Loop
+
+T = TypeVar("T")
+
+
+class Job:
+    """A training run of this rank. Made by `protect`; outside ftrun it only counts steps."""
+
+    def __init__(
+        self, loop: Loop | None, modules: list[torch.nn.Module], optimizers: list[Any], stateful: dict[str, Any]
+    ) -> None:
+        self._loop = loop
+        self._modules = modules
+        self._optimizers = optimizers
+        self._stateful = stateful
+        self._loaded = 0
+
+    # -- facts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    @property
+    def local_rank(self) -> int:
+        return int(os.environ.get("LOCAL_RANK", "0"))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the first parameter."""
+        for module in self._modules:
+            for param in module.parameters():
+                return param.device
+        return torch.device("cpu")
+
+    @property
+    def generation(self) -> int:
+        """Number of the world that runs now; grows by one with each incident. 0 outside ftrun."""
+        return self._loop.kit.context.generation if self._loop else 0
+
+    @property
+    def start_step(self) -> int:
+        """Step at which the loop starts: 0, or the loaded checkpoint's. The same on every rank, on a replacement too."""
+        return self._loaded
+
+    # -- loops -------------------------------------------------------------------------------------------------------
+
+    def steps(self, total: int, start: int | None = None) -> Iterator[Step]:
+        """Steps `start` (default: 0, or the loaded checkpoint's step) up to `total`, each until it is committed."""
+        first = self._loaded if start is None else start
+        return self._bare(first, total) if self._loop is None else self._loop.steps(first, max(total - first, 0))
+
+    def _bare(self, first: int, total: int) -> Iterator[Step]:
+        for index in range(first, total):
+            step = Step(index)
+            yield step
+            if not step.entered:
+                raise UsageError(f"step {index} was taken from the loop, but its `with step:` was skipped")
+
+    def batches(self, loader: Iterable[Any], epochs: int = 1) -> Iterator[tuple[Step, Any]]:
+        """(step, batch) over `epochs` passes of a loader; keeps its place, and gives the same batch when a step is redone."""
+        position = LoaderPosition(loader)
+        ledger = self._loop.kit.ledger if self._loop else None
+        if ledger is not None:
+            ledger.loader = position
+        try:
+            for step in self.steps(epochs * position.length):
+                if ledger is None:
+                    position.ensure(step.index)
+                yield step, position.batch
+        finally:
+            if ledger is not None:
+                ledger.loader = ledger.loader_state = None
+
+    def call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run a function that communicates, between hand-out and `with step`; done again by everyone after a fault."""
+        return self._loop.calls.run(lambda: fn(*args, **kwargs)) if self._loop else fn(*args, **kwargs)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], step: int = 0) -> None:
+        """Write a checkpoint (torch.save of state dicts and the next step) whole or not at all; call on one rank."""
+        state = {
+            "step": step,
+            "models": [m.state_dict() for m in self._modules],
+            "optimizers": [o.state_dict() for o in self._optimizers],
+            "stateful": {k: v.state_dict() for k, v in self._stateful.items() if hasattr(v, "state_dict")},
+        }
+        temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
+        try:
+            torch.save(state, temporary)
+            os.replace(temporary, path)
+        finally:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+
+    def load(self, path: str | os.PathLike[str]) -> int:
+        """Read a checkpoint of `save` on every rank, before the loop; returns (and starts at) the step after it."""
+        kit = self._loop.kit if self._loop else None
+        if kit is not None and kit.position.number >= 0:
+            raise UsageError("job.load after the first step; load before the loop")
+        if kit is not None and kit.pending.resume >= 0:
+            # a replacement has newer state already, and the file may have been overwritten since
+            self._loaded = int(kit.state.manifest.facts.get("loaded", 0))
+            return self._loaded
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        for module, saved in zip(self._modules, state["models"], strict=True):
+            module.load_state_dict(saved)
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        for name, saved in state["stateful"].items():
+            self._stateful[name].load_state_dict(saved)
+        self._loaded = int(state["step"])
+        if kit is not None:
+            arena = kit.state.arena
+            arena.open()
+            kit.state.manifest.facts["loaded"] = self._loaded
+            kit.state.repoint()
+            kit.ledger.end(0, accumulating=False)
+            arena.sealed(0)
+        return self._loaded

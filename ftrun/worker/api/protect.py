@@ -1,0 +1,225 @@
+"""`ftrun.protect`: puts together what guards a rank's training state.
+
+torch has called the backend (see backend.py) before: what exists since then is handed in here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ftrun.core.board import Phase
+from ftrun.core.errors import UsageError
+from ftrun.core.paths import ENV_DIGESTS
+from ftrun.core.tried import TORCH_RANGE, TORCH_TO, version_of
+from ftrun.worker.api.backend import registry
+from ftrun.worker.api.job import Job
+from ftrun.worker.checks.finite_gradients import FiniteGradients
+from ftrun.worker.checks.hidden_writes import HiddenWrites
+from ftrun.worker.checks.replica_check import ReplicaCheck
+from ftrun.worker.checks.step_time import StepTime
+from ftrun.worker.checks.stop_hooks import StopHooks
+from ftrun.worker.comm.process_group import Registry
+from ftrun.worker.instruments.digest_recorder import DigestRecorder
+from ftrun.worker.instruments.fault_effects import FaultEffects
+from ftrun.worker.kept.handover import Kept, use_gpu
+from ftrun.worker.kept.ledger import Ledger
+from ftrun.worker.kept.recovery_points import Slots
+from ftrun.worker.kept.snapshot import Snapshots
+from ftrun.worker.memory.arena import Arena
+from ftrun.worker.parallel.reducers import Reducers
+from ftrun.worker.recovery.kit import Kit
+from ftrun.worker.recovery.replacement import restore
+from ftrun.worker.runtime import compiling, torch_private
+from ftrun.worker.runtime.position import Where
+from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.step.body import Body
+from ftrun.worker.step.loop import Loop
+
+_job: Job | None = None
+
+
+def protect(*, model: Any, optimizer: Any, **stateful: Any) -> Job:
+    """Guard the training state of this rank; call once, after init_process_group("ftrun") and after DDP.
+
+    `model`, `optimizer`: one object, or a list or dict of them. `stateful`: schedulers, scalers, loaders: anything with
+    state_dict() and load_state_dict(), or a torch.Generator. Under plain python or torchrun it protects nothing.
+    Errors: UsageError.
+    """
+    global _job
+    modules, optimizers = _each(model, torch.nn.Module, "model"), _each(optimizer, torch.optim.Optimizer, "optimizer")
+    for name, thing in stateful.items():
+        if not isinstance(thing, torch.Generator) and not (
+            hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+        ):
+            raise UsageError(
+                f"protect({name}=...): {type(thing).__name__} objects have no state_dict()/load_state_dict()"
+            )
+    if _job is not None:
+        raise UsageError("protect() was called before; give it all models and optimizers at once")
+    params = [p for m in modules for p in m.parameters()]
+    if not params:
+        raise UsageError("protect(): the model has no parameters")
+    devices = sorted({str(p.device) for p in params})
+    if len(devices) > 1:
+        raise UsageError(
+            f"protect(): the model is on several devices ({', '.join(devices)}); put each rank's model on one"
+        )
+    context = Context.current
+    if context is None or not context.is_main_process():
+        _job = Job(None, modules, optimizers, stateful)
+        return _job
+    _refuse_spread(modules)
+    if params[0].device.type not in ("cpu", "cuda"):
+        raise UsageError(
+            f"protect(): models on {params[0].device.type} are not supported by ftrun; "
+            "train on cuda or cpu, or run the script without protect() (all workers restart on a failure)"
+        )
+    _check_torch(context, modules)
+    _job = Job(_guard(context, modules, optimizers, stateful), modules, optimizers, stateful)
+    return _job
+
+
+def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
+    """Is this torch one that can be guarded? Errors: UsageError. Warns, once a run, of one that was never tried."""
+    is_ddp = any(isinstance(module, DistributedDataParallel) for module in modules)
+    torch_private.require(torch_private.PROTECT, *([torch_private.DDP] if is_ddp else []))
+    if version_of(torch.__version__)[:2] <= TORCH_TO or context.rank != 0:
+        return
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(context.run_dir / "torch-untried", os.O_CREAT | os.O_EXCL, 0o600))
+        print(
+            f"ftrun: torch {torch.__version__} is newer than what ftrun was tried with ({TORCH_RANGE}); "
+            "compare a repaired run with a clean one by `ftrun verify`",
+            file=sys.stderr,
+        )
+
+
+def _refuse_spread(modules: list[torch.nn.Module]) -> None:
+    # a model has such parameters only when that module is loaded; importing it here would take a second
+    tensor: Any = sys.modules.get("torch.distributed.tensor")
+    for module in modules if tensor is not None else ():
+        for name, param in module.named_parameters():
+            if isinstance(param, tensor.DTensor):
+                raise UsageError(
+                    f"protect(): parameter {name} is a DTensor (FSDP2's fully_shard, or tensor parallelism), which ftrun cannot "
+                    "guard yet; run the script without protect(), and let it continue from its checkpoint after a restart "
+                    "(--max-restarts)"
+                )
+
+
+def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful: dict[str, Any]) -> Loop:
+    groups = registry()
+    if not dist.is_initialized():
+        raise UsageError('protect() before init_process_group("ftrun"): make the process group first')
+    if groups is None or dist.get_backend() != "ftrun":
+        raise UsageError(
+            f'protect() needs init_process_group("ftrun"), and this script made a "{dist.get_backend()}" group, '
+            "which cannot be rebuilt in place"
+        )
+    for optimizer in optimizers:
+        if type(optimizer).__name__ in (
+            "ZeroRedundancyOptimizer",
+            "DeepSpeedZeroOptimizer",
+            "DeepSpeedZeroOptimizer_Stage3",
+        ):
+            raise UsageError(f"{type(optimizer).__name__} communicates in step(), which cannot be recovered exactly")
+    state = Protected(modules, optimizers, stateful)
+    kit = _kit(context, groups, state)
+    if context.restoring:
+        restore(kit)
+    else:
+        _lay_out(kit)
+    loop = Loop(kit)
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(_before_update(loop.body))
+    compiling.stay_out()
+    compiling.excuse(context)
+    for module in modules:
+        module.register_forward_pre_hook(lambda *_: loop.body.model_called())
+        module.register_forward_hook(_after_forward(loop.body))
+    context.phase(Phase.IDLE)
+    return loop
+
+
+def _kit(context: Context, groups: Registry, state: Protected) -> Kit:
+    ledger = Ledger(state)
+    snapshots = Snapshots(context, state, ledger)
+    kit = Kit(context, groups, state, ledger, Reducers(state.modules, groups), Kept(context, state, ledger), snapshots)
+    groups.observers.add(StopHooks(groups, state.modules), StepTime(groups), HiddenWrites(context.position, state))
+    if context.nonfinite != "ignore":
+        groups.observers.add(FiniteGradients(context, state, context.nonfinite))
+    groups.observers.add(ReplicaCheck(context, state, context.check_replicas))
+    folder = os.environ.get(ENV_DIGESTS)
+    if folder:
+        groups.observers.add(DigestRecorder(context, state, ledger, Path(folder)))
+    groups.observers.add(FaultEffects(groups, state))
+    context.on_fd_store = kit.hand_over
+    return kit
+
+
+def _lay_out(kit: Kit) -> None:
+    """First incarnation of a rank: lay everything out and seal it for step 0."""
+    rank, state = kit.context.rank, kit.state
+    arena = Arena.create(rank, max(state.bytes_now(), 1), use_gpu(kit.context, state))
+    kit.ledger.slots = Slots.create(rank)
+    state.move_in(arena)
+    kit.reducers.record()
+    kit.ledger.end(0, accumulating=False)
+    arena.sealed(0)
+    kit.hand_over()
+
+
+def _each(value: Any, kind: type, name: str) -> list[Any]:
+    things = (
+        list(value.values())
+        if isinstance(value, dict)
+        else list(value)
+        if isinstance(value, (list, tuple))
+        else [value]
+    )
+    for thing in things:
+        if not isinstance(thing, kind):
+            raise UsageError(f"protect({name}=...): expected {kind.__name__}, got {type(thing).__name__}")
+    return things
+
+
+def _before_update(body: Body) -> Callable[..., None]:
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if any(callable(a) for a in args) or kwargs.get("closure") is not None:
+            raise UsageError(
+                "optimizer.step(closure) calls the model several times a step and cannot be recovered exactly"
+            )
+        body.update_begins(optimizer)
+
+    return hook
+
+
+def _after_forward(body: Body) -> Callable[..., None]:
+    def hook(module: Any, args: Any, output: Any) -> None:
+        tensor = _differentiable(output) if body.position.where is Where.BODY else None
+        if tensor is not None:
+            tensor.register_hook(lambda grad: body.backward_started())
+
+    return hook
+
+
+def _differentiable(value: Any) -> torch.Tensor | None:
+    """The first tensor in a model's output that a backward will reach."""
+    if isinstance(value, torch.Tensor):
+        return value if value.requires_grad else None
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    for item in items:
+        found = _differentiable(item)
+        if found is not None:
+            return found
+    return None

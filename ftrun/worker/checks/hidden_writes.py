@@ -1,0 +1,51 @@
+"""Parameters that change where nothing of ftrun sees it: before a gate, or between two bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ftrun.core.errors import UsageError
+from ftrun.worker.runtime.observer import StepObserver
+from ftrun.worker.runtime.position import Position
+from ftrun.worker.state.protected_state import Protected
+
+_GUARDED = 3  # first steps in which hidden writes are looked for; then every 100th
+
+
+class HiddenWrites(StepObserver):
+    """Compares checksums of all parameters. Errors: UsageError."""
+
+    def __init__(self, position: Position, state: Protected) -> None:
+        self._position = position
+        self._state = state
+        self._bodies = 0
+        self._before: int | None = None  # checksum at the start of a body that is looked at
+        self._after: int | None = None  # and at its end
+
+    def loop_started(self, first: int, length: int) -> None:
+        """What is between two loops is run by a replacement too, so anything may change there."""
+        self._after = None
+
+    def handed_out(self, number: int) -> None:
+        after, self._after = self._after, None
+        if after is not None and self._position.attempt == 0 and after != self._state.params_checksum():
+            raise UsageError("parameters changed between two bodies: change them inside `with step:`, after the update")
+
+    def body_started(self) -> None:
+        self._bodies += 1
+        looking = self._bodies <= _GUARDED or self._bodies % 100 == 0
+        self._before = self._state.params_checksum() if looking else None
+
+    def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
+        # the device is done: reading before would wait for a collective that waits for a dead peer, and not wake
+        if self._before is not None and self._before != self._state.params_checksum():
+            raise UsageError(
+                "parameters changed between the start of the step and its gate: they were written by something that "
+                "ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); update through a protected optimizer"
+            )
+
+    def step_done(self, number: int) -> None:
+        self._after = self._state.params_checksum() if self._before is not None else None
+
+    def aborted(self, raised: bool) -> None:
+        self._after = None

@@ -1,0 +1,49 @@
+"""A rank's own share of a step's time, which the launcher compares to find a slow rank."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ftrun.core.board import F, Phase
+from ftrun.worker.comm.process_group import Registry
+from ftrun.worker.runtime.observer import StepObserver
+
+
+class StepTime(StepObserver):
+    """Own work ends where the first gradients are exchanged: after that all ranks are as slow as the slowest."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._words = registry.context.cell.words()
+        self._since = 0  # when this rank's own work in the step began, ns
+        self._waited = 0  # ns of waiting for others before that
+        self._measured = False
+
+    def body_started(self) -> None:
+        self._measured = False
+        if not self._since:
+            self._start_clock()
+
+    def collective_started(self, name: str, args: tuple[Any, ...], outputs: list[Any]) -> None:
+        if self._words[F.PHASE] == Phase.BACKWARD:
+            self._measure()
+
+    def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
+        self._measure()
+
+    def gate_passed(self, number: int) -> None:
+        """Every rank starts its next share of work at this moment."""
+        self._start_clock()
+
+    def _start_clock(self) -> None:
+        self._since = time.monotonic_ns()
+        self._waited = self._registry.waited
+
+    def _measure(self) -> None:
+        if self._measured:
+            return
+        self._measured = True
+        if self._since:
+            waited = self._registry.waited - self._waited
+            self._words[F.WORK] = max(0, time.monotonic_ns() - self._since - waited)

@@ -1,0 +1,52 @@
+"""What a rank's recovery and its step loop work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftrun.worker.comm.process_group import Registry
+from ftrun.worker.kept.handover import Kept
+from ftrun.worker.kept.ledger import Ledger
+from ftrun.worker.kept.snapshot import Snapshots
+from ftrun.worker.parallel.reducers import Reducers
+from ftrun.worker.runtime.observer import Observers
+from ftrun.worker.runtime.position import Position
+from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state.protected_state import Protected
+
+
+@dataclass
+class Pending:
+    """What a recovery leaves for the step loop to do."""
+
+    resume: int = -1  # gate number at which a replacement enters the loop; -1 = it did, or is none
+    restart: dict[str, Any] | None = None  # a slot's content, to be put back at the next hand-out
+    redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
+    went_back: int = 0  # generation in which the state was last taken from the host snapshot
+
+
+@dataclass(frozen=True)
+class Kit:
+    """One per process, made by `protect`."""
+
+    context: Context
+    registry: Registry
+    state: Protected
+    ledger: Ledger
+    reducers: Reducers
+    handover: Kept
+    snapshots: Snapshots
+    pending: Pending = field(default_factory=Pending)
+
+    @property
+    def position(self) -> Position:
+        return self.context.position
+
+    @property
+    def observers(self) -> Observers:
+        return self.registry.observers
+
+    def hand_over(self) -> bool:
+        """Hand the memory to the fd store (again, when there is a new one). False = not now: call again."""
+        return self.handover.send() and self.snapshots.handed_over()

@@ -1,0 +1,83 @@
+"""What happens in a rank's loop, told to whoever wants to look: checks first, then instruments. They never see the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class StepObserver:
+    """Overrides what it wants to hear. `number` is a gate number; an exception raised here leaves the body or the loop."""
+
+    def loop_started(self, first: int, length: int) -> None:
+        """A loop of `length` steps begins at step index `first`, or is skipped by a replacement."""
+
+    def handed_out(self, number: int) -> None:
+        """The loop gives a step to the script, or is at the virtual gate after its last step."""
+
+    def body_started(self) -> None:
+        """The script enters the body of the step that was handed out."""
+
+    def model_called(self) -> None:
+        """A protected model is called for the first time in this body, or the body reached its gate without that."""
+
+    def backward_started(self) -> None:
+        """The first gradient of a body is about to be computed."""
+
+    def collective_started(self, name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> None:
+        """A collective is about to start in a body. `outputs`: the tensors of args[0]; what this rank puts in is still its own."""
+
+    def gate_reached(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
+        """The device is done and nothing is published yet: raising here keeps the gate shut.
+
+        `optimizer` is the one that will update with `grads`, None when none does.
+        """
+
+    def arrived(self, number: int) -> None:
+        """This rank has arrived at its gate, also at a virtual one."""
+
+    def may_open(self, number: int) -> bool:
+        """Every rank has arrived: may this one open the gate? Asked again and again; never waits."""
+        return True
+
+    def gate_passed(self, number: int) -> None:
+        """The gate opened, and nothing is updated yet."""
+
+    def update_started(self, number: int) -> None:
+        """From here on the rank's memory changes."""
+
+    def step_done(self, number: int) -> None:
+        """The step is sealed."""
+
+    def aborted(self, raised: bool) -> None:
+        """This rank left a stopped world. `raised`: it was stopped because the body of a rank raised an exception."""
+
+    def stage(self, name: str, number: int) -> None:
+        """The recovery is in its stage stop, reset or restore."""
+
+    def replaced(self) -> None:
+        """This worker has restored the state of the rank that it took over."""
+
+
+class Observers(StepObserver):
+    """Several, told one after the other; only those are called that override an event."""
+
+    def __init__(self) -> None:
+        self._each: list[StepObserver] = []
+
+    def add(self, *observers: StepObserver) -> None:
+        self._each += observers
+        for event, default in vars(StepObserver).items():
+            if not event.startswith("_"):
+                hear = [getattr(one, event) for one in self._each if getattr(type(one), event) is not default]
+                setattr(self, event, _in_turn(hear))
+
+
+def _in_turn(hear: list[Callable[..., Any]]) -> Callable[..., bool]:
+    def tell(*args: Any) -> bool:
+        return all([one(*args) is not False for one in hear])
+
+    return tell

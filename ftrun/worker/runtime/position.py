@@ -1,0 +1,66 @@
+"""Where this rank is in its run. The step loop and the recovery write it; everything else only reads it."""
+
+from __future__ import annotations
+
+import threading
+from enum import IntEnum
+
+
+class Interrupt(BaseException):
+    """The world stops: leave the step body. A BaseException, so that `except Exception` does not swallow it."""
+
+
+class Where(IntEnum):
+    """Which part of the run the main thread is in."""
+
+    BEFORE = 0  # no step was handed out yet
+    LOOP = 1  # in a loop, but no step is handed out: the last body was left, or none began
+    HANDED_OUT = 2  # the loop gave a step to the script, which did not enter its body yet
+    BODY = 3  # in a body, before its gate
+    PASSED = 4  # in a body, after its gate
+    BETWEEN = 5  # a loop has ended and no other began
+
+
+class Position:
+    """Steps are counted by gate numbers, which grow over all loops of a run; a step index is what the script counts."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # held to leave a body, and to answer or interrupt for a main thread in one
+        self.where = Where.BEFORE
+        self.base = 0  # gate number of the current loop's first step
+        self.first = 0  # its step index
+        self.number = -1  # gate number that was handed out last
+        self.attempt = 0  # how often it was done again
+        self.interruptible = False  # before its gate, an Interrupt may be raised in the main thread anywhere
+        self.interrupt_sent = False  # and may not have arrived yet
+
+    @property
+    def in_body(self) -> bool:
+        return self.where is Where.BODY or self.where is Where.PASSED
+
+    def index_of(self, number: int) -> int:
+        """Step index of a gate number of the current loop."""
+        return self.first + number - self.base
+
+    def enter_body(self) -> None:
+        with self.lock:
+            self.where = Where.BODY
+            self.interruptible = True
+
+    def leave_body(self) -> None:
+        with self.lock:
+            self.where = Where.LOOP
+
+    def forbid_interrupts(self) -> None:
+        """From here on no asynchronous Interrupt arrives; one already on its way is swallowed here."""
+        with self.lock:
+            self.interruptible = False
+            sent, self.interrupt_sent = self.interrupt_sent, False
+        if sent:
+            # it is delivered within a few bytecodes; taking it back instead would leave the interpreter's
+            # "look for asynchronous exceptions" flag set for good, which slows every later bytecode
+            try:
+                for _ in range(1000):
+                    pass
+            except Interrupt:
+                pass

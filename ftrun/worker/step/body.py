@@ -1,0 +1,266 @@
+"""One step of the loop: `with step:` is the body, and everything that can go wrong in it is handled on the way out.
+
+The order of writes at its end is the protocol. At the gate: GATE slot, then arrival, then (once the gate is open) the memory
+is opened and the update begins. After the update: END slot, then seal, then DONE.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ftrun.core import symptoms
+from ftrun.core.board import Busy, F, Head, Phase
+from ftrun.core.errors import UsageError
+from ftrun.core.faults import Fault
+from ftrun.worker.recovery.kit import Kit
+from ftrun.worker.recovery.survivor import WORLD, Survivor
+from ftrun.worker.runtime import crash_points
+from ftrun.worker.runtime.exception_report import final_code, report_exception
+from ftrun.worker.runtime.position import Interrupt, Where
+from ftrun.worker.runtime.torch_private import writes_to
+from ftrun.worker.step.calls import Calls
+from ftrun.worker.step.gate import Gate
+
+
+class Step:
+    """Handed out by `Job.steps` and `Job.batches`.
+
+    `index`: the step, from 0. `attempt`: how often it was done again. `committed`: the update of this step is part of the
+    model (test it in code after the `with`). `generation`: of the world it ran in.
+    """
+
+    def __init__(self, index: int, body: Body | None = None) -> None:
+        self.index = index
+        self.attempt = body.position.attempt if body else 0
+        self.committed = False
+        self.let_out = False  # an exception left the body: nobody may go on from here
+        self.entered = False
+        self._body = body
+        self._modes: tuple[Any, ...] = ()
+
+    @property
+    def generation(self) -> int:
+        """Number of the world this step runs in; 0 outside ftrun."""
+        return self._body.kit.context.generation if self._body else 0
+
+    def __enter__(self) -> Step:
+        if self.entered:
+            raise UsageError(f"step {self.index} was entered twice; take a new one from the loop")
+        self.entered = True
+        body = self._body
+        if body is None:
+            return self
+        if body.position.in_body:
+            inside = body.position.index_of(body.position.number)
+            raise UsageError(f"`with step` inside the body of step {inside}; bodies do not nest")
+        self._modes = _thread_modes()
+        body.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        body = self._body
+        if body is None:
+            self.committed = kind is None
+            return False
+        self.let_out = True  # also what `_leave` raises leaves the body
+        aborted = self._leave(body, error)
+        self.let_out = error is not None and not aborted
+        return aborted
+
+    def _leave(self, body: Body, error: BaseException | None) -> bool:
+        """End the body. True: it was aborted, and the step is done again. Raises what a gate or an update raised."""
+        try:
+            if body.position.where is Where.BODY:  # else the gate has seen to it
+                body.position.forbid_interrupts()
+            if error is None:
+                if body.position.where is Where.BODY:
+                    body.pass_gate()
+                body.complete()
+                self.committed = True
+                return False
+        except Interrupt as interrupt:
+            error = interrupt
+        except Exception as failure:
+            body.leave()
+            report_exception(body.kit.context, failure, "body")
+            raise
+        _restore_modes(self._modes)
+        if isinstance(error, Interrupt) and body.position.where is Where.PASSED:
+            # the update is half done and cannot be undone: a replacement takes it from a replica
+            os.kill(os.getpid(), signal.SIGKILL)
+        aborted = isinstance(error, Interrupt) or (isinstance(error, Exception) and body.raised(error))
+        body.leave()
+        return aborted
+
+
+class Body:
+    """What happens between the two ends of `with step`."""
+
+    def __init__(self, kit: Kit, gate: Gate, calls: Calls, survivor: Survivor) -> None:
+        self.kit = kit
+        self.position = kit.position
+        self._gate = gate
+        self._calls = calls
+        self._survivor = survivor
+        self._words = kit.context.cell.words()
+        self._model_called = False
+        self._updates = False  # a protected optimizer updates in this body
+        self._carry = False  # gradients live on over optimizer steps
+        self._marks: list[tuple[int, int]] | None = None  # of the gradients that the body found
+        self._grads: list[torch.Tensor | None] = []
+
+    def begin(self) -> None:
+        """Enter the body."""
+        kit, context, number = self.kit, self.kit.context, self.position.number
+        self.position.where = Where.LOOP
+        # after a job.call the others may have to repeat it with us, or all go back to an earlier step: then the first
+        # collective (or the gate) hands the iteration out again
+        while context.stop_pending() and not self._calls.made:
+            if self._survivor.rejoin_at(number) is None:
+                break
+        self._model_called = self._updates = False
+        self.position.enter_body()
+        context.phase(Phase.FORWARD)
+        self._marks = self._marked() if any(kit.ledger.alive) and not self._carry else None
+        self._survivor.step_begins()
+        kit.observers.body_started()
+
+    def _marked(self) -> list[tuple[int, int]]:
+        return [(id(g), writes_to(g)) if g is not None else (0, 0) for g in self.kit.state.grads()]
+
+    def model_called(self) -> None:
+        """A protected model is called."""
+        self.kit.context.progress()
+        if self.position.in_body and not self._model_called:
+            self._model_called = True
+            self.kit.observers.model_called()
+
+    def backward_started(self) -> None:
+        """The first gradient of a body is about to be computed."""
+        if self.position.where is not Where.BODY or self._words[F.PHASE] == Phase.BACKWARD:
+            return
+        self.kit.context.phase(Phase.BACKWARD)
+        if self._marks is not None:
+            if any(a == b and a[0] for a, b in zip(self._marks, self._marked(), strict=True)):
+                self._carry = True  # the script goes on accumulating after an update
+                self.kit.ledger.late(self.position.number)
+            self._marks = None
+        self.kit.observers.backward_started()
+
+    def update_begins(self, optimizer: Any) -> None:
+        """A protected optimizer is about to update: the first one in a body arrives at the gate. Errors: UsageError."""
+        if not self.position.in_body:
+            raise UsageError("optimizer.step() of a protected optimizer outside `with step:`")
+        if self.position.where is Where.BODY:
+            self.pass_gate(optimizer)
+            self._updates = True
+
+    def pass_gate(self, optimizer: Any = None) -> None:
+        """Arrive and go on into the update of `optimizer`; without one the body ends here.
+
+        Raises Interrupt when the world was stopped before the gate opened, and what an observer finds wrong.
+        """
+        kit, context, number = self.kit, self.kit.context, self.position.number
+        if not self._model_called:
+            self.model_called()  # the body called no protected model
+        self.position.forbid_interrupts()
+        context.phase(Phase.GATE)
+        kit.registry.settle()
+        kit.state.finish_device(context.stop_pending)
+        if context.stop_pending():
+            raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
+        kit.registry.check()
+        # kept until the body ends: the optimizer is about to ask for them too, and asking makes them anew
+        grads = self._grads = kit.state.grads()
+        kit.observers.gate_reached(number, optimizer, grads)
+        kit.ledger.gate(number, optimizer is None or self._carry, grads)
+        if crash_points.armed:
+            crash_points.point("slot-gate", number, context.rank)
+        if not self._gate.arrive(number):
+            raise Interrupt
+        self.position.where = Where.PASSED
+        kit.observers.gate_passed(number)
+        kit.state.arena.open()
+        if crash_points.armed:
+            crash_points.point("open", number, context.rank)
+        context.phase(Phase.UPDATE)
+        kit.observers.update_started(number)
+
+    def complete(self) -> None:
+        """The body was left after its gate: seal what it did."""
+        kit, context, number = self.kit, self.kit.context, self.position.number
+        kit.ledger.updated = self._updates
+        self._grads = []
+        kit.state.absorb()
+        if kit.reducers.commit(number):
+            kit.state.manifest.facts["reducers"] = kit.reducers.facts()
+            kit.state.arena.write_manifest(kit.state.manifest)
+        kit.ledger.end(number + 1, accumulating=not self._updates or self._carry)
+        if crash_points.armed:
+            crash_points.point("slot-end", number, context.rank)
+        kit.state.arena.sealed(number + 1)
+        if crash_points.armed:
+            crash_points.point("sealed", number, context.rank)
+        kit.observers.step_done(number)
+        context.phase(Phase.DONE)
+        if self._words[F.BUSY] & Busy.FIRST:
+            context.busy(Busy.FIRST, False)
+        self.position.leave_body()
+        if crash_points.armed:
+            crash_points.point("done", number, context.rank)
+        if context.stop_pending():
+            context.board.ring_workers()  # a replacement may wait for this seal
+        self._survivor.step_done(number)
+        kit.snapshots.take_if_due(number + 1)
+
+    def leave(self) -> None:
+        """The body was aborted."""
+        self._grads = []
+        self.position.leave_body()
+
+    def raised(self, error: Exception) -> bool:
+        """A body raised. True = the world redoes the step (the exception was reported); False = let it out."""
+        context, passed = self.kit.context, self.position.where is Where.PASSED
+        if context.stop_pending() and not passed:
+            return True  # a consequence of the stop: whatever failed was cut off
+        self.position.forbid_interrupts()
+        report_exception(context, error, "body")
+        if passed or final_code(error) or symptoms.of_exception(error) is Fault.CUDA:
+            return False  # after a CUDA error nothing works in this process: it ends, and is replaced
+        context.cell[F.RAISED_NS] = time.monotonic_ns()
+        context.cell[F.RAISED] = context.generation
+        context.board.ring_launcher()
+        try:
+            context.wait_until(lambda: bool(context.board[Head.ENDING]), WORLD)
+        except Interrupt:
+            return True
+        return False
+
+
+def _thread_modes() -> tuple[Any, ...]:
+    """torch's settings of this thread that an interrupted `with` of the body may leave behind."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+    )
+
+
+def _restore_modes(modes: tuple[Any, ...]) -> None:
+    grad, cpu, cpu_type, cuda, cuda_type = modes
+    torch.set_grad_enabled(grad)
+    torch.set_autocast_enabled("cpu", cpu)
+    torch.set_autocast_dtype("cpu", cpu_type)
+    torch.set_autocast_enabled("cuda", cuda)
+    torch.set_autocast_dtype("cuda", cuda_type)
+    torch.clear_autocast_cache()

@@ -1,0 +1,179 @@
+"""The loop of one rank: hands out steps until each is committed, leaves a stopped world and joins the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+from ftrun.core.board import F, Flag, Phase
+from ftrun.core.errors import UsageError, WorkerError
+from ftrun.worker.kept.recovery_points import START
+from ftrun.worker.recovery.kit import Kit
+from ftrun.worker.recovery.survivor import Survivor
+from ftrun.worker.runtime import crash_points
+from ftrun.worker.runtime.exception_report import give_up
+from ftrun.worker.runtime.position import Interrupt, Where
+from ftrun.worker.step.body import Body, Step
+from ftrun.worker.step.calls import Calls
+from ftrun.worker.step.gate import Gate
+
+
+class Loop:
+    """Made by protect(); lives as long as the process."""
+
+    def __init__(self, kit: Kit) -> None:
+        self.kit = kit
+        self._gate = Gate(kit)
+        self._survivor = Survivor(kit)
+        self.calls = Calls(kit, self._survivor)
+        self.body = Body(kit, self._gate, self.calls, self._survivor)
+
+    def steps(self, first: int, length: int) -> Iterator[Step]:
+        """`length` steps from step index `first` on."""
+        context, position = self.kit.context, self.kit.position
+        self._outside_body("job.steps")
+        if self._is_over(first, length):
+            return
+        context.cell.drop_flag(Flag.LOOP_DONE)
+        if position.where is Where.BEFORE:
+            self._finish_recording()
+        number = self._enter()
+        end = position.base + length
+        while True:
+            if context.stop_pending():
+                number = self._survivor.rejoin(rewind=False)
+            if number >= end:
+                if self._end(end):
+                    return
+                number = self._survivor.rejoin(rewind=False)
+                continue
+            self._hand_out(number)
+            step = Step(position.index_of(number), self.body)
+            yield step
+            self._outside_body("the next step")
+            if not step.entered:
+                raise UsageError(f"step {step.index} was taken from the loop, but its `with step:` was skipped")
+            if step.let_out:
+                give_up(context, step.index)
+            number = number + 1 if step.committed else self._survivor.rejoin(rewind=True)
+
+    def _outside_body(self, what: str) -> None:
+        position = self.kit.position
+        if position.in_body:
+            inside = position.index_of(position.number)
+            raise UsageError(f"{what} was asked for inside the body of step {inside}; leave it first")
+
+    # -- the ends of a loop ------------------------------------------------------------------------------------------
+
+    def _is_over(self, first: int, length: int) -> bool:
+        """Start a loop of `length` steps. True: a replacement came too late for it (its predecessor had left it)."""
+        kit, position, resume = self.kit, self.kit.position, self.kit.pending.resume
+        kit.observers.loop_started(first, length)
+        if resume > position.base + length:
+            position.base += length + 1
+            if resume == position.base and kit.ledger.slots.tag(START) != resume:
+                self._put_back(position.base)  # the script goes on from here, if need be with another loop
+            return True
+        position.first = first
+        kit.context.cell.set_shift(first - position.base)
+        return False
+
+    def _finish_recording(self) -> None:
+        """The first step is about to be handed out: keep the results of the collectives before it."""
+        kit, recorder = self.kit, self.kit.registry.recorder
+        if not recorder.replaying:
+            kit.ledger.recording(*recorder.dump(len(kit.registry.groups)))
+            kit.ledger.end(0, accumulating=False)  # what the script did since protect() counts
+            kit.snapshots.take_if_due(0)
+        recorder.replaying = False
+        # from here on this rank can be replaced: before, its record of collectives was not complete
+        kit.context.milestone(Flag.PROTECTED | Flag.LOOPING)
+
+    def _enter(self) -> int:
+        """Gate number at which this rank's loop starts."""
+        kit, context = self.kit, self.kit.context
+        kit.position.where = Where.LOOP
+        kit.ledger.new_loop()
+        world = context.world
+        if world is None:
+            raise WorkerError("no world")
+        if kit.pending.resume < 0:
+            self._await_protected()
+            return kit.position.base
+        if world.tail:
+            os.kill(os.getpid(), signal.SIGKILL)  # the others are in this loop after all: come back as an incident
+        number = self._survivor.rejoin(rewind=False)
+        kit.pending.resume = -1
+        return number
+
+    def _await_protected(self) -> None:
+        """No first step before every rank can be recovered. Returns early when the world is stopped."""
+        context = self.kit.context
+        context.board.ring_workers()
+        cells = context.cells()
+        try:
+            while not context.wait_until(lambda: all(c.has(Flag.PROTECTED) for c in cells), 60.0):
+                pass  # the launcher's start deadline ends a world that never gets there
+        except Interrupt:
+            pass
+
+    def _end(self, end: int) -> bool:
+        """The virtual gate after a loop: replicas stay until every rank got here. False = stopped first."""
+        kit, context, position = self.kit, self.kit.context, self.kit.position
+        position.where = Where.LOOP
+        self._put_back(end)
+        context.phase(Phase.GATE)
+        position.number = end
+        context.cell[F.STEP] = position.index_of(end) + 1
+        kit.observers.handed_out(end)
+        self._survivor.step_begins()
+        # a step that updates nothing: what comes after it is what was before, and a replacement finds it sealed
+        if not kit.state.finish_device(context.stop_pending):
+            return False
+        kit.ledger.gate(end, True, kit.state.grads())
+        if not self._gate.arrive(end):
+            return False
+        kit.ledger.end(end + 1, accumulating=True)
+        kit.state.arena.sealed(end + 1)
+        context.board.ring_workers()  # a replacement may wait for this seal
+        self._survivor.step_done(end)
+        position.base = end + 1
+        position.where = Where.BETWEEN
+        context.phase(Phase.DONE)
+        context.milestone(Flag.LOOP_DONE)
+        return True
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def _hand_out(self, number: int) -> None:
+        """The loop is about to give a step to the script: seal its START slot, or put back what it holds."""
+        kit, context, position = self.kit, self.kit.context, self.kit.position
+        if number == position.number:
+            position.attempt += 1
+            kit.pending.restart = kit.ledger.start_state(number)
+        elif kit.pending.restart is None:
+            position.attempt = 0
+        position.number = number
+        position.where = Where.HANDED_OUT
+        self.calls.forget()
+        kit.registry.handed_out()
+        context.cell[F.ATTEMPT] = position.attempt
+        context.cell[F.STEP] = position.index_of(number) + 1
+        self._survivor.tidy_up()
+        kit.reducers.refuse_hooks()
+        self._put_back(number)
+        if kit.ledger.loader is not None:
+            kit.ledger.loader.ensure(position.index_of(number))
+        if kit.ledger.slots.tag(START) != number:
+            kit.ledger.start(number)
+            if crash_points.armed:
+                crash_points.point("slot-start", number, context.rank)
+        context.phase(Phase.IDLE)
+        kit.observers.handed_out(number)
+
+    def _put_back(self, number: int) -> None:
+        """Put back what a slot holds, once."""
+        saved, self.kit.pending.restart = self.kit.pending.restart, None
+        if saved is not None:
+            self.kit.ledger.put_back(saved, self.kit.position.index_of(number))
