@@ -46,8 +46,20 @@ LATE_ONLY = (
 ROOMS: dict[str, tuple[str, ...]] = {
     "host": ("base", "rundir", "output", "services", "workers", "detect", "devices", "nodes", "account", "run"),
     "host.nodes": ("messages", "carriers", "membership", "sentences", "node_group"),
-    "worker": ("runtime", "memory", "state", "comm", "parallel", "kept", "recovery", "step")
-    + ("checks", "instruments", "api", "process"),
+    "worker": (
+        "runtime",
+        "memory",
+        "state",
+        "comm",
+        "parallel",
+        "kept",
+        "recovery",
+        "step",
+        "checks",
+        "instruments",
+        "api",
+        "process",
+    ),
 }
 
 TORCH = frozenset({"torch", "torchvision", "torchaudio"})
