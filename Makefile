@@ -8,7 +8,7 @@ NEWEST := .venv-newest
 NEWEST_STAMP := $(NEWEST)/.stamp-$(shell date +%F)
 BUILD := build/native
 LIBRARY := ftrun/native/libftrun_native.so
-NATIVE := native/CMakeLists.txt $(wildcard native/src/*.cpp native/src/*.hpp native/include/*.h native/kernels/ftrun.*)
+NATIVE := native/CMakeLists.txt $(wildcard native/src/*/*.cpp native/src/*/*.hpp native/include/*.h native/kernels/ftrun.*)
 CMAKE = $(or $(shell command -v cmake),$(VENV)/bin/cmake)
 PYTEST = $(PY) -m pytest
 

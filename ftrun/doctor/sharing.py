@@ -8,7 +8,6 @@ from typing import Any
 from ftrun.doctor.asking import ask
 from ftrun.doctor.findings import BROKEN, OK, WARNING, Finding
 from ftrun.host.devices.counting import gpu_count
-from ftrun.native.cuda import NVRTC_ADVICE
 
 AREA = "devices"
 _SECONDS = 15.0
@@ -34,14 +33,8 @@ def check() -> Iterator[Finding]:
 def _finding(name: str, device: dict[str, Any], driver: str) -> Finding:
     who = f"{device['name']}, {device['uuid']}"
     if device["usable"]:
-        text = f"{who}: weights there outlive a worker (driver: CUDA {driver}; kernels: {device['kernels']})"
+        text = f"{who}: weights there outlive a worker (driver: CUDA {driver})"
         return Finding(AREA, name, OK, text)
-    if not device["vmm"] or not device["stream_writes"]:
-        missing = "virtual memory management" if not device["vmm"] else "64-bit stream writes"
-        fix = "run the script without protect(), or use another device: virtual GPUs often lack this"
-        return Finding(AREA, name, WARNING, f"{who}: no {missing}, so protect() refuses models there", fix)
-    text = (
-        f"{who}: compute capability {device['capability']} needs ftrun's kernels compiled here, and that fails "
-        f"({device['kernels_why']}), so protect() refuses models there"
-    )
-    return Finding(AREA, name, WARNING, text, NVRTC_ADVICE)
+    missing = "virtual memory management" if not device["vmm"] else "64-bit stream writes"
+    fix = "run the script without protect(), or use another device: virtual GPUs often lack this"
+    return Finding(AREA, name, WARNING, f"{who}: no {missing}, so protect() refuses models there", fix)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import os
-import sys
 from ctypes import (
     POINTER,
     byref,
@@ -28,17 +26,11 @@ from ctypes import (
     c_void_p,
 )
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ftrun.native import _bind, _releasing
 
 BROKEN = errno.EIO
-PTX_CAPABILITY = (8, 0)  # the oldest compute capability that takes the kernels' PTX
-NVRTC_ADVICE = (
-    "install NVRTC: pip install nvidia-cuda-nvrtc-cu12 for a torch with CUDA 12 (and for every GPU before compute capability 7.5), "
-    "nvidia-cuda-nvrtc for one with CUDA 13"
-)
 
 
 class CudaError(OSError):
@@ -102,8 +94,6 @@ _checksum = _bind(
     _releasing, "cuda_checksum", c_int, c_int, c_uint64, c_uint64, c_uint64, c_uint64, c_double, POINTER(c_uint64)
 )
 _kernels = _bind(_releasing, "cuda_kernels", c_int, c_int)
-_nvrtc_folders = _bind(_releasing, "cuda_nvrtc_folders", None, c_char_p)
-_compile = _bind(_releasing, "cuda_compile", c_int64, c_int, c_int, POINTER(c_void_p), POINTER(c_char_p))
 
 
 def _check(result: int) -> int:
@@ -164,7 +154,7 @@ def report() -> dict[str, Any]:
 
 def _facts_of(one: Device) -> dict[str, Any]:
     vmm = one.vmm and one.granularity > 0  # some virtual GPUs say yes and then refuse every call
-    kernels, why = _kernels_of(one.capability)
+
     return {
         "name": one.name,
         "uuid": one.uuid_text,
@@ -172,21 +162,8 @@ def _facts_of(one: Device) -> dict[str, Any]:
         "capability": "{}.{}".format(*one.capability),
         "vmm": vmm,
         "stream_writes": one.writes64,
-        "kernels": kernels,
-        "kernels_why": why,
-        "usable": vmm and one.writes64 and bool(kernels),
+        "usable": vmm and one.writes64,
     }
-
-
-@functools.cache  # a machine has many devices of one kind, and compiling takes a second
-def _kernels_of(capability: tuple[int, int]) -> tuple[str, str]:
-    """By which way the kernels come to devices of this kind, as far as can be told without using it; "" and why not."""
-    if capability >= PTX_CAPABILITY:
-        return "PTX", ""
-    try:
-        return compile_kernels(capability).compiler, ""
-    except CudaError as error:
-        return "", str(error.strerror)
 
 
 def room(ordinal: int) -> tuple[int, int]:
@@ -293,49 +270,11 @@ def copy_now(ordinal: int, stream: int, destination: int, source: int, length: i
 
 def checksum(ordinal: int, stream: int, address: int, length: int, seed: int, timeout: float) -> int:
     """`ftrun.native.checksum` of device memory, computed there: the same 64 bits. Errors: CudaError."""
-    say_where_nvrtc_is()
     result = c_uint64()
     _check(_checksum(ordinal, stream, address, length, seed, timeout, byref(result)))
     return result.value
 
 
-# ---- the kernels. What launches one says first where NVRTC is; it is looked for only if the driver refuses their PTX. ----
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """The kernels for one compute capability: a cubin, and the NVRTC that made it, such as "NVRTC 12.8 (its file)"."""
-
-    image: bytes
-    compiler: str
-
-
-def load_kernels(ordinal: int) -> bool:
-    """Load ftrun's kernels on a device; True when NVRTC compiled them here, since the driver did not take their PTX.
-
-    Errors: CudaError, ENOEXEC when neither way works.
-    """
-    say_where_nvrtc_is()
-    return _check(_kernels(ordinal)) == 1
-
-
-def compile_kernels(capability: tuple[int, int]) -> Compiled:
-    """Compile ftrun's kernels by NVRTC, without a device or driver. Errors: CudaError ENOEXEC, with the reason of each NVRTC."""
-    say_where_nvrtc_is()
-    image, compiler = c_void_p(), c_char_p()
-    size = _check(_compile(*capability, byref(image), byref(compiler)))
-    return Compiled(ctypes.string_at(image.value or 0, size), (compiler.value or b"").decode(errors="replace"))
-
-
-@functools.cache
-def say_where_nvrtc_is() -> None:
-    """To be called before anything that launches kernels; costs a millisecond the first time."""
-    _nvrtc_folders(os.fsencode(os.pathsep.join(nvrtc_folders())))
-
-
-def nvrtc_folders() -> list[str]:
-    """Folders that have an NVRTC which the loader does not know: those of pip's CUDA packages, of conda, of CUDA_HOME."""
-    places = [lib for entry in sys.path for lib in sorted(Path(entry or ".").glob("nvidia/*/lib"))]
-    places.append(Path(sys.prefix) / "lib")
-    places += [Path(home) / "lib64" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
-    return [os.fspath(place.absolute()) for place in places if any(place.glob("libnvrtc.so.*"))]
+def load_kernels(ordinal: int) -> None:
+    """Load ftrun's kernels on a device. Errors: CudaError, ENOEXEC when its driver does not take their PTX."""
+    _check(_kernels(ordinal))

@@ -14,7 +14,7 @@ from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_uint3
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ftrun.native import _bind, _releasing, cuda
+from ftrun.native import _bind, _releasing
 
 Extent = tuple[int, int]
 """(address, bytes)"""
@@ -187,7 +187,6 @@ def copy(to: Sequence[Extent], source: Sequence[Extent], terms: Terms | None = N
     lists = _array(to), len(to), _array(source), len(source), ctypes.byref(native), ctypes.byref(result)
     if gpu is None:
         return _moved(_copy(*lists), result)
-    cuda.say_where_nvrtc_is()
     return _moved(_copy_gpu(gpu, *lists), result)
 
 

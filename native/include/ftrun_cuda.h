@@ -87,17 +87,8 @@ FTRUN_API int ftrun_cuda_copy_now(int device, uint64_t stream, uint64_t destinat
 FTRUN_API int ftrun_cuda_checksum(int device, uint64_t stream, uint64_t address, uint64_t length, uint64_t seed,
                                   double timeout, uint64_t *result);
 
-/* ---- the kernels: their PTX (for compute capability 8.0 and later), else compiled by NVRTC, looked for only then ---- */
-
-/* Loads them for `device`; every call that needs them does. 1: compiled by NVRTC. -ENOEXEC: neither way works. */
+/* Loads the kernels for `device`; every call that needs them does. -ENOEXEC: the driver does not take their PTX. */
 FTRUN_API int ftrun_cuda_kernels(int device);
-
-/* Where NVRTC is looked for before the loader's own places: folders joined by ':'. */
-FTRUN_API void ftrun_cuda_nvrtc_folders(const char *folders);
-
-/* Compiles them without a device or driver. Gives the size of the image; it and the compiler's name belong to the library
- * and last until the next call in this thread. -ENOEXEC without an NVRTC that knows the compute capability. */
-FTRUN_API int64_t ftrun_cuda_compile(int major, int minor, const void **image, const char **compiler);
 
 /* ---- transfers ---- */
 

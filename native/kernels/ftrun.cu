@@ -1,6 +1,6 @@
 // Kernels of ftrun. Compiled to ftrun.ptx by make_ptx.py (keep both in step: a test compares them).
 // No kernel shares memory or waits for another thread, so that the tests' fake driver can run this same source on the host.
-#include "../src/hash.hpp"
+#include "../src/memory/hash.hpp"
 
 namespace {
 

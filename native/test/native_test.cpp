@@ -11,7 +11,7 @@
 #include <cstring>
 #include <vector>
 
-#include "../src/absorb.hpp"
+#include "memory/absorb.hpp"
 #include "expect.hpp"
 #include "ftrun_native.h"
 

@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "copy.hpp"
-#include "transfer.hpp"
+#include "memory/copy.hpp"
+#include "transfer/transfer.hpp"
 
 namespace {
 

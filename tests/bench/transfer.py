@@ -270,7 +270,8 @@ def linked(size: int, rounds: int) -> dict[str, Any] | None:
     if compiler is None:
         return None
     root = Path(__file__).resolve().parents[2]
-    names = ("bell", "checksum", "exchange", "host_device", "life", "memory", "thread", "transfer")
+    names = ("process/bell", "process/life", "process/thread", "memory/checksum", "memory/memory")
+    names += ("transfer/exchange", "transfer/host_device", "transfer/transfer")
     sources = [root / "native/src" / f"{name}.cpp" for name in names]
     with tempfile.TemporaryDirectory(prefix="ftrun-bench-") as folder:
         program = Path(folder, "overlap")

@@ -12,7 +12,6 @@ from tests.conftest import wait_for
 from tests.e2e import harness
 from tests.e2e.harness import kill
 from tests.gpu.conftest import Outcome, at_step, command, finish, named, run, same
-from tests.native import fake
 from tests.native.fake import Control
 
 SLOW_STREAM = 400_000  # bytes a second: an update of this model then takes about 0.2 s
@@ -120,29 +119,6 @@ def test_a_device_that_says_it_shares_and_does_not_is_refused(folder: Path, cont
     assert outcome.code == 1
     assert "did not give memory that other processes can map" in outcome.output
     assert "CUDA_ERROR_NOT_PERMITTED" in outcome.output and "no room" not in outcome.output
-
-
-def test_a_device_too_old_for_the_ptx_runs_on_kernels_compiled_here(
-    clean: Outcome, folder: Path, control: Control, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", os.fspath(fake.nvrtc()))
-    control.set(capability=75)
-    outcome = run(folder, control, faults=(kill(2, "backward", 3),))
-    same(clean, outcome)
-    assert "state adopted in place" in outcome.output
-
-
-@pytest.mark.slow
-def test_a_device_too_old_for_the_ptx_is_refused_when_nothing_compiles_them(
-    folder: Path, control: Control, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", os.fspath(fake.nvrtc()))
-    control.set(capability=70)
-    outcome = run(folder, control)
-    assert outcome.code == 1
-    assert "ftrun's kernels cannot be loaded on Fake GPU" in outcome.output
-    assert "CUDA_ERROR_INVALID_PTX" in outcome.output and "for sm_70: NVRTC_ERROR_INVALID_OPTION" in outcome.output
-    assert "pip install nvidia-cuda-nvrtc" in outcome.output
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The fake CUDA driver and the fake NVRTC: built once, put where real ones would be found, steered by a control file."""
+"""The fake CUDA driver: built once, put where the real one would be found, steered by a control file."""
 
 from __future__ import annotations
 
@@ -31,13 +31,8 @@ def memory(size, device=0):
 def library() -> Path:
     """Folder with the fake libcuda.so.1; built when its sources changed."""
     return _built(
-        "fake_cuda", "libcuda.so.1", [ROOT / "native/src/cuda_abi.hpp", ROOT / "native/src/hash.hpp", *_kernels()]
+        "fake_cuda", "libcuda.so.1", [ROOT / "native/src/cuda/abi.hpp", ROOT / "native/src/memory/hash.hpp", *_kernels()]
     )
-
-
-def nvrtc() -> Path:
-    """Folder with the fake libnvrtc.so.12; built when its sources changed."""
-    return _built("fake_nvrtc", "libnvrtc.so.12", [ROOT / "native/src/nvrtc_abi.hpp"])
 
 
 def _kernels() -> list[Path]:
@@ -89,14 +84,11 @@ def variables(control: Path, old: Mapping[str, str] = os.environ) -> dict[str, s
     return {"LD_LIBRARY_PATH": path, "FAKE_CUDA_CONTROL": os.fspath(control)}
 
 
-def child(control: Control | None, code: str, timeout: float = 60.0, bare: bool = False) -> Any:
-    """Run Python code with the fake driver; what it printed last, as JSON.
-
-    `bare`: without installed packages, among which a CUDA build of torch has a real NVRTC.
-    """
+def child(control: Control | None, code: str, timeout: float = 60.0) -> Any:
+    """Run Python code with the fake driver; what it printed last, as JSON."""
     env = {**os.environ, "PYTHONPATH": os.fspath(ROOT), **(control.env if control else {})}
     done = subprocess.run(
-        [sys.executable, *(["-S"] if bare else []), "-c", PRELUDE + textwrap.dedent(code)],
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
         env=env,
         capture_output=True,
         text=True,

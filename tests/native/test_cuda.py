@@ -288,10 +288,9 @@ def test_ptx_is_what_the_kernels_compile_to() -> None:
         [sys.executable, "native/kernels/make_ptx.py", "-"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert made == (ROOT / "native/kernels/ftrun.ptx").read_text(), "run: python native/kernels/make_ptx.py"
-    assert ".version 7.0" in made and ".target sm_80" in made
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("target", ["sm_75", "sm_90", "sm_100"])
 def test_lowered_ptx_assembles(target: str, tmp_path: Path) -> None:
     ptxas = shutil.which("ptxas") or next(map(str, Path("/usr/local").glob("cuda-*/bin/ptxas")), None)
     if ptxas is None:
@@ -305,8 +304,9 @@ def test_lowered_ptx_assembles(target: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_lanes_and_marks(control: fake.Control, tmp_path: Path) -> None:
     compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
-    sources = [os.fspath(p) for p in (ROOT / "native/src").glob("cuda_*.cpp") if p.stem != "cuda_transfer"]
-    sources += [os.fspath(ROOT / f"native/src/{name}.cpp") for name in ("checksum", "host_device", "memory", "thread")]
+    sources = [os.fspath(p) for p in (ROOT / "native/src/cuda").glob("*.cpp") if p.stem != "transfer"]
+    others = ("memory/checksum", "transfer/host_device", "memory/memory", "process/thread")
+    sources += [os.fspath(ROOT / f"native/src/{name}.cpp") for name in others]
     options = ["-std=c++17", "-O0", "-D_GNU_SOURCE", f'-DFTRUN_NATIVE="{ROOT / "native"}"', "-pthread", "-ldl"]
     folders = ["-I", os.fspath(ROOT / "native/include"), "-I", os.fspath(ROOT / "native/src")]
     program = tmp_path / "lane_test"

@@ -112,7 +112,7 @@ def test_copy_moves_every_byte_and_no_other(size: int, threads: int) -> None:
         assert (target[target_at + size :] == 0xA5).all()
 
 
-# ---- the checksum, written again from the description in native/src/checksum.cpp ----
+# ---- the checksum, written again from the description in native/src/memory/checksum.cpp ----
 
 MULTIPLY, SPREAD, PIECE = 0x9FB21C651E98DF25, 0xD6E8FEB86659FD93, MIB
 

@@ -380,4 +380,4 @@ def _need_kernels(ordinal: int) -> None:
             ) from None
         if error.errno != errno.ENOEXEC:
             raise
-        raise DeviceError(f"{error.strerror}; {cuda.NVRTC_ADVICE}; or run the script without protect()") from None
+        raise DeviceError(f"{error.strerror}; update the driver, or run the script without protect()") from None

@@ -21,7 +21,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../../native/src/cuda_abi.hpp"
+#include "../../../native/src/cuda/abi.hpp"
 
 namespace fake {
 

@@ -100,12 +100,9 @@ void copy(char *to, const char *from, size_t size) {
     }
 }
 
-// PTX for the device's capability or an older one; or what the fake NVRTC makes, for the same generation of devices.
+// PTX for the device's capability or an older one.
 Result fits(const std::string &image) {
     const Control wanted = control();
-    int target = 0;
-    if (std::sscanf(image.c_str(), "fake cubin sm_%d", &target) == 1)
-        return target / 10 == wanted.capability / 10 && target <= wanted.capability ? kSuccess : kNoBinary;
     const size_t at = image.find(".target sm_");
     if (at == std::string::npos) return kInvalidValue;
     if (wanted.ptx != kSuccess) return wanted.ptx;

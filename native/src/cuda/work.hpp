@@ -1,17 +1,16 @@
 // Work on a stream: what the C ABI and the pipeline's CUDA lanes both queue.
 #pragma once
 
-#include "cuda_driver.hpp"
+#include "cuda/driver.hpp"
 
 namespace ftrun::cuda {
 
 struct Kernels {
     Function lanes = nullptr, pieces = nullptr, join = nullptr;
-    bool compiled = false;  // by NVRTC, since the driver refused their PTX
 };
 
-// The kernels, loaded for `device` (whose context is current), with workspaces for their first users. 0 or a negative errno, -ENOEXEC when its driver takes neither
-// their PTX nor what NVRTC makes of their source.
+// The kernels, loaded for `device` (whose context is current), with workspaces for their first users. 0 or a negative errno,
+// -ENOEXEC when the driver does not take their PTX.
 int kernels(Ordinal device, const Kernels **found);
 
 constexpr size_t kChecksumScratch = size_t{1} << 20;

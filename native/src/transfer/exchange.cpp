@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
-#include "host_device.hpp"
-#include "life.hpp"
-#include "thread.hpp"
-#include "transfer.hpp"
+#include "transfer/host_device.hpp"
+#include "process/life.hpp"
+#include "process/thread.hpp"
+#include "transfer/transfer.hpp"
 
 namespace ftrun {
 namespace {

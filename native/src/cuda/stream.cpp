@@ -1,5 +1,5 @@
 // The C ABI's work in stream order.
-#include "cuda_work.hpp"
+#include "cuda/work.hpp"
 #include "ftrun_cuda.h"
 
 namespace ftrun::cuda {
@@ -88,7 +88,7 @@ int ftrun_cuda_kernels(int device) {
     const Current current(device);
     const Kernels *kernel = nullptr;
     const int error = current.error != 0 ? current.error : kernels(device, &kernel);
-    return error != 0 ? error : kernel->compiled;
+    return error;
 }
 
 }  // extern "C"

@@ -8,7 +8,7 @@
 #include <climits>
 
 #include "ftrun_native.h"
-#include "thread.hpp"
+#include "process/thread.hpp"
 
 extern "C" {
 

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "cuda_driver.hpp"
+#include "cuda/driver.hpp"
 #include "ftrun_cuda.h"
 
 namespace ftrun::cuda {

@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "ftrun_native.h"
-#include "thread.hpp"
+#include "process/thread.hpp"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22

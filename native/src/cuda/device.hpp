@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "device.hpp"
+#include "transfer/device.hpp"
 
 namespace ftrun {
 

@@ -1,12 +1,11 @@
-// The kernels of a device, from their PTX or compiled here where the driver does not take that, and their workspaces.
+// The kernels of a device, from their PTX, and their workspaces.
 #include <cerrno>
 #include <map>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "cuda_compile.hpp"
-#include "cuda_work.hpp"
+#include "cuda/work.hpp"
 
 // The PTX text, ended by a zero as cuModuleLoadData wants it.
 __asm__(
@@ -47,30 +46,6 @@ int make_ready(Ordinal device) {
     return error;
 }
 
-int compile_for(Ordinal device, Module *module) {
-    const std::string refused = why();
-    char name[96] = "the device";
-    int major = 0, minor = 0;
-    calls().cuDeviceGetName(name, sizeof(name) - 1, device);
-    int error = check(calls().cuDeviceGetAttribute(&major, kMajor, device), "cuDeviceGetAttribute");
-    if (error == 0) error = check(calls().cuDeviceGetAttribute(&minor, kMinor, device), "cuDeviceGetAttribute");
-    if (error != 0) return error;
-    error = compile_kernels(major, minor, [module](const Compiled &made) {
-        return check(calls().cuModuleLoadData(module, made.image.data()), "cuModuleLoadData");
-    });
-    if (error != -ENOEXEC) return error;
-    const std::string capability = std::to_string(major) + "." + std::to_string(minor);
-    return refuse(ENOEXEC, "ftrun's kernels cannot be loaded on " + std::string(name) + " (device " + std::to_string(device) +
-                               ", compute capability " + capability + "): the driver refused their PTX (" + refused +
-                               "), and they cannot be compiled here (" + why() + ")");
-}
-
-int load_module(Ordinal device, Module *module, bool *compiled) {
-    const int error = check(calls().cuModuleLoadData(module, ftrun_ptx), "cuModuleLoadData of ftrun's kernels");
-    *compiled = error == -ENOEXEC;
-    return *compiled ? compile_for(device, module) : error;
-}
-
 }  // namespace
 
 int borrow(Ordinal device, Workspace *space) {
@@ -100,7 +75,7 @@ int kernels(Ordinal device, const Kernels **found) {
     }
     Module module = nullptr;
     Kernels all;
-    int error = load_module(device, &module, &all.compiled);
+    int error = check(calls().cuModuleLoadData(&module, ftrun_ptx), "cuModuleLoadData of ftrun's kernels");
     const struct {
         const char *name;
         Function *slot;

@@ -1,4 +1,4 @@
-#include "thread.hpp"
+#include "process/thread.hpp"
 
 #include <sched.h>
 #include <signal.h>

@@ -10,8 +10,8 @@
 #include <new>
 
 #include "ftrun_native.h"
-#include "life.hpp"
-#include "thread.hpp"
+#include "process/life.hpp"
+#include "process/thread.hpp"
 
 namespace ftrun {
 namespace {

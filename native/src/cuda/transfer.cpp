@@ -2,10 +2,10 @@
 #include <cerrno>
 #include <new>
 
-#include "cuda_device.hpp"
-#include "cuda_driver.hpp"
+#include "cuda/device.hpp"
+#include "cuda/driver.hpp"
 #include "ftrun_cuda.h"
-#include "transfer.hpp"
+#include "transfer/transfer.hpp"
 
 extern "C" {
 

@@ -9,7 +9,7 @@
 
 #include <cstring>
 
-#include "hash.hpp"
+#include "memory/hash.hpp"
 
 namespace ftrun {
 

@@ -1,13 +1,13 @@
 // Launching the kernels, and waiting.
-#include "cuda_work.hpp"
+#include "cuda/work.hpp"
 
 #include <time.h>
 
 #include <algorithm>
 #include <cerrno>
 
-#include "hash.hpp"
-#include "thread.hpp"
+#include "memory/hash.hpp"
+#include "process/thread.hpp"
 
 namespace ftrun::cuda {
 namespace {

@@ -4,15 +4,8 @@
 // copied anyway must not be what the copy waits for.
 #pragma once
 
-#ifdef __CUDACC_RTC__  // NVRTC brings no standard headers
-using uint16_t = unsigned short;
-using uint32_t = unsigned int;
-using uint64_t = unsigned long;
-using uintptr_t = unsigned long;
-#else
 #include <cstddef>
 #include <cstdint>
-#endif
 
 #ifdef __CUDACC__
 #define FTRUN_EVERYWHERE __host__ __device__

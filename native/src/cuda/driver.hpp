@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "cuda_abi.hpp"
+#include "cuda/abi.hpp"
 
 namespace ftrun::cuda {
 

@@ -1,4 +1,4 @@
-#include "host_device.hpp"
+#include "transfer/host_device.hpp"
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -10,9 +10,9 @@
 #include <mutex>
 #include <new>
 
-#include "copy.hpp"
+#include "memory/copy.hpp"
 #include "ftrun_native.h"
-#include "thread.hpp"
+#include "process/thread.hpp"
 
 namespace ftrun {
 namespace {

@@ -1,12 +1,12 @@
 // Peer copy, and what both kinds of transfer share: cutting into chunks, packing, patience.
-#include "transfer.hpp"
+#include "transfer/transfer.hpp"
 
 #include <algorithm>
 #include <cerrno>
 #include <new>
 
-#include "host_device.hpp"
-#include "thread.hpp"
+#include "transfer/host_device.hpp"
+#include "process/thread.hpp"
 
 namespace ftrun {
 namespace {

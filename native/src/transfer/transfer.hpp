@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "device.hpp"
+#include "transfer/device.hpp"
 #include "ftrun_transfer.h"
 
 namespace ftrun {

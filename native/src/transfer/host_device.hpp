@@ -1,7 +1,7 @@
 // Host memory as a Device: lanes are threads, marks are flags with a condition variable.
 #pragma once
 
-#include "device.hpp"
+#include "transfer/device.hpp"
 
 namespace ftrun {
 

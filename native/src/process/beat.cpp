@@ -17,8 +17,8 @@
 #include <new>
 
 #include "ftrun_native.h"
-#include "life.hpp"
-#include "thread.hpp"
+#include "process/life.hpp"
+#include "process/thread.hpp"
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434

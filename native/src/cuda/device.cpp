@@ -1,11 +1,11 @@
 // Device, Lane and Mark over CUDA streams and events.
-#include "cuda_device.hpp"
+#include "cuda/device.hpp"
 
 #include <atomic>
 #include <cerrno>
 
-#include "cuda_work.hpp"
-#include "host_device.hpp"
+#include "cuda/work.hpp"
+#include "transfer/host_device.hpp"
 
 namespace ftrun {
 namespace cuda {

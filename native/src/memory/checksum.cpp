@@ -8,11 +8,11 @@
 #include <memory>
 #include <new>
 
-#include "absorb.hpp"
-#include "copy.hpp"
+#include "memory/absorb.hpp"
+#include "memory/copy.hpp"
 #include "ftrun_native.h"
-#include "hash.hpp"
-#include "thread.hpp"
+#include "memory/hash.hpp"
+#include "process/thread.hpp"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the checksum is defined on little-endian words"

@@ -1,5 +1,5 @@
 // Finding the driver: dlopen, then cuGetProcAddress_v2 for everything else.
-#include "cuda_driver.hpp"
+#include "cuda/driver.hpp"
 
 #include <dlfcn.h>
 

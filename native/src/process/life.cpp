@@ -1,5 +1,5 @@
 // Life locks: robust mutexes whose loss tells another process that their owner ended.
-#include "life.hpp"
+#include "process/life.hpp"
 
 #include <pthread.h>
 #include <time.h>
@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "ftrun_native.h"
-#include "thread.hpp"
+#include "process/thread.hpp"
 
 static_assert(sizeof(pthread_mutex_t) <= FTRUN_LIFE_BYTES, "a life lock does not fit its place on the board");
 
