@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ftrun.core.board import Board, F
+from ftrun.core.shared.board import Board, F
 from tests.e2e import harness
 
 SCRIPT = """

@@ -44,7 +44,7 @@ def test_every_place_of_the_walks_exists() -> None:
 
 def test_a_place_that_is_not_there_is_noticed() -> None:
     assert exists("tests.test_documents.exists")
-    assert not exists("tests.test_documents.missing") and not exists("ftrun.core.gate.Missing.opened")
+    assert not exists("tests.test_documents.missing") and not exists("ftrun.core.shared.gate.Missing.opened")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

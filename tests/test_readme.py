@@ -13,8 +13,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ftrun.core import gate
-from ftrun.core.board import Board
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import Board
 from tests.e2e import harness
 
 ROOT = Path(__file__).resolve().parents[1]

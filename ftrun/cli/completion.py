@@ -13,9 +13,9 @@ from typing import Any
 
 import typer
 
+from ftrun.cli.commands.verify import ACCEPTED
 from ftrun.cli.main import app, load_commands
 from ftrun.cli.options import OPTIONS
-from ftrun.cli.verify import ACCEPTED
 from ftrun.core.errors import UsageError
 
 SHELLS = {"bash": "ftrun.bash", "zsh": "_ftrun", "fish": "ftrun.fish"}

@@ -9,13 +9,13 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftrun.cli.status import EXIT_NO_RUN, EXIT_NOT_RUNNING
+from ftrun.cli.commands.status import EXIT_NO_RUN, EXIT_NOT_RUNNING
 from ftrun.core.errors import FtrunError, UsageError
 
 if TYPE_CHECKING:
-    from ftrun.core.board import Board, Cell
     from ftrun.core.runs import RunInfo
-    from ftrun.core.world import World
+    from ftrun.core.shared.board import Board, Cell
+    from ftrun.core.shared.world import World
 
 
 class NotLive(FtrunError):
@@ -37,7 +37,7 @@ class Live:
     def find(cls, run_id: str | None) -> Live:
         """Errors: NotLive, UsageError for a run of another user."""
         from ftrun.core import paths, runs
-        from ftrun.core.board import Board, Head
+        from ftrun.core.shared.board import Board, Head
 
         run = runs.find_run(run_id)
         if run is None:
@@ -55,7 +55,7 @@ class Live:
 
     def alive(self) -> bool:
         """Is the run still going on?"""
-        from ftrun.core.board import Head
+        from ftrun.core.shared.board import Head
 
         return self.run.alive() and not self.board[Head.ENDING]
 
@@ -71,8 +71,8 @@ class Live:
 
     def world(self) -> World:
         """The newest world. Errors: NotLive."""
-        from ftrun.core.board import Head
-        from ftrun.core.world import read_world
+        from ftrun.core.shared.board import Head
+        from ftrun.core.shared.world import read_world
 
         try:
             return read_world(self.run.path, self.board[Head.PUBLISHED])

@@ -146,7 +146,7 @@ def _open_what_is_closed() -> None:
 def load_commands() -> None:
     """Have every command on `app`."""
     for module in COMMANDS.values():
-        importlib.import_module(f"ftrun.cli.{module}")
+        importlib.import_module(f"ftrun.cli.commands.{module}")
 
 
 def execute(argv: list[str]) -> int:
@@ -158,7 +158,7 @@ def execute(argv: list[str]) -> int:
         load_commands()
     elif argv[0] != "--version":
         argv = argv if argv[0] in COMMANDS else ["run", *argv]
-        importlib.import_module(f"ftrun.cli.{COMMANDS[argv[0]]}")
+        importlib.import_module(f"ftrun.cli.commands.{COMMANDS[argv[0]]}")
     group = typer.main.get_command(app)
     try:
         with group.make_context("ftrun", list(argv)) as context:  # its own main() would exit by itself on a closed pipe

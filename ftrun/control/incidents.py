@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ftrun.control import budgets, devices, events, policy, restarts
+from ftrun.control import budgets, events, policy, restarts
+from ftrun.control.device import state as devices
 from ftrun.control.events import Action, CloseGate, Deadline, Died, Fence, OpenGate, Publish, Say, Spawn
 from ftrun.control.phases import INCIDENT, Phase
 from ftrun.control.responses import Response

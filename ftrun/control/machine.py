@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from ftrun.control import budgets, device_faults, incidents, restarts
+from ftrun.control import budgets, incidents, restarts
 from ftrun.control import events as ev
+from ftrun.control.device import faults as device_faults
 from ftrun.control.events import Action, Event, Fence, Say, Spawn, StartService
 from ftrun.control.phases import INCIDENT, LIVE, OVER, Phase
 from ftrun.control.states import (

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ftrun.control import xid
+from ftrun.control.device import xid
+from ftrun.control.device.xid import Class
 from ftrun.control.responses import Response
-from ftrun.control.xid import Class
 from ftrun.core.faults import Fault
 
 R = Response

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftrun.control import devices
 from ftrun.control.budgets import allocate, failure_key, finish, seen_before
+from ftrun.control.device import state as devices
 from ftrun.control.events import (
     Action,
     Deadline,

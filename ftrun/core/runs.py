@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core import paths
-from ftrun.core.procfs import process_start
+from ftrun.core.system.procfs import process_start
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ftrun.core import paths
-from ftrun.core.cgroup import memory_left
 from ftrun.core.errors import FtrunError
+from ftrun.core.system.cgroup import memory_left
 from ftrun.doctor.findings import BROKEN, OK, WARNING, Finding
 
 AREA = "memory"

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftrun.core.board import Board, Head
 from ftrun.core.paths import DEVICES
+from ftrun.core.shared.board import Board, Head
 from ftrun.faults import requests
 from ftrun.faults.kinds import Kind
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from ftrun.core.cgroup import groups
+from ftrun.core.system.cgroup import groups
 
 LIMIT = 64 << 20  # bytes that the process may take beyond what it has
 _CHUNK = 4 << 20

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ftrun.core.board import Board, Head
 from ftrun.core.paths import ENV_RUN_DIR
+from ftrun.core.shared.board import Board, Head
 from ftrun.faults import device, oom, outside, requests
 from ftrun.faults.dice import Dice
 from ftrun.faults.kinds import DEVICE, KINDS, MACHINE, STEP_PHASES

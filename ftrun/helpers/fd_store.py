@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ftrun import native
-from ftrun.core import paths, wire
-from ftrun.core.board import Board, F, Head
-from ftrun.core.handle import Handle, Kind
-from ftrun.core.procfs import kill_group
+from ftrun.core import paths
+from ftrun.core.shared import wire
+from ftrun.core.shared.board import Board, F, Head
+from ftrun.core.shared.handle import Handle, Kind
+from ftrun.core.system.procfs import kill_group
 from ftrun.helpers.cuda_import import Imported
 
 _INSIST = 2.0  # seconds for which the guardian looks for workers that had not written their pid yet

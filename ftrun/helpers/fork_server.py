@@ -19,8 +19,8 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from ftrun.core import wire
-from ftrun.core.procfs import kill_group, reaped
+from ftrun.core.shared import wire
+from ftrun.core.system.procfs import kill_group, reaped
 from ftrun.helpers import forkable, store
 from ftrun.host.services import spawn
 

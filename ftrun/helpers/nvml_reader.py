@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from ftrun.core import wire
+from ftrun.core.shared import wire
 
 PATIENCE = 3.0  # seconds for one driver call before it is told
 _INIT_PATIENCE = 8.0  # seconds: a driver that is not kept loaded begins with its GPUs

@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any, NoReturn
 
-from ftrun.core import wire
+from ftrun.core.shared import wire
 from ftrun.helpers import forkable
 
 _EVERYWHERE = "0.0.0.0"

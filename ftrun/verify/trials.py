@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core import paths
-from ftrun.core.procfs import shell_code
+from ftrun.core.system.procfs import shell_code
 from ftrun.host.services import spawn
 
 OUTPUT = "output.log"

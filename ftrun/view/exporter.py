@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import files
 from ftrun.core.errors import FtrunError
 from ftrun.core.runs import RunInfo, read_run
+from ftrun.core.system import files
 from ftrun.view import metrics
 from ftrun.view.snapshot import Watcher
 

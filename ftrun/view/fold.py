@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ftrun.core.board import Board, F, Flag, Phase
-from ftrun.core.gate import GateWord
+from ftrun.core.shared.board import Board, F, Flag, Phase
+from ftrun.core.shared.gate import GateWord
 
 STALE = 2.0  # seconds without a beat
 # why a rank stands out, the gravest first

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.control.phases import Phase as Machine
-from ftrun.core import gate, paths, steps
-from ftrun.core.board import Board, Cell, F, Flag, Head, Inexact, Phase, collective_name, collective_of
+from ftrun.core import paths
 from ftrun.core.runs import RunInfo
-from ftrun.core.world import World, read_world
+from ftrun.core.shared import gate, steps
+from ftrun.core.shared.board import Board, Cell, F, Flag, Head, Inexact, Phase, collective_name, collective_of
+from ftrun.core.shared.world import World, read_world
 from ftrun.view import devices, fold
 from ftrun.view.journal import REPAIRING, Account, Tail
 

@@ -23,8 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ftrun.core import gate  # noqa: E402
-from ftrun.core.board import Board, F  # noqa: E402
+from ftrun.core.shared import gate  # noqa: E402
+from ftrun.core.shared.board import Board, F  # noqa: E402
 from tests.bench import tables  # noqa: E402
 from tests.view import boards  # noqa: E402
 from tests.view.terminal import Terminal  # noqa: E402

@@ -301,7 +301,7 @@ def adopt(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     import torch
 
     from ftrun.core import paths
-    from ftrun.core.board import Board
+    from ftrun.core.shared.board import Board
     from ftrun.host.services.services import _FD_STORE, Helper
     from ftrun.worker.memory.arena import Arena, Manifest, place
     from ftrun.worker.memory.segment import Segment

@@ -29,9 +29,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from ftrun.core import gate
-from ftrun.core.board import Board, F, Head, Phase
-from ftrun.core.world import read_world
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import Board, F, Head, Phase
+from ftrun.core.shared.world import read_world
 from tests.e2e import harness
 
 SEEDS = Path(__file__).with_name("chaos_seeds.json")

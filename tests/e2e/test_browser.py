@@ -17,7 +17,7 @@ import pytest
 from tests.e2e import harness
 from tests.e2e.harness import SCRIPTS, kill
 
-pytest.importorskip("ftrun.cli.timeline", reason="this version draws no timeline")
+pytest.importorskip("ftrun.cli.commands.timeline", reason="this version draws no timeline")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 # what is looked at, in the page itself: texts that leave the drawing, what was painted, and the tip under the pointer
 LOOK = """

@@ -353,7 +353,7 @@ def freezer() -> Iterator[Path]:
 
 def pid_of(running: harness.Running, rank: int, step: int) -> int:
     """The process of a rank, once it is at `step`."""
-    from ftrun.core.board import Board, F
+    from ftrun.core.shared.board import Board, F
 
     board = Board.open(running.run_dir() / "board")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ftrun.core import gate
-from ftrun.core.board import Board
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import Board
 from tests.conftest import wait_for
 from tests.e2e import harness
 from tests.e2e.conftest import Reference

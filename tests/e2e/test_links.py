@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.core.board import F
+from ftrun.core.shared.board import F
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import fault, kill

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ftrun.core.board import Board, Cell, F, Head
-from ftrun.core.world import World, read_world
+from ftrun.core.shared.board import Board, Cell, F, Head
+from ftrun.core.shared.world import World, read_world
 from tests.conftest import leaked_memory, small_file_system
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
@@ -152,7 +152,9 @@ def test_service_dies_in_training_and_then_a_rank(
     assert "bit-identical to an uninterrupted run: yes" in outcome.output
 
 
-def test_the_fd_store_is_reached_in_a_folder_whose_name_is_too_long_for_a_socket(stock: Reference, folder: Path) -> None:
+def test_the_fd_store_is_reached_in_a_folder_whose_name_is_too_long_for_a_socket(
+    stock: Reference, folder: Path
+) -> None:
     deep = folder / ("d" * 90)
     outcome = harness.ftrun(deep, [], [kill(1, "backward", 5)])
     harness.check_no_strays(deep)

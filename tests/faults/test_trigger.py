@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.core.board import Board, Head
+from ftrun.core.shared.board import Board, Head
 from ftrun.faults import oom, requests
 from ftrun.faults.dice import MIXTURE, Dice
 from ftrun.faults.plan import load_plan

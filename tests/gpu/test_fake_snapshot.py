@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ftrun.core.board import Board, F, Head
-from ftrun.core.world import read_world
+from ftrun.core.shared.board import Board, F, Head
+from ftrun.core.shared.world import read_world
 from ftrun.worker.runtime.fd_store import FdStoreClient
 from tests.conftest import wait_for
 from tests.e2e import harness

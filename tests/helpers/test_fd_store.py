@@ -13,7 +13,7 @@ import pytest
 
 from ftrun import native
 from ftrun.core import paths
-from ftrun.core.board import Board
+from ftrun.core.shared.board import Board
 from ftrun.host.services import services
 from ftrun.worker.runtime.fd_store import FdStoreClient
 from tests.conftest import wait_for

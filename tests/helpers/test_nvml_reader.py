@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ftrun.core import wire
+from ftrun.core.shared import wire
 from ftrun.host.services import spawn
 from tests.faults.fake_nvml import ECC, RECOVERY, FakeNvml
 

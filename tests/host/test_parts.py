@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.core import gate, paths, procfs, runs, wire
-from ftrun.core.board import Board, Busy, F, Flag, Phase, Source, collective_word, name_word
+from ftrun.core import paths, runs
 from ftrun.core.errors import UsageError
-from ftrun.core.handle import Handle, Kind
+from ftrun.core.shared import gate, wire
+from ftrun.core.shared.board import Board, Busy, F, Flag, Phase, Source, collective_word, name_word
+from ftrun.core.shared.handle import Handle, Kind
+from ftrun.core.system import procfs
 from ftrun.helpers.fd_store import FdStore
 from ftrun.host.account import messages
 from ftrun.host.account.incident import Incident, Victim

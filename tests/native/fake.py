@@ -31,7 +31,9 @@ def memory(size, device=0):
 def library() -> Path:
     """Folder with the fake libcuda.so.1; built when its sources changed."""
     return _built(
-        "fake_cuda", "libcuda.so.1", [ROOT / "native/src/cuda/abi.hpp", ROOT / "native/src/memory/hash.hpp", *_kernels()]
+        "fake_cuda",
+        "libcuda.so.1",
+        [ROOT / "native/src/cuda/abi.hpp", ROOT / "native/src/memory/hash.hpp", *_kernels()],
     )
 
 

@@ -191,7 +191,7 @@ def test_the_dead_are_not_over_before_their_kernels_are(control: fake.Control) -
         STUCK
         + """
 import socket
-from ftrun.core import procfs
+from ftrun.core.system import procfs
 from ftrun.host.workers import fence
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 pid = os.fork()

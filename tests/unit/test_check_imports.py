@@ -13,7 +13,7 @@ from tests.lint import check_imports
         ("ftrun.control.machine", "from ftrun.host.base import loop"),
         ("ftrun.control.machine", "from ..host.loop import run"),
         ("ftrun.control.machine", "def f():\n    import time"),
-        ("ftrun.core.board", "from ftrun import control"),
+        ("ftrun.core.shared.board", "from ftrun import control"),
         ("ftrun.host.base.loop", "import torch"),
         ("ftrun.host.base.loop", "def f():\n    from torch.distributed import TCPStore"),
         ("ftrun.host.base.loop", "import importlib\ndef f():\n    importlib.import_module('torch.nn')"),
@@ -54,7 +54,10 @@ def test_a_circle_is_found_also_through_late_imports_and_those_for_types() -> No
     sources = {
         "ftrun.host.a": ("from ftrun.host.b import thing", False),
         "ftrun.host.b": ("def f():\n    from ftrun.host import c", False),
-        "ftrun.host.c": ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ftrun.host.a import Thing", False),
+        "ftrun.host.c": (
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ftrun.host.a import Thing",
+            False,
+        ),
         "ftrun.host.d": ("from ftrun.host import a", False),
     }
     assert check_imports.circles(check_imports.graph(sources)) == [["ftrun.host.a", "ftrun.host.b", "ftrun.host.c"]]

@@ -1,6 +1,6 @@
 """Every interleaving of the gate in small worlds: arrive, open, pass, stop, decide, replace, open again, death anywhere.
 
-The model moves the gate word with the functions of ftrun/core/gate.py and nothing else; a compare-and-swap is a read
+The model moves the gate word with the functions of ftrun/core/shared/gate.py and nothing else; a compare-and-swap is a read
 and, any number of other moves later, a swap that fails when the word changed. Two near misses of the design and one
 of several nodes are given to the same explorer, which must find what is wrong with them.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ftrun.core import gate
+from ftrun.core.shared import gate
 
 OPEN = -1  # arena being written
 # where a rank is

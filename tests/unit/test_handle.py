@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftrun.core.handle import BYTES, Handle, Kind
+from ftrun.core.shared.handle import BYTES, Handle, Kind
 
 
 def test_a_handle_comes_back_as_it_was() -> None:

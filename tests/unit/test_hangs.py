@@ -8,8 +8,8 @@ import pytest
 
 from ftrun.control import hangs
 from ftrun.control.hangs import Limits, Rank, Verdict, Watch
-from ftrun.core import replicas
 from ftrun.core.faults import Fault
+from ftrun.core.shared import replicas
 
 PAUSE = 0.05
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftrun.control import policy, xid
+from ftrun.control import policy
+from ftrun.control.device import xid
 from ftrun.control.policy import Overrides
 from ftrun.control.responses import Response as R
 from ftrun.core.faults import Fault

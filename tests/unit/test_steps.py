@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.core.board import Board, Cell, F, Phase
-from ftrun.core.steps import StepLog, phase_at, rows
+from ftrun.core.shared.board import Board, Cell, F, Phase
+from ftrun.core.shared.steps import StepLog, phase_at, rows
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import gate, paths
-from ftrun.core.board import Board, Cell, F, Head
-from ftrun.core.procfs import process_start
-from ftrun.core.world import Place, World, read_world, write_world
+from ftrun.core import paths
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import Board, Cell, F, Head
+from ftrun.core.shared.world import Place, World, read_world, write_world
+from ftrun.core.system.procfs import process_start
 
 RECORDED = Path(__file__).with_name("recorded.json")
 WORDS = 128

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.core.board import Board
+from ftrun.core.shared.board import Board
 from ftrun.host.account.incident import Incident, Victim
 from ftrun.view.journal import Account, Tail, lines
 from tests.view import boards

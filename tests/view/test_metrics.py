@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ftrun.core.board import F
 from ftrun.core.runs import find_run
+from ftrun.core.shared.board import F
 from ftrun.view import metrics
 from ftrun.view.exporter import Exporter, serve
 from tests.conftest import Ftrun, wait_for
@@ -144,7 +144,7 @@ def test_file_is_never_half_there(looking: Looking, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FTRUN_RUNS_ROOT", str(looking.root))
     run = find_run("lab")
     assert run is not None
-    from ftrun.core import files
+    from ftrun.core.system import files
 
     target, exporter, stop = looking.base / "x.prom", Exporter(run), threading.Event()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.core import procfs
-from ftrun.core.board import Board, F, Flag
+from ftrun.core.shared.board import Board, F, Flag
+from ftrun.core.system import procfs
 from ftrun.host.rundir import rundir
 from tests.view import boards
 from tests.view.conftest import Looking

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import ftrun
 from ftrun import native
-from ftrun.core.board import Board, F
+from ftrun.core.shared.board import Board, F
 
 RANKS = 4
 VICTIM = 2

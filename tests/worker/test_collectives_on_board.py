@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import Work
 
-from ftrun.core.board import Board, F
+from ftrun.core.shared.board import Board, F
 from ftrun.worker.comm.process_group import Registry, SwapGroup
 from ftrun.worker.runtime.run_link import Context
 

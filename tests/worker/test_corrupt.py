@@ -7,8 +7,8 @@ from typing import Any
 
 from ftrun.control import events as ev
 from ftrun.core import paths
-from ftrun.core.board import Board, F, sum_word
-from ftrun.core.world import Place, World
+from ftrun.core.shared.board import Board, F, sum_word
+from ftrun.core.shared.world import Place, World
 from ftrun.host.base.loop import Loop
 from ftrun.host.base.settings import Settings
 from ftrun.host.detect.detectors import Detectors

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftrun.core.world import Place, World
+from ftrun.core.shared.world import Place, World
 from ftrun.worker.comm.backend import make_group
 from ftrun.worker.comm.file_store import Meeting
 from ftrun.worker.runtime.position import Interrupt

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftrun.core import cgroup
+from ftrun.core.system import cgroup
 from ftrun.worker.memory import segment
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.state.protected_state import Protected

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftrun import native
-from ftrun.core.board import Board, F
+from ftrun.core.shared.board import Board, F
 from ftrun.native.transfer import TransferError
 from ftrun.view import fold
 from ftrun.worker.memory.segment import Segment

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftrun.core.board import Board, Cell, F, Source
+from ftrun.core.shared.board import Board, Cell, F, Source
 
 PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
 _FIELDS = (

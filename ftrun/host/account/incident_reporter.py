@@ -26,10 +26,10 @@ from ftrun.control.events import (
     Stuck,
 )
 from ftrun.control.machine import INCIDENT, Phase
-from ftrun.core.board import Board, F, Inexact
-from ftrun.core.board import Phase as Phases
 from ftrun.core.faults import Fault
-from ftrun.core.steps import phase_at
+from ftrun.core.shared.board import Board, F, Inexact
+from ftrun.core.shared.board import Phase as Phases
+from ftrun.core.shared.steps import phase_at
 from ftrun.faults.trigger import fired
 from ftrun.host.account import messages, transfer_times
 from ftrun.host.account.incident import Incident, Victim

@@ -11,9 +11,9 @@ from typing import Any
 from ftrun.control import blame
 from ftrun.control.events import Say
 from ftrun.core.amounts import count, milliseconds, seconds, size
-from ftrun.core.board import Inexact
 from ftrun.core.faults import Fault
 from ftrun.core.paths import LOG_DIR
+from ftrun.core.shared.board import Inexact
 from ftrun.host.account.incident import Victim
 
 _INEXACT = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ftrun.core.moves import Move, file_name
+from ftrun.core.shared.moves import Move, file_name
 
 RANKS_MOST = 16  # ranks whose transfers are kept: a person looks at some
 

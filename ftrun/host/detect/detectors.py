@@ -12,9 +12,9 @@ from pathlib import Path
 from ftrun.control import events as ev
 from ftrun.control.hangs import Limits
 from ftrun.control.stragglers import Stragglers
-from ftrun.core import gate, replicas
-from ftrun.core.board import Board, F, Phase, sum_of
 from ftrun.core.faults import Fault
+from ftrun.core.shared import gate, replicas
+from ftrun.core.shared.board import Board, F, Phase, sum_of
 from ftrun.host.base.settings import Settings
 from ftrun.host.detect.disk_space import RoomWatch
 from ftrun.host.detect.hang import HangWatch

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ftrun.control.hangs import Accused, Limits, Rank, Verdict, Watch
-from ftrun.core import gate
-from ftrun.core.board import Busy, Cell, F, Flag, Phase, collective_name, collective_of
 from ftrun.core.faults import Fault
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import Busy, Cell, F, Flag, Phase, collective_name, collective_of
 from ftrun.host.detect import heartbeat
 
 _BODY = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE)

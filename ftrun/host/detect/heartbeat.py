@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from ftrun.core.board import F
-from ftrun.core.cgroup import groups
+from ftrun.core.shared.board import F
+from ftrun.core.system.cgroup import groups
 from ftrun.host.workers.pool import Worker
 
 LOOKS = 4  # looks in one interval between two beats

@@ -18,9 +18,11 @@ from typing import Any
 from ftrun.control.events import DeviceBack, DeviceFault, DeviceOut, Devices, Event, Probe, Probed
 from ftrun.control.events import Quarantine as QuarantineOrder
 from ftrun.control.states import State
-from ftrun.core import files, gate, paths
-from ftrun.core.board import Board, Head
+from ftrun.core import paths
 from ftrun.core.faults import Fault
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import Board, Head
+from ftrun.core.system import files
 from ftrun.host.base.loop import Loop
 from ftrun.host.devices import visible
 from ftrun.host.devices.quarantine import Quarantine

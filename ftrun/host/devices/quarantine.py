@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import files
 from ftrun.core.errors import ConfigError, UsageError
+from ftrun.core.system import files
 
 NAME = "quarantine.json"  # in the run directory
 _PATIENCE = 2.0  # seconds for the lock that runs on one machine share

@@ -18,10 +18,10 @@ from typing import Any
 
 from ftrun.control import events as ev
 from ftrun.control.machine import Config, IllegalEvent, Phase, State, advance, initial
-from ftrun.core import gate
-from ftrun.core.board import Board, Head
-from ftrun.core.procfs import reaped
-from ftrun.core.world import Place, World, write_world
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import Board, Head
+from ftrun.core.shared.world import Place, World, write_world
+from ftrun.core.system.procfs import reaped
 from ftrun.host.account import messages
 from ftrun.host.account.failure_report import Failures
 from ftrun.host.account.incident_reporter import Narrator

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core import amounts, paths
-from ftrun.core.board import Board, Head
 from ftrun.core.faults import Fault as Found
-from ftrun.core.procfs import process_start
+from ftrun.core.shared.board import Board, Head
+from ftrun.core.system.procfs import process_start
 from ftrun.faults import device, oom, requests, trigger
 from ftrun.faults.plan import load_plan
 from ftrun.host.account import messages

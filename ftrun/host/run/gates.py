@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ftrun.core import gate
-from ftrun.core.board import Board
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import Board
 
 
 def close(board: Board, generation: int) -> int:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ftrun import native
-from ftrun.core import paths, procfs, runs
-from ftrun.core.board import Board, Head
+from ftrun.core import paths, runs
 from ftrun.core.errors import PlatformError, UsageError
+from ftrun.core.shared.board import Board, Head
+from ftrun.core.system import procfs
 from ftrun.faults import device
 from ftrun.host.account import messages
 from ftrun.host.base.loop import Loop

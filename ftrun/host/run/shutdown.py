@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from ftrun.control.blame import ranks
-from ftrun.core import procfs
-from ftrun.core.board import Board, Head
+from ftrun.core.shared.board import Board, Head
+from ftrun.core.system import procfs
 from ftrun.host.base.loop import Loop
 from ftrun.host.workers.pool import Worker, WorkerPool
 

@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import files, paths
+from ftrun.core import paths
 from ftrun.core.errors import PlatformError, UsageError
-from ftrun.core.procfs import process_start
 from ftrun.core.runs import RunInfo, read_run
+from ftrun.core.system import files
+from ftrun.core.system.procfs import process_start
 
 _ADJECTIVES = (
     "able agile amber bold brave brisk calm clear clever cosy crisp dapper eager early fair fast fine fond free fresh gentle "

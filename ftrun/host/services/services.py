@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import wire
+from ftrun.core.shared import wire
 from ftrun.host.base.loop import Loop
 from ftrun.host.services import spawn
 

@@ -11,7 +11,7 @@ import signal
 import time
 from pathlib import Path
 
-from ftrun.core.procfs import exit_code, stat
+from ftrun.core.system.procfs import exit_code, stat
 
 _PF_EXITING = 0x4
 _PAUSE = 0.0002

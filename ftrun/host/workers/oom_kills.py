@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from ftrun.core.cgroup import groups
+from ftrun.core.system.cgroup import groups
 
 _ROOT = Path("/sys/fs/cgroup")
 _KERNEL = "/dev/kmsg"

@@ -31,10 +31,11 @@ from ftrun.control.events import (
     Unconnected,
     Unrestorable,
 )
-from ftrun.core import procfs, symptoms
-from ftrun.core.board import Board, Cell, F, Flag
+from ftrun.core import symptoms
 from ftrun.core.errors import EXIT_SIGNAL
 from ftrun.core.faults import Fault
+from ftrun.core.shared.board import Board, Cell, F, Flag
+from ftrun.core.system import procfs
 from ftrun.host.base.loop import Loop
 from ftrun.host.output.logs import Logs, WorkerLog
 from ftrun.host.workers import fence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftrun.core.board import Flag
 from ftrun.core.errors import WorkerError
+from ftrun.core.shared.board import Flag
 from ftrun.worker.comm import passthrough
 from ftrun.worker.comm.collective_replay import Recorder
 from ftrun.worker.comm.process_group import Registry

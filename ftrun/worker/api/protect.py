@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ftrun.core.board import Phase
 from ftrun.core.errors import UsageError
 from ftrun.core.paths import ENV_DIGESTS
+from ftrun.core.shared.board import Phase
 from ftrun.core.tried import TORCH_RANGE, TORCH_TO, version_of
 from ftrun.worker.api.backend import registry
 from ftrun.worker.api.job import Job

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ftrun.core.board import F, Phase
 from ftrun.core.errors import NonFiniteError
+from ftrun.core.shared.board import F, Phase
 from ftrun.worker.comm.collective_replay import tensors_of
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context

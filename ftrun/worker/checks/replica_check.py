@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftrun.core.board import F, Inexact, sum_of, sum_word
-from ftrun.core.replicas import corrupt
+from ftrun.core.shared.board import F, Inexact, sum_of, sum_word
+from ftrun.core.shared.replicas import corrupt
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.protected_state import Protected

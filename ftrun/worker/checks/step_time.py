@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ftrun.core.board import F, Phase
+from ftrun.core.shared.board import F, Phase
 from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.runtime.observer import StepObserver
 

@@ -15,9 +15,9 @@ from typing import Any
 from torch.distributed import PrefixStore, TCPStore
 
 from ftrun.core import symptoms
-from ftrun.core.board import F, Head
 from ftrun.core.faults import Fault
-from ftrun.core.world import World
+from ftrun.core.shared.board import F, Head
+from ftrun.core.shared.world import World
 from ftrun.worker.comm.backend import Inner, make_group
 from ftrun.worker.comm.file_store import Meeting
 from ftrun.worker.runtime.exception_report import final_code

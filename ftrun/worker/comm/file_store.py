@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch.distributed import Store
 
-from ftrun.core.world import World
+from ftrun.core.shared.world import World
 
 _PAUSE, _LONGEST = 0.0002, 0.02  # seconds between two looks for a value that is not there yet
 _GROWTH = 0.02  # of the time waited so far

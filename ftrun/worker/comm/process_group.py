@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from ftrun.core import symptoms
-from ftrun.core.board import F, collective_word, name_word
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
-from ftrun.core.world import World
+from ftrun.core.shared.board import F, collective_word, name_word
+from ftrun.core.shared.world import World
 from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Recorder, tensors_of
 from ftrun.worker.comm.collectives import COLLECTIVES, DIRECT, averaging_integers, fill_local

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
-from ftrun.core.board import F
-from ftrun.core.handle import Handle, Kind
+from ftrun.core.shared.board import F
+from ftrun.core.shared.handle import Handle, Kind
 from ftrun.native import cuda
 from ftrun.worker.kept.ledger import Ledger
 from ftrun.worker.memory.arena import Arena

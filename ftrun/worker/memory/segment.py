@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from ftrun import native
-from ftrun.core.cgroup import memory_left
 from ftrun.core.errors import DeviceError, PlatformError
 from ftrun.core.paths import ENV_RUN_DIR
+from ftrun.core.system.cgroup import memory_left
 
 
 class Segment:

@@ -19,8 +19,8 @@ from typing import Any
 
 from ftrun import native
 from ftrun.core import environment, paths
-from ftrun.core.board import Busy, F, Flag, Phase
-from ftrun.core.world import World
+from ftrun.core.shared.board import Busy, F, Flag, Phase
+from ftrun.core.shared.world import World
 from ftrun.worker.process import exec_program, numa, run_script, standby
 from ftrun.worker.runtime.control_thread import ControlThread
 from ftrun.worker.runtime.exception_report import report_exception

@@ -7,8 +7,8 @@ import contextlib
 import torch
 
 from ftrun import native
-from ftrun.core.board import Flag, Head
-from ftrun.core.world import World, read_world
+from ftrun.core.shared.board import Flag, Head
+from ftrun.core.shared.world import World, read_world
 from ftrun.native import cuda
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.gpu_memory import DeviceMemory, ordinal_of

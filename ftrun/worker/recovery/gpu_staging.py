@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ftrun.core.errors import DeviceError, WorkerError
-from ftrun.core.handle import Handle, Kind
+from ftrun.core.shared.handle import Handle, Kind
 from ftrun.native import cuda
 from ftrun.native.transfer import BUFFERS, Facts
 from ftrun.worker.memory.gpu_memory import allocate, ordinal_of

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftrun import native
-from ftrun.core import gate
-from ftrun.core.board import Board, F, Flag, Head, Inexact, Source
 from ftrun.core.errors import DeviceError, WorkerError
-from ftrun.core.moves import RELOAD, Move
-from ftrun.core.world import World, read_world
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import Board, F, Flag, Head, Inexact, Source
+from ftrun.core.shared.moves import RELOAD, Move
+from ftrun.core.shared.world import World, read_world
 from ftrun.native import cuda
 from ftrun.native.transfer import Extent, TransferError
 from ftrun.worker.kept.handover import fetch, fetch_gpu, use_gpu

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from ftrun.core.board import F, Source
 from ftrun.core.errors import DeviceError, WorkerError
+from ftrun.core.shared.board import F, Source
 from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import Facts, TransferError
 from ftrun.worker.kept.recovery_points import END

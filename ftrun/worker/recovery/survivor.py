@@ -10,9 +10,9 @@ import os
 import signal
 import time
 
-from ftrun.core import gate
-from ftrun.core.board import F, Inexact, Source
-from ftrun.core.world import World
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import F, Inexact, Source
+from ftrun.core.shared.world import World
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.rollback import survivor_goes_back
 from ftrun.worker.runtime.position import Interrupt

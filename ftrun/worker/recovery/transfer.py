@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ftrun import native
-from ftrun.core import gate, moves
-from ftrun.core.board import F
-from ftrun.core.cgroup import memory_left
 from ftrun.core.errors import WorkerError
-from ftrun.core.moves import Move
+from ftrun.core.shared import gate, moves
+from ftrun.core.shared.board import F
+from ftrun.core.shared.moves import Move
+from ftrun.core.system.cgroup import memory_left
 from ftrun.native import cuda, transfer
 from ftrun.native.transfer import CHECK_BACK, CHECK_READ, Extent, Facts, Moved, OnGpu, Terms
 from ftrun.worker.memory.segment import Segment, room_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ftrun.core.board import Busy
+from ftrun.core.shared.board import Busy
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.runtime.torch_private import around_compiling, skip_when_compiling
 

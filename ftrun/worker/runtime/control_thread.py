@@ -11,8 +11,8 @@ import signal
 import threading
 import time
 
-from ftrun.core import gate
-from ftrun.core.board import F, Head
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import F, Head
 from ftrun.worker.runtime.position import Interrupt
 from ftrun.worker.runtime.run_link import LOOK_AGAIN, Context
 from ftrun.worker.runtime.stack_sampler import Whereabouts

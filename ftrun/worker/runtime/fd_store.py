@@ -6,8 +6,8 @@ import os
 import socket
 from pathlib import Path
 
-from ftrun.core import wire
-from ftrun.core.handle import Handle, Kind
+from ftrun.core.shared import wire
+from ftrun.core.shared.handle import Handle, Kind
 
 _DEADLINE = 5.0  # seconds
 _IMPORT = 60.0  # seconds: the first call to the driver may start it, on a machine with many GPUs

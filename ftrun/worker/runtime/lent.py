@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from ftrun.core.handle import Handle
+from ftrun.core.shared.handle import Handle
 from ftrun.worker.runtime.fd_store import FdStoreClient
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ftrun.core import paths
-from ftrun.core.board import Board, Busy, Cell, F, Flag, Head, Inexact, Phase
 from ftrun.core.errors import WorkerError
-from ftrun.core.steps import StepLog
-from ftrun.core.world import World, read_world
+from ftrun.core.shared.board import Board, Busy, Cell, F, Flag, Head, Inexact, Phase
+from ftrun.core.shared.steps import StepLog
+from ftrun.core.shared.world import World, read_world
 from ftrun.worker.runtime.fd_store import FdStoreClient
 from ftrun.worker.runtime.lent import Lent
 from ftrun.worker.runtime.position import Interrupt, Position

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from ftrun.core import paths
-from ftrun.core.board import Cell, F
+from ftrun.core.shared.board import Cell, F
 from ftrun.worker.runtime.torch_private import frame_of
 
 _AFTER = 700_000_000  # ns without a sign of life

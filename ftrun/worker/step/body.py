@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from ftrun.core import symptoms
-from ftrun.core.board import Busy, F, Head, Phase
 from ftrun.core.errors import UsageError
 from ftrun.core.faults import Fault
+from ftrun.core.shared.board import Busy, F, Head, Phase
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.survivor import WORLD, Survivor
 from ftrun.worker.runtime import crash_points

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ftrun.core.board import Busy
 from ftrun.core.errors import UsageError
+from ftrun.core.shared.board import Busy
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.survivor import Survivor
 from ftrun.worker.runtime.position import Interrupt, Where

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ftrun import native
-from ftrun.core import gate
-from ftrun.core.board import F
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import F
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.runtime import crash_points
 

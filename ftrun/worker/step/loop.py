@@ -6,8 +6,8 @@ import os
 import signal
 from collections.abc import Iterator
 
-from ftrun.core.board import F, Flag, Phase
 from ftrun.core.errors import UsageError, WorkerError
+from ftrun.core.shared.board import F, Flag, Phase
 from ftrun.worker.kept.recovery_points import START
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.survivor import Survivor

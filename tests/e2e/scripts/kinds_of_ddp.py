@@ -70,7 +70,12 @@ def main() -> None:
         required=True,
     )
     parser.add_argument("--backend", required=True)
-    parser.add_argument("--linger", type=int, default=-1, help="rank 2 waits before this step, and the first pair dies in the one before")
+    parser.add_argument(
+        "--linger",
+        type=int,
+        default=-1,
+        help="rank 2 waits before this step, and the first pair dies in the one before",
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     dist.init_process_group(args.backend)

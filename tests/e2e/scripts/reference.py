@@ -200,7 +200,9 @@ def main() -> None:
         gradient_as_bucket_view=args.bucket_views,
     )
     if args.compile:
-        torch._dynamo.config.optimize_ddp = False  # it asserts that the first bucket is the smallest, which it is not here
+        torch._dynamo.config.optimize_ddp = (
+            False  # it asserts that the first bucket is the smallest, which it is not here
+        )
     called = torch.compile(ddp) if args.compile else ddp
     torch.manual_seed(args.seed * 1000 + rank)
     random.seed(args.seed * 1000 + rank)

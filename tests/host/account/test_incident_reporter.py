@@ -7,8 +7,8 @@ from typing import Any
 
 from ftrun.control.events import CloseGate, Grouped, Publish, Raised, Say
 from ftrun.control.machine import Phase as State
-from ftrun.core.board import Board, F, Phase
-from ftrun.core.steps import StepLog
+from ftrun.core.shared.board import Board, F, Phase
+from ftrun.core.shared.steps import StepLog
 from ftrun.host.account.incident_reporter import Narrator
 
 MS = 1_000_000

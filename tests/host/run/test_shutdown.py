@@ -332,14 +332,21 @@ def test_a_signal_that_is_blocked_for_a_moment_is_held_back() -> None:
         worker = SimpleNamespace(rank=0, pid=process.pid, reported=False)
         pool = SimpleNamespace(living=lambda: [worker])
         said: list[str] = []
-        forwarder = signal_forwarding.Forwarder(pool, loop, 1, lambda text, *_: said.append(text), lambda *_, **__: None)  # type: ignore[arg-type]
+        forwarder = signal_forwarding.Forwarder(
+            pool, loop, 1, lambda text, *_: said.append(text), lambda *_, **__: None
+        )  # type: ignore[arg-type]
         process.stdout.readline()
-        answers = {s: signal_forwarding.answer_of(process.pid, s) for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)}
+        answers = {
+            s: signal_forwarding.answer_of(process.pid, s) for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
+        }
         forwarder.forward(signal.SIGUSR2)
         print(file=process.stdin, flush=True)
         process.stdout.readline()
         loop.run_once()  # the next look
-        assert signal_forwarding.answer_of(process.pid, signal.SIGUSR2) is signal_forwarding.Answer.DIES and process.poll() is None
+        assert (
+            signal_forwarding.answer_of(process.pid, signal.SIGUSR2) is signal_forwarding.Answer.DIES
+            and process.poll() is None
+        )
         process.kill()
     assert answers == {
         signal.SIGUSR1: signal_forwarding.Answer.TAKEN,

@@ -13,8 +13,8 @@ import pytest
 
 from ftrun.control import events as ev
 from ftrun.core import paths
-from ftrun.core.board import Board, F, Flag
 from ftrun.core.faults import Fault
+from ftrun.core.shared.board import Board, F, Flag
 from ftrun.host.base.loop import Loop
 from ftrun.host.workers.pool import Worker, WorkerPool
 

@@ -14,8 +14,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from ftrun.core import files
 from ftrun.core.errors import UsageError
+from ftrun.core.system import files
 from ftrun.host.nodes.carriers.carrier import OVER, Record
 
 _LOCK = ".lock"

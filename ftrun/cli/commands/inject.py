@@ -160,7 +160,7 @@ def _read(
 
 def _target(found: Live, wish: Wish) -> int:
     """The rank to strike. Errors: UsageError."""
-    from ftrun.core.board import Flag
+    from ftrun.core.shared.board import Flag
 
     rank = found.world().places[-1].rank if wish.rank is None else wish.rank
     cell = found.cell(rank)
@@ -176,8 +176,8 @@ def _whom(found: Live, wish: Wish, rank: int) -> str:
 
 
 def _sleep(found: Live, seconds: float) -> None:
+    from ftrun.cli.commands.status import EXIT_NOT_RUNNING
     from ftrun.cli.live import NotLive
-    from ftrun.cli.status import EXIT_NOT_RUNNING
 
     if found.ended_within(seconds):
         raise NotLive(f"run {found.run.run_id} ended before the fault was due", EXIT_NOT_RUNNING)
@@ -187,7 +187,7 @@ def _sleep(found: Live, seconds: float) -> None:
 
 
 def _at_once(found: Live, wish: Wish, rank: int) -> int:
-    from ftrun.core.board import F
+    from ftrun.core.shared.board import F
     from ftrun.faults import device, kinds, outside, requests, trigger
 
     cell = found.cell(rank)
@@ -264,7 +264,7 @@ def _ask(found: Live, wish: Wish, rank: int) -> int:
 
 def ring(found: Live, request: Request) -> None:
     """Tell workers and launcher that there is a request."""
-    from ftrun.core.board import Head
+    from ftrun.core.shared.board import Head
 
     found.board[Head.REQUESTS] = request.number
     found.board.ring_launcher()
@@ -308,7 +308,7 @@ def _await_firing(found: Live, request: Request, seconds: float) -> Any:
 
 def _standing(found: Live, wish: Wish, rank: int) -> str:
     """Why a fault may not have fired: what the rank does."""
-    from ftrun.core.board import Flag
+    from ftrun.core.shared.board import Flag
     from ftrun.faults.kinds import REPAIR_PHASES
 
     cell = found.cell(rank)

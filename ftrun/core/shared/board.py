@@ -15,13 +15,13 @@ import os
 from pathlib import Path
 
 from ftrun import native
-from ftrun.core import gate
 from ftrun.core.errors import PlatformError
+from ftrun.core.shared import gate
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
 VERSION = 3
 CELL_BYTES = 1024
-ROWS_KEPT = 5  # attempts at a step whose phases stay readable, see ftrun.core.steps
+ROWS_KEPT = 5  # attempts at a step whose phases stay readable, see ftrun.core.shared.steps
 ROW_WORDS = 8
 _CELLS_AT = 4096
 _WORD = 8
@@ -107,7 +107,7 @@ class F:
     CORRUPT = 73  # written by the launcher: 1 = its memory is corrupt, nobody takes anything from there
     UNCONNECTED = 74  # generation in which it could not be connected; why: errors/<cell>-<generation>-unconnected.json
     SETTLED = 75  # generation in which it is in the loop and takes nothing more from other ranks' memory
-    # written by the worker: the phases of its last steps, see ftrun.core.steps
+    # written by the worker: the phases of its last steps, see ftrun.core.shared.steps
     FIRST_ROW = 80  # ROWS_KEPT rows of ROW_WORDS words
     ROWS = 120  # rows ever begun
 

@@ -151,7 +151,7 @@ def _write(data: str, output: str | None) -> None:
         sys.stdout.write(for_encoding(data, sys.stdout.encoding))
         sys.stdout.flush()
         return
-    from ftrun.core.files import replace
+    from ftrun.core.system.files import replace
 
     try:
         replace(Path(output), data)

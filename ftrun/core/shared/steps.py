@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from ftrun.core.board import ROW_WORDS, ROWS_KEPT, Cell, F, Phase
+from ftrun.core.shared.board import ROW_WORDS, ROWS_KEPT, Cell, F, Phase
 
 _PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE, Phase.DONE)
 # words of a row: step index + 1, generation, attempt, then a time for each phase from FORWARD to DONE

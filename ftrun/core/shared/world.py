@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ftrun.core import files
-from ftrun.core.board import Board
+from ftrun.core.shared.board import Board
+from ftrun.core.system import files
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ftrun.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ftrun.cli.live import Live
-    from ftrun.core.board import Cell
+    from ftrun.core.shared.board import Cell
 
 _WAIT = 60.0  # seconds
 _LOOK = 0.1  # seconds between two looks when no bell rings
@@ -56,14 +56,14 @@ def drain(
 
 
 def _pid(cell: Cell) -> int:
-    from ftrun.core.board import F
+    from ftrun.core.shared.board import F
 
     return cell[F.PID]
 
 
 def _check(rank: int, cell: Cell) -> None:
     """Errors: UsageError for a rank that has no place between two steps."""
-    from ftrun.core.board import Flag
+    from ftrun.core.shared.board import Flag
 
     if cell.has(Flag.LOOP_DONE):
         raise UsageError(f"rank {rank} has finished its steps: there is nothing to move any more")
@@ -74,9 +74,9 @@ def _check(rank: int, cell: Cell) -> None:
 
 
 def _move(found: Live, rank: int, old: Cell, wait: float, as_json: bool) -> int:
-    from ftrun.cli.inject import ask
-    from ftrun.core.board import F
+    from ftrun.cli.commands.inject import ask
     from ftrun.core.faults import Fault
+    from ftrun.core.shared.board import F
     from ftrun.faults import requests
 
     begun = time.monotonic()

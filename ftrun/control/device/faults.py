@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ftrun.control import budgets, devices, incidents, policy, restarts
+from ftrun.control import budgets, incidents, policy, restarts
+from ftrun.control.device import state as devices
 from ftrun.control.events import CloseGate, DeviceBack, DeviceFault, DeviceOut, Devices, Probe, Probed, Say
 from ftrun.control.phases import Phase
 from ftrun.control.responses import Response
