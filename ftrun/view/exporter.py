@@ -21,6 +21,7 @@ from typing import Any
 from ftrun.core.errors import FtrunError
 from ftrun.core.runs import RunInfo, read_run
 from ftrun.core.system import files
+from ftrun.core.text import tell
 from ftrun.view import metrics
 from ftrun.view.snapshot import Watcher
 
@@ -94,7 +95,7 @@ def keep(exporter: Exporter, run: RunInfo, path: Path | None, interval: float, u
                 told = False
             except OSError as error:
                 if not told:
-                    print(f"ftrun: metrics cannot be written to {path}: {error.strerror}", file=sys.stderr, flush=True)
+                    tell(f"metrics cannot be written to {path}: {error.strerror}")
                 told = True
         if ended:
             return

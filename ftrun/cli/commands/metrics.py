@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from ftrun.cli.main import app
+from ftrun.core.text import tell
 
 EXIT_NO_RUN = 4
 EPILOG = (
@@ -39,7 +40,7 @@ def metrics(
         raise UsageError("--json is for one look, without --file and --port")
     run = find_run(run_id)
     if run is None:
-        print(f"ftrun: error: no live run{'' if run_id is None else f' named {run_id}'}", file=sys.stderr)
+        tell(f"error: no live run{'' if run_id is None else f' named {run_id}'}")
         return EXIT_NO_RUN
     if file:
         require_writable(Path(file), "--file")
@@ -54,7 +55,7 @@ def metrics(
         return 0
     if listener is not None:
         serve(exporter, listener)
-        print(f"ftrun: metrics at {address(listener)}", file=sys.stderr, flush=True)
+        tell(f"metrics at {address(listener)}")
     keep(exporter, run, Path(file) if file else None, interval, None)
     return 0
 

@@ -11,6 +11,7 @@ import typer
 
 from ftrun.cli.main import app
 from ftrun.core.errors import FtrunError, PlatformError, UsageError
+from ftrun.core.text import page, printable, tell
 
 if TYPE_CHECKING:
     from ftrun.view.find import Found
@@ -46,7 +47,7 @@ def timeline(
         raise UsageError("--json and --format do not go together")
     found = find(run_id)
     if found is None:
-        print(f"ftrun: error: {missing(run_id)}", file=sys.stderr)
+        tell(f"error: {missing(run_id)}")
         return EXIT_NO_RUN
     try:
         if form == "trace":
@@ -60,10 +61,7 @@ def timeline(
     if not 1 <= number <= len(account.incidents):
         return _nothing(found, account, incident, form, as_json)
     if account.unread:
-        print(
-            f"ftrun: {found.journal}: {count(account.unread, 'line')} unlike those of this version passed over",
-            file=sys.stderr,
-        )
+        tell(f"{found.journal}: {count(account.unread, 'line')} unlike those of this version passed over")
     if as_json:
         _write(json.dumps({"schema": 1, "run": found.run_id, **account.incidents[number - 1]}, indent=2) + "\n", output)
         return 0
@@ -119,13 +117,13 @@ def _trace(found: Found, output: str | None) -> int:
 def _nothing(found: Found, account: Account, asked: int | None, form: str, as_json: bool) -> int:
     if asked is not None:
         have = f"it had {len(account.incidents)}" if account.incidents else "it had none"
-        print(f"ftrun: error: run {found.run_id} has no incident {asked}; {have}", file=sys.stderr)
+        tell(f"error: run {found.run_id} has no incident {asked}; {have}")
         return EXIT_NO_RUN
     said = _none_because(found, account)
     if form == "text" and not as_json:
-        print(f"run {found.run_id}: {said}")
+        print(printable(f"run {found.run_id}: {said}"))
         return 0
-    print(f"ftrun: error: run {found.run_id} had no incident that could be drawn; {said}", file=sys.stderr)
+    tell(f"error: run {found.run_id} had no incident that could be drawn; {said}")
     return EXIT_NO_RUN
 
 
@@ -145,6 +143,7 @@ def _none_because(found: Found, account: Account) -> str:
 
 def _write(data: str, output: str | None) -> None:
     """To stdout, or whole or not at all to a file. Errors: FtrunError."""
+    data = page(data)
     if output is None:
         from ftrun.view.text import for_encoding
 
