@@ -38,13 +38,24 @@ class Exporter:
         self._lock = threading.Lock()
         self._text = ""
 
+    def close(self) -> None:
+        self._watcher.close()
+
+    def look(self) -> str:
+        """The figures now. Errors: FtrunError when they cannot be read."""
+        run = self._watcher.run
+        with self._lock:
+            try:
+                picture = self._watcher.look(None if run.raw.get("world_size", 0) <= metrics.RANKS_MOST else 16)
+            except OSError:
+                raise FtrunError(f"run {run.run_id} starts or ends just now") from None
+            self._text = metrics.render(picture, self._watcher.account, time.monotonic())
+            return self._text
+
     def text(self) -> str:
         """The figures now, or the last ones that could be read."""
-        with self._lock, contextlib.suppress(OSError):
-            run = self._watcher.run
-            picture = self._watcher.look(None if run.raw.get("world_size", 0) <= metrics.RANKS_MOST else 16)
-            account = self._watcher.account
-            self._text = metrics.render(picture, account, time.monotonic())
+        with contextlib.suppress(FtrunError):
+            self.look()
         return self._text
 
 

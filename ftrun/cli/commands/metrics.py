@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -49,14 +50,15 @@ def metrics(
         exporter = Exporter(run)
     except OSError:
         raise FtrunError(f"run {run.run_id} starts or ends just now") from None
-    if listener is None and not file:
-        shown = exporter.text()
-        sys.stdout.write(json.dumps(_samples(shown), indent=2) + "\n" if as_json else shown)
-        return 0
-    if listener is not None:
-        serve(exporter, listener)
-        tell(f"metrics at {address(listener)}")
-    keep(exporter, run, Path(file) if file else None, interval, None)
+    with contextlib.closing(exporter):
+        if listener is None and not file:
+            shown = exporter.look()
+            sys.stdout.write(json.dumps(_samples(shown), indent=2) + "\n" if as_json else shown)
+            return 0
+        if listener is not None:
+            serve(exporter, listener)
+            tell(f"metrics at {address(listener)}")
+        keep(exporter, run, Path(file) if file else None, interval, None)
     return 0
 
 

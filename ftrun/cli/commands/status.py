@@ -31,7 +31,6 @@ def status(
     ),
     as_json: bool = typer.Option(False, "--json", help="One snapshot as JSON."),
 ) -> int:
-    from ftrun.core.errors import FtrunError
     from ftrun.core.runs import find_run
     from ftrun.view import snapshot
 
@@ -45,7 +44,7 @@ def status(
 
             return exit_code(watch(run, interval))
         picture = snapshot.take(run, None if as_json else _ROWS_PIPED)
-    except (OSError, FtrunError):
+    except OSError:
         tell(f"error: run {run.run_id} starts or ends just now")
         return EXIT_NOT_RUNNING
     _show(picture, as_json)
@@ -72,6 +71,7 @@ def _show(picture: dict[str, Any], as_json: bool) -> None:
 
 
 def _not_live(run_id: str | None, as_json: bool) -> int:
+    from ftrun.core.errors import PlatformError
     from ftrun.view.find import find, missing
     from ftrun.view.finished import ended_picture, ended_text
 
@@ -79,6 +79,9 @@ def _not_live(run_id: str | None, as_json: bool) -> int:
     if found is None:
         tell(f"error: {missing(run_id) if run_id else 'no live run'}")
         return EXIT_NO_RUN
-    picture = ended_picture(found)
+    try:
+        picture = ended_picture(found)
+    except OSError as error:
+        raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
     print(json.dumps(picture, indent=2) if as_json else page(ended_text(picture)))
     return EXIT_NOT_RUNNING

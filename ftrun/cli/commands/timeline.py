@@ -39,7 +39,6 @@ def timeline(
     from ftrun.core.amounts import count
     from ftrun.view.find import find, missing
     from ftrun.view.finished import read
-    from ftrun.view.journal import UNLIKE_OURS
 
     if form not in FORMATS:
         raise UsageError(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
@@ -57,18 +56,15 @@ def timeline(
             raise PlatformError(f"{found.journal} has no line that a run began with: it is no journal, or was damaged")
     except OSError as error:
         raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
+    if account.unread:
+        tell(f"{found.journal}: {count(account.unread, 'line')} unlike those of this version passed over")
     number = len(account.incidents) if incident is None else incident
     if not 1 <= number <= len(account.incidents):
         return _nothing(found, account, incident, form, as_json)
-    if account.unread:
-        tell(f"{found.journal}: {count(account.unread, 'line')} unlike those of this version passed over")
     if as_json:
         _write(json.dumps({"schema": 1, "run": found.run_id, **account.incidents[number - 1]}, indent=2) + "\n", output)
         return 0
-    try:
-        return _draw(found, account, number, form, output)
-    except UNLIKE_OURS:
-        raise _unlike_ours(found) from None
+    return _draw(found, account, number, form, output)
 
 
 def _draw(found: Found, account: Account, number: int, form: str, output: str | None) -> int:
@@ -83,12 +79,6 @@ def _draw(found: Found, account: Account, number: int, form: str, output: str | 
         from ftrun.view.timeline.html import document
     _write(document(told), output)
     return 0
-
-
-def _unlike_ours(found: Found) -> PlatformError:
-    return PlatformError(
-        f"{found.journal} is not as this version of ftrun writes it; --json and ftrun events show what is there"
-    )
 
 
 def _text(told: Any, account: Account, output: str | None) -> int:
@@ -130,6 +120,8 @@ def _nothing(found: Found, account: Account, asked: int | None, form: str, as_js
 def _none_because(found: Found, account: Account) -> str:
     """Why there is no incident to tell of: that is not always good news."""
     more = f"; what there is: ftrun events {found.run_id if found.live else found.journal.parent}"
+    if account.unread:
+        return f"no incident in the lines that could be read{more}"
     if account.current and found.live:
         return "one is being repaired just now: ftrun status"
     if account.current:
