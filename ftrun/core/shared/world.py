@@ -95,7 +95,7 @@ def world_path(run_dir: Path, generation: int) -> Path:
 
 def write_world(run_dir: Path, world: World) -> None:
     """Write the file whole or not at all."""
-    files.replace(world_path(run_dir, world.generation), json.dumps(asdict(world)))
+    files.replace(world_path(run_dir, world.generation), json.dumps(asdict(world)), private=True)
 
 
 def read_world(run_dir: Path, generation: int) -> World:
