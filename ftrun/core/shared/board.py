@@ -124,9 +124,12 @@ class Phase(enum.IntEnum):
     DONE = 6
 
 
+_PHASE_NAMES = {int(phase): phase.name.lower() for phase in Phase}
+
+
 def phase_name(word: int) -> str:
     """What F.PHASE says, also when it is none of Phase."""
-    return Phase(word).name.lower() if word in Phase._value2member_map_ else f"phase {word}"
+    return _PHASE_NAMES.get(word, f"phase {word}")
 
 
 class Flag(enum.IntFlag):
