@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ftrun.cli.commands.status import EXIT_NO_RUN, EXIT_NOT_RUNNING
 from ftrun.core.errors import FtrunError, UsageError
+from ftrun.core.text import printable, tell
 
 if TYPE_CHECKING:
     from ftrun.core.runs import RunInfo
@@ -110,7 +111,7 @@ def fail(error: FtrunError) -> int:
     """Say it on stderr; the exit code."""
     from ftrun.core.errors import EXIT_USAGE
 
-    print(f"ftrun: error: {error}", file=sys.stderr)
+    tell(f"error: {error}")
     return error.code if isinstance(error, NotLive) else EXIT_USAGE
 
 
@@ -118,5 +119,5 @@ def confirmed(question: str, yes: bool) -> bool:
     """Ask a person at a terminal; whoever is not at one meant what was typed."""
     if yes or not sys.stdin.isatty():
         return True
-    print(f"ftrun: {question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"ftrun: {printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -21,6 +21,7 @@ from ftrun.core import paths
 from ftrun.core.shared import wire
 from ftrun.core.shared.board import Board, F, Head
 from ftrun.core.shared.handle import Handle, Kind
+from ftrun.core.system import files
 from ftrun.core.system.procfs import kill_group
 from ftrun.helpers.cuda_import import Imported
 
@@ -198,8 +199,6 @@ class FdStore:
 
     def _clean_up(self) -> None:
         """What the launcher would have done at its end: keep the journal with the logs, remove the run directory."""
-        import shutil
-
         from ftrun.core import runs
         from ftrun.host.rundir import rundir
 
@@ -209,5 +208,5 @@ class FdStore:
         logs = Path(str(run.raw.get("logs", "")))
         if logs.is_absolute() and logs.is_dir():
             with contextlib.suppress(OSError):
-                shutil.copyfile(self._run_dir / paths.JOURNAL, logs / paths.JOURNAL)
+                files.copy_private(self._run_dir / paths.JOURNAL, logs / paths.JOURNAL)
         rundir.remove(self._run_dir)

@@ -5,7 +5,6 @@ The journal is the only source: what is not in it is not shown as a fact. A torn
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.control.phases import INCIDENT, Phase
+from ftrun.core.shape import loads
+from ftrun.view import records
 
 _CHUNK = 1 << 20
-UNLIKE_OURS = (KeyError, TypeError, ValueError, AttributeError)  # what a line of another version leads to
 REPAIRING = frozenset({*(str(p) for p in INCIDENT), str(Phase.RESTARTING)})
 
 
@@ -50,13 +50,19 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         tail.close()
 
 
-def parse(line: bytes) -> dict[str, Any] | None:
+def whole(line: bytes) -> dict[str, Any] | None:
     """One line, None when it is damaged."""
     try:
-        raw = json.loads(line)
+        raw = loads(line)
     except ValueError:
         return None
     return raw if isinstance(raw, dict) else None
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """One line whose fields are those of `records`; None when it is damaged, or unlike those of this version."""
+    raw = whole(line)
+    return raw if raw is not None and records.fits(raw) else None
 
 
 @dataclass
@@ -88,20 +94,14 @@ class Account:
         self.quarantined: list[dict[str, Any]] = []
         self.summary: dict[str, Any] | None = None
         self.exit_code: int | None = None
-        self.unread = 0  # lines that are not as this version writes them
+        self.unread = 0  # lines that are damaged, or not as this version writes them
         self.ended: float | None = None
         self._protected: set[int] = set()
         self._took_over: set[int] = set()  # cells that were given a dead worker's rank
         self._quiet = b""  # the end of an answer that changed nothing
 
     def add(self, line: bytes) -> None:
-        """One line of the journal. What another version of ftrun wrote may lack what we look for: it is passed over."""
-        try:
-            self._add(line)
-        except UNLIKE_OURS:
-            self.unread += 1
-
-    def _add(self, line: bytes) -> None:
+        """One line of the journal. A damaged one, or one of another version that lacks what we look for, is passed over."""
         if line.startswith(b'"event": {"kind": "Stage"', line.find(b'"event"')):
             return
         answer = line.find(b'"actions": [], ')
@@ -109,6 +109,7 @@ class Account:
             return
         raw = parse(line)
         if raw is None:
+            self.unread += 1
             return
         self.latest = float(raw.get("t", self.latest))
         if "event" in raw:
@@ -150,7 +151,7 @@ class Account:
     def _event(self, event: dict[str, Any]) -> None:
         kind = event.get("kind")
         if kind == "Protected":
-            self._protected.add(int(event["worker"]))
+            self._protected.add(event["worker"])
             if self.generation == 1 and self._protected.issuperset(self.holders.values()):
                 self.training = self.latest
         elif kind in ("Died", "Raised"):
@@ -168,7 +169,7 @@ class Account:
         )
 
     def _answer(self, raw: dict[str, Any]) -> None:
-        phase, self.generation = str(raw["phase"]), int(raw.get("generation", self.generation))
+        phase, self.generation = raw["phase"], raw["generation"]
         for action in raw.get("actions", ()):
             self._action(action)
         if phase == self.phase:

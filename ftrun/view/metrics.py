@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ftrun.core.text import page
 from ftrun.view.journal import Account
 from ftrun.view.snapshot import DEGRADED, ENDED, HEALTHY, RECOVERING, STARTING
 
@@ -56,7 +57,7 @@ def _text(family: _Family, base: Labels) -> str:
 
 
 def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return page(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _number(value: float) -> str:

@@ -7,22 +7,24 @@ world the ranks that stand out are looked at one by one, all others are counted,
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 from ftrun.control.phases import Phase as Machine
 from ftrun.core import paths
+from ftrun.core.errors import PlatformError
 from ftrun.core.runs import RunInfo
+from ftrun.core.shape import loads, record, text
 from ftrun.core.shared import gate, steps
-from ftrun.core.shared.board import Board, Cell, F, Flag, Head, Inexact, Phase, collective_name, collective_of
+from ftrun.core.shared.board import Board, Cell, F, Flag, Head, Inexact, collective_name, collective_of, phase_name
 from ftrun.core.shared.world import World, read_world
 from ftrun.view import devices, fold
 from ftrun.view.journal import REPAIRING, Account, Tail
 
 SCHEMA = 1  # of the picture, as `ftrun status --json` prints it; grows only when a field changes its meaning or goes
 HEALTHY, STARTING, RECOVERING, DEGRADED, ENDED = "healthy", "starting", "recovering", "degraded", "ended"
+_PARKED = record({"line": text})
 _INCIDENTS = 20  # newest ones in a picture
 
 
@@ -97,7 +99,7 @@ class Watcher:
             "incidents": [_incident(i, account) for i in reversed(account.incidents[-_INCIDENTS:])],
             "incidents_total": len(account.incidents),
             "devices": found,
-            "log_dir": str(self.run.raw.get("logs", "")),
+            "log_dir": self.run.raw.get("logs", ""),
             "workers": workers,
             "folded": folded,
         }
@@ -115,8 +117,16 @@ class Watcher:
         newest = self._board[Head.PUBLISHED]
         if newest and (self._world is None or self._world.generation != newest):
             with contextlib.suppress(OSError):
-                self._world = read_world(self.run.path, newest)
+                self._world = self._checked(read_world(self.run.path, newest))
         return self._world
+
+    def _checked(self, world: World) -> World:
+        """Errors: PlatformError for a world of workers that are not on the board."""
+        if not all(0 <= place.cell < self._board.cells for place in world.places):
+            raise PlatformError(
+                f"the world file of run {self.run.run_id} is damaged: it names workers that the board has not"
+            )
+        return world
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -128,7 +138,7 @@ class Watcher:
             return STARTING
         if machine in REPAIRING:
             return RECOVERING
-        missing = spares < int(self.run.raw.get("spares", 0))
+        missing = spares < self.run.raw.get("spares", 0)
         return DEGRADED if missing or unwell or any(d.get("quarantined") for d in found) else HEALTHY
 
     def _steps_per_second(self, now: float, last: int, holders: dict[int, int]) -> float | None:
@@ -178,7 +188,7 @@ class Watcher:
             "device": device.get("index") if device else (cell[F.DEVICE] - 1 if cell[F.DEVICE] else None),
             "uuid": device.get("uuid") if device else None,
             "step": cell.step,
-            "phase": Phase(cell[F.PHASE]).name.lower(),
+            "phase": phase_name(cell[F.PHASE]),
             "attempt": cell[F.ATTEMPT],
             "generation": cell[F.GENERATION],
             "flags": [f.name.lower() for f in Flag if f & flags and f.name],
@@ -198,10 +208,12 @@ class Watcher:
     def _parked_at(self, cell: int) -> str | None:
         if cell not in self._parked:
             try:
-                path = self.run.path / "errors" / f"parked-{cell}.json"
-                self._parked[cell] = str(json.loads(path.read_text())["line"])
-            except (OSError, ValueError, KeyError):
+                told = loads((self.run.path / "errors" / f"parked-{cell}.json").read_bytes())
+            except (OSError, ValueError):
                 return None
+            if not _PARKED(told):
+                return None
+            self._parked[cell] = told["line"]
         return self._parked[cell]
 
 

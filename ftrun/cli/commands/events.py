@@ -7,6 +7,7 @@ import sys
 import typer
 
 from ftrun.cli.main import app
+from ftrun.core.text import printable, tell
 
 EXIT_NO_RUN = 4
 EPILOG = (
@@ -25,10 +26,11 @@ def events(
     from ftrun.core.errors import PlatformError
     from ftrun.view.events import stream
     from ftrun.view.find import find, missing
+    from ftrun.view.text import for_encoding
 
     found = find(run_id)
     if found is None:
-        print(f"ftrun: error: {missing(run_id)}", file=sys.stderr)
+        tell(f"error: {missing(run_id)}")
         return EXIT_NO_RUN
     lines = stream(found, follow, as_json)
     while True:
@@ -38,4 +40,4 @@ def events(
             raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
         if line is None:
             return 0
-        print(line, flush=follow)
+        print(for_encoding(printable(line), sys.stdout.encoding), flush=follow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import typer
 
 from ftrun.cli.main import app
+from ftrun.core.text import tell
 
 EXIT_NO_RUN = 4
 EPILOG = (
@@ -39,7 +41,7 @@ def metrics(
         raise UsageError("--json is for one look, without --file and --port")
     run = find_run(run_id)
     if run is None:
-        print(f"ftrun: error: no live run{'' if run_id is None else f' named {run_id}'}", file=sys.stderr)
+        tell(f"error: no live run{'' if run_id is None else f' named {run_id}'}")
         return EXIT_NO_RUN
     if file:
         require_writable(Path(file), "--file")
@@ -48,14 +50,15 @@ def metrics(
         exporter = Exporter(run)
     except OSError:
         raise FtrunError(f"run {run.run_id} starts or ends just now") from None
-    if listener is None and not file:
-        shown = exporter.text()
-        sys.stdout.write(json.dumps(_samples(shown), indent=2) + "\n" if as_json else shown)
-        return 0
-    if listener is not None:
-        serve(exporter, listener)
-        print(f"ftrun: metrics at {address(listener)}", file=sys.stderr, flush=True)
-    keep(exporter, run, Path(file) if file else None, interval, None)
+    with contextlib.closing(exporter):
+        if listener is None and not file:
+            shown = exporter.look()
+            sys.stdout.write(json.dumps(_samples(shown), indent=2) + "\n" if as_json else shown)
+            return 0
+        if listener is not None:
+            serve(exporter, listener)
+            tell(f"metrics at {address(listener)}")
+        keep(exporter, run, Path(file) if file else None, interval, None)
     return 0
 
 

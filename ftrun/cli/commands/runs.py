@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 import typer
 
 from ftrun.cli.main import app
+from ftrun.core.text import printable, tell
 
 EXIT_NO_RUN = 4
 _BEYOND = 15.0  # seconds that a run may need beyond the time that its workers get
@@ -30,9 +30,11 @@ def runs(as_json: bool = typer.Option(False, "--json", help="JSON instead of tex
     for run in found:
         age = time.time() - run.started
         script = " ".join(run.raw.get("argv", ()))
-        print(f"{run.run_id}  pid {run.pid}  {run.raw.get('world_size', '?')} workers  {age:.0f} s  {script}")
+        print(
+            printable(f"{run.run_id}  pid {run.pid}  {run.raw.get('world_size', '?')} workers  {age:.0f} s  {script}")
+        )
     if not found:
-        print("ftrun: no live run", file=sys.stderr)
+        tell("no live run")
     return 0
 
 
@@ -51,7 +53,7 @@ def stop(
 
     run = find_run(run_id)
     if run is None:
-        print(f"ftrun: error: no live run{'' if run_id is None else f' named {run_id}'}", file=sys.stderr)
+        tell(f"error: no live run{'' if run_id is None else f' named {run_id}'}")
         return EXIT_NO_RUN
     with contextlib.suppress(ProcessLookupError):  # it ends just now
         os.kill(run.pid, signal.SIGTERM)
@@ -59,14 +61,13 @@ def stop(
     deadline = time.monotonic() + seconds
     while run.alive() or _is_there(run.path, run.raw["start"]):
         if time.monotonic() > deadline:
-            print(
-                f"ftrun: error: run {run.run_id} (process {run.pid}) still ends after {seconds:g} s; "
-                f"to kill its workers at once: ftrun stop {run.run_id}",
-                file=sys.stderr,
+            tell(
+                f"error: run {run.run_id} (process {run.pid}) still ends after {seconds:g} s; "
+                f"to kill its workers at once: ftrun stop {run.run_id}"
             )
             return 1
         time.sleep(0.02)
-    print(f"ftrun: run {run.run_id} ended", file=sys.stderr)
+    tell(f"run {run.run_id} ended")
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from ftrun.cli.main import app
+from ftrun.core.text import page, tell
 
 EXIT_UNHEALTHY, EXIT_NOT_RUNNING, EXIT_NO_RUN = 1, 3, 4
 _ROWS_PIPED = 64  # ranks described one by one when nobody scrolls; --json has all
@@ -30,7 +31,6 @@ def status(
     ),
     as_json: bool = typer.Option(False, "--json", help="One snapshot as JSON."),
 ) -> int:
-    from ftrun.core.errors import FtrunError
     from ftrun.core.runs import find_run
     from ftrun.view import snapshot
 
@@ -44,8 +44,8 @@ def status(
 
             return exit_code(watch(run, interval))
         picture = snapshot.take(run, None if as_json else _ROWS_PIPED)
-    except (OSError, FtrunError):
-        print(f"ftrun: error: run {run.run_id} starts or ends just now", file=sys.stderr)
+    except OSError:
+        tell(f"error: run {run.run_id} starts or ends just now")
         return EXIT_NOT_RUNNING
     _show(picture, as_json)
     return exit_code(picture["state"])
@@ -71,13 +71,17 @@ def _show(picture: dict[str, Any], as_json: bool) -> None:
 
 
 def _not_live(run_id: str | None, as_json: bool) -> int:
+    from ftrun.core.errors import PlatformError
     from ftrun.view.find import find, missing
     from ftrun.view.finished import ended_picture, ended_text
 
     found = find(run_id) if run_id is not None else None
     if found is None:
-        print(f"ftrun: error: {missing(run_id) if run_id else 'no live run'}", file=sys.stderr)
+        tell(f"error: {missing(run_id) if run_id else 'no live run'}")
         return EXIT_NO_RUN
-    picture = ended_picture(found)
-    print(json.dumps(picture, indent=2) if as_json else ended_text(picture))
+    try:
+        picture = ended_picture(found)
+    except OSError as error:
+        raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
+    print(json.dumps(picture, indent=2) if as_json else page(ended_text(picture)))
     return EXIT_NOT_RUNNING

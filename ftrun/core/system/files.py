@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Writing a file whole or not at all, and for its owner alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,27 @@ import os
 from pathlib import Path
 
 
-def replace(path: Path, data: str) -> None:
+def write_private(path: Path, data: str) -> None:
+    """Write `data` (UTF-8) into a file that is made for its owner alone, whatever the umask. Errors: OSError."""
+    with os.fdopen(_made(path), "w", encoding="utf-8") as file:
+        file.write(data)
+
+
+def copy_private(source: Path, target: Path) -> None:
+    """Copy what a file holds into one for its owner alone. Errors: OSError."""
+    with source.open("rb") as read, os.fdopen(_made(target), "wb") as written:
+        while data := read.read(1 << 20):
+            written.write(data)
+
+
+def _made(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+
+def replace(path: Path, data: str, *, private: bool = False) -> None:
     """Put `data` (UTF-8) at `path`: a reader sees the old content or the new one. A device or pipe is written directly.
+
+    `private`: only its owner may read it.
 
     Errors: OSError; what was there before is still there then.
     """
@@ -19,7 +38,10 @@ def replace(path: Path, data: str) -> None:
     # the machine is named too: several may share the folder
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     try:
-        temporary.write_text(data, encoding="utf-8")
+        if private:
+            write_private(temporary, data)
+        else:
+            temporary.write_text(data, encoding="utf-8")
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):

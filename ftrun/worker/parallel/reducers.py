@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.errors import UsageError
+from ftrun.core.system import files
 from ftrun.worker.comm.process_group import Registry, SwapGroup
 from ftrun.worker.runtime import crash_points, torch_private
 
@@ -157,7 +158,7 @@ class _One:
         """Rank 0 of this module's group leaves its order in the run directory, whole, before it enters another step."""
         if self.fact is not None and self.ddp.process_group.rank() == 0:
             temporary = self._path().with_suffix(".tmp")
-            temporary.write_text(json.dumps(self.fact[0]))
+            files.write_private(temporary, json.dumps(self.fact[0]))
             os.replace(temporary, self._path())
 
     def _read(self) -> bool:

@@ -14,6 +14,7 @@ from ftrun.core.errors import WorkerError
 from ftrun.core.shared.board import Board, Busy, Cell, F, Flag, Head, Inexact, Phase
 from ftrun.core.shared.steps import StepLog
 from ftrun.core.shared.world import World, read_world
+from ftrun.core.system import files
 from ftrun.worker.runtime.fd_store import FdStoreClient
 from ftrun.worker.runtime.lent import Lent
 from ftrun.worker.runtime.position import Interrupt, Position
@@ -184,7 +185,7 @@ class Context:
         folder = self.run_dir / "errors"
         folder.mkdir(mode=0o700, exist_ok=True)
         temporary = folder / f".{name}.{os.getpid()}"
-        temporary.write_text(json.dumps(facts))
+        files.write_private(temporary, json.dumps(facts))
         os.replace(temporary, folder / f"{name}.json")
 
     def is_main_process(self) -> bool:
