@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from ftrun.core.amounts import count, milliseconds, size
+from ftrun.core.shared.left_out import shown
 from ftrun.view import text
 from ftrun.view.text import BAD, CHOSEN, GOOD, HEAD, PLAIN, QUIET, STRONG, WARN, Column, Line, Span
 
@@ -65,6 +66,9 @@ def header(picture: dict[str, Any], width: int) -> list[Line]:
             or f"{count(picture['restarts'], 'restart')} of the script"
         )
         lines.append(text.cut([("the result will not be known to be bit-identical: ", WARN), (why, WARN)], width))
+    elif picture["left_out"] and picture["incidents"]:
+        why = shown(picture["left_out"])
+        lines.append(text.cut([("repaired, with what protect() was given only; not ", WARN), (why, WARN)], width))
     return lines
 
 

@@ -16,7 +16,7 @@ from ftrun.core import paths
 from ftrun.core.errors import PlatformError
 from ftrun.core.runs import RunInfo
 from ftrun.core.shape import loads, record, text
-from ftrun.core.shared import gate, steps
+from ftrun.core.shared import gate, left_out, steps
 from ftrun.core.shared.board import Board, Cell, F, Flag, Head, Inexact, collective_name, collective_of, phase_name
 from ftrun.core.shared.world import World, read_world
 from ftrun.view import devices, fold
@@ -95,6 +95,7 @@ class Watcher:
             "replacements": account.replacements,
             "restarts": account.restarts,
             "inexact": self._inexact(),
+            "left_out": left_out.names(self.run.path),
             "current": self._current(now, folded),
             "incidents": [_incident(i, account) for i in reversed(account.incidents[-_INCIDENTS:])],
             "incidents_total": len(account.incidents),

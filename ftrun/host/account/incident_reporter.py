@@ -5,8 +5,6 @@ Called after the machine's actions were carried out, so that no sentence delays 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,6 +27,7 @@ from ftrun.control.events import (
 )
 from ftrun.control.machine import INCIDENT, Phase
 from ftrun.core.faults import Fault
+from ftrun.core.shared import left_out
 from ftrun.core.shared.board import Board, F, Inexact
 from ftrun.core.shared.steps import phase_at
 from ftrun.faults.trigger import fired
@@ -300,23 +299,15 @@ class Narrator:
                 self.redone,
                 lost,
                 self.inexact,
-                self._left_out(),
+                left_out.names(self._run_dir),
             )
             # a run that failed has no result to speak of, and its report says who raised
             for line in lines if code == 0 else lines[:1]:
                 self._say(line)
         facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
-        left_out = self._left_out()
-        exact = code == 0 and not self.inexact and not self.restarts and not (self.incidents and left_out)
-        self._note("summary", exact=exact, inexact=int(self.inexact), left_out=left_out, **facts)
-
-    def _left_out(self) -> list[str]:
-        """What the workers found changed and not given to protect()."""
-        names: set[str] = set()
-        for path in (self._run_dir / "errors").glob("*-left-out.json"):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                names.update(str(name) for name in json.loads(path.read_text())["names"])
-        return sorted(names)
+        forgotten = left_out.names(self._run_dir)
+        exact = code == 0 and not self.inexact and not self.restarts and not (self.incidents and forgotten)
+        self._note("summary", exact=exact, inexact=int(self.inexact), left_out=forgotten, **facts)
 
 
 def _begins(action: Action) -> bool:

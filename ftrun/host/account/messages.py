@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from ftrun.core.amounts import count, milliseconds, seconds, size
 from ftrun.core.faults import Fault
 from ftrun.core.paths import LOG_DIR
 from ftrun.core.shared.board import Inexact
+from ftrun.core.shared.left_out import shown
 from ftrun.host.account.incident import Victim
 
-_SHOWN = 6  # names in one line
 _INEXACT = {
     Inexact.UPDATE_USED_RNG: "the optimizer's update used random numbers",
     Inexact.WAS_CORRUPT: (
@@ -234,7 +234,7 @@ def summary(
     redone: int,
     seconds: float,
     inexact: Inexact,
-    left_out: Sequence[str],
+    left_out: list[str],
 ) -> list[str]:
     """The lines at the end of a run that had incidents; `drawn`: one of them came to its end, and can be drawn."""
     command = "timeline" if drawn else "events"
@@ -250,9 +250,9 @@ def summary(
         why = "; ".join(_INEXACT[flag] for flag in Inexact if flag & inexact)
         lines.append(f"result bit-identical to an uninterrupted run: no ({why})")
     elif left_out:
-        shown = ", ".join(left_out[:_SHOWN]) + (f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else "")
         lines.append(
-            f"result bit-identical to an uninterrupted run: protected state only (changed by the loop and not given to protect: {shown})"
+            "result bit-identical to an uninterrupted run: protected state only (changed by the loop and not given to protect: "
+            f"{shown(left_out)})"
         )
     else:
         lines.append("result bit-identical to an uninterrupted run: yes")

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from ftrun import native
 from ftrun.core.errors import UsageError
+from ftrun.core.shared.left_out import file_name, shown
 from ftrun.worker.checks.carried import LoopNames, loop_names
 from ftrun.worker.runtime.callers import is_script
 from ftrun.worker.runtime.observer import StepObserver
@@ -29,7 +30,6 @@ from ftrun.worker.state import serialization
 from ftrun.worker.state.protected_state import Protected
 
 _SECOND_LOOK = 3  # bodies
-_SHOWN = 6  # names in one line
 _PLAIN = (int, float, str, bytes, complex, torch.Tensor, list, dict, set, tuple)
 
 
@@ -52,10 +52,7 @@ class LeftOut(StepObserver):
     def body_started(self) -> None:
         self._bodies += 1
         if self._first is None:
-            frames = list(_script_frames())
-            if frames:
-                self._names = _names_of(frames[0])
-                self._first = dict(self._look(frames))
+            self._first = dict(self._look(list(_script_frames())))
 
     def handed_out(self, number: int) -> None:
         if self._bodies == _SECOND_LOOK:
@@ -69,29 +66,35 @@ class LeftOut(StepObserver):
         if self._first is None:
             return
         now = dict(self._look(list(_script_frames())))
-        changed = sorted(n for n, v in now.items() if self._first.get(n, v) != v and n not in self._told)
+        changed = sorted(n for n, v in now.items() if self._first.setdefault(n, v) != v and n not in self._told)
         if not changed:
             return
         self._told.update(changed)
         context = self._context
-        context.report(f"{context.cell.index}-left-out", {"names": sorted(self._told)})
+        context.report(file_name(context.cell.index), {"names": sorted(self._told)})
         if context.rank == 0:
-            shown = ", ".join(changed[:_SHOWN]) + (
-                f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-            )
             print(
-                f"ftrun: not given to protect(), and changed by the loop: {shown}; after a repair a rank may go on with other values. "
-                "Give what has a state_dict() or is a torch.Generator to protect(name=...), and what is meant to stay out, "
+                f"ftrun: not given to protect(), and changed by the loop: {shown(changed)}; after a repair a rank may go on with "
+                "other values. Give what has a state_dict() or is a torch.Generator to protect(name=...), and what is meant to stay out, "
                 "or the name of its variable, to protect(..., ignore=[...])",
                 file=sys.stderr,
                 flush=True,
             )
+
+    def live(self) -> Iterator[tuple[str, str]]:
+        """For `ftrun verify`: every live value that is no text, such as may differ from run to run, and what stands for it."""
+        for name, value in self._look(list(_script_frames())):
+            carried = self._names is not None and name in self._names.carried
+            if not isinstance(value, str | bytes) and (carried or not isinstance(value, int | float)):
+                yield name, repr(value)
 
     # -- one look ----------------------------------------------------------------------------------------------------
 
     def _look(self, frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
         """Name -> digest of every live value that could be training state."""
         seen: set[int] = set()
+        if self._names is None and frames:
+            self._names = _names_of(frames[0]) or LoopNames(frozenset(), frozenset())
         for frame in frames:
             names = (
                 dict(frame.f_globals) if frame.f_code.co_name == "<module>" else {**frame.f_globals, **frame.f_locals}
