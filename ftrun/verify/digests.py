@@ -196,7 +196,8 @@ def _telling(name: str, place: Place) -> int:
 # ---- what it may come from ----
 
 RNG, SEED, LOADER, BUCKETS, OP, UPDATE, STATE, BUFFERS, INPUT, FORGOTTEN, MISSING = (
-    "rng", "unseeded", "loader-position", "bucket-order", "non-deterministic-op", "update", "python-state", "buffers", "input", "not-given", "missing",
+    "rng", "unseeded", "loader-position", "bucket-order", "non-deterministic-op", "update", "python-state", "buffers", "input",
+    "not-given", "missing",
 )  # fmt: skip
 
 _EXPLAINED = {

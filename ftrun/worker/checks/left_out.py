@@ -11,7 +11,7 @@ import linecache
 import random
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ class LeftOut(StepObserver):
         self._ignored = {name for name in ignore if isinstance(name, str)}
         self._known |= {id(t) for _, t, _ in state.params} | {id(m) for root in state.modules for m in root.modules()}
         self._known |= {id(getattr(m, n, None)) for _, m, n in state.buffers}
-        self._names: LoopNames | None = None
+        self._loops: dict[CodeType, LoopNames] = {}  # of each function of the script that is on the stack
         self._first: dict[str, Any] | None = None  # name -> digest at the first look
         self._bodies = 0
         self._told: set[str] = set()
@@ -84,7 +84,7 @@ class LeftOut(StepObserver):
     def live(self) -> Iterator[tuple[str, str]]:
         """For `ftrun verify`: every live value that is no text, such as may differ from run to run, and what stands for it."""
         for name, value in self._look(list(_script_frames())):
-            carried = self._names is not None and name in self._names.carried
+            carried = any(name in loop.carried for loop in self._loops.values())
             if not isinstance(value, str | bytes) and (carried or not isinstance(value, int | float)):
                 yield name, repr(value)
 
@@ -93,21 +93,23 @@ class LeftOut(StepObserver):
     def _look(self, frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
         """Name -> digest of every live value that could be training state."""
         seen: set[int] = set()
-        if self._names is None and frames:
-            self._names = _names_of(frames[0]) or LoopNames(frozenset(), frozenset())
         for frame in frames:
-            names = (
-                dict(frame.f_globals) if frame.f_code.co_name == "<module>" else {**frame.f_globals, **frame.f_locals}
-            )
-            for name, value in names.items():
+            if frame.f_code not in self._loops:
+                self._loops[frame.f_code] = _names_of(frame)
+            at_top = frame.f_code.co_name == "<module>"
+            values = dict(frame.f_globals) if at_top else {**frame.f_globals, **frame.f_locals}
+            for name, value in values.items():
                 if name.startswith("__") or id(value) in seen:
                     continue
                 if not isinstance(value, _PLAIN):
                     seen.add(id(value))
                 yield from self._of(name, value, deep=True)
 
+    def _is_fresh(self, name: str) -> bool:
+        return any(name in loop.fresh for loop in self._loops.values())
+
     def _of(self, name: str, value: Any, deep: bool) -> Iterator[tuple[str, Any]]:
-        if id(value) in self._known or name in self._ignored or (self._names is not None and name in self._names.fresh):
+        if id(value) in self._known or name in self._ignored or self._is_fresh(name):
             return
         if isinstance(value, _PLAIN):
             yield name, self._digest(value)
@@ -173,9 +175,9 @@ class LeftOut(StepObserver):
             return None
 
 
-def _names_of(frame: FrameType) -> LoopNames | None:
+def _names_of(frame: FrameType) -> LoopNames:
     source = "".join(linecache.getlines(frame.f_code.co_filename))
-    return loop_names(source, frame.f_lineno)
+    return loop_names(source, frame.f_lineno) or LoopNames(frozenset(), frozenset())
 
 
 def _script_frames() -> Iterator[FrameType]:
