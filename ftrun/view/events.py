@@ -11,6 +11,11 @@ from ftrun.view.find import Found
 from ftrun.view.journal import Tail, parse, whole
 from ftrun.view.screen import cause, outcome
 
+_CAME_TO = {
+    "Grouped": "made its process group",
+    "Stepped": "took its first optimizer step",
+    "LoopDone": "finished its loop",
+}
 _LOOK = 0.2  # seconds between two looks at a journal that is followed
 
 
@@ -82,8 +87,8 @@ class _Teller:
             yield f"{who} {event['stage'].replace('_', ' ')}, generation {event['generation']}"
         elif kind in ("Started", "Protected", "Finished"):
             yield f"{who} {kind.lower()}"
-        elif kind in ("Grouped", "LoopDone"):
-            yield f"{who} {'made its process group' if kind == 'Grouped' else 'finished its loop'}"
+        elif kind in _CAME_TO:
+            yield f"{who} {_CAME_TO[kind]}"
         elif kind == "GateClosed":
             yield f"gate closed after step {event['last']}, generation {event['generation']}"
         elif kind == "Expired":

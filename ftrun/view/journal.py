@@ -134,9 +134,10 @@ class Account:
         return len(self._took_over)
 
     def lost(self, now: float) -> float:
-        """Seconds spent on incidents, including the one that goes on; `now` is monotonic."""
+        """Seconds spent on incidents and on steps done again, including the one that goes on; `now` is monotonic."""
         going = now - self.current.since if self.current else 0.0
-        return sum(float(i.get("total_ms", 0.0)) for i in self.incidents) / 1000 + max(0.0, going)
+        lost: float = sum(i["total_ms"] + i.get("again_ms", 0.0) for i in self.incidents) / 1000
+        return lost + max(0.0, going)
 
     def effective(self, now: float) -> float | None:
         """Effective training time ratio: the part of the run's time in which it trained, neither starting nor being

@@ -66,6 +66,7 @@ _NOTES = {
             **dict.fromkeys(("survivors", "last", "detected_ns"), whole),
             **dict.fromkeys(("stuck", "fault", "evidence"), text),
             "rollback": flag,
+            "again_ms": number,
             "spares": listed(whole),
             "ranks": mapped(mapped(number), digits),
             "phases": listed(_STEPS),

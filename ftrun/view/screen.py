@@ -214,7 +214,8 @@ def outcome(incident: dict[str, Any]) -> str:
     """212 ms: detect 0.1, ...; adopted in place; 1 step again."""
     ms = incident["ms"] or {}
     if incident["restart"]:
-        return f"{text.duration(incident['total_ms'] / 1000)}: all workers were started anew"
+        again = f"; {count(incident['redone'], 'step')} again" if incident["redone"] else ""
+        return f"{text.duration(incident['total_ms'] / 1000)}: all workers were started anew{again}"
     parts = ", ".join(f"{name.replace('_', ' ')} {milliseconds(ms[name])}" for name in PARTS if name in ms)
     sources = [
         f"rank {rank} {_source(s)}" for rank, s in (incident["sources"] or {}).items() if _replaced(incident, rank)

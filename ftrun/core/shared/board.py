@@ -151,6 +151,7 @@ class Flag(enum.IntFlag):
         128  # a replaced rank found no source for its state; why: errors/<cell>-<generation>-unrestorable.json
     )
     SCRIPT = 256  # the script's first line comes next
+    STEPPED = 512  # an optimizer of the script took a step
 
 
 class Busy(enum.IntFlag):

@@ -192,6 +192,11 @@ def recovered(facts: Mapping[str, Any]) -> str:
     return f"recovered in {milliseconds(facts['total_ms'])} ms: {parts}, first step {milliseconds(first)}; {cost}"
 
 
+def thrown_away(steps: int, ms: float) -> str:
+    """What a restart from the beginning costs beside its time."""
+    return f"{count(steps, 'step')} done again since all workers started again: {ms / 1000:.2f} s of work"
+
+
 def said(say: Say) -> str | None:
     """The sentence for a Say that needs no more than its own facts; None for those said elsewhere or not at all."""
     if say.what == "signalled":
@@ -231,16 +236,23 @@ def summary(
     incidents: int,
     drawn: bool,
     restarts: int,
-    redone: int,
+    redone: int | None,
     seconds: float,
     inexact: Inexact,
     left_out: list[str],
 ) -> list[str]:
-    """The lines at the end of a run that had incidents; `drawn`: one of them came to its end, and can be drawn."""
+    """The lines at the end of a run that had incidents; `drawn`: one of them came to its end, and can be drawn.
+
+    `redone` None: nobody could count the steps.
+    """
+    cost = f"{count(redone or 0, 'step')} done again, {seconds:.2f} s lost"
+    if redone is None:
+        cost = (
+            f"{seconds:.2f} s lost, and what the script did again (it calls no ftrun.protect: nobody counts its steps)"
+        )
     command = "timeline" if drawn else "events"
     lines = [
-        f"{count(incidents, 'incident')}, {count(redone, 'step')} done again, {seconds:.2f} s lost; "
-        f"to see {'it' if incidents == 1 else 'them'}: ftrun {command} {run}"
+        f"{count(incidents, 'incident')}, {cost}; to see {'it' if incidents == 1 else 'them'}: ftrun {command} {run}"
     ]
     if restarts:
         lines.append(

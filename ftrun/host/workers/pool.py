@@ -28,6 +28,7 @@ from ftrun.control.events import (
     Raised,
     Stage,
     Started,
+    Stepped,
     Unconnected,
     Unrestorable,
 )
@@ -62,6 +63,7 @@ _MILESTONES: tuple[tuple[Flag, Callable[[float, int], Event]], ...] = (
     (Flag.PARKED, Parked),
     (Flag.GROUP, Grouped),
     (Flag.PROTECTED, Protected),
+    (Flag.STEPPED, Stepped),
 )
 
 
