@@ -392,7 +392,7 @@ class Protected:
     def sample(self, turn: int) -> int:
         """A hash of a small part of the parameters and the optimizer state in the host's memory, another one each turn."""
         offset, size = self.arena.committed
-        at = turn * _SAMPLE % size if size else 0
+        at = turn % (-(-size // _SAMPLE) or 1) * _SAMPLE
         return native.checksum(self.arena.segment.address + offset + at, min(_SAMPLE, size - at)) if size else 0
 
     # -- replicas ----------------------------------------------------------------------------------------------------
