@@ -1,7 +1,7 @@
 """Training loops as people write them, and what ftrun must answer after a kill. The rule above all: never a false "yes".
 
 Answers: `yes`, `protected state only`, `no`, `lost` (nobody has the state: exit 1 with the option that would help), `refused`
-(exit 2 in a clean run as well), `error` (the script's own, as under torchrun).
+(exit 2 in a clean run as well), `error` (the script's own, as under torchrun). `A or B`: either is right.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ def add(
     often: bool = False,
     loop: str = "for step in job.steps(STEPS):",
     batch: bool = True,
+    between: str = "",
 ) -> None:
     head = "x, y = data(step.index)\n" if batch else ""
+    after = f"    {between}\n{after}" if between else after
     PATTERNS[name] = Pattern(what, answer, _source(setup, head + body, after, loop), (at, step, rank), often)
 
 
@@ -249,6 +251,91 @@ add(
     batch=False,
 )
 
+# ---- more that is right ----
+
+for _name, _what in (
+    ("RMSprop(ddp.parameters(), lr=0.01, centered=True)", "RMSprop, centred"),
+    ("Adagrad(ddp.parameters(), lr=0.05)", "Adagrad, whose state is there from the start"),
+    ("AdamW(ddp.parameters(), lr=0.01, amsgrad=True, foreach=True)", "AdamW with amsgrad and foreach"),
+    ("Adam(ddp.parameters(), lr=torch.tensor(0.01), fused=True)", "fused Adam with its rate in a tensor"),
+    ("Rprop(ddp.parameters())", "Rprop"),
+):
+    add(
+        f"optimizer-{_name.split('(')[0].lower()}",
+        _what,
+        "yes",
+        LEARN,
+        setup=STD.replace("AdamW(ddp.parameters(), lr=0.01)", _name),
+        at="update",
+    )
+for _at in ("backward", "update"):
+    add(
+        f"accumulation-over-steps-{_at}",
+        f"an update every second step, killed at {_at}",
+        "yes",
+        "loss_of(ddp(x), y).backward()\nif step.index % 2: opt.step(); opt.zero_grad()",
+        at=_at,
+        step=7,
+    )
+    add(
+        f"zero-grad-between-{_at}",
+        f"zero_grad() after the `with`, killed at {_at}",
+        "yes",
+        "loss = loss_of(ddp(x), y); loss.backward(); opt.step()",
+        between="opt.zero_grad()",
+        at=_at,
+    )
+    add(
+        f"spectral-norm-{_at}",
+        f"spectral_norm, which writes its buffers in each forward, killed at {_at}",
+        "yes",
+        LEARN,
+        setup=STD.replace("net()", "net(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)))"),
+        at=_at,
+    )
+add(
+    "weight-norm",
+    "weight_norm",
+    "yes",
+    LEARN,
+    setup=STD.replace("net()", "net(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)))"),
+    at="update",
+)
+add(
+    "own-buffers",
+    "BatchNorm with broadcast_buffers=False: statistics of each rank's own",
+    "yes",
+    LEARN,
+    setup=STD.replace("DDP(net())", "DDP(net(nn.BatchNorm1d(8)), broadcast_buffers=False)"),
+    at="update",
+)
+SCALED = "loss = loss_of(ddp(x), y); scaler.scale(loss).backward(); scaler.step(opt); scaler.update(); opt.zero_grad()"
+SCALER = "scaler = torch.amp.GradScaler('cpu', init_scale=4.0, growth_interval=3)\n"
+add(
+    "scaler-given",
+    "a GradScaler given to protect()",
+    "yes",
+    SCALED,
+    setup=GIVEN + SCALER + "job = ftrun.protect(ddp, opt, scaler)",
+    after="end(model=ddp, opt=opt, scaler=scaler)",
+    at="update",
+)
+PATTERNS["recursive"] = Pattern(
+    "a loop in a function, beside a function that calls itself",
+    "yes",
+    STD
+    + """
+def main():
+    def depth(n): return n if n < 1 else depth(n - 1)
+    for step in job.steps(STEPS):
+        with step:
+            x, y = data(step.index + depth(3)); loss_of(ddp(x), y).backward(); opt.step(); opt.zero_grad()
+main()
+"""
+    + END,
+    ("forward", 6, 2),
+)
+
 # ---- state that protect() was never given ----
 
 add(
@@ -330,6 +417,86 @@ add(
     "yes",
     LEARN + "\nwith torch.no_grad():\n    for a, b in zip(ema.parameters(), ddp.module.parameters()): a.lerp_(b, 0.1)",
     setup="ddp = DDP(net()); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01); ema = copy.deepcopy(ddp.module)\njob = ftrun.protect(ddp, opt, ignore=[ema])",
+)
+
+# where a script keeps what it changes
+_KEEPERS = {
+    "from-none": ("a best loss that is None at first", "best = None", "best = loss.item() if best is None else min(best, loss.item())", "best"),
+    "made-late": ("an EMA copy that is made at step 4", "ema = None", "if step.index >= 4:\n    ema = ema or copy.deepcopy(ddp.module)\n    for a, b in zip(ema.parameters(), ddp.module.parameters()): a.data.lerp_(b.data, 0.1)", "ema or 0"),
+    "object-in-object": ("a meter on an object of the script", "class M: n = 0\nclass T: pass\nt = T(); t.m = M()", "t.m.n += 1", "t.m.n"),
+    "models-in-list": ("EMA copies in a list", "emas = [copy.deepcopy(ddp.module)]", "for a, b in zip(emas[0].parameters(), ddp.module.parameters()): a.data.lerp_(b.data, 0.1)", "emas"),
+    "objects-in-dict": ("meters in a dict", "class M: n = 0\nms = {'loss': M()}", "ms['loss'].n += 1", "ms['loss'].n"),
+    "in-array": ("counts in a numpy array", "counts = np.zeros(3)", "counts[0] += 1", "counts.tolist()"),
+    "in-deque": ("the last losses in a deque", "import collections\nlast = collections.deque(maxlen=50)", "last.append(loss.item())", "list(last)"),
+    "in-namespace": ("a counter in a SimpleNamespace", "import types\nargs = types.SimpleNamespace(n=0)", "args.n += 1", "args.n"),
+    "in-class": ("a counter on a class", "class T: n = 0", "T.n += 1", "T.n"),
+    "in-default": ("a counter in a default argument", "def count(memo=[0]): memo[0] += 1; return memo[0]", "count()", "count()"),
+    "in-slots": ("a counter on an object with __slots__", "class T: __slots__ = ('n',)\nt = T(); t.n = 0", "t.n += 1", "t.n"),
+    "in-partial": ("a counter behind functools.partial", "import functools\ndef add(m): m[0] += 1\ncount = functools.partial(add, [0])", "count()", "count.args"),
+    "in-model": ("a number on the protected model that protect() does not know", "net_ = ddp.module; net_.calls = 0", "net_.calls += 1", "net_.calls"),
+    "scaler": ("a GradScaler", SCALER, "scaler.scale(loss.detach()); scaler.step(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)) if False else None; scaler.update(scaler.get_scale() / 2)", "scaler"),
+    "label-noise": ("numpy's default_rng() in the targets, which no model is called with", "gen = np.random.default_rng(rank)", "", "gen.bit_generator.state"),
+}  # fmt: skip
+for _name, (_what, _before, _line, _value) in _KEEPERS.items():
+    add(
+        f"kept-{_name}",
+        _what,
+        "protected state only",
+        ("y = y + float(gen.normal())\n" if _name == "label-noise" else "") + LEARN + "\n" + _line,
+        setup=STD + _before + "\n",
+        after=f"end(model=ddp, opt=opt, kept={_value})",
+        at="update",
+    )
+PATTERNS["kept-in-epoch"] = Pattern(
+    "losses of an epoch, in a list that each epoch makes anew",
+    "protected state only",
+    STD
+    + """
+for epoch in range(2):
+    losses = []
+    for step in job.steps(STEPS // 2):
+        with step:
+            x, y = data(step.index + epoch); loss = loss_of(ddp(x), y); loss.backward(); opt.step(); opt.zero_grad()
+            losses.append(loss.item())
+end(model=ddp, opt=opt, losses=losses)
+""",
+    ("update", 3, 2),
+)
+add(
+    "late-hook",
+    "a forward hook that halves, registered at step 4",
+    "protected state only",
+    LEARN + "\nif step.index == 4: ddp.module[0].register_forward_hook(lambda m, i, o: o / 2)",
+    at="update",
+)
+EITHER = "no or protected state only"  # whether a step was done twice, and its inputs compared, is a matter of time
+for _at in ("update", "idle"):
+    add(
+        f"own-iterator-{_at}",
+        f"batches from a bare iterator, killed at {_at}",
+        EITHER,
+        "x, y = next(it)\n" + LEARN,
+        setup=STD + "it = iter([data(i) for i in range(100)])\n",
+        batch=False,
+        at=_at,
+    )
+add(
+    "own-generator",
+    "batches from a generator function",
+    EITHER,
+    "x, y = next(it)\n" + LEARN,
+    setup=STD + "def each():\n    i = 0\n    while True: yield data(i); i += 1\nit = each()\n",
+    batch=False,
+    at="update",
+)
+add(
+    "own-loader-iterator",
+    "batches from iter(DataLoader)",
+    EITHER,
+    "x, y = next(it)\n" + LEARN,
+    setup=LOADER.replace("8 * STEPS", "40 * STEPS") + "it = iter(loader)\n",
+    batch=False,
+    at="update",
 )
 
 # ---- a repaired run that is not the uninterrupted one ----
@@ -443,6 +610,23 @@ add(
 # ---- refused in the step in which it happens, in a clean run too ----
 
 add(
+    "rare-meter",
+    "a rank's own meter that only this rank changes after the gate, and seldom; killed in the update",
+    "lost",
+    LEARN + "\nif rank == 2 and step.index in (3, 6): meter.n += 1",
+    setup=METER,
+    after="end(model=ddp, opt=opt, meter=meter)",
+    at="update",
+)
+add(
+    "rare-buffer",
+    "a rank's own buffer that only this rank writes after the gate, and seldom; killed in the update",
+    "no",
+    LEARN + "\nif rank == 2 and step.index in (3, 6): m.seen += 1",
+    setup="m = net(); m.register_buffer('seen', torch.zeros(()))\nddp = DDP(m, broadcast_buffers=False); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)\njob = ftrun.protect(model=ddp, optimizer=opt)",
+    at="update",
+)
+add(
     "new-memory",
     "p.data = other after optimizer.step()",
     "refused",
@@ -483,6 +667,34 @@ add(
     "a group with a parameter that no protected model has",
     "refused",
     LEARN + "\nif step.index == 3: opt.add_param_group({'params': [nn.Parameter(torch.zeros(2))]})",
+)
+add(
+    "late-data",
+    "weights are written through .data before the update, from step 4 on",
+    "refused",
+    "if step.index >= 4: ddp.module[0].weight.data.mul_(0.99)\n" + LEARN,
+)
+add(
+    "late-data-between",
+    "weights are written through .data between two steps, from step 4 on",
+    "refused",
+    LEARN,
+    between="if step.index >= 4: ddp.module[0].weight.data.mul_(0.99)",
+)
+add(
+    "late-momentum",
+    "the optimizer's moments are written before the update, from step 4 on",
+    "refused",
+    "loss_of(ddp(x), y).backward()\nif step.index >= 4:\n    for s in opt.state.values(): s['exp_avg'].mul_(0.5)\nopt.step(); opt.zero_grad()",
+)
+add(
+    "buffer-between",
+    "a buffer of the model is written between two steps",
+    "refused",
+    LEARN,
+    setup="m = net(); m.register_buffer('seen', torch.zeros(()))\nddp = DDP(m, broadcast_buffers=False); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)\njob = ftrun.protect(model=ddp, optimizer=opt)",
+    between="m.seen += 1",
+    at="update",
 )
 # ---- the script's own errors, as under torchrun ----
 

@@ -53,6 +53,25 @@ _HABITS: dict[str, tuple[str, str, str, str, str]] = {
     "draw-after": ("", "", "", "float(torch.rand(1))", ""),
     "clamp": ("", "", "", "with torch.no_grad():\n    for p in model.parameters(): p.clamp_(-1, 1)", ""),
     "swap-memory": ("", "", "", "if step.index == 3: model[0].weight.data = model[0].weight.data.clone()", ""),
+    "list-ema": (
+        "emas = [copy.deepcopy(model)]",
+        "",
+        "",
+        "for a, b in zip(emas[0].parameters(), model.parameters()): a.data.lerp_(b.data, 0.1)",
+        "emas",
+    ),
+    "best": ("best = None", "", "", "best = loss.item() if best is None else min(best, loss.item())", "best"),
+    "array": ("counts = np.zeros(2)", "", "", "counts[0] += loss.item()", "counts"),
+    "hook-late": ("", "", "", "if step.index == 4: model[0].register_forward_hook(lambda m, i, o: o * 0.9)", ""),
+    "scale-state": (
+        "",
+        "",
+        "if step.index >= 4 and 'momentum_buffer' in str(opt.state):\n    for s in opt.state.values(): s['momentum_buffer'].mul_(0.9)",
+        "",
+        "",
+    ),
+    "seldom": ("", "", "", "if rank == 1 and step.index % 4 == 2: model.seen += 1", ""),
+    "label-noise": ("lg = np.random.default_rng(rank)", "y = y + float(lg.normal())", "", "", ""),
     "freeze": ("", "", "", "if step.index == 3: model[2].bias.grad = None", ""),
 }
 _PHASES = ("forward", "backward", "gate", "update", "idle")

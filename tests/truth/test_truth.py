@@ -20,7 +20,7 @@ def test_pattern(name: str, tmp_path: Path) -> None:
     runs = harness.three(tmp_path, pattern.source, pattern.faults)
     assert not runs.false_yes, runs.killed.output
     assert not runs.silent, f"a clean run ends elsewhere than torchrun's\n{runs.clean.output}"
-    assert runs.killed.answer == pattern.answer, runs.killed.output
+    assert runs.killed.answer in pattern.answer.split(" or "), runs.killed.output
     if pattern.answer in ("refused", "error"):
         assert runs.clean.answer == pattern.answer, runs.clean.output
     else:

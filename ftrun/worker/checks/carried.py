@@ -17,10 +17,11 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 @dataclass(frozen=True)
 class LoopNames:
-    """`fresh`: written anew in each iteration, or by the loops around this one. `carried`: the opposite, as far as seen."""
+    """`carried`: read before they are written. `fresh`: written anew in each iteration. `outside`: in each of a loop around."""
 
     carried: frozenset[str]
     fresh: frozenset[str]
+    outside: frozenset[str]
 
 
 def loop_names(source: str, line: int) -> LoopNames | None:
@@ -44,9 +45,9 @@ def loop_names(source: str, line: int) -> LoopNames | None:
     else:
         walk.store(inner.target)
     walk.body(inner.body)
-    carried = frozenset((walk.early & walk.stored_anywhere) - walk.clocks)
+    carried = (walk.early & walk.stored_anywhere) - walk.clocks
     outside = {name for loop in around[:-1] for name in _stores(loop)} - walk.stored_anywhere
-    return LoopNames(carried, frozenset((walk.stored_anywhere - carried) | outside))
+    return LoopNames(frozenset(carried), frozenset(walk.stored_anywhere - carried), frozenset(outside))
 
 
 def _stores(loop: ast.AST) -> set[str]:

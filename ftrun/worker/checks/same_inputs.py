@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ftrun import native
@@ -88,6 +89,8 @@ def _chained(leaf: Any, digest: int) -> int:
         data = leaf.detach().contiguous()
         size = data.numel() * data.element_size()
         return native.checksum(data.data_ptr(), size, digest) if size else digest
+    if isinstance(leaf, np.ndarray):
+        return _chained(torch.from_numpy(leaf), digest) if leaf.dtype.kind in "iuf" else digest
     if isinstance(leaf, int | float | str | bytes | None):
         return zlib.crc32(repr(leaf).encode(), digest & 0xFFFFFFFF) | digest & ~0xFFFFFFFF
     return digest

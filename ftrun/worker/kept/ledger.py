@@ -37,6 +37,8 @@ class Ledger:
         self._state = state
         self._at_gate: Captured | None = None
         self._at_end: tuple[int, Captured] | None = None  # tag and content of the END slot
+        self._ever: set[str] = set()  # what some update region changed so far: Python state and buffers
+        self._buffers_at_end: tuple[int, list[int]] = (0, [])
         self._drew_between = False  # random numbers were drawn between two bodies
         self._carried = False  # gradients of a slot were put back and are in no other slot of ours
         self._buffers_at_gate: tuple[bytearray, list[int]] = (bytearray(), [])
@@ -68,6 +70,7 @@ class Ledger:
         self.alive = self._state.grads_alive()
         captured = (rng.capture(), self._state.python_state())
         self._at_end = (tag, captured)
+        self._buffers_at_end = self._state.buffers_mark()
         grads = self._state.grads() if accumulating and any(self.alive) else None
         self._write(END, tag, grads, captured)
 
@@ -89,6 +92,7 @@ class Ledger:
             "grads": None if grads is None else serialization.pack(grads, "gradients"),
             "updated": self.updated,
             "between": self._drew_between,
+            "ever": sorted(self._ever),
             "loader": self.loader.capture() if self.loader is not None else self.loader_state,
         }
         if slot == END and self._at_gate is not None:
@@ -98,11 +102,9 @@ class Ledger:
     def _update_changed(self, before: Captured, now: Captured) -> dict[str, Any]:
         """What the update region changed: a replacement that has its own GATE slot takes just this from ours."""
         changed = [name for name, value in now[1].items() if value != before[1].get(name)]
-        return {
-            "changed": changed,
-            "drew": before[0] != now[0],
-            "buffers": self._state.buffers_written(self._buffers_at_gate),
-        }
+        buffers = self._state.buffers_written(self._buffers_at_gate)
+        self._ever.update(changed, buffers)
+        return {"changed": changed, "drew": before[0] != now[0], "buffers": buffers}
 
     # -- between two bodies ------------------------------------------------------------------------------------------
 
@@ -121,6 +123,12 @@ class Ledger:
                     f"{name} changed between the body of one step and the next (scheduler.step() after the `with`?): "
                     "do it inside `with step:`, or a replaced rank would miss it"
                 )
+        self._state.settle_buffers()
+        if self._buffers_at_end != self._state.buffers_mark():
+            raise UsageError(
+                "a buffer of the model changed between the body of one step and the next (a forward in train mode after the "
+                "`with`?): do it inside `with step:`, or a replaced rank would miss it"
+            )
         # a loader draws as well when it fetches, and a replacement fetches again: that does not count
         drawn = now[0] if self.loader is None or self.loader.before is None else self.loader.before
         if streams != drawn:
@@ -143,6 +151,7 @@ class Ledger:
 
     def put_back(self, saved: dict[str, Any], index: int) -> None:
         """Apply a slot: Python state, gradients, the loader's place, and last the random streams."""
+        self._ever.update(saved["ever"])
         self._state.apply_python_state(saved["py"])
         self.alive = saved["alive"]
         grads = saved["grads"]

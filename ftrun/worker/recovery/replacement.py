@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -431,12 +431,12 @@ class Restorer:
             # our predecessor copied the weights and died before its first hand-out
             replica = self._replica(lambda slots, arena: slots.tag(END) == resume)
         after = read_state(replica.slots, END)
-        self._take_changed(saved["py"], after, replica)
+        self._take_changed(saved["py"], saved["ever"], after, replica)
         if after["drew"]:
             self.context.note_inexact(Inexact.UPDATE_USED_RNG)
         self._note_between(after)
         if not self._lost:
-            self._take_updated_buffers(replica)
+            self._take_updated_buffers(replica, saved["ever"])
         saved["alive"] = after["alive"]
         if after["updated"]:
             saved["grads"] = after["grads"]  # as the update left them: the same on every replica
@@ -449,12 +449,14 @@ class Restorer:
                 return read_state(replica.slots, slot)
         raise NoSource(f"rank {replica.rank}'s slots hold nothing for step {self.resume}")
 
-    def _take_changed(self, mine: dict[str, Any], after: dict[str, Any], replica: Replica) -> None:
+    def _take_changed(self, mine: dict[str, Any], ever: list[str], after: dict[str, Any], replica: Replica) -> None:
         """Python state that the update region changed: a replica's, where it is the same on every rank.
+
+        What one of this rank's earlier update regions changed (`ever`) may have changed in this one as well.
 
         Errors: NoSource for what is this rank's own, since nobody has its value after the update.
         """
-        changed = after["changed"]
+        changed = [*after["changed"], *(key for key in ever if key in mine and key not in after["changed"])]
         if not changed:
             return
         at_gate = read_state(replica.slots, GATE)["py"] if replica.slots.tag(GATE) == self.resume - 1 else {}
@@ -475,9 +477,16 @@ class Restorer:
             if segment is not None:
                 yield Slots(segment)
 
-    def _take_updated_buffers(self, replica: Replica) -> None:
-        """Take what the update before the resume step wrote of the buffers; whether others have the same is looked at."""
+    def _take_updated_buffers(self, replica: Replica, ever: Sequence[str] = ()) -> None:
+        """Take what the update before the resume step wrote of the buffers; whether others have the same is looked at.
+
+        `ever`: what this rank's update regions wrote so far.
+        """
         written = read_state(replica.slots, END)["buffers"]
+        alone = [e.name for e in self.state.manifest.entries if e.name in ever and e.name not in written]
+        mine, theirs = (one.zone_checksum(alone, self.state.manifest) for one in (self.state.arena, replica.arena))
+        if mine != theirs:
+            self.context.note_inexact(Inexact.BUFFERS_UNKNOWN)
         if not written:
             return
         arenas = [fetch(self.context, rank, "arena") for rank in self.state.replicas() - {self.context.rank}]

@@ -21,6 +21,7 @@ from ftrun.worker.state import serialization
 
 # what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
 _DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
+_SAMPLE = 16384  # bytes
 _Owner = tuple[int, int]  # of optimizer state: number of the optimizer, number of the parameter in it
 
 
@@ -334,6 +335,11 @@ class Protected:
                     written.append(entry.name)
         return written
 
+    def buffers_mark(self) -> tuple[int, list[int]]:
+        """What stands for the values of all buffers."""
+        offset, size = self.live_buffers()
+        return native.checksum(self.arena.segment.address + offset, size) if size else 0, self._gpu_versions()
+
     def _buffer_bytes(self) -> memoryview:
         offset, size = self.live_buffers()
         return self.arena.segment.view(offset, size)
@@ -382,6 +388,12 @@ class Protected:
             if entry.name.startswith("param."):
                 value = self.arena.checksum(entry, value)
         return value
+
+    def sample(self, turn: int) -> int:
+        """A hash of a small part of the parameters and the optimizer state in the host's memory, another one each turn."""
+        offset, size = self.arena.committed
+        at = turn % (-(-size // _SAMPLE) or 1) * _SAMPLE
+        return native.checksum(self.arena.segment.address + offset + at, min(_SAMPLE, size - at)) if size else 0
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 

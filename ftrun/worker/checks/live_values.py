@@ -1,0 +1,191 @@
+"""What stands for a live value of a script: something small that is equal as long as the value is, as far as can be seen.
+
+It goes down into containers, closures, classes and objects of the script's own, and not into those of libraries, unless they
+have a state_dict(). It runs no code of the script but that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import inspect
+import io
+import operator
+import random
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from ftrun import native
+from ftrun.core.paths import OWN_FILES
+from ftrun.worker.runtime.callers import is_script
+from ftrun.worker.runtime.torch_private import writes_to
+from ftrun.worker.state.protected_state import Protected
+
+_ATOMS = (type(None), int, float, str, bytes, complex)
+_DEEPEST = 12
+_BIG = 256 << 20  # bytes; what is larger is a data set, most likely, and its numbers are not read
+_MANY, _ENDS = 20_000, 100  # elements of a container, above which as many at both ends are looked at
+_COUNT = "number of keys"
+_OPEN = (types.SimpleNamespace, argparse.Namespace)  # objects of a library that hold what the script puts there
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+
+
+class Unknown:
+    """Stands for what cannot be seen: it is equal to nothing, and `ftrun verify` does not compare it."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "unknown"
+
+
+class LiveValues:
+    """`known`: ids of objects that stand for nothing, since they are guarded, or meant to stay out."""
+
+    def __init__(self, state: Protected, known: set[int]) -> None:
+        self._state = state
+        self._known = known
+
+    def of(self, value: Any, around: tuple[int, ...] = ()) -> Any:
+        """What stands for a value; None for what is not looked into. `around`: ids of the values that hold it."""
+        if isinstance(value, _ATOMS):
+            return value
+        if id(value) in self._known or id(value) in around or len(around) > _DEEPEST:
+            return None
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, np.ndarray | np.generic):
+            return str(value.dtype), value.shape, value.tobytes() if value.nbytes <= _BIG else None
+        if isinstance(value, torch.Generator):
+            return self._tensor(value.get_state())
+        if isinstance(value, random.Random):
+            return value.getstate()
+        if isinstance(value, np.random.Generator | np.random.RandomState):
+            return repr(value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state())
+        inner = self._inner(value)
+        around = (*around, id(value))
+        if isinstance(inner, dict):
+            return {key: self.of(inner[key], around) for key in _ends(list(inner))} | {_COUNT: len(inner)}
+        if isinstance(inner, list):
+            return len(inner), [self.of(part, around) for part in _ends(inner)]
+        return inner
+
+    def _inner(self, value: Any) -> Any:
+        """What a value holds, in a dict or a list; or what stands for it."""
+        if isinstance(value, dict):
+            return value
+        if isinstance(value, list | tuple | collections.deque):
+            return list(value)
+        if isinstance(value, set | frozenset):
+            return hash(frozenset(value))
+        if isinstance(value, DataLoader):
+            return [value.dataset, *(s for s in (value.sampler, value.batch_sampler) if not hasattr(s, "set_epoch"))]
+        if isinstance(value, functools.partial):
+            return [value.func, value.args, value.keywords]
+        if inspect.ismethod(value):
+            return [value.__self__, value.__func__]
+        if inspect.isfunction(value):
+            return _held_by(value) if is_script(value.__code__.co_filename) else None
+        if inspect.isclass(value):
+            return _public(vars(value)) if _of_the_script(value) else None
+        if isinstance(value, Iterator):
+            return _place(value)
+        if isinstance(value, torch.nn.Module):
+            return [_state_of(value), attributes(value)]
+        if hasattr(value, "state_dict"):
+            return [_state_of(value), attributes(value) if _of_the_script(type(value)) else None]
+        return attributes(value) if is_open(value) else None
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            return None
+        segment = self._state.arena.segment
+        if segment.address <= tensor.data_ptr() < segment.address + segment.length:
+            return None
+        if not tensor.is_cpu:
+            return tensor.data_ptr(), writes_to(tensor)
+        if tensor.numel() * tensor.element_size() > _BIG:
+            return tuple(tensor.shape), tensor.data_ptr(), writes_to(tensor)
+        data = tensor.detach().contiguous()
+        size = data.numel() * data.element_size()
+        return tuple(data.shape), native.checksum(data.data_ptr(), size, 0) if size else 0
+
+
+def _ends(parts: list[Any]) -> list[Any]:
+    return parts if len(parts) <= _MANY else [*parts[:_ENDS], *parts[-_ENDS:]]
+
+
+def is_open(value: Any) -> bool:
+    """Is that an object whose attributes the script writes: one of its own classes, or a bag of values?"""
+    kind = type(value)
+    return isinstance(value, _OPEN) or kind.__module__.startswith("torch.utils.data") or _of_the_script(kind)
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Of an object; of those that every torch module has only how many hooks there are."""
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
+    found = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots if name[:2] != "__"}}
+    if not isinstance(value, torch.nn.Module):
+        return found
+    hooks = [hook for k, v in found.items() if k in _OF_MODULES and k.endswith("_hooks") and v for hook in v.values()]
+    return {**{k: v for k, v in found.items() if k not in _OF_MODULES}, "hooks": sum(not _is_ours(h) for h in hooks)}
+
+
+def _is_ours(hook: Any) -> bool:
+    code = getattr(hook, "__code__", None)
+    return code is not None and code.co_filename.startswith(OWN_FILES)
+
+
+def _public(values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if not name.startswith("__")}
+
+
+def _of_the_script(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and is_script(file)
+
+
+def _held_by(function: Any) -> list[Any]:
+    """What a function is made of, what it closes over, its defaults, and what was hung on it."""
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    return [hash(function.__code__), *cells, function.__defaults__, function.__kwdefaults__, vars(function)]
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _place(iterator: Any) -> Any:
+    """How far an iterator is; of one that does not say, something that is equal to nothing."""
+    if isinstance(iterator, io.IOBase):
+        return None
+    if inspect.isgenerator(iterator):
+        frame = iterator.gi_frame
+        if frame is None or iterator.gi_code.co_filename.startswith(OWN_FILES):
+            return None
+        return [frame.f_lasti, dict(frame.f_locals)]
+    if _of_the_script(type(iterator)):
+        return attributes(iterator)
+    left = operator.length_hint(iterator, -1) if type(iterator).__module__ == "builtins" else -1
+    return left if left >= 0 else Unknown()
+
+
+def _state_of(value: Any) -> Any:
+    """Its state_dict()."""
+    try:
+        return value.state_dict()
+    except Exception:  # the script's own code: what it cannot say is not looked at
+        return None
