@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ftrun.core.system import files
 from ftrun.faults.kinds import spelled
 from ftrun.faults.plan import Fault
 
@@ -68,9 +69,7 @@ def post(run_dir: Path, request: Request, *, taken: bool = False) -> Request:
     folder = run_dir / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     request = replace(request, number=_reserve(folder), asked=time.time())
-    temporary = folder / f".new.{os.getpid()}"
-    temporary.write_text(json.dumps(asdict(request)))
-    os.rename(temporary, folder / f"{request.number}.{'taken' if taken else 'json'}")
+    files.replace(folder / f"{request.number}.{'taken' if taken else 'json'}", json.dumps(asdict(request)))
     return request
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ftrun.core.paths import ENV_RUN_DIR
 from ftrun.core.shared.board import Board, Head
+from ftrun.core.waiting import wait_for
 from ftrun.faults import device, oom, outside, requests
 from ftrun.faults.dice import Dice
 from ftrun.faults.kinds import DEVICE, KINDS, MACHINE, STEP_PHASES
@@ -315,9 +316,7 @@ def _hold_python(seconds: float | None) -> None:
 
 def _await_end(seconds: float) -> None:
     """The launcher is to move this rank: wait for it between two steps, where nothing is half done."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: False, seconds, 0.01)
 
 
 def _die_of(signum: signal.Signals) -> None:

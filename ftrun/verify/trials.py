@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import struct
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import paths
+from ftrun.core import journal, paths
 from ftrun.core.system.procfs import shell_code
 from ftrun.host.services import spawn
 
@@ -154,19 +153,17 @@ def _steps(progress: Path) -> tuple[int, int]:
 
 def _journalled(logs: Path) -> dict[str, Any]:
     """What the run's journal says of its plan and its incidents."""
-    fired, unfired, summary = 0, [], {}
+    fired, unfired = 0, []
+    summary: dict[str, Any] = {}
     for path in logs.glob(f"*/{paths.JOURNAL}"):
-        for line in path.read_text(errors="replace").splitlines():
-            if '"note"' not in line:
-                continue
-            with contextlib.suppress(ValueError):
-                entry = json.loads(line)
-                if entry["note"] == "fault":
-                    fired += 1
-                elif entry["note"] == "unfired":
-                    unfired.append(str(entry["fault"]))
-                elif entry["note"] == "summary":
-                    summary = entry
+        for entry in journal.lines(path):
+            note = entry.get("note")
+            if note == "fault":
+                fired += 1
+            elif note == "unfired":
+                unfired.append(str(entry["fault"]))
+            elif note == "summary":
+                summary = entry
     counted = {name: int(summary.get(name, 0)) for name in ("restarts", "incidents")}
     return {"fired": fired, "unfired": tuple(unfired), **counted}
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ftrun.core.amounts import count
+from ftrun.core.journal import Tail, parse
 from ftrun.view.find import Found
-from ftrun.view.journal import Tail, parse
 from ftrun.view.screen import cause, outcome
 
 _LOOK = 0.2  # seconds between two looks at a journal that is followed

@@ -21,6 +21,7 @@ from typing import Any
 from ftrun.core.errors import FtrunError
 from ftrun.core.runs import RunInfo, read_run
 from ftrun.core.system import files
+from ftrun.core.waiting import wait_for
 from ftrun.view import metrics
 from ftrun.view.snapshot import Watcher
 
@@ -103,12 +104,7 @@ def keep(exporter: Exporter, run: RunInfo, path: Path | None, interval: float, u
 def _wait(until: int | None, run: RunInfo, seconds: float) -> bool:
     """True when it is over."""
     if until is None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if not run.alive():
-                return True
-            time.sleep(min(0.5, seconds))
-        return False
+        return wait_for(lambda: not run.alive(), seconds, min(0.5, seconds))
     ready, _, _ = select.select([until], [], [], seconds)
     return bool(ready) and not os.read(until, 64)
 

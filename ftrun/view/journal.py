@@ -1,62 +1,16 @@
-"""Reading a journal, also while it is written, and the account that follows from it: phases, incidents, time lost.
-
-The journal is the only source: what is not in it is not shown as a fact. A torn last line is left for the next look.
-"""
+"""The account that follows from a journal: phases, incidents, time lost. What is not in the journal is not shown as a fact."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ftrun.control.phases import INCIDENT, Phase
+from ftrun.core.journal import parse
 
-_CHUNK = 1 << 20
 UNLIKE_OURS = (KeyError, TypeError, ValueError, AttributeError)  # what a line of another version leads to
 REPAIRING = frozenset({*(str(p) for p in INCIDENT), str(Phase.RESTARTING)})
-
-
-class Tail:
-    """The lines of a journal, as far as they are complete. `read` gives those that came since the last call.
-
-    Keeps the file open, so that the last lines of a run can be read after its directory is gone. Errors: OSError.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._torn = b""
-
-    def read(self) -> Iterator[bytes]:
-        while chunk := os.read(self._fd, _CHUNK):
-            *whole, self._torn = (self._torn + chunk).split(b"\n")
-            yield from whole
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Every readable line of a journal. Errors: OSError."""
-    tail = Tail(path)
-    try:
-        for line in tail.read():
-            parsed = parse(line)
-            if parsed is not None:
-                yield parsed
-    finally:
-        tail.close()
-
-
-def parse(line: bytes) -> dict[str, Any] | None:
-    """One line, None when it is damaged."""
-    try:
-        raw = json.loads(line)
-    except ValueError:
-        return None
-    return raw if isinstance(raw, dict) else None
 
 
 @dataclass

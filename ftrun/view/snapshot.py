@@ -7,19 +7,20 @@ world the ranks that stand out are looked at one by one, all others are counted,
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 from ftrun.control.phases import Phase as Machine
 from ftrun.core import paths
+from ftrun.core.journal import Tail
 from ftrun.core.runs import RunInfo
 from ftrun.core.shared import gate, steps
 from ftrun.core.shared.board import Board, Cell, F, Flag, Head, Inexact, Phase, collective_name, collective_of
 from ftrun.core.shared.world import World, read_world
+from ftrun.core.system import files
 from ftrun.view import devices, fold
-from ftrun.view.journal import REPAIRING, Account, Tail
+from ftrun.view.journal import REPAIRING, Account
 
 SCHEMA = 1  # of the picture, as `ftrun status --json` prints it; grows only when a field changes its meaning or goes
 HEALTHY, STARTING, RECOVERING, DEGRADED, ENDED = "healthy", "starting", "recovering", "degraded", "ended"
@@ -197,11 +198,10 @@ class Watcher:
 
     def _parked_at(self, cell: int) -> str | None:
         if cell not in self._parked:
-            try:
-                path = self.run.path / "errors" / f"parked-{cell}.json"
-                self._parked[cell] = str(json.loads(path.read_text())["line"])
-            except (OSError, ValueError, KeyError):
+            line = files.read_json(self.run.path / "errors" / f"parked-{cell}.json").get("line")
+            if line is None:
                 return None
+            self._parked[cell] = str(line)
         return self._parked[cell]
 
 

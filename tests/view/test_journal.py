@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ftrun.core.journal import Tail, lines
 from ftrun.core.shared.board import Board
 from ftrun.host.account.incident import Incident, Victim
-from ftrun.view.journal import Account, Tail, lines
+from ftrun.view.journal import Account
 from tests.view import boards
 from tests.view.conftest import Looking
 

@@ -48,6 +48,7 @@ def stop(
     ),
 ) -> int:
     from ftrun.core.runs import find_run
+    from ftrun.core.waiting import wait_for
 
     run = find_run(run_id)
     if run is None:
@@ -56,16 +57,13 @@ def stop(
     with contextlib.suppress(ProcessLookupError):  # it ends just now
         os.kill(run.pid, signal.SIGTERM)
     seconds = float(run.raw.get("shutdown_timeout", 30.0)) + _BEYOND if wait is None else wait
-    deadline = time.monotonic() + seconds
-    while run.alive() or _is_there(run.path, run.raw["start"]):
-        if time.monotonic() > deadline:
-            print(
-                f"ftrun: error: run {run.run_id} (process {run.pid}) still ends after {seconds:g} s; "
-                f"to kill its workers at once: ftrun stop {run.run_id}",
-                file=sys.stderr,
-            )
-            return 1
-        time.sleep(0.02)
+    if not wait_for(lambda: not run.alive() and not _is_there(run.path, run.raw["start"]), seconds, 0.02):
+        print(
+            f"ftrun: error: run {run.run_id} (process {run.pid}) still ends after {seconds:g} s; "
+            f"to kill its workers at once: ftrun stop {run.run_id}",
+            file=sys.stderr,
+        )
+        return 1
     print(f"ftrun: run {run.run_id} ended", file=sys.stderr)
     return 0
 

@@ -109,7 +109,7 @@ def _text(told: Any, account: Account, output: str | None) -> int:
 
 
 def _trace(found: Found, output: str | None) -> int:
-    from ftrun.view.journal import lines
+    from ftrun.core.journal import lines
     from ftrun.view.timeline.trace import document
 
     _write(document(lines(found.journal), found.run_id), output)

@@ -1,10 +1,12 @@
-"""Writing a file whole or not at all."""
+"""Files that processes leave for each other: written whole or not at all, read as far as they are there."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def replace(path: Path, data: str) -> None:
@@ -25,3 +27,12 @@ def replace(path: Path, data: str) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, {} when there is none or it is damaged."""
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return raw if isinstance(raw, dict) else {}

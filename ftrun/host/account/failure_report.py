@@ -18,12 +18,11 @@ from typing import Any
 from ftrun.control import blame
 from ftrun.control.blame import Failure
 from ftrun.control.events import Action, Died, Event, Publish, Raised, Say, Terminate, WorldEnded
-from ftrun.core import paths
+from ftrun.core import paths, symptoms
 from ftrun.core.amounts import seconds, times
 from ftrun.core.errors import EXIT_OK, EXIT_SIGNAL
 from ftrun.host.base.settings import Output
 from ftrun.host.output.logformat import on_console
-from ftrun.host.workers import fence
 from ftrun.host.workers.pool import Worker
 
 _INDENT = "  "
@@ -188,7 +187,7 @@ class Failures:
         for cell, failure in self._open.items():
             if failure.cause == "died":  # seen before its exit code was
                 self._facts[cell].code = code = self.workers[cell].code
-                self._open[cell] = replace(failure, cause=fence.cause_of(code))
+                self._open[cell] = replace(failure, cause=symptoms.cause_of(code))
         # what happened after we told everybody to end is our own doing
         own = [f for f in self._open.values() if not told_at or f.at <= told_at]
         if self._elsewhere:
@@ -312,7 +311,7 @@ def _ended(facts: Facts) -> str:
     """`exit code 3`, `signal SIGKILL (exit code 137)`."""
     if facts.code is None:
         return "did not end by itself"
-    name = fence.cause_of(facts.code)
+    name = symptoms.cause_of(facts.code)
     return f"exit code {facts.code}" if name.startswith("exit ") else f"signal {name} (exit code {facts.code})"
 
 
@@ -325,7 +324,7 @@ def _headline(failure: Failure, facts: Facts) -> str:
     elif facts.code is None:
         how = f"failed ({facts.evidence or failure.cause})"  # condemned
     else:
-        name = fence.cause_of(facts.code)
+        name = symptoms.cause_of(facts.code)
         how = f"left with exit code {facts.code}" if name.startswith("exit ") else f"died of {name}"
     return f"rank {failure.rank} {how}, {_clock(failure.at)}"
 

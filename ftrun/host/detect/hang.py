@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from ftrun.control.hangs import Accused, Limits, Rank, Verdict, Watch
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Busy, Cell, F, Flag, Phase, collective_name, collective_of
+from ftrun.core.system import files
 from ftrun.host.detect import heartbeat
 
 _BODY = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE)
@@ -50,11 +50,8 @@ class HangWatch:
         """Where a busy rank's Python was when its doorbell thread looked last."""
         if accused.fault is not Fault.HANG:
             return ""
-        try:
-            raw = json.loads((self._run_dir / "errors" / f"where-{accused.cell}.json").read_text())
-            return f"; last seen at {raw['line']}"
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
+        line = files.read_json(self._run_dir / "errors" / f"where-{accused.cell}.json").get("line")
+        return f"; last seen at {line}" if line else ""
 
 
 def describe(cell: Cell, word: gate.GateWord) -> Rank:

@@ -23,6 +23,7 @@ from ftrun.core.faults import Fault
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Board, Head
 from ftrun.core.system import files
+from ftrun.core.system.visible import VARIABLE, entries
 from ftrun.host.base.loop import Loop
 from ftrun.host.devices import visible
 from ftrun.host.devices.quarantine import Quarantine
@@ -43,9 +44,9 @@ _DEVICE_FILE = re.compile(r"/dev/(nvidia\d+|nvidiactl|dxg)$")
 
 def present(environ: Mapping[str, str], dev: Path = Path("/dev")) -> bool:
     """May this run use GPUs? Loads nothing: device files, or a variable that names devices."""
-    named = environ.get("CUDA_VISIBLE_DEVICES")
+    named = environ.get(VARIABLE)
     if named is not None:
-        return named.strip().startswith(("GPU-", "MIG-")) or named.strip()[:1].isdigit()
+        return bool(entries(named))
     return any(re.fullmatch(r"nvidia\d+|dxg", name) for name in os.listdir(dev))
 
 
@@ -175,7 +176,7 @@ class DeviceWatch:
 
     def _inventory(self, message: dict[str, Any]) -> None:
         assert self._quarantine is not None
-        self._devices = visible.choose(os.environ.get("CUDA_VISIBLE_DEVICES"), message["gpus"])
+        self._devices = visible.choose(os.environ.get(VARIABLE), message["gpus"])
         unusable = message["unusable"]
         self._note("devices", devices=[vars(d) for d in self._devices], unusable=unusable, error=message["error"])
         for index, why in unusable.items():

@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ftrun.core import paths, runs
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.core.shared.board import Board, Head
 from ftrun.core.system import procfs
+from ftrun.core.waiting import wait_for
 from ftrun.faults import device
 from ftrun.host.account import messages
 from ftrun.host.base.loop import Loop
@@ -237,20 +237,16 @@ class _Run:
     def _clean_up(self) -> None:
         """End everything that is still there, whatever happened before."""
         self._services.end()
-        deadline = time.monotonic() + 5.0
-        while time.monotonic() < deadline:
-            # children of a dead fork server become ours
-            for pid in fence.own_children():
-                if pid in self._services.pids() or fence.is_ours(pid):
-                    procfs.kill_group(pid)
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                if not any(p in self._services.pids() or fence.is_ours(p) for p in fence.own_children()):
-                    return
-                time.sleep(0.001)
+        wait_for(self._nobody_left, 5.0, 0.001)
+
+    def _nobody_left(self) -> bool:
+        # children of a dead fork server become ours
+        left = [p for p in procfs.children("self") if p in self._services.pids() or fence.is_ours(p)]
+        for pid in left:
+            procfs.kill_group(pid)
+        for _ in procfs.reaped():
+            pass
+        return not left
 
 
 def _standard_descriptors() -> int | None:

@@ -12,10 +12,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from ftrun.control.blame import ranks
 from ftrun.core.amounts import count
+from ftrun.core.system import procfs
 from ftrun.host.base.loop import Loop
 from ftrun.host.workers.pool import WorkerPool
 
@@ -107,20 +107,11 @@ def answer_of(pid: int, signum: int) -> Answer:
     """What the signal would do to the process now."""
     if signum in _HARMLESS:
         return Answer.TAKEN
-    try:
-        threads = [_signals(task) for task in Path(f"/proc/{pid}/task").iterdir()]
-    except OSError:
-        return Answer.DIES
+    threads = [procfs.status(pid, task) for task in procfs.tasks(pid)]
 
     def in_all(name: str) -> bool:
-        return all(fields.get(name, 0) >> (signum - 1) & 1 for fields in threads)
+        return bool(threads) and all(int(fields.get(name, "0"), 16) >> (signum - 1) & 1 for fields in threads)
 
     if in_all("SigCgt") or in_all("SigIgn"):
         return Answer.TAKEN
     return Answer.BLOCKED if in_all("SigBlk") else Answer.DIES  # else a thread takes it that does not block it
-
-
-def _signals(task: Path) -> dict[str, int]:
-    """The signal masks of a thread. Errors: OSError when it is gone."""
-    lines = (line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if line.startswith("Sig"))
-    return {name: int(mask, 16) for name, mask in lines if name != "SigQ"}

@@ -5,15 +5,14 @@ Requests wait here while a helper is away. Never decides whether one is started 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ftrun.core.shared import wire
+from ftrun.core.system.procfs import kill_group
 from ftrun.host.base.loop import Loop
 from ftrun.host.services import spawn
 
@@ -114,9 +113,7 @@ class Helper:
             self._sock = None
 
     def kill(self) -> None:
-        if self.pid:
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
+        kill_group(self.pid)
 
 
 class Services:
@@ -182,8 +179,7 @@ class Services:
         """Does this answer belong to the last order for a store? A store that came too late is ended here."""
         if message["order"] == self._store_order:
             return True
-        with contextlib.suppress(OSError):
-            os.kill(message["pid"], signal.SIGKILL)
+        kill_group(message["pid"])
         return False
 
     def fork(self, cell: int, spec: dict[str, Any], out: int, err: int) -> None:
@@ -197,10 +193,8 @@ class Services:
 
     def retire_store(self) -> None:
         """End the store without mourning it: a new one takes its place."""
-        pid, self.store_pid = self.store_pid, 0
-        if pid:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        kill_group(self.store_pid)
+        self.store_pid = 0
 
     def pids(self) -> set[int]:
         return {pid for pid in (self.fork_server.pid, self.store_pid, self.fd_store.pid, self.nvml.pid) if pid}

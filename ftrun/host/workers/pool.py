@@ -6,7 +6,6 @@ Handlers only emit events; what follows from them is the machine's business. A w
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -35,7 +34,8 @@ from ftrun.core import symptoms
 from ftrun.core.errors import EXIT_SIGNAL
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import Board, Cell, F, Flag
-from ftrun.core.system import procfs
+from ftrun.core.system import files, procfs
+from ftrun.core.waiting import wait_for
 from ftrun.host.base.loop import Loop
 from ftrun.host.output.logs import Logs, WorkerLog
 from ftrun.host.workers import fence
@@ -46,7 +46,7 @@ _CODE_PATIENCE = 1.0  # seconds to wait for it; the world is being stopped meanw
 _CODE_LATEST, _CODE_LATE_LOOK = 10.0, 0.1  # seconds after which it is done without, and between two looks until then
 _CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
 _CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
-_FENCE_INLINE = 0.005
+_FENCE_INLINE, _FENCE_LOOK = 0.005, 0.0002
 _FENCE_DEADLINE = 5.0
 _LOOK, _LOOK_GPU = 0.001, 0.005  # seconds between two looks at a process that is being fenced
 _STAGES = (
@@ -167,7 +167,7 @@ class WorkerPool:
         for worker in self.workers.values():
             if worker.ordered and not worker.pid and not worker.ended and worker.index not in kept:
                 worker.ordered = False
-        for pid in fence.own_children():
+        for pid in procfs.children("self"):
             # forked just before the fork server's end, so nobody knows which one it is
             if pid not in known and pid not in self._services() and fence.is_ours(pid):
                 procfs.kill_group(pid)
@@ -254,11 +254,7 @@ class WorkerPool:
             worker.log.drain()
 
     def _read_error(self, name: str) -> dict[str, Any]:
-        try:
-            raw = json.loads((self._run_dir / "errors" / f"{name}.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return raw if isinstance(raw, dict) else {}
+        return files.read_json(self._run_dir / "errors" / f"{name}.json")
 
     # -- death -------------------------------------------------------------------------------------------------------
 
@@ -374,7 +370,7 @@ class WorkerPool:
         death = Died(
             now,
             worker.index,
-            worker.cause or fence.cause_of(code),
+            worker.cause or symptoms.cause_of(code),
             code,
             cell.step,
             cell.phase.name.lower(),
@@ -458,7 +454,7 @@ class WorkerPool:
                 self._fenced(worker, 1)
             return
         procfs.kill_group(worker.pid)
-        if not worker.cell[F.DEVICE] and fence.wait_quiet(worker.pid, _FENCE_INLINE):
+        if not worker.cell[F.DEVICE] and wait_for(lambda: fence.quiet(worker.pid), _FENCE_INLINE, _FENCE_LOOK):
             self._fenced(worker, 1)
         else:
             self._fence_later(worker, time.monotonic() + _FENCE_DEADLINE)

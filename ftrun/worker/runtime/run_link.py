@@ -14,6 +14,7 @@ from ftrun.core.errors import WorkerError
 from ftrun.core.shared.board import Board, Busy, Cell, F, Flag, Head, Inexact, Phase
 from ftrun.core.shared.steps import StepLog
 from ftrun.core.shared.world import World, read_world
+from ftrun.core.system import files
 from ftrun.worker.runtime.fd_store import FdStoreClient
 from ftrun.worker.runtime.lent import Lent
 from ftrun.worker.runtime.position import Interrupt, Position
@@ -183,9 +184,7 @@ class Context:
         """Write an error file (whole or not at all) for the launcher."""
         folder = self.run_dir / "errors"
         folder.mkdir(mode=0o700, exist_ok=True)
-        temporary = folder / f".{name}.{os.getpid()}"
-        temporary.write_text(json.dumps(facts))
-        os.replace(temporary, folder / f"{name}.json")
+        files.replace(folder / f"{name}.json", json.dumps(facts))
 
     def is_main_process(self) -> bool:
         """False in a process forked by the script (a DataLoader worker)."""
