@@ -26,7 +26,6 @@ from ftrun.control.device import faults as device_faults
 from ftrun.control.events import Action, Event, Fence, Say, Spawn, StartService
 from ftrun.control.phases import INCIDENT, LIVE, OVER, Phase
 from ftrun.control.states import (
-    SAYS,
     STAGES,
     Config,
     IllegalEvent,
@@ -42,7 +41,6 @@ __all__ = [
     "INCIDENT",
     "LIVE",
     "OVER",
-    "SAYS",
     "STAGES",
     "TABLE",
     "Config",

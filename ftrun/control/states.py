@@ -35,45 +35,6 @@ class Stage(enum.IntEnum):
 
 STAGES = {stage.name.lower(): stage for stage in Stage if stage}
 
-# Every key of the action Say, with what its facts mean.
-SAYS = {
-    "died": "worker, rank; detail = cause",
-    "raised": "worker, rank; detail = signature: its body raised, everyone does the step again",
-    "raised_again": "worker, rank; detail = signature: the same exception after a retry, the run ends",
-    "failed_again": "worker, rank; detail = what failed a second time in the same way, the run ends",
-    "recovered": "detail = generation: every rank did a new step",
-    "too_many_replacements": "worker, rank; detail = count and window",
-    "cannot_recover": "worker, rank; detail = why not in place (another rank had already finished)",
-    "rolling_back": "worker, rank; detail = why no newer state was left: everyone goes back to the host snapshot",
-    "unrestorable": "worker, rank; detail = why no source for the state was left",
-    "restarting": "worker, rank; detail = cause; attempt = which one comes: all workers start again",
-    "failed": "worker, rank; detail = root cause: no restart is left, the run ends",
-    "world_stopped": "worker, rank; detail = root cause: the nodes decide together what follows",
-    "peer_failed": "detail = what happened on another node: this one's workers are stopped",
-    "world_ended": "detail = why the run is over on every node",
-    "spare_died": "worker; detail = cause",
-    "spares_given_up": "detail = how many spares died in a row before they parked",
-    "spare_unneeded": "worker: the script ends without asking for a rank, so no spare can wait for one",
-    "unconnected": "worker, rank; detail = evidence: all connections are made again",
-    "stuck": "detail = what every rank waits in: all connections are made again",
-    "stuck_again": "detail = what every rank waits in once more, the run ends",
-    "stopped_by_policy": "worker, rank; detail = to whom what happened: the policy wants a person to look, the run ends",
-    "device_reported": "detail = fault and device: nothing is done",
-    "device_suspect": "detail = fault and device: it is probed",
-    "device_quarantined": "detail = fault and device: it is given to nobody any more",
-    "links_reset": "detail = fault and device: all connections are made again",
-    "node_failed": "detail = fault and device: the run ends on this machine",
-    "devices_exhausted": "detail = which devices are in quarantine: no healthy one is left, the run ends",
-    "device_waited_for": "detail = which devices are in quarantine: the run waits",
-    "device_back": "detail = device: it is out of quarantine",
-    "noticed": "worker, rank (of one worker's trouble); detail = evidence of something that stops nobody",
-    "service_died": "detail = service",
-    "service_given_up": "detail = service that died too often, the run ends",
-    "signalled": "detail = signal number",
-    "done": "every rank finished",
-}
-
-
 @dataclass(frozen=True)
 class Config:
     """What the run was asked to do. Times in seconds; `max_replacements` is per rank and `replacement_window`."""
@@ -211,17 +172,6 @@ class State:
 
     def each(self, change: Callable[[Worker], Worker]) -> State:
         return replace(self, workers=tuple(change(w) for w in self.workers))
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "phase": self.phase.value}
-
-    @staticmethod
-    def from_json(raw: dict[str, Any]) -> State:
-        """Inverse of `to_json`, also after a round trip through JSON text (lists for tuples)."""
-        values = {k: _tuples(v) for k, v in raw.items()}
-        values["phase"] = Phase(raw["phase"])
-        values["workers"] = tuple(Worker(**{**w, "stage": Stage(w["stage"])}) for w in raw["workers"])
-        return State(**values)
 
 
 Result = tuple[State, tuple[Action, ...]]

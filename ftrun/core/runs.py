@@ -42,10 +42,9 @@ def read_run(path: Path) -> RunInfo | None:
     return RunInfo(path.name, path, pid, raw)
 
 
-def list_runs(root: Path | None = None) -> list[RunInfo]:
+def list_runs() -> list[RunInfo]:
     """Live runs of this user, newest first."""
-    root = root or paths.runs_root()
-    found = (read_run(p) for p in root.iterdir() if not p.name.startswith("."))
+    found = (read_run(p) for p in paths.runs_root().iterdir() if not p.name.startswith("."))
     return sorted((r for r in found if r is not None and r.alive()), key=lambda r: -r.started)
 
 

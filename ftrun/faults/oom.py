@@ -29,10 +29,10 @@ def why_not() -> str:
     return ""
 
 
-def make(name: str = "") -> Path:
+def make() -> Path:
     """A new memory cgroup below our own, with the limit set and without swap. Errors: NotPossible."""
     parent = _own()
-    group = parent / f"{_PREFIX}{name or os.getpid()}"
+    group = parent / f"{_PREFIX}{os.getpid()}"
     version2 = not (parent / "memory.limit_in_bytes").exists()
     try:
         group.mkdir(exist_ok=True)

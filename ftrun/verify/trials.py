@@ -26,6 +26,7 @@ OUTPUT = "output.log"
 _LOOK = 0.1  # seconds between two looks at the progress
 _PROGRESS = struct.Struct("<qq")  # as ftrun/worker/instruments/digest_recorder.py writes it
 _PR_SET_PDEATHSIG = 1
+_LAST_LINES = 15
 _PATIENCE = 20.0  # seconds beyond the shutdown timeout that a run gets to end when it is told to
 
 Watch = Callable[[int, int], None]  # steps begun, steps there are (0 = not known yet)
@@ -48,10 +49,10 @@ class Trial:
     def digests(self) -> Path:
         return self.folder / "digests"
 
-    def last_lines(self, count: int = 15) -> list[str]:
+    def last_lines(self) -> list[str]:
         """The end of what it printed."""
         with contextlib.suppress(OSError):
-            return (self.folder / OUTPUT).read_text(errors="replace").splitlines()[-count:]
+            return (self.folder / OUTPUT).read_text(errors="replace").splitlines()[-_LAST_LINES:]
         return []
 
 

@@ -39,7 +39,6 @@ class Account:
         self.incidents: list[dict[str, Any]] = []
         self.restarts = 0
         self.faults: list[dict[str, Any]] = []
-        self.quarantined: list[dict[str, Any]] = []
         self.summary: dict[str, Any] | None = None
         self.exit_code: int | None = None
         self.unread = 0  # lines that are not as this version writes them
@@ -159,5 +158,3 @@ class Account:
             self.summary = raw
         elif note == "fault":
             self.faults.append(raw.get("fired", {}))
-        elif note == "quarantine":
-            self.quarantined.append(raw)

@@ -64,7 +64,7 @@ class Watcher:
         holders = {p.cell: p.rank for p in world.places} if world else {}
         spares = [i for i in fold.living(board, self._used) if i not in holders]
         found = devices.read(self.run.path)
-        shown, folded = fold.choose(board, self._used, holders, ranks, now, word)
+        shown, folded = fold.choose(board, self._used, holders, ranks, now)
         workers = [self._worker(board.cell(i), holders[i], now, found, why) for i, why in shown.items()]
         workers += [self._worker(board.cell(i), None, now, found) for i in spares[:ranks]]
         first = board.cell(next(iter(holders))) if holders else None
@@ -94,7 +94,7 @@ class Watcher:
             "replacements": account.replacements,
             "restarts": account.restarts,
             "inexact": self._inexact(),
-            "current": self._current(now, folded),
+            "current": self._current(now),
             "incidents": [_incident(i, account) for i in reversed(account.incidents[-_INCIDENTS:])],
             "incidents_total": len(account.incidents),
             "devices": found,
@@ -148,7 +148,7 @@ class Watcher:
             bits |= word
         return [str(flag.name).lower() for flag in Inexact if flag & bits]
 
-    def _current(self, now: int, folded: dict[str, Any]) -> dict[str, Any] | None:
+    def _current(self, now: int) -> dict[str, Any] | None:
         current = self.account.current
         if current is None:
             return None

@@ -47,7 +47,7 @@ def drain(
         if not live.confirmed(f"move rank {rank} of run {found.run.run_id} away from process {_pid(cell)}?", yes):
             print("ftrun: nothing was moved", file=sys.stderr)
             return 1
-        return _move(found, rank, cell, wait, as_json)
+        return _move(found, rank, wait, as_json)
     except (live.NotLive, UsageError) as error:
         return live.fail(error)
     except OSError as error:
@@ -73,7 +73,7 @@ def _check(rank: int, cell: Cell) -> None:
         )
 
 
-def _move(found: Live, rank: int, old: Cell, wait: float, as_json: bool) -> int:
+def _move(found: Live, rank: int, wait: float, as_json: bool) -> int:
     from ftrun.cli.commands.inject import ask
     from ftrun.core.faults import Fault
     from ftrun.core.shared.board import F

@@ -149,15 +149,12 @@ class Busy(enum.IntFlag):
 
 
 class Source(enum.IntEnum):
-    """Where a replaced rank's state came from; the order is the ladder's."""
+    """Where a replaced rank's state came from."""
 
     NONE = 0
     ADOPT = 1
     PEER = 2
-    REMOTE = 3
     SNAPSHOT = 4
-    CHECKPOINT = 5
-    RESTART = 6
 
 
 class Inexact(enum.IntFlag):

@@ -105,8 +105,4 @@ class Incident:
 
 
 def _source(cell: Cell) -> dict[str, Any]:
-    try:
-        name = Source(cell[F.SOURCE]).name.lower()
-    except ValueError:
-        name = str(cell[F.SOURCE])
-    return {"name": name, "bytes": cell[F.SOURCE_BYTES], "cell": cell.index}
+    return {"name": Source(cell[F.SOURCE]).name.lower(), "bytes": cell[F.SOURCE_BYTES], "cell": cell.index}

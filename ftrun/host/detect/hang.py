@@ -27,11 +27,6 @@ class HangWatch:
         """The world is being repaired: what it takes is not the length of a step."""
         self._watch.quiet()
 
-    @property
-    def typical(self) -> float | None:
-        """Seconds of a typical step, None while that is not known."""
-        return self._watch.typical
-
     def look(self, raw_gate: int, cells: Sequence[Cell]) -> Verdict | None:
         """Who holds the world up, from the gate word and the cells of every rank."""
         word = gate.unpack(raw_gate)

@@ -85,7 +85,7 @@ class Peers:
                 self._say(sentences.node_done(self.place.nodes))
             elif isinstance(action, ev.End) and not self._ended:
                 self._ended = True
-                self._session.end(self._last_words(event, action, actions))
+                self._session.end(self._last_words(action, actions))
         if isinstance(event, ev.ServiceDied) and event.service == "store":
             self._failure = {"kind": "store", "cause": "the store of its workers died", **self._where()}
 
@@ -104,7 +104,7 @@ class Peers:
         rank = None if say.rank is None else self.global_rank(say.rank)
         return {"kind": kind, "rank": rank, "local_rank": say.rank, "cause": say.detail, **self._where()}
 
-    def _last_words(self, event: ev.Event, end: ev.End, actions: Iterable[ev.Action]) -> Record:
+    def _last_words(self, end: ev.End, actions: Iterable[ev.Action]) -> Record:
         here = f"node {self.place.node} ({self._host})"
         if end.code > EXIT_SIGNAL:
             return {"code": end.code, "detail": f"{here} was ended: {end.reason}", **self._where()}
