@@ -6,8 +6,7 @@ Called after the machine's actions were carried out, so that no sentence delays 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from ftrun.control.events import (
@@ -27,13 +26,14 @@ from ftrun.control.events import (
 )
 from ftrun.control.machine import INCIDENT, Phase
 from ftrun.core.faults import Fault
-from ftrun.core.shared.board import Board, F, Inexact
+from ftrun.core.shared.board import F, Inexact
 from ftrun.core.shared.board import Phase as Phases
 from ftrun.core.shared.steps import phase_at
 from ftrun.faults.trigger import fired
 from ftrun.host.account import messages, transfer_times
 from ftrun.host.account.incident import Incident, Victim
 from ftrun.host.account.phase_record import PhaseRecord
+from ftrun.host.base.context import SERVICES_LOG, LaunchContext
 
 _FOLLOWING = ("failed", "restarting", "failed_again", "world_stopped")  # they name the dead rank themselves
 _SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
@@ -47,21 +47,14 @@ _SIGNS: dict[str, int] = {
 
 
 class Narrator:
-    """`say` takes a sentence for stderr and its level (info, warning, error), `note` a fact for the journal."""
+    """One per run."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        board: Board,
-        services_log: Path,
-        say: Callable[..., None],
-        note: Callable[..., None],
-    ) -> None:
-        self._run_dir = run_dir
-        self._board = board
-        self._services_log = services_log
-        self._say = say
-        self._note = note
+    def __init__(self, context: LaunchContext) -> None:
+        self._run_dir = context.run_dir
+        self._board = context.board
+        self._logs = context.logs
+        self._say = context.listener.log
+        self._note = context.listener.note
         self._incident: Incident | None = None
         self._dying: dict[int, tuple[int, int]] = {}  # cell -> (when the fault struck, when the loop woke for it), ns
         self._phases = PhaseRecord()  # of that incident
@@ -228,7 +221,7 @@ class Narrator:
             if words:
                 self._say(words, messages.level(say.what))
             if say.what == "service_given_up":
-                self._say(messages.last_words(self._services_log), messages.level(say.what))
+                self._say(messages.last_words(self._logs / SERVICES_LOG), messages.level(say.what))
 
     def _say_died(self, say: Say, phase: Phase) -> None:
         victims = self._incident.victims if self._incident else []
@@ -295,7 +288,7 @@ class Narrator:
         if self.incidents:
             lost = self.lost_ms / 1000
             lines = messages.summary(
-                messages.run_shown(self._services_log.parent),
+                messages.run_shown(self._logs),
                 self.incidents,
                 drawn,
                 self.restarts,

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftrun.control.events import DeviceBack, DeviceFault, DeviceOut, Devices, Event, Probe, Probed
+from ftrun.control.events import DeviceBack, DeviceFault, DeviceOut, Devices, Probe, Probed
 from ftrun.control.events import Quarantine as QuarantineOrder
 from ftrun.control.states import State
 from ftrun.core import paths
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate
-from ftrun.core.shared.board import Board, Head
+from ftrun.core.shared.board import Head
 from ftrun.core.system import files
 from ftrun.core.system.visible import VARIABLE, entries
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.context import LaunchContext
 from ftrun.host.devices import visible
 from ftrun.host.devices.quarantine import Quarantine
 from ftrun.host.services.services import Services
@@ -95,26 +95,33 @@ def uses_gpus(pid: int, proc: Path = Path("/proc")) -> bool:
 
 
 class DeviceWatch:
-    """Starts the watcher, hears it and tells the machine."""
+    """Starts the watcher of the devices and makes events of what it says.
+
+    `state`: the machine's; `world_rank` makes a rank of the world of one of this node.
+    """
 
     def __init__(
         self,
-        run_dir: Path,
-        board: Board,
-        loop: Loop,
+        context: LaunchContext,
         services: Services,
         pool: WorkerPool,
-        shared_quarantine: str | None,
+        state: Callable[[], State],
+        world_rank: Callable[[int], int],
     ) -> None:
         """Errors: ConfigError, OSError."""
         self.wanted = present(os.environ)
-        self._run_dir = run_dir
-        self._loop = loop
+        self._run_dir = context.run_dir
+        self._board = context.board
+        self._loop = context.loop
+        self._emit = context.listener.on_event
+        self._say = context.listener.log
+        self._note = context.listener.note
         self._services = services
-        self._board = board
         self._pool = pool
+        self._state = state
+        self._world_rank = world_rank
         self._devices: list[visible.Visible] = []
-        self._quarantine = Quarantine(run_dir, shared_quarantine) if self.wanted else None
+        self._quarantine = Quarantine(context.run_dir, context.settings.quarantine_file) if self.wanted else None
         self._when_known: list[Callable[[], None]] = []
         self._known = self._quarantine is None or not self._quarantine.reasons
         self._heard = time.monotonic()
@@ -126,18 +133,6 @@ class DeviceWatch:
         self._probing: dict[str, object] = {}
         self._waited_for = False
         self._unwritten = False
-
-    def tell(self, emit: Callable[[Event], None], say: Callable[..., None], note: Callable[..., None]) -> None:
-        """Where events go, sentences for stderr, and facts for the journal; call before `start`."""
-        self._emit, self._say, self._note = emit, say, note
-
-    def ask(self, state: Callable[[], State], world_rank: Callable[[int], int]) -> None:
-        """How to learn who holds which rank; `world_rank` makes one of the world of a rank of this node.
-
-        Call before `start`.
-        """
-        self._state = state
-        self._world_rank = world_rank
 
     def _holders(self) -> list[Holder]:
         """The living workers that hold a rank, and the device that each rank was given."""
@@ -168,7 +163,7 @@ class DeviceWatch:
 
     # -- what the watcher says ---------------------------------------------------------------------------------------
 
-    def heard(self, message: dict[str, Any]) -> None:
+    def on_message(self, message: dict[str, Any]) -> None:
         self._heard, self._silent = time.monotonic(), False
         handler = _HANDLERS.get(message["op"])
         if handler is not None:

@@ -12,42 +12,34 @@ from typing import Any
 
 from ftrun.core import amounts, paths
 from ftrun.core.faults import Fault as Found
-from ftrun.core.shared.board import Board, Head
+from ftrun.core.shared.board import Head
 from ftrun.core.system.procfs import process_start
 from ftrun.faults import device, oom, requests, trigger
 from ftrun.faults.plan import load_plan
 from ftrun.host.account import messages
-from ftrun.host.base.settings import Settings
+from ftrun.host.base.context import LaunchContext
 from ftrun.host.workers.pool import WorkerPool
 
 
 class FaultDesk:
-    """`note` takes facts for the journal, `say` sentences for the person, `device_said` what a watcher of devices would say."""
+    """`on_device` takes what the watcher of the devices would say."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        run_dir: Path,
-        board: Board,
-        pool: WorkerPool,
-        note: Callable[..., None],
-        say: Callable[..., None],
-        device_said: Callable[[dict[str, Any]], None],
-    ) -> None:
-        self._plan = run_dir / paths.FAULT_PLAN if settings.fault_plan else None
-        self._run_dir = run_dir
-        self._board = board
+    def __init__(self, context: LaunchContext, pool: WorkerPool, on_device: Callable[[dict[str, Any]], None]) -> None:
+        settings = context.settings
+        self._run_dir = context.run_dir
+        self._plan = self._run_dir / paths.FAULT_PLAN if settings.fault_plan else None
+        self._board = context.board
         self._pool = pool
-        self._note = note
-        self._say = say
-        self._device_said = device_said
+        self._note = context.listener.note
+        self._say = context.listener.log
+        self._on_device = on_device
         self._heard = 0
         self._requests: set[int] = set()
         self._files: set[str] = set()
         self._groups: dict[int, Path] = {}  # process -> the memory cgroup made for it
         if settings.random_faults:
             rate, _, seed = settings.random_faults.partition(":")
-            note("random-faults", rate=float(rate), seed=int(seed), first=0, kind="")
+            self._note("random-faults", rate=float(rate), seed=int(seed), first=0, kind="")
 
     def look(self) -> None:
         """Journal what was asked for and what fired since the last look; a drain that is ready is carried out."""
@@ -76,7 +68,7 @@ class FaultDesk:
             self._say(messages.random_faults(request.rate, request.seed))
         elif request.op == requests.DEVICE:
             requests.take(self._run_dir, request.number)
-            self._device_said(device.message(request))
+            self._on_device(device.message(request))
         else:
             self._note("request", request=vars(request))
 

@@ -11,12 +11,11 @@ import enum
 import os
 import signal
 import time
-from collections.abc import Callable
 
 from ftrun.control.blame import ranks
 from ftrun.core.amounts import count
 from ftrun.core.system import procfs
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.context import LaunchContext
 from ftrun.host.workers.pool import WorkerPool
 
 PATIENCE = 60.0  # seconds that a rank has to install a handler before the signal is given up
@@ -25,16 +24,13 @@ _HARMLESS = (signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)  # ignored unless h
 
 
 class Forwarder:
-    """`say` takes a sentence, `note` a fact for the journal."""
+    """One per run."""
 
-    def __init__(
-        self, pool: WorkerPool, loop: Loop, nproc: int, say: Callable[..., None], note: Callable[..., None]
-    ) -> None:
+    def __init__(self, context: LaunchContext, pool: WorkerPool) -> None:
         self._pool = pool
-        self._loop = loop
-        self._nproc = nproc
-        self._say = say
-        self._note = note
+        self._loop = context.loop
+        self._nproc = context.settings.nproc
+        self._listener = context.listener
         self._waiting: dict[int, tuple[set[int], float]] = {}  # signal -> (ranks that got it, until when)
         self._blocked: set[tuple[int, int]] = set()  # (process, signal) as of the last look
         self._looking = False
@@ -44,13 +40,15 @@ class Forwarder:
         self._waiting[signum] = (set(), time.monotonic() + PATIENCE)
         name = signal.Signals(signum).name
         sent = self._deliver(signum)
-        self._note("forwarded", signal=name, ranks=sent)
+        self._listener.note("forwarded", signal=name, ranks=sent)
         missing = self._nproc - len(sent)
         if missing:
-            self._say(f"got {name}; {count(missing, 'worker')} of {self._nproc} will get it once it is handled there")
+            self._listener.log(
+                f"got {name}; {count(missing, 'worker')} of {self._nproc} will get it once it is handled there"
+            )
             self._look_later()
         else:
-            self._say(f"got {name}; passed on to {ranks(sent)}")
+            self._listener.log(f"got {name}; passed on to {ranks(sent)}")
             del self._waiting[signum]
 
     def _look_later(self) -> None:
@@ -64,14 +62,14 @@ class Forwarder:
             name = signal.Signals(signum).name
             sent = self._deliver(signum)
             if sent:
-                self._note("forwarded", signal=name, ranks=sent)
+                self._listener.note("forwarded", signal=name, ranks=sent)
             if len(got) >= self._nproc:
                 del self._waiting[signum]
             elif time.monotonic() > until:
                 del self._waiting[signum]
                 missing = count(self._nproc - len(got), "worker")
                 why = "not handled there, it would have ended the process"
-                self._say(f"{name} was not passed on to {missing}: {why}", "warning")
+                self._listener.log(f"{name} was not passed on to {missing}: {why}", "warning")
         self._look_later()
 
     def _deliver(self, signum: int) -> list[int]:

@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ftrun import native
@@ -33,10 +32,10 @@ from ftrun.control.events import (
 from ftrun.core import symptoms
 from ftrun.core.errors import EXIT_SIGNAL
 from ftrun.core.faults import Fault
-from ftrun.core.shared.board import Board, Cell, F, Flag
+from ftrun.core.shared.board import Cell, F, Flag
 from ftrun.core.system import files, procfs
 from ftrun.core.waiting import wait_for
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.context import LaunchContext
 from ftrun.host.output.logs import Logs, WorkerLog
 from ftrun.host.workers import fence
 from ftrun.host.workers.oom_kills import Kills
@@ -102,29 +101,20 @@ class Worker:
 
 
 class WorkerPool:
-    """All incarnations of a run; `emit` takes events, `note` facts for the journal, `services` names our helpers."""
+    """All incarnations of a run; `services` names our helpers."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        board: Board,
-        loop: Loop,
-        logs: Logs,
-        emit: Callable[[Event], None],
-        note: Callable[..., None],
-        services: Callable[[], set[int]],
-    ) -> None:
+    def __init__(self, context: LaunchContext, logs: Logs, services: Callable[[], set[int]]) -> None:
         self.workers: dict[int, Worker] = {}
-        self.locked = True  # do workers hold life locks? a program that replaced the worker's code cannot
         self.ending = False  # workers are told to end: a signal is ours from now on
-        self._run_dir = run_dir
-        self._board = board
-        self._loop = loop
-        self._logs = logs
-        self._emit = emit
+        self.logs = logs
+        self._locked = context.settings.kind != "program"  # a program that replaced the worker's code holds no lock
+        self._run_dir = context.run_dir
+        self._board = context.board
+        self._loop = context.loop
+        self._emit = context.listener.on_event
+        self._note = context.listener.note
         self._by_pid: dict[int, Worker] = {}
         self._held: list[Died] = []  # ends that seem to follow from another's, which is awaited
-        self._note = note
         self._services = services
         self._kills = Kills()
 
@@ -155,11 +145,11 @@ class WorkerPool:
         elif worker.ordered or worker.ended:
             return None
         worker.ordered = True
-        worker.log = self._logs.open(index, self._local(rank), attempt)
+        worker.log = self.logs.open(index, self._local(rank), attempt)
         return worker
 
     def _local(self, rank: int | None) -> int | None:
-        return None if rank is None else rank - self._logs.rank_offset
+        return None if rank is None else rank - self.logs.rank_offset
 
     def order_lost(self, kept: set[int]) -> None:
         """The fork server died: fork orders it had taken and not answered are void, those of `kept` still wait."""
@@ -193,7 +183,7 @@ class WorkerPool:
         if worker.rank != rank:
             worker.rank = rank
             if worker.log is not None:
-                worker.log.take_rank(rank - self._logs.rank_offset, attempt)
+                worker.log.take_rank(rank - self.logs.rank_offset, attempt)
 
     # -- the board ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +200,7 @@ class WorkerPool:
         flags = cell[F.FLAGS]
         changed, worker.flags = flags ^ worker.flags, flags
         if changed & flags & Flag.ALIVE:
-            if self.locked:
+            if self._locked:
                 self._watch_life(worker)
             self._emit(Started(now, index))
         for flag, kind in _MILESTONES:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ftrun.control.events import CloseGate, Grouped, Publish, Raised, Say
 from ftrun.control.machine import Phase as State
-from ftrun.core.shared.board import Board, F, Phase
+from ftrun.core.shared.board import F, Phase
 from ftrun.core.shared.steps import StepLog
 from ftrun.host.account.incident_reporter import Narrator
+from tests.host.parts import Recorder, launch_context
 
 MS = 1_000_000
 
 
 def test_a_rank_that_raised_is_told_as_it_was_then(tmp_path: Path) -> None:
     """It raised in its backward pass; by now all ranks were reset, and it is in the forward pass of the step again."""
-    notes: list[dict[str, Any]] = []
-    board = Board.create(tmp_path / "board", 4)
-    narrator = Narrator(
-        tmp_path, board, tmp_path / "log", lambda *_: None, lambda note, **facts: notes.append({"note": note, **facts})
-    )
+    recorder = Recorder()
+    context = launch_context(tmp_path, recorder, nproc=2)
+    board, narrator = context.board, Narrator(context)
     for index in range(2):
         cell, log = board.cell(index), StepLog(board.cell(index))
         cell[F.RANK], cell[F.STEP], cell[F.PHASE] = index + 1, 8, Phase.FORWARD
@@ -33,7 +31,7 @@ def test_a_rank_that_raised_is_told_as_it_was_then(tmp_path: Path) -> None:
     narrator.saw(Raised(0.123, 0, 7, "ValueError at x.py:1"), (CloseGate(2),), State.STOPPING, 122 * MS)
     narrator.published(Publish(2, 7, (0, 1), (), ()), {})
     narrator.saw(Grouped(0.2, 3), (Say("recovered"),), State.RUNNING, 200 * MS)
-    (incident,) = (note for note in notes if note["note"] == "incident")
+    (incident,) = (note for note in recorder.notes if note["note"] == "incident")
     (victim,) = incident["victims"]
     assert (victim["rank"], victim["phase"], victim["seen_ms"]) == (0, "backward", 2.0)
     parts = incident["ms"]
