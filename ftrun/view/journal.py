@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
-from ftrun.control.phases import INCIDENT, Phase
+from ftrun.control.phases import OVER, REPAIRING, Phase
 from ftrun.core.journal import parse
 
 UNLIKE_OURS = (KeyError, TypeError, ValueError, AttributeError)  # what a line of another version leads to
-REPAIRING = frozenset({*(str(p) for p in INCIDENT), str(Phase.RESTARTING)})
-
-
-@dataclass
-class Current:
-    """An incident that is not over. Times in seconds, monotonic. `stages`: phase of the controller -> when it began."""
-
-    since: float
-    victims: list[dict[str, Any]] = field(default_factory=list)
-    stages: list[tuple[str, float]] = field(default_factory=list)
-    said: str = ""
 
 
 class Account:
@@ -35,7 +23,7 @@ class Account:
         self.generation = 0
         self.holders: dict[int, int] = {}
         self.training: float | None = None  # when the first step could begin, monotonic
-        self.current: Current | None = None
+        self.since: float | None = None  # when the incident that goes on began, monotonic
         self.incidents: list[dict[str, Any]] = []
         self.restarts = 0
         self.faults: list[dict[str, Any]] = []
@@ -87,7 +75,7 @@ class Account:
 
     def lost(self, now: float) -> float:
         """Seconds spent on incidents, including the one that goes on; `now` is monotonic."""
-        going = now - self.current.since if self.current else 0.0
+        going = 0.0 if self.since is None else now - self.since
         return sum(float(i.get("total_ms", 0.0)) for i in self.incidents) / 1000 + max(0.0, going)
 
     def effective(self, now: float) -> float | None:
@@ -107,18 +95,11 @@ class Account:
             if self.generation == 1 and self._protected.issuperset(self.holders.values()):
                 self.training = self.latest
         elif kind in ("Died", "Raised"):
-            self._victim(event)
+            if event.get("worker") in self.holders.values() and self.phase not in OVER:
+                self._open()
 
-    def _victim(self, event: dict[str, Any]) -> None:
-        rank = next((r for r, cell in self.holders.items() if cell == event.get("worker")), None)
-        if rank is None or self.phase in (Phase.ENDING, Phase.ENDED):
-            return
-        if self.current is None:
-            self.current = Current(self.latest)
-        cause = event.get("cause") or event.get("signature") or "?"
-        self.current.victims.append(
-            {"rank": rank, "cause": cause, "step": event.get("step"), "phase": event.get("phase", "")}
-        )
+    def _open(self) -> None:
+        self.since = self.latest if self.since is None else self.since
 
     def _answer(self, raw: dict[str, Any]) -> None:
         phase, self.generation = str(raw["phase"]), int(raw.get("generation", self.generation))
@@ -128,12 +109,9 @@ class Account:
             return
         self.phase = phase
         if phase in REPAIRING:
-            self.current = self.current or Current(self.latest)
-            self.current.stages.append((phase, self.latest))
-        elif phase == Phase.RUNNING and self.current is not None:
-            self.current.stages.append(("FIRST_STEP", self.latest))
-        elif phase in (Phase.ENDING, Phase.ENDED):
-            self.current = None
+            self._open()
+        elif phase in OVER:
+            self.since = None
         if phase == Phase.RUNNING and self.training is None:
             self.training = self.latest  # later when the script protects its state
 
@@ -144,8 +122,7 @@ class Account:
             self._took_over.update(action["workers"][rank] for rank in action["replaced"])
             self.restarts += bool(action.get("fresh") and action.get("attempt"))
         elif kind == "Say" and action.get("what") in ("stuck", "restarting", "world_stopped", "peer_failed"):
-            self.current = self.current or Current(self.latest)
-            self.current.said = str(action.get("detail", ""))
+            self._open()
         elif kind == "End":
             self.exit_code, self.ended = int(action["code"]), self.latest
 
@@ -153,7 +130,7 @@ class Account:
         note = raw["note"]
         if note == "incident":
             self.incidents.append(raw)
-            self.current = None
+            self.since = None
         elif note == "summary":
             self.summary = raw
         elif note == "fault":

@@ -7,10 +7,12 @@ world the ranks that stand out are looked at one by one, all others are counted,
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from pathlib import Path
 from typing import Any
 
+from ftrun.control.phases import OVER, REPAIRING
 from ftrun.control.phases import Phase as Machine
 from ftrun.core import paths
 from ftrun.core.journal import Tail
@@ -20,7 +22,7 @@ from ftrun.core.shared.board import Board, Cell, F, Flag, Head, Inexact, Phase, 
 from ftrun.core.shared.world import World, read_world
 from ftrun.core.system import files
 from ftrun.view import devices, fold
-from ftrun.view.journal import REPAIRING, Account
+from ftrun.view.journal import Account
 
 SCHEMA = 1  # of the picture, as `ftrun status --json` prints it; grows only when a field changes its meaning or goes
 HEALTHY, STARTING, RECOVERING, DEGRADED, ENDED = "healthy", "starting", "recovering", "degraded", "ended"
@@ -60,6 +62,7 @@ class Watcher:
         self._read_journal()
         world = self._read_world()
         account, word = self.account, gate.unpack(board.gate())
+        head = json.loads(board.run_text() or '{"phase": "NEW", "incident": null}')
         self._used = fold.used_cells(board, self._used)
         holders = {p.cell: p.rank for p in world.places} if world else {}
         spares = [i for i in fold.living(board, self._used) if i not in holders]
@@ -69,12 +72,12 @@ class Watcher:
         workers += [self._worker(board.cell(i), None, now, found) for i in spares[:ranks]]
         first = board.cell(next(iter(holders))) if holders else None
         well, oldest = fold.healthy(board, holders, self._used, now)
-        state = self._state(len(spares), len(holders) - well, found) if self.run.alive() else ENDED
+        state = self._state(head["phase"], len(spares), len(holders) - well, found) if self.run.alive() else ENDED
         return {
             "schema": SCHEMA,
             "run": self.run.run_id,
             "state": state,
-            "machine": account.phase,
+            "machine": head["phase"],
             "pid": self.run.pid,
             "seconds": round(time.time() - self.run.started, 3),
             "argv": self.run.raw.get("argv", []),
@@ -94,7 +97,7 @@ class Watcher:
             "replacements": account.replacements,
             "restarts": account.restarts,
             "inexact": self._inexact(),
-            "current": self._current(now),
+            "current": self._current(now / 1e9, head["phase"], head["incident"]),
             "incidents": [_incident(i, account) for i in reversed(account.incidents[-_INCIDENTS:])],
             "incidents_total": len(account.incidents),
             "devices": found,
@@ -121,9 +124,8 @@ class Watcher:
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
-    def _state(self, spares: int, unwell: int, found: list[dict[str, Any]]) -> str:
-        machine = self.account.phase
-        if machine in (Machine.ENDING, Machine.ENDED):
+    def _state(self, machine: str, spares: int, unwell: int, found: list[dict[str, Any]]) -> str:
+        if machine in OVER:
             return ENDED
         if machine in (Machine.NEW, Machine.STARTING):
             return STARTING
@@ -148,18 +150,17 @@ class Watcher:
             bits |= word
         return [str(flag.name).lower() for flag in Inexact if flag & bits]
 
-    def _current(self, now: int) -> dict[str, Any] | None:
-        current = self.account.current
-        if current is None:
+    def _current(self, now: float, machine: str, incident: dict[str, Any] | None) -> dict[str, Any] | None:
+        if incident is None:
             return None
         moved, total = fold.moved(self._board, self._used)
         return {
-            "phase": self.account.phase if self.account.phase in REPAIRING else "FIRST_STEP",
-            "seconds": round(now / 1e9 - current.since, 3),
-            "victims": current.victims,
-            "said": current.said,
+            "phase": machine if machine in REPAIRING else "FIRST_STEP",
+            "seconds": round(now - incident["since"], 3),
+            "victims": incident["victims"],
+            "said": incident["said"],
             "stages": [
-                {"phase": phase, "after_ms": round((t - current.since) * 1e3, 1)} for phase, t in current.stages
+                {"phase": phase, "after_ms": round((t - incident["since"]) * 1e3, 1)} for phase, t in incident["stages"]
             ],
             "bytes": {"moved": moved, "total": total} if total else None,
         }

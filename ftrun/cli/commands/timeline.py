@@ -132,9 +132,9 @@ def _nothing(found: Found, account: Account, asked: int | None, form: str, as_js
 def _none_because(found: Found, account: Account) -> str:
     """Why there is no incident to tell of: that is not always good news."""
     more = f"; what there is: ftrun events {found.run_id if found.live else found.journal.parent}"
-    if account.current and found.live:
+    if account.since is not None and found.live:
         return "one is being repaired just now: ftrun status"
-    if account.current:
+    if account.since is not None:
         return f"it was cut off while an incident was being repaired{more}"
     if found.live or account.exit_code == 0:
         return "no incident, nothing failed"

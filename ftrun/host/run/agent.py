@@ -21,6 +21,7 @@ from ftrun.core.system.procfs import reaped
 from ftrun.host.account import messages
 from ftrun.host.account.failure_report import Failures
 from ftrun.host.account.incident_reporter import Narrator
+from ftrun.host.account.run_head import RunHead
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.base.settings import Settings
 from ftrun.host.detect.detectors import Detectors
@@ -71,6 +72,7 @@ class Agent:
         self._stop_listening = False
         self._pool = WorkerPool(context, logs, services.pids)
         self._narrator = Narrator(context)
+        self._head = RunHead(context.board, nodes.global_rank)
         self._failures = Failures(context, self._pool.workers)
         self._ending = Ending(context, self._pool)
         self._forwarder = Forwarder(context, self._pool)
@@ -142,8 +144,9 @@ class Agent:
             self._journal.event(event, actions, str(self._state.phase), self._state.generation)
             world = tuple(map(self._of_the_world, actions))
             self._later.append(lambda e=event, a=world: self._failures.saw(e, a))  # type: ignore[misc]
-            seen = (event, world, self._state.phase, self._loop.woke)
-            self._later.append(lambda s=seen: self._narrator.saw(*s))  # type: ignore[misc]
+            phase, woke, now = self._state.phase, self._loop.woke, time.monotonic()
+            self._later.append(lambda s=(event, world, phase, woke): self._narrator.saw(*s))  # type: ignore[misc]
+            self._later.append(lambda s=(event, actions, phase, now): self._head.saw(*s))  # type: ignore[misc]
         later, self._later = self._later, []
         for call in later:
             call()
