@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.cli import policyfile
-from ftrun.cli.config import Config
+from ftrun.cli.config import ConfigFile
 from ftrun.cli.options import OPTIONS, Option
 from ftrun.core.environment import virtual_variables
 from ftrun.core.errors import ConfigError, UsageError
@@ -36,7 +36,7 @@ class Values:
     Errors: UsageError for a bad value from the command line or a variable, ConfigError for one from the file.
     """
 
-    def __init__(self, given: Mapping[str, str], environ: Mapping[str, str], config: Config) -> None:
+    def __init__(self, given: Mapping[str, str], environ: Mapping[str, str], config: ConfigFile) -> None:
         self.text: dict[str, str | None] = {}
         self.source: dict[str, str] = {}
         self._values: dict[str, Any] = {}
@@ -54,7 +54,7 @@ class Values:
 
 
 def _said(
-    option: Option, given: Mapping[str, str], environ: Mapping[str, str], config: Config
+    option: Option, given: Mapping[str, str], environ: Mapping[str, str], config: ConfigFile
 ) -> tuple[str | None, str]:
     if option.name in given:
         return given[option.name], COMMAND_LINE
@@ -68,7 +68,7 @@ def _said(
     return option.default, DEFAULT
 
 
-def _checked(option: Option, text: str | None, source: str, config: Config) -> Any:
+def _checked(option: Option, text: str | None, source: str, config: ConfigFile) -> Any:
     if text is None:
         return False if option.is_flag else None
     try:
@@ -81,7 +81,7 @@ def _checked(option: Option, text: str | None, source: str, config: Config) -> A
         raise UsageError(f"{error} (from {source})") from None
 
 
-def settings(values: Values, script: str, args: tuple[str, ...], config: Config | None = None) -> Settings:
+def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigFile | None = None) -> Settings:
     """What the launcher is to do. Errors: UsageError for options that do not go together, a missing script, ..."""
     kind = _kind(values)
     if kind == "program":
@@ -114,7 +114,7 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
         raise UsageError(
             "--on-exhausted wait is for one node; several nodes go on without the one that ends (exit code 75)"
         )
-    chosen = policyfile.read(config or Config(), values["xid-policy"])
+    chosen = policyfile.read(config or ConfigFile(), values["xid-policy"])
     quarantine = values["quarantine-file"]
     if quarantine is not None:
         from ftrun.host.devices.quarantine import check

@@ -61,7 +61,7 @@ class Accused:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HangVerdict:
     """`accused` hold all others up; without one the links are the suspects, and `what` is what every rank waits in."""
 
     accused: tuple[Accused, ...] = ()
@@ -137,7 +137,7 @@ class Watch:
         self._opened_at = self._clock
         self._at = None
 
-    def look(self, now: float, generation: int, last: int, ranks: Sequence[Rank]) -> Verdict | None:
+    def look(self, now: float, generation: int, last: int, ranks: Sequence[Rank]) -> HangVerdict | None:
         """What to think of the ranks now; `last` is the last opened gate. None = nothing is wrong (yet)."""
         self._count(now, generation, last)
         for rank in ranks:
@@ -188,7 +188,7 @@ class Watch:
 
     # -- every rank waits --------------------------------------------------------------------------------------------
 
-    def _all_wait(self, last: int, here: list[Rank]) -> Verdict | None:
+    def _all_wait(self, last: int, here: list[Rank]) -> HangVerdict | None:
         inside = [r for r in here if r.waiting]
         still = min(self._still(r) for r in here)
         again = STUCK_AGAIN if self._linked == last + 1 else 1.0
@@ -198,7 +198,7 @@ class Watch:
         if absent:
             where = f"{present[0].name} #{present[0].number} of step {present[0].step}"
             others = f"{named([r.rank for r in present])} {'has' if len(present) == 1 else 'have'}"
-            return Verdict(
+            return HangVerdict(
                 tuple(
                     Accused(
                         r.cell,
@@ -211,11 +211,11 @@ class Watch:
         self._linked = last + 1
         what = ", ".join(sorted({r.name for r in inside}))
         places = "; ".join(f"rank {r.rank} {_place(r)}" for r in here)
-        return Verdict((), what, f"nothing moved for {still:.1f} s: {places}")
+        return HangVerdict((), what, f"nothing moved for {still:.1f} s: {places}")
 
     # -- some are busy -----------------------------------------------------------------------------------------------
 
-    def _some_wait(self, here: list[Rank], waiting: list[Rank]) -> Verdict | None:
+    def _some_wait(self, here: list[Rank], waiting: list[Rank]) -> HangVerdict | None:
         if not waiting and len(here) > 1:
             return None  # all are busy with something of their own
         accused = []
@@ -233,7 +233,7 @@ class Watch:
             accused.append(
                 Accused(rank.cell, fault, f"no progress for {still:.1f} s: {how}{_kept_waiting(rank, waiting)}")
             )
-        return Verdict(tuple(accused)) if accused else None
+        return HangVerdict(tuple(accused)) if accused else None
 
 
 def _split(here: list[Rank], inside: list[Rank]) -> tuple[list[Rank], list[Rank]]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ftrun.control.events import Action
-from ftrun.control.phases import Phase
+from ftrun.control.phases import RunPhase
 from ftrun.control.policy import Overrides
 from ftrun.core.errors import FtrunError
 
@@ -20,7 +20,7 @@ class IllegalEvent(FtrunError):
     """An event that cannot happen in this state: a defect of the agent. The state did not change."""
 
 
-class Stage(enum.IntEnum):
+class WorkerStage(enum.IntEnum):
     """How far a worker is in answering a generation; a later stage implies the earlier ones."""
 
     NONE = 0
@@ -33,7 +33,8 @@ class Stage(enum.IntEnum):
     FIRST_DONE = 7
 
 
-STAGES = {stage.name.lower(): stage for stage in Stage if stage}
+STAGES = {stage.name.lower(): stage for stage in WorkerStage if stage}
+
 
 @dataclass(frozen=True)
 class Config:
@@ -71,7 +72,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerState:
     """A worker incarnation that is not known to be dead. `rank` None = a spare.
 
     `generation` is the newest one it ran in; `stage` is its answer to the state's generation.
@@ -87,12 +88,12 @@ class Worker:
     finished: bool = False
     dying: bool = False  # its process ends, and its exit code does not show yet: the world was stopped meanwhile
     dead: bool = False  # it died, and that is being dealt with
-    stage: Stage = Stage.NONE
+    stage: WorkerStage = WorkerStage.NONE
 
     @property
-    def answered(self) -> Stage:
+    def answered(self) -> WorkerStage:
         """Its stage; one that left its loop or its script has nothing more to answer."""
-        return Stage.FIRST_DONE if self.loop_done or self.finished else self.stage
+        return WorkerStage.FIRST_DONE if self.loop_done or self.finished else self.stage
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,11 @@ class State:
     memory holds rank r's state, None when the holder itself has it. `failures`: (what failed, generation) once each.
     """
 
-    phase: Phase
+    phase: RunPhase
     generation: int = 0
     attempt: int = 0
     next_worker: int = 0
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[WorkerState, ...] = ()
     holder: tuple[int | None, ...] = ()
     lost: tuple[int | None, ...] = ()
     protected: tuple[bool, ...] = ()
@@ -151,17 +152,17 @@ class State:
         """Ranks whose holder (if any) does not have the rank's state yet."""
         return tuple(r for r, cell in enumerate(self.lost) if cell is not None)
 
-    def worker(self, cell: int) -> Worker | None:
+    def worker(self, cell: int) -> WorkerState | None:
         return next((w for w in self.workers if w.cell == cell), None)
 
-    def ranked(self) -> Iterator[Worker]:
+    def ranked(self) -> Iterator[WorkerState]:
         """Workers that hold a rank, by rank."""
         return iter(sorted((w for w in self.workers if w.rank is not None), key=_rank))
 
-    def spares(self) -> list[Worker]:
+    def spares(self) -> list[WorkerState]:
         return [w for w in self.workers if w.rank is None]
 
-    def put(self, worker: Worker) -> State:
+    def put(self, worker: WorkerState) -> State:
         """The state with `worker` in place of the one of the same cell (or added)."""
         others = tuple(w for w in self.workers if w.cell != worker.cell)
         return replace(self, workers=tuple(sorted((*others, worker), key=lambda w: w.cell)))
@@ -170,7 +171,7 @@ class State:
         gone = set(cells)
         return replace(self, workers=tuple(w for w in self.workers if w.cell not in gone))
 
-    def each(self, change: Callable[[Worker], Worker]) -> State:
+    def each(self, change: Callable[[WorkerState], WorkerState]) -> State:
         return replace(self, workers=tuple(change(w) for w in self.workers))
 
 
@@ -182,7 +183,7 @@ def with_item(row: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
     return (*row[:index], value, *row[index + 1 :])
 
 
-def _rank(worker: Worker) -> int:
+def _rank(worker: WorkerState) -> int:
     return -1 if worker.rank is None else worker.rank
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ftrun.core.system import files
 from ftrun.faults.kinds import spelled
-from ftrun.faults.plan import Fault
+from ftrun.faults.plan import InjectedFault
 
 FOLDER = "requests"
 FAULT, DRAIN, RANDOM, DEVICE = "fault", "drain", "random", "device"
@@ -43,9 +43,9 @@ class Request:
     asked: float = 0.0
     number: int = 0
 
-    def as_fault(self) -> Fault:
+    def as_fault(self) -> InjectedFault:
         """What a trigger fires. A drain is one that the rank's worker waits for between two steps."""
-        return Fault(
+        return InjectedFault(
             index=self.number,
             kind=self.kind,
             argument=self.argument,

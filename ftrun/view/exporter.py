@@ -23,7 +23,7 @@ from ftrun.core.runs import RunInfo, read_run
 from ftrun.core.system import files
 from ftrun.core.waiting import wait_for
 from ftrun.view import metrics
-from ftrun.view.snapshot import Watcher
+from ftrun.view.snapshot import RunWatcher
 
 INTERVAL = 5.0  # seconds between two writings of the file
 _PATIENCE = 5.0  # seconds that a reader of the HTTP server may be slow
@@ -34,7 +34,7 @@ class Exporter:
     """Looks at one run on request. Errors: OSError, PlatformError when there is nothing to look at."""
 
     def __init__(self, run: RunInfo) -> None:
-        self._watcher = Watcher(run)
+        self._watcher = RunWatcher(run)
         self._lock = threading.Lock()
         self._text = ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ftrun.control.phases import OVER, REPAIRING, Phase
+from ftrun.control.phases import OVER, REPAIRING, RunPhase
 from ftrun.core.journal import parse
 
 UNLIKE_OURS = (KeyError, TypeError, ValueError, AttributeError)  # what a line of another version leads to
@@ -19,7 +19,7 @@ class Account:
         self.began = 0.0  # monotonic seconds
         self.wall = 0.0  # unix seconds at `began`
         self.latest = 0.0  # time of the newest line, monotonic
-        self.phase = str(Phase.NEW)
+        self.phase = str(RunPhase.NEW)
         self.generation = 0
         self.holders: dict[int, int] = {}
         self.training: float | None = None  # when the first step could begin, monotonic
@@ -112,7 +112,7 @@ class Account:
             self._open()
         elif phase in OVER:
             self.since = None
-        if phase == Phase.RUNNING and self.training is None:
+        if phase == RunPhase.RUNNING and self.training is None:
             self.training = self.latest  # later when the script protects its state
 
     def _action(self, action: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.control.phases import OVER, REPAIRING
-from ftrun.control.phases import Phase as Machine
+from ftrun.control.phases import RunPhase as Machine
 from ftrun.core import paths
 from ftrun.core.journal import Tail
 from ftrun.core.runs import RunInfo
@@ -31,14 +31,14 @@ _INCIDENTS = 20  # newest ones in a picture
 
 def take(run: RunInfo, ranks: int | None = None) -> dict[str, Any]:
     """The picture of `run`. Errors: OSError, PlatformError when the directory goes away meanwhile."""
-    watcher = Watcher(run)
+    watcher = RunWatcher(run)
     try:
         return watcher.look(ranks)
     finally:
         watcher.close()
 
 
-class Watcher:
+class RunWatcher:
     """Looks at one run again and again; what did not change is not read twice. Errors: OSError, PlatformError."""
 
     def __init__(self, run: RunInfo) -> None:

@@ -10,7 +10,7 @@ from ftrun.control.events import Event
 from ftrun.core import paths
 from ftrun.core.shared.board import Board
 from ftrun.host.base.context import LaunchContext
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.loop import EventLoop
 from ftrun.host.base.settings import Settings
 
 
@@ -32,4 +32,4 @@ class Recorder:
 def launch_context(folder: Path, listener: Recorder, nproc: int = 1) -> LaunchContext:
     """A run in `folder` with a board of its own."""
     board = Board.create(folder / paths.BOARD, 8)
-    return LaunchContext(Settings(argv=("train.py",), nproc=nproc), folder, folder, board, Loop(), listener)
+    return LaunchContext(Settings(argv=("train.py",), nproc=nproc), folder, folder, board, EventLoop(), listener)

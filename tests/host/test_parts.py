@@ -25,7 +25,7 @@ from ftrun.core.system import procfs
 from ftrun.helpers.fd_store import FdStore
 from ftrun.host.account import messages
 from ftrun.host.account.incident import Incident, Victim
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.loop import EventLoop
 from ftrun.host.detect import disk_space, heartbeat
 from ftrun.host.detect.hang import describe
 from ftrun.host.detect.heartbeat import BeatWatch
@@ -182,7 +182,7 @@ def test_directory_of_a_dead_launcher_is_taken_over(runs_root: Path) -> None:
 
 
 def test_output_never_blocks_on_a_reader_that_waits() -> None:
-    loop = Loop()
+    loop = EventLoop()
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     outlet = Outlet(writer, loop, lambda why: pytest.fail(why))

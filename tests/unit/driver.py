@@ -32,7 +32,7 @@ class Driver:
         self.devices = devices
         self.quarantined = quarantined
         self.t = 0.0
-        self.hits: set[tuple[m.Phase, type[ev.Event]]] = set()
+        self.hits: set[tuple[m.RunPhase, type[ev.Event]]] = set()
         self.orders: list[ev.Action] = []
         self.journal = [json.dumps({"t": 0.0, "wall": 0.0, "config": self.config.to_json()})]
 
@@ -48,7 +48,7 @@ class Driver:
 
     # ---- shorthands ------------------------------------------------------------------------------------------------
 
-    def at(self, phase: m.Phase) -> bool:
+    def at(self, phase: m.RunPhase) -> bool:
         return self.state.phase is phase
 
     def holder(self, rank: int) -> int:
@@ -106,7 +106,7 @@ class Driver:
         self.close(last)
         for stage in STAGES:
             self.answer(stage)
-        assert self.at(m.Phase.RUNNING)
+        assert self.at(m.RunPhase.RUNNING)
 
     def expire(self, name: str, generation: int | None = None) -> tuple[ev.Action, ...]:
         return self.send(ev.Expired(self.t, name, self.state.generation if generation is None else generation))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ftrun.control.events import Begin, Died, Publish, Say
-from ftrun.control.phases import REPAIRING, Phase
+from ftrun.control.phases import REPAIRING, RunPhase
 from ftrun.core.journal import Tail, lines
 from ftrun.core.shared.board import RUN_BYTES, Board
 from ftrun.host.account.incident import Incident, Victim
@@ -204,10 +204,13 @@ def test_a_text_about_the_run_is_cut_to_its_room(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "board", 8)
     head = RunHead(board, lambda rank: rank)
     workers = tuple(range(400))
-    head.saw(Begin(1.0), (Publish(1, 0, workers, (), ()),), Phase.RUNNING, 1.0)
+    head.saw(Begin(1.0), (Publish(1, 0, workers, (), ()),), RunPhase.RUNNING, 1.0)
     for rank in workers:
         head.saw(
-            Died(2.0, rank, "SIGKILL", step=7, phase="backward"), (Say("stuck", detail="x" * 500),), Phase.STOPPING, 2.0
+            Died(2.0, rank, "SIGKILL", step=7, phase="backward"),
+            (Say("stuck", detail="x" * 500),),
+            RunPhase.STOPPING,
+            2.0,
         )
     shown = json.loads(board.run_text())
     assert len(board.run_text()) <= RUN_BYTES and shown["phase"] == "STOPPING" and shown["incident"]["since"] == 2.0

@@ -24,7 +24,7 @@ from ftrun.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ftrun.cli.live import Live
-    from ftrun.faults.kinds import Kind
+    from ftrun.faults.kinds import FaultKind
     from ftrun.faults.requests import Request
 
 _WAIT = 60.0  # seconds
@@ -36,7 +36,7 @@ _RUN_AND_KIND = typer.Argument(None, metavar="[RUN] KIND", help="The run's name,
 class Wish:
     """What was typed, checked as far as that goes without a run."""
 
-    kind: Kind
+    kind: FaultKind
     argument: float | None
     rank: int | None
     at: str

@@ -38,7 +38,7 @@ _GAVE_UP = {
 
 
 @dataclass
-class Facts:
+class FailureFacts:
     """What the report says of a failure beyond what it takes to judge it. `code` None = not known."""
 
     pid: int
@@ -61,7 +61,7 @@ class Failures:
         self._workers = workers
         self._attempt = self._restarts = 0
         self._open: dict[int, Failure] = {}  # by cell: not repaired (yet)
-        self._facts: dict[int, Facts] = {}
+        self._facts: dict[int, FailureFacts] = {}
         self._local: dict[int, int] = {}  # cell -> local rank
         self._replaced: dict[int, set[int]] = {}  # local rank -> cells that took it over
         self._holders: tuple[int, ...] = ()  # cells of the present world, by local rank
@@ -135,7 +135,7 @@ class Failures:
             str(error.get("where", "")),
         )
         step = cell.step
-        self._facts[worker.index] = Facts(
+        self._facts[worker.index] = FailureFacts(
             worker.pid, code, step, cell.phase.name.lower(), str(error.get("traceback", "")), "", 0.0
         )
 
@@ -220,7 +220,7 @@ class Failures:
         lines = [f"also failed: {_headline(other, facts)}{what}", _INDENT + self._who(other, facts)]
         return [*lines, f"{_INDENT}log: {', '.join(self._logs(other))}"]
 
-    def _who(self, failure: Failure, facts: Facts) -> str:
+    def _who(self, failure: Failure, facts: FailureFacts) -> str:
         return f"local_rank {self._local_rank(failure)}, host {os.uname().nodename}, pid {facts.pid}, {_ended(facts)}"
 
     def _logs(self, failure: Failure) -> list[str]:
@@ -302,7 +302,7 @@ def _recorded(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _ended(facts: Facts) -> str:
+def _ended(facts: FailureFacts) -> str:
     """`exit code 3`, `signal SIGKILL (exit code 137)`."""
     if facts.code is None:
         return "did not end by itself"
@@ -310,7 +310,7 @@ def _ended(facts: Facts) -> str:
     return f"exit code {facts.code}" if name.startswith("exit ") else f"signal {name} (exit code {facts.code})"
 
 
-def _headline(failure: Failure, facts: Facts) -> str:
+def _headline(failure: Failure, facts: FailureFacts) -> str:
     """Who failed, how, and when."""
     if failure.kind:
         how = f"raised {failure.kind}{f' at {failure.where}' if failure.where else ''}"
@@ -330,7 +330,7 @@ def _last_line(failure: Failure) -> str:
     return f"{failure.kind}: {first}" if first else failure.kind
 
 
-def _where(facts: Facts) -> str:
+def _where(facts: FailureFacts) -> str:
     if facts.early == blame.BEFORE_SCRIPT:
         return f"it never came up: it died {blame.BEFORE_SCRIPT}'s first line, {seconds(facts.age)} after its start"
     if facts.early == blame.AT_START and not facts.final:

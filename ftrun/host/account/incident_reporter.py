@@ -24,7 +24,7 @@ from ftrun.control.events import (
     Signalled,
     Stuck,
 )
-from ftrun.control.machine import INCIDENT, Phase
+from ftrun.control.machine import INCIDENT, RunPhase
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import F, Inexact
 from ftrun.core.shared.board import Phase as Phases
@@ -99,7 +99,7 @@ class Narrator:
             self._incident.redone = max(self._incident.redone, int(begun))
             self._incident.last = last + self._shift
 
-    def saw(self, event: Event, actions: tuple[Action, ...], phase: Phase, woke: int) -> None:
+    def saw(self, event: Event, actions: tuple[Action, ...], phase: RunPhase, woke: int) -> None:
         """The machine was told `event`, ordered `actions` and is now in `phase`; the loop woke for it at `woke` ns."""
         if isinstance(event, Dying) and phase in INCIDENT:
             began = self._began(event.worker, woke)
@@ -117,7 +117,7 @@ class Narrator:
             incident.stuck, incident.fault, incident.evidence = event.what, event.fault, event.evidence
         elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin_device(actions, woke)
-        if isinstance(event, Signalled) and phase is Phase.ENDED:
+        if isinstance(event, Signalled) and phase is RunPhase.ENDED:
             self._say(messages.signalled_again(event.signum), "warning")
         for action in actions:
             if isinstance(action, OpenGate):
@@ -125,7 +125,7 @@ class Narrator:
                 self._tell_replaced()
             elif isinstance(action, Say):
                 self._hear(action, event, actions, phase)
-        if self._incident is not None and self._incident.restart and phase is Phase.RUNNING:
+        if self._incident is not None and self._incident.restart and phase is RunPhase.RUNNING:
             self._restarted()
 
     def _begin(self, event: Died | Raised, woke: int) -> None:
@@ -192,7 +192,7 @@ class Narrator:
                 return at
         return None
 
-    def _hear(self, say: Say, event: Event, actions: tuple[Action, ...], phase: Phase) -> None:
+    def _hear(self, say: Say, event: Event, actions: tuple[Action, ...], phase: RunPhase) -> None:
         if say.what == "died":
             followed = any(isinstance(a, Say) and a.what in _FOLLOWING for a in actions)
             if not followed and say.rank is not None:
@@ -223,7 +223,7 @@ class Narrator:
             if say.what == "service_given_up":
                 self._say(messages.last_words(self._logs / SERVICES_LOG), messages.level(say.what))
 
-    def _say_died(self, say: Say, phase: Phase) -> None:
+    def _say_died(self, say: Say, phase: RunPhase) -> None:
         victims = self._incident.victims if self._incident else []
         victim = next((v for v in reversed(victims) if v.cell == say.worker), None)
         if victim is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftrun.control.events import Action, Died, Event, Publish, Raised, Say
-from ftrun.control.phases import OVER, REPAIRING, Phase
+from ftrun.control.phases import OVER, REPAIRING, RunPhase
 from ftrun.core.shared.board import RUN_BYTES, Board
 
 _RESTARTS = ("restarting", "world_stopped", "peer_failed")
@@ -31,12 +31,12 @@ class RunHead:
     def __init__(self, board: Board, global_rank: Callable[[int], int]) -> None:
         self._board = board
         self._global_rank = global_rank
-        self._phase = Phase.NEW
+        self._phase = RunPhase.NEW
         self._holders: tuple[int, ...] = ()
         self._incident: OpenIncident | None = None
         self._shown = b""
 
-    def saw(self, event: Event, actions: tuple[Action, ...], phase: Phase, now: float) -> None:
+    def saw(self, event: Event, actions: tuple[Action, ...], phase: RunPhase, now: float) -> None:
         """The machine was told `event` at `now`, ordered `actions` and is in `phase`."""
         if isinstance(event, (Died, Raised)) and event.worker in self._holders and self._phase not in OVER:
             self._victim(event, now)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ftrun.control.events import Event
 from ftrun.core.shared.board import Board
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.loop import EventLoop
 from ftrun.host.base.settings import Settings
 
 SERVICES_LOG = "services.log"  # in the log folder: what our helpers print
@@ -35,5 +35,5 @@ class LaunchContext:
     run_dir: Path
     logs: Path
     board: Board
-    loop: Loop
+    loop: EventLoop
     listener: Listener

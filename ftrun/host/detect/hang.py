@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ftrun.control.hangs import Accused, Limits, Rank, Verdict, Watch
+from ftrun.control.hangs import Accused, HangVerdict, Limits, Rank, Watch
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Busy, Cell, F, Flag, Phase, collective_name, collective_of
@@ -27,7 +27,7 @@ class HangWatch:
         """The world is being repaired: what it takes is not the length of a step."""
         self._watch.quiet()
 
-    def look(self, raw_gate: int, cells: Sequence[Cell]) -> Verdict | None:
+    def look(self, raw_gate: int, cells: Sequence[Cell]) -> HangVerdict | None:
         """Who holds the world up, from the gate word and the cells of every rank."""
         word = gate.unpack(raw_gate)
         ranks = [describe(c, word) for c in cells]
@@ -39,7 +39,7 @@ class HangWatch:
             self.quiet()  # a debugger has its reasons; a stopped process is the beat's business
             return None
         accused = tuple(Accused(a.cell, a.fault, a.evidence + self._line(a)) for a in verdict.accused)
-        return Verdict(accused, verdict.what, verdict.evidence)
+        return HangVerdict(accused, verdict.what, verdict.evidence)
 
     def _line(self, accused: Accused) -> str:
         """Where a busy rank's Python was when its doorbell thread looked last."""

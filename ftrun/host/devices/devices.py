@@ -26,7 +26,7 @@ from ftrun.core.system import files
 from ftrun.core.system.visible import VARIABLE, entries
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.devices import visible
-from ftrun.host.devices.quarantine import Quarantine
+from ftrun.host.devices.quarantine import QuarantineFile
 from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
 
@@ -121,7 +121,7 @@ class DeviceWatch:
         self._state = state
         self._world_rank = world_rank
         self._devices: list[visible.Visible] = []
-        self._quarantine = Quarantine(context.run_dir, context.settings.quarantine_file) if self.wanted else None
+        self._quarantine = QuarantineFile(context.run_dir, context.settings.quarantine_file) if self.wanted else None
         self._when_known: list[Callable[[], None]] = []
         self._known = self._quarantine is None or not self._quarantine.reasons
         self._heard = time.monotonic()

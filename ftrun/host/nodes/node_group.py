@@ -17,9 +17,9 @@ from ftrun.host.base.context import LaunchContext
 from ftrun.host.nodes import sentences
 from ftrun.host.nodes.carriers.carrier import Record
 from ftrun.host.nodes.membership.member import News
-from ftrun.host.nodes.membership.open import Meeting
+from ftrun.host.nodes.membership.open import Rendezvous
 from ftrun.host.nodes.membership.session import Session
-from ftrun.host.nodes.membership.table import Place, sentence, weight
+from ftrun.host.nodes.membership.table import NodePlace, sentence, weight
 
 
 class StoreHost(Protocol):
@@ -35,7 +35,7 @@ class StoreHost(Protocol):
 class SoleNode:
     """A run on this machine alone: what `Peers` is for several."""
 
-    place: Place | None = None
+    place: NodePlace | None = None
 
     def __init__(self, context: LaunchContext) -> None:
         self.run_id = context.run_dir.name
@@ -75,10 +75,10 @@ class Peers:
 
     store_port = 0  # where a store is to listen: anywhere
 
-    def __init__(self, context: LaunchContext, meeting: Meeting) -> None:
+    def __init__(self, context: LaunchContext, meeting: Rendezvous) -> None:
         self.run_id = meeting.run_id
         self._nproc = context.settings.nproc
-        self.place = Place(-1, 0, 1, 0, self._nproc, 0)
+        self.place = NodePlace(-1, 0, 1, 0, self._nproc, 0)
         self._name = os.uname().nodename
         self._terms = meeting.terms
         self._loop = context.loop

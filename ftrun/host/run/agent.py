@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from ftrun.control import events as ev
-from ftrun.control.machine import Config, IllegalEvent, Phase, State, advance, initial
+from ftrun.control.machine import Config, IllegalEvent, RunPhase, State, advance, initial
 from ftrun.core.shared.board import Head
 from ftrun.core.system.procfs import reaped
 from ftrun.host.account import messages
@@ -113,7 +113,7 @@ class Agent:
     def _over(self) -> bool:
         if self._end is None:
             return False
-        return self._state.phase is Phase.ENDED or not any(w.pid for w in self._pool.living())
+        return self._state.phase is RunPhase.ENDED or not any(w.pid for w in self._pool.living())
 
     def _listen(self, bell: int) -> None:
         # a thread of its own, because a futex cannot be waited for together with descriptors
@@ -174,7 +174,7 @@ class Agent:
             self._fork(action)
 
     def _settled(self) -> bool:
-        return self._end is not None or (self._state.phase is Phase.RUNNING and not self._state.recovering)
+        return self._end is not None or (self._state.phase is RunPhase.RUNNING and not self._state.recovering)
 
     def _start_spare(self, action: ev.Spawn) -> None:
         if self._state.worker(action.worker) is not None:
@@ -307,7 +307,7 @@ class Agent:
             self._forwarder.forward(signum)
 
     def _detect(self) -> None:
-        running = self._state.phase is Phase.RUNNING
+        running = self._state.phase is RunPhase.RUNNING
         holders = [self._pool.workers[c] for c in self._state.holder if c in self._pool.workers]
         whole = len(holders) == self._config.nproc
         self._detectors.look(running, self._state.generation, holders, whole)

@@ -22,10 +22,10 @@ from ftrun.core.waiting import wait_for
 from ftrun.faults import device
 from ftrun.host.account import messages
 from ftrun.host.base.context import SERVICES_LOG, LaunchContext
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.loop import EventLoop
 from ftrun.host.base.settings import Settings, run_name
 from ftrun.host.devices.counting import gpu_count
-from ftrun.host.nodes.membership.open import Meeting, arrange
+from ftrun.host.nodes.membership.open import Rendezvous, arrange
 from ftrun.host.nodes.node_group import Peers, SoleNode
 from ftrun.host.output.logfiles import claim_folder
 from ftrun.host.output.logs import Logs
@@ -118,7 +118,7 @@ class _Run:
         run_dir: Path,
         signals_r: int,
         stdin: int | None,
-        meeting: Meeting | None,
+        meeting: Rendezvous | None,
         monitoring: Monitoring,
     ) -> None:
         self._monitoring = monitoring
@@ -126,7 +126,7 @@ class _Run:
         self._settings = settings
         self._run_dir = run_dir
         self._signals_r = signals_r
-        self._loop = Loop()
+        self._loop = EventLoop()
         env = dict(os.environ)
         env[paths.ENV_RUN_DIR] = str(run_dir)
         env["PYTHONUNBUFFERED"] = "1"

@@ -88,12 +88,12 @@ class Forwarder:
     def _takes(self, pid: int, signum: int) -> bool:
         answer = answer_of(pid, signum)
         before = (pid, signum) in self._blocked
-        (self._blocked.add if answer is Answer.BLOCKED else self._blocked.discard)((pid, signum))
+        (self._blocked.add if answer is SignalAnswer.BLOCKED else self._blocked.discard)((pid, signum))
         # every process blocks all signals for a moment when it starts a child
-        return answer is Answer.TAKEN or (answer is Answer.BLOCKED and before)
+        return answer is SignalAnswer.TAKEN or (answer is SignalAnswer.BLOCKED and before)
 
 
-class Answer(enum.Enum):
+class SignalAnswer(enum.Enum):
     """What a process does with a signal."""
 
     TAKEN = "handles or ignores it"
@@ -101,15 +101,17 @@ class Answer(enum.Enum):
     DIES = "ends, or is gone"
 
 
-def answer_of(pid: int, signum: int) -> Answer:
+def answer_of(pid: int, signum: int) -> SignalAnswer:
     """What the signal would do to the process now."""
     if signum in _HARMLESS:
-        return Answer.TAKEN
+        return SignalAnswer.TAKEN
     threads = [procfs.status(pid, task) for task in procfs.tasks(pid)]
 
     def in_all(name: str) -> bool:
         return bool(threads) and all(int(fields.get(name, "0"), 16) >> (signum - 1) & 1 for fields in threads)
 
     if in_all("SigCgt") or in_all("SigIgn"):
-        return Answer.TAKEN
-    return Answer.BLOCKED if in_all("SigBlk") else Answer.DIES  # else a thread takes it that does not block it
+        return SignalAnswer.TAKEN
+    return (
+        SignalAnswer.BLOCKED if in_all("SigBlk") else SignalAnswer.DIES
+    )  # else a thread takes it that does not block it

@@ -13,7 +13,7 @@ from typing import Any
 
 from ftrun.core.shared import wire
 from ftrun.core.system.procfs import kill_group
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.loop import EventLoop
 from ftrun.host.services import spawn
 
 _NVML = "from ftrun.helpers import nvml_reader; nvml_reader.main()"
@@ -31,7 +31,7 @@ class Helper:
         self._on_message = on_message
         self._sock: socket.socket | None = None
         self._waiting: list[tuple[dict[str, Any], tuple[int, ...]]] = []
-        self.loop: Loop | None = None
+        self.loop: EventLoop | None = None
 
     def start(self, args: tuple[str, ...], env: Mapping[str, str], out: int, stdin: int | None = None) -> None:
         """Errors: OSError."""
@@ -43,7 +43,7 @@ class Helper:
         if self.loop is not None:
             self.attach(self.loop)
 
-    def attach(self, loop: Loop) -> None:
+    def attach(self, loop: EventLoop) -> None:
         """From now on `loop` serves this helper's socket."""
         self.loop = loop
         if self._sock is not None:

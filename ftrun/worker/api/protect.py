@@ -41,7 +41,7 @@ from ftrun.worker.recovery.replacement import restore
 from ftrun.worker.runtime import compiling, torch_private
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.step.body import Body
 from ftrun.worker.step.loop import Loop
 
@@ -133,7 +133,7 @@ def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful
             "DeepSpeedZeroOptimizer_Stage3",
         ):
             raise UsageError(f"{type(optimizer).__name__} communicates in step(), which cannot be recovered exactly")
-    state = Protected(modules, optimizers, stateful)
+    state = ProtectedState(modules, optimizers, stateful)
     kit = _kit(context, groups, state)
     if context.restoring:
         restore(kit)
@@ -151,7 +151,7 @@ def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful
     return loop
 
 
-def _kit(context: Context, groups: Registry, state: Protected) -> Kit:
+def _kit(context: Context, groups: Registry, state: ProtectedState) -> Kit:
     ledger = Ledger(state)
     snapshots = Snapshots(context, state, ledger)
     kit = Kit(context, groups, state, ledger, Reducers(state.modules, groups), Kept(context, state, ledger), snapshots)

@@ -8,7 +8,7 @@ from ftrun.core.shared.board import F, Inexact, sum_of, sum_word
 from ftrun.core.shared.replicas import corrupt
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 _FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are replicas
 
@@ -16,7 +16,7 @@ _FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are r
 class ReplicaCheck(StepObserver):
     """Compares every `every` steps, 0 = never."""
 
-    def __init__(self, context: Context, state: Protected, every: int) -> None:
+    def __init__(self, context: Context, state: ProtectedState, every: int) -> None:
         self._context = context
         self._state = state
         self._every = every

@@ -24,7 +24,7 @@ _DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
 _Owner = tuple[int, int]  # of optimizer state: number of the optimizer, number of the parameter in it
 
 
-class Protected:
+class ProtectedState:
     """Model(s), optimizer(s) and stateful objects of one rank, over its arena."""
 
     def __init__(

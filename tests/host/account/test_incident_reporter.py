@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ftrun.control.events import CloseGate, Grouped, Publish, Raised, Say
-from ftrun.control.machine import Phase as State
+from ftrun.control.machine import RunPhase as State
 from ftrun.core.shared.board import F, Phase
 from ftrun.core.shared.steps import StepLog
 from ftrun.host.account.incident_reporter import Narrator

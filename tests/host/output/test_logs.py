@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftrun.core.errors import UsageError
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.loop import EventLoop
 from ftrun.host.base.settings import Output
 from ftrun.host.base.streams import Std, Streams, parse
 from ftrun.host.output.logfiles import claim_folder
@@ -48,7 +48,7 @@ class Scene:
     """`Logs` with a console of its own and workers that are written for by the test."""
 
     def __init__(self, folder: Path, output: Output | None = None, role: str = "default") -> None:
-        self.loop = Loop()
+        self.loop = EventLoop()
         self.logs = Logs(folder, self.loop, output or Output(), "brave-otter", role)
         self.out, self.err = Console(), Console()
         self.logs.out, self.logs.err = self.out, self.err  # type: ignore[assignment]

@@ -342,17 +342,17 @@ def test_a_signal_that_is_blocked_for_a_moment_is_held_back(tmp_path: Path) -> N
         process.stdout.readline()
         context.loop.run_once()  # the next look
         assert (
-            signal_forwarding.answer_of(process.pid, signal.SIGUSR2) is signal_forwarding.Answer.DIES
+            signal_forwarding.answer_of(process.pid, signal.SIGUSR2) is signal_forwarding.SignalAnswer.DIES
             and process.poll() is None
         )
         process.kill()
     assert answers == {
-        signal.SIGUSR1: signal_forwarding.Answer.TAKEN,
-        signal.SIGUSR2: signal_forwarding.Answer.BLOCKED,
-        signal.SIGWINCH: signal_forwarding.Answer.TAKEN,
+        signal.SIGUSR1: signal_forwarding.SignalAnswer.TAKEN,
+        signal.SIGUSR2: signal_forwarding.SignalAnswer.BLOCKED,
+        signal.SIGWINCH: signal_forwarding.SignalAnswer.TAKEN,
     }
     assert recorder.lines == ["got SIGUSR2; 1 worker of 1 will get it once it is handled there"]
-    assert signal_forwarding.answer_of(process.pid, signal.SIGUSR1) is signal_forwarding.Answer.DIES, "it is gone"
+    assert signal_forwarding.answer_of(process.pid, signal.SIGUSR1) is signal_forwarding.SignalAnswer.DIES, "it is gone"
 
 
 # ---- ftrun stop ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, FtrunError, UsageError
 from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost, Record
-from ftrun.host.nodes.membership.member import Me, Member, News, Terms
+from ftrun.host.nodes.membership.member import Me, Member, MemberTerms, News
 
 _EACH_PEER = 0.01  # seconds added to the pause between two looks for each other agent
 _PARTING = 8.0  # seconds that `close` waits for the thread
@@ -25,7 +25,7 @@ Opener = Callable[[Callable[[], bool]], tuple[Carrier, Me] | None]
 class Session:
     """One agent's part in a rendezvous. `pause`: seconds between two looks, with few nodes."""
 
-    def __init__(self, opener: Opener, terms: Terms, pause: float, tell: Callable[[News], None]) -> None:
+    def __init__(self, opener: Opener, terms: MemberTerms, pause: float, tell: Callable[[News], None]) -> None:
         self._opener = opener
         self._terms = terms
         self._pause = pause
