@@ -23,15 +23,13 @@ STUCK_AGAIN = 5.0  # times longer, when the connections were made anew at this v
 HANG_STEPS = 15.0  # typical steps that a rank may be busy while others wait for it
 FIRST_STEPS = 10.0  # explicit timeouts that a first body may take
 KNOWN_AFTER = 3  # gates until the length of a step is known
-GIL_AFTER = (
-    0.75  # seconds without any Python (its doorbell looks four times a second) that tell a held GIL from a busy one
-)
+GIL_AFTER = 0.75  # seconds without any Python (its control thread looks four times a second) that tell a held GIL from a busy one
 _STEPS = 65
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What the board says of one rank. `mark` changes with every sign of life, `python` with every look of its doorbell.
+    """What the board says of one rank. `mark` changes with every sign of life, `python` with every look of its control thread.
 
     `waiting`: inside a collective: number `number` of `group` (0 = the whole world) since its step was handed out.
     `excuse`: first, call, compiling, outside (of a body) or "". `looping` False: it has not begun, or has left the loop.

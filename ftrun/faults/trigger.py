@@ -88,7 +88,7 @@ class Trigger:
         self._board = board
         self._own = own or {}
         self._seed = plan.seed if plan else 0
-        self.heard = 0  # value of the doorbell whose requests are known
+        self.seen = 0  # value of the word REQUESTS whose requests are known
         self._known: set[int] = set()
         self._dice = [dice] if dice else []
         self._thrown = -1  # step for which the dice were thrown last
@@ -112,8 +112,8 @@ class Trigger:
         """Fire what is due at this place. Errors: RuntimeError for kind "exception"; others may not return."""
         if self._factor > 1.0:
             self._stretch(phase)
-        if self._board is not None and self._board[Head.REQUESTS] != self.heard:
-            self._hear(self._board)
+        if self._board is not None and self._board[Head.REQUESTS] != self.seen:
+            self._read_requests(self._board)
         self.armed = bool(self._dice or self._factor > 1.0 or any(self._waiting.values()))
         if self._dice and step != self._thrown:
             self._throw(step)
@@ -126,9 +126,9 @@ class Trigger:
 
     # -- what is due -------------------------------------------------------------------------------------------------
 
-    def _hear(self, board: Board) -> None:
-        """The doorbell rang: read the requests that are new."""
-        self.heard = board[Head.REQUESTS]
+    def _read_requests(self, board: Board) -> None:
+        """The word REQUESTS has changed: read the requests that are new."""
+        self.seen = board[Head.REQUESTS]
         for request in requests.pending(self._run_dir):
             if request.number in self._known:
                 continue

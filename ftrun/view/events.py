@@ -16,7 +16,7 @@ _LOOK = 0.2  # seconds between two looks at a journal that is followed
 
 def stream(found: Found, follow: bool, as_json: bool) -> Iterator[str]:
     """Lines as they come; with `follow` until the run ends. Damaged lines are left out. Errors: OSError."""
-    teller, tail = _Teller(), Tail(found.journal)
+    sentences, tail = _Sentences(), Tail(found.journal)
     try:
         while True:
             ended = found.live is None or not found.live.alive()
@@ -24,7 +24,7 @@ def stream(found: Found, follow: bool, as_json: bool) -> Iterator[str]:
                 raw = parse(line)
                 if raw is None:
                     continue
-                told = [line.decode()] if as_json else teller.tell(raw)
+                told = [line.decode()] if as_json else sentences.of(raw)
                 yield from told
                 if raw.get("note") == "end":
                     return
@@ -35,7 +35,7 @@ def stream(found: Found, follow: bool, as_json: bool) -> Iterator[str]:
         tail.close()
 
 
-class _Teller:
+class _Sentences:
     """Turns lines of a journal into sentences; remembers what they refer to."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class _Teller:
         self._holders: dict[int, int] = {}
         self._phase = ""
 
-    def tell(self, raw: dict[str, Any]) -> list[str]:
+    def of(self, raw: dict[str, Any]) -> list[str]:
         if "config" in raw:
             self._offset = float(raw.get("wall", 0.0)) - float(raw["t"])
         said = list(self._sentences(raw))

@@ -152,7 +152,7 @@ def test_ten_times_a_typical_step_is_no_hang() -> None:
 
 
 def test_a_held_gil_is_told_from_a_busy_python() -> None:
-    """Its doorbell thread does not look any more, so its own word about a collective is worth nothing either."""
+    """Its control thread does not look any more, so its own word about a collective is worth nothing either."""
     for state in (rank(2, python=5), inside(2, 2, python=5)):
         seconds, verdict = World().wait([inside(0), inside(1), state])
         assert blamed(verdict) == [(2, "gil")] and 60.0 <= seconds <= 61.0

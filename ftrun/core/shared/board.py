@@ -68,7 +68,7 @@ class F:
     FLAGS = 11  # see Flag
     ATTEMPT = 12  # Step.attempt
     DEVICE = 13  # device index + 1; 0 = cpu
-    PYTHON = 14  # ns, by the doorbell thread: some Python of the process runs
+    PYTHON = 14  # ns, by the control thread: some Python of the process runs
     WORK = 15  # ns of its own work in its last step, without waiting for others
     # answers to a generation bump: the generation answered, and when (ns)
     STOPPED = 16
@@ -131,7 +131,7 @@ class Phase(enum.IntEnum):
 class Flag(enum.IntFlag):
     """Milestones of a worker incarnation; bits are only ever added."""
 
-    ALIVE = 1  # its life lock is held
+    ALIVE = 1  # its liveness lock is held
     PARKED = 2  # a spare waits for a rank
     GROUP = 4  # has an "ftrun" process group
     PROTECTED = 8  # protect() returned and a loop begins

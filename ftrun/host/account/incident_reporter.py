@@ -53,13 +53,13 @@ class Narrator:
         self._run_dir = context.run_dir
         self._board = context.board
         self._logs = context.logs
-        self._say = context.listener.log
+        self._log = context.listener.log
         self._note = context.listener.note
         self._incident: Incident | None = None
         self._dying: dict[int, tuple[int, int]] = {}  # cell -> (when the fault struck, when the loop woke for it), ns
         self._phases = PhaseRecord()  # of that incident
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
-        self._told: set[tuple[int, int]] = set()  # (rank, cell) of the replacements told in this incident
+        self._logged: set[tuple[int, int]] = set()  # (rank, cell) of the replacements told in this incident
         self._replaced: set[int] = set()  # ranks with a new worker since the last incident was over
         self._shift = 0  # step index minus gate number
         self._reached = 0  # steps that some rank had begun when the gate was closed, as a gate number + 1
@@ -118,13 +118,13 @@ class Narrator:
         elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin_device(actions, woke)
         if isinstance(event, Signalled) and phase is RunPhase.ENDED:
-            self._say(messages.signalled_again(event.signum), "warning")
+            self._log(messages.signalled_again(event.signum), "warning")
         for action in actions:
             if isinstance(action, OpenGate):
                 self._look_at_phases()
-                self._tell_replaced()
+                self._log_replaced()
             elif isinstance(action, Say):
-                self._hear(action, event, actions, phase)
+                self._on_say(action, event, actions, phase)
         if self._incident is not None and self._incident.restart and phase is RunPhase.RUNNING:
             self._restarted()
 
@@ -162,7 +162,7 @@ class Narrator:
         return min(self._fault_time(self._board.cell(worker).rank, detected) or otherwise, detected)
 
     def _new_incident(self, began: int, detected: int) -> Incident:
-        self._incident, self._phases, self._told = Incident(began, detected), PhaseRecord(), set()
+        self._incident, self._phases, self._logged = Incident(began, detected), PhaseRecord(), set()
         return self._incident
 
     def _look_at_phases(self) -> None:
@@ -192,62 +192,62 @@ class Narrator:
                 return at
         return None
 
-    def _hear(self, say: Say, event: Event, actions: tuple[Action, ...], phase: RunPhase) -> None:
+    def _on_say(self, say: Say, event: Event, actions: tuple[Action, ...], phase: RunPhase) -> None:
         if say.what == "died":
             followed = any(isinstance(a, Say) and a.what in _FOLLOWING for a in actions)
             if not followed and say.rank is not None:
-                self._say_died(say, phase)
+                self._log_death(say, phase)
         elif say.what in ("raised", "raised_again"):
             step = self._board.cell(say.worker).step if say.worker is not None else None
             line = _RAISED[say.what](say.rank or 0, say.detail, step)
             if isinstance(event, Raised) and event.fault == Fault.NONFINITE:
                 line = messages.poisoned(event.evidence, again=say.what == "raised_again")
-            self._say(line, messages.level(say.what))
+            self._log(line, messages.level(say.what))
         elif say.what in ("restarting", "world_stopped", "peer_failed"):
             self.restarts += 1
             now = time.monotonic_ns()
             incident = self._incident or self._new_incident(now, now)
             incident.restart = True
             late = messages.early(event.early, event.age) if isinstance(event, Died) and event.early else ""
-            self._say((messages.said(say) or "") + (f"; it failed {late}" if late else ""), messages.level(say.what))
+            self._log((messages.said(say) or "") + (f"; it failed {late}" if late else ""), messages.level(say.what))
         elif say.what == "recovered":
             self._recovered()
         elif say.what == "spare_unneeded":
             self._note("spare-unneeded", worker=say.worker, why="the script ended without asking for its rank")
         elif say.what == "failed" and isinstance(event, Died) and event.early and not event.final:
-            self._say(f"{messages.said(say)}, {messages.early(event.early, event.age)}", messages.level(say.what))
+            self._log(f"{messages.said(say)}, {messages.early(event.early, event.age)}", messages.level(say.what))
         else:
             words = messages.said(say)
             if words:
-                self._say(words, messages.level(say.what))
+                self._log(words, messages.level(say.what))
             if say.what == "service_given_up":
-                self._say(messages.last_words(self._logs / SERVICES_LOG), messages.level(say.what))
+                self._log(messages.last_words(self._logs / SERVICES_LOG), messages.level(say.what))
 
-    def _say_died(self, say: Say, phase: RunPhase) -> None:
+    def _log_death(self, say: Say, phase: RunPhase) -> None:
         victims = self._incident.victims if self._incident else []
         victim = next((v for v in reversed(victims) if v.cell == say.worker), None)
         if victim is None:
             cell = self._board.cell(say.worker or 0)
             victim = Victim(say.rank or 0, cell.index, cell.step, cell.phase.name.lower(), say.detail)
         survivors = len(self.holders) - len({v.rank for v in victims})
-        self._say(messages.failed(victim, survivors, phase in INCIDENT), messages.level(say.what))
+        self._log(messages.failed(victim, survivors, phase in INCIDENT), messages.level(say.what))
 
-    def _tell_replaced(self) -> None:
+    def _log_replaced(self) -> None:
         incident = self._incident
         if incident is None:
             return
         sources = incident.facts(self._board, self.holders)["sources"]
         for rank in sorted(self._replaced):
             cell = self.holders.get(rank)
-            if cell is None or (rank, cell) in self._told:
+            if cell is None or (rank, cell) in self._logged:
                 continue
-            self._told.add((rank, cell))
+            self._logged.add((rank, cell))
             was_spare = self._spares_used.get(rank) == cell
             redone = bool(incident.redone)
-            self._say(messages.replaced(rank, cell, was_spare, incident.resume, redone, sources.get(str(rank))))
+            self._log(messages.replaced(rank, cell, was_spare, incident.resume, redone, sources.get(str(rank))))
 
     def _recovered(self) -> None:
-        self._tell_replaced()
+        self._log_replaced()
         self._look_at_phases()
         self._replaced = set()
         incident, self._incident = self._incident, None
@@ -257,7 +257,7 @@ class Narrator:
         self._account(facts)
         moved = transfer_times.gather(self._run_dir, self.holders, incident.generation, incident.began)
         self._note("incident", **facts, phases=self._phases.facts(incident.began), moves=moved)
-        self._say(messages.recovered(facts))
+        self._log(messages.recovered(facts))
 
     def _restarted(self) -> None:
         incident, self._incident = self._incident, None
@@ -267,7 +267,7 @@ class Narrator:
         facts["total_ms"] = round((now - incident.began) / 1e6, 3)
         self._account(facts)
         self._note("incident", **facts)
-        self._say(f"all workers run again after {facts['total_ms'] / 1000:.2f} s")
+        self._log(f"all workers run again after {facts['total_ms'] / 1000:.2f} s")
 
     def _account(self, facts: Mapping[str, Any]) -> None:
         self.incidents += 1
@@ -298,9 +298,9 @@ class Narrator:
             )
             # a run that failed has no result to speak of, and its report says who raised
             for line in lines if code == 0 else lines[:1]:
-                self._say(line)
+                self._log(line)
             for victim in self._cut_short if code == 0 else ():
-                self._say(messages.cut_short(victim), "warning")
+                self._log(messages.cut_short(victim), "warning")
         facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
         exact = code == 0 and not self.inexact and not self.restarts
         self._note("summary", exact=exact, inexact=int(self.inexact), **facts)

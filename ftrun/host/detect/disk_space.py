@@ -20,7 +20,7 @@ class RoomWatch:
     def __init__(self, places: dict[str, Path]) -> None:
         self._places = places
         self._full: dict[str, tuple[Fault, str]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ftrun-room", daemon=True)
         self._thread.start()
@@ -31,9 +31,9 @@ class RoomWatch:
     def news(self) -> list[tuple[Fault, str]]:
         """What became full since the last question."""
         full = dict(self._full)
-        self._told &= full.keys()
-        fresh = [found for what, found in full.items() if what not in self._told]
-        self._told |= full.keys()
+        self._reported &= full.keys()
+        fresh = [found for what, found in full.items() if what not in self._reported]
+        self._reported |= full.keys()
         return fresh
 
     def _run(self) -> None:

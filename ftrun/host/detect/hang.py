@@ -42,7 +42,7 @@ class HangWatch:
         return HangVerdict(accused, verdict.what, verdict.evidence)
 
     def _line(self, accused: Accused) -> str:
-        """Where a busy rank's Python was when its doorbell thread looked last."""
+        """Where a busy rank's Python was when its control thread looked last."""
         if accused.fault is not Fault.HANG:
             return ""
         line = files.read_json(self._run_dir / "errors" / f"where-{accused.cell}.json").get("line")

@@ -86,13 +86,13 @@ class Peers:
         self._host: StoreHost | None = None
         self._inbox: deque[News] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._session = Session(meeting.opener, meeting.terms, meeting.pause, self._tell)
+        self._session = Session(meeting.opener, meeting.terms, meeting.pause, self._on_news)
         self._failure: Record | None = None  # why our workers stop, if that came from this node
         self._ended = False  # everyone knows that the run is over, or nobody can be told
 
     def start(self, host: StoreHost) -> None:
         self._host = host
-        self._loop.watch(self._bell, self._hear)
+        self._loop.watch(self._bell, self._read_news)
         self._session.start()
 
     def close(self) -> None:
@@ -155,16 +155,16 @@ class Peers:
 
     # -- from the others ---------------------------------------------------------------------------------------------
 
-    def _tell(self, news: News) -> None:
+    def _on_news(self, news: News) -> None:
         # in the session's thread
         self._inbox.append(news)
         os.eventfd_write(self._bell, 1)
 
-    def _hear(self) -> None:
+    def _read_news(self) -> None:
         os.eventfd_read(self._bell)
         while self._inbox:
             news = self._inbox.popleft()
-            _HEARD[news.kind](self, news)
+            _ON_NEWS[news.kind](self, news)
 
     def _waiting(self, news: News) -> None:
         assert news.record is not None
@@ -225,7 +225,7 @@ def _weight_of(event: ev.Event) -> int:
     return weight(event.code, event.signature) if isinstance(event, ev.Died) else 0
 
 
-_HEARD: dict[str, Callable[[Peers, News], None]] = {
+_ON_NEWS: dict[str, Callable[[Peers, News], None]] = {
     "waiting": Peers._waiting,
     "stale": Peers._stale,
     "host": Peers._host_round,

@@ -227,17 +227,17 @@ class Logs:
             if held.cell != place.cell and (held.local_rank, held.attempt) == (place.local_rank, place.attempt):
                 log.drain()
 
-    def say(self, line: str, level: str = "info") -> None:
+    def log(self, line: str, level: str = "info") -> None:
         """A sentence of ours on stderr; `level` is info, warning or error."""
         self.err.write(self.format.message(line, level))
 
     def _stdout_gone(self, why: str) -> None:
-        self.say(f"stdout is gone ({why}); the run goes on without it", "warning")
+        self.log(f"stdout is gone ({why}); the run goes on without it", "warning")
 
     def _unsaved(self, path: Path, why: str) -> None:
         if not self._unsaved_said:
             self._unsaved_said = True
-            self.say(f"workers' output is not saved any more: {path}: {why}; the run goes on", "warning")
+            self.log(f"workers' output is not saved any more: {path}: {why}; the run goes on", "warning")
 
     def closed(self, log: WorkerLog) -> None:
         self._open.remove(log)

@@ -31,9 +31,9 @@ class FaultDesk:
         self._board = context.board
         self._pool = pool
         self._note = context.listener.note
-        self._say = context.listener.log
+        self._log = context.listener.log
         self._on_device = on_device
-        self._heard = 0
+        self._seen = 0
         self._requests: set[int] = set()
         self._files: set[str] = set()
         self._groups: dict[int, Path] = {}  # process -> the memory cgroup made for it
@@ -43,8 +43,8 @@ class FaultDesk:
 
     def look(self) -> None:
         """Journal what was asked for and what fired since the last look; a drain that is ready is carried out."""
-        if self._board[Head.REQUESTS] != self._heard:
-            self._heard = self._board[Head.REQUESTS]
+        if self._board[Head.REQUESTS] != self._seen:
+            self._seen = self._board[Head.REQUESTS]
             for request in requests.pending(self._run_dir):
                 if request.number not in self._requests:
                     self._requests.add(request.number)
@@ -65,7 +65,7 @@ class FaultDesk:
             self._note(
                 "random-faults", rate=request.rate, seed=request.seed, first=request.step or 0, kind=request.kind
             )
-            self._say(messages.random_faults(request.rate, request.seed))
+            self._log(messages.random_faults(request.rate, request.seed))
         elif request.op == requests.DEVICE:
             requests.take(self._run_dir, request.number)
             self._on_device(device.message(request))
@@ -80,7 +80,7 @@ class FaultDesk:
         if firing.kind == Found.DRAIN:
             self._drain(firing)
         elif firing.source != "plan":
-            self._say(messages.injected(firing.kind, firing.rank, firing.phase, firing.step), "warning")
+            self._log(messages.injected(firing.kind, firing.rank, firing.phase, firing.step), "warning")
 
     def _tidy(self) -> None:
         """Remove memory cgroups whose process is gone; before, it may not have entered its own yet."""
@@ -101,9 +101,9 @@ class FaultDesk:
         self.look()
         if self._plan is not None:
             for fault, count in trigger.unfired(load_plan(self._plan), self._run_dir):
-                self._say(f"planned fault did not fire ({amounts.count(count, 'time')} of {fault.times}): {fault}")
+                self._log(f"planned fault did not fire ({amounts.count(count, 'time')} of {fault.times}): {fault}")
                 self._note("unfired", fault=str(fault), count=count)
         for request in requests.pending(self._run_dir):
             if request.op != requests.RANDOM:
-                self._say(f"requested fault did not fire: {request}")
+                self._log(f"requested fault did not fire: {request}")
                 self._note("unfired", fault=str(request), count=0)

@@ -152,7 +152,7 @@ class _Run:
             board = self._board()
             self._services.start_fd_store()
             journal = Journal(self._run_dir / paths.JOURNAL)
-            self._log = logs.say
+            self._log = logs.log
             self._welcome(folder, why_not)
             self._monitor(folder)
             listener = RunListener(journal, logs)

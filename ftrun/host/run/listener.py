@@ -16,4 +16,4 @@ class RunListener:
         self.queue: deque[Event] = deque()
         self.on_event = self.queue.append
         self.note = journal.note
-        self.log = logs.say
+        self.log = logs.log

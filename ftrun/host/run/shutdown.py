@@ -50,11 +50,11 @@ class Ending:
                 worker.fencing = True  # a world that was just published may count it in already: its end is our doing
                 procfs.kill_group(worker.pid)
         if self._signals or not self._ranked():
-            self._tell()
+            self._signal_all()
         else:
-            self._loop.after(SETTLE, self._tell)
+            self._loop.after(SETTLE, self._signal_all)
 
-    def _tell(self) -> None:
+    def _signal_all(self) -> None:
         if self.began:
             return
         self._board[Head.ENDING] = 1

@@ -47,7 +47,7 @@ class Helper:
         """From now on `loop` serves this helper's socket."""
         self.loop = loop
         if self._sock is not None:
-            loop.watch(self._sock.fileno(), self._hear, urgent=True)
+            loop.watch(self._sock.fileno(), self._receive, urgent=True)
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         """Send now, or once the helper is ready. Descriptors sent are closed here."""
@@ -70,7 +70,7 @@ class Helper:
             for fd in fds:
                 os.close(fd)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while self._sock is not None:
             try:
                 frame = wire.receive(self._sock)
@@ -99,8 +99,8 @@ class Helper:
         return any(message["op"] == op for message, _ in self._waiting)
 
     def ended(self) -> None:
-        """The process was reaped: hear its last words, then forget it."""
-        self._hear()
+        """The process was reaped: read its last words, then forget it."""
+        self._receive()
         self._close()
         self.pid = 0
 
@@ -117,7 +117,7 @@ class Helper:
 
 
 class Services:
-    """The helpers of a run. `on_message(service, message)` hears what they say; `stdin` is for the workers.
+    """The helpers of a run. `on_message(service, message)` takes what they say; `stdin` is for the workers.
 
     `mode`: how the fork server starts workers, see fork_server.ForkServer.
     """

@@ -76,8 +76,8 @@ class Worker:
         self.cause = ""  # why it was condemned, when it was
         self.fault = Fault.SIGNAL  # the same by name, and how it is known
         self.evidence = ""
-        self.reported = False  # its end was told to the machine, or is held back
-        self.lost = False  # its life lock is gone
+        self.reported = False  # its end was reported to the machine, or is held back
+        self.lost = False  # its liveness lock is gone
         self.ended = False  # reaped
         self.flags = 0
         self.raised = 0
@@ -201,7 +201,7 @@ class WorkerPool:
         changed, worker.flags = flags ^ worker.flags, flags
         if changed & flags & Flag.ALIVE:
             if self._locked:
-                self._watch_life(worker)
+                self._watch_lock(worker)
             self._emit(Started(now, index))
         for flag, kind in _MILESTONES:
             if changed & flags & flag:
@@ -248,14 +248,14 @@ class WorkerPool:
 
     # -- death -------------------------------------------------------------------------------------------------------
 
-    def _watch_life(self, worker: Worker) -> None:
+    def _watch_lock(self, worker: Worker) -> None:
         if worker.ended or worker.watch:
             return
         worker.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._loop.watch(worker.eventfd, lambda: self._life_lost(worker), urgent=True)
+        self._loop.watch(worker.eventfd, lambda: self._lock_lost(worker), urgent=True)
         worker.watch = native.watch_start(worker.cell.field_address(F.LIFE), worker.eventfd)
 
-    def _life_lost(self, worker: Worker) -> None:
+    def _lock_lost(self, worker: Worker) -> None:
         self._loop.forget(worker.eventfd)
         worker.lost, worker.ours = True, worker.fencing
         flags = worker.cell[F.FLAGS]
@@ -378,7 +378,7 @@ class WorkerPool:
                 self._await_cause()
         else:
             self._emit(death)
-            self._tell_held()
+            self._emit_held()
 
     def _await_cause(self) -> None:
         """Who lost a peer is reported after it: two ends that come close together are not learnt of in their order."""
@@ -389,9 +389,9 @@ class WorkerPool:
         if others and time.monotonic() < self._held[0].t + patience:
             self._loop.after(_CAUSE_LOOK, self._await_cause)
         else:
-            self._tell_held()
+            self._emit_held()
 
-    def _tell_held(self) -> None:
+    def _emit_held(self) -> None:
         held, self._held = self._held, []
         for death in held:
             self._emit(death)

@@ -46,7 +46,7 @@ class FaultEffects(StepObserver):
 
     def _strike(self, phase: str, number: int) -> None:
         trigger = self._trigger
-        if trigger.armed or self._board.requests() != trigger.heard:
+        if trigger.armed or self._board.requests() != trigger.seen:
             trigger.fire(phase, self._position.index_of(number), self._position.attempt)
 
     def handed_out(self, number: int) -> None:

@@ -277,7 +277,7 @@ def test_json_lines(tmp_path: Path) -> None:
     log, spare = scene.worker(1, 1, 2), scene.worker(9, None)
     scene.write(log, b'say "hi" \xc3\xa9\n\xff\xfe bytes\n\r10%\r\n', b"bad\n")
     scene.write(spare, b"waiting\n")
-    scene.logs.say("rank 2 died\nand more", "warning")
+    scene.logs.log("rank 2 died\nand more", "warning")
     scene.end(log, spare)
     out = [json.loads(line) for line in scene.out.lines]
     for raw in out:

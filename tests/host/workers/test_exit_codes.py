@@ -19,7 +19,7 @@ from tests.host.parts import Recorder, launch_context
 
 
 class Dying:
-    """A worker pool of one rank whose life lock is gone while its process still runs: it ends when and how the test says."""
+    """A worker pool of one rank whose liveness lock is gone while its process still runs: it ends when and how the test says."""
 
     def __init__(self, folder: Path) -> None:
         context = launch_context(folder, Recorder(self._hear))
@@ -49,7 +49,7 @@ class Dying:
             self.told.append(event)
 
     def life_lost(self) -> None:
-        self.pool._life_lost(self.worker)
+        self.pool._lock_lost(self.worker)
 
     def exits(self, code: int) -> None:
         """The process has ended and nobody has reaped it."""

@@ -80,11 +80,13 @@ class _Sight:
 class Member:
     """One agent in one run. Errors of every method: CarrierLost, OSError (for now), UsageError."""
 
-    def __init__(self, carrier: Carrier, me: Me, terms: MemberTerms, tell: Callable[[News], None], now: float) -> None:
+    def __init__(
+        self, carrier: Carrier, me: Me, terms: MemberTerms, on_news: Callable[[News], None], now: float
+    ) -> None:
         self._carrier = carrier
         self._me = me
         self._terms = terms
-        self._tell = tell
+        self._on_news = on_news
         self._view: Mapping[str, Record] = {}
         self._sights: dict[str, _Sight] = {}
         self._state = "joining"
@@ -100,7 +102,7 @@ class Member:
         self._ready = False
         self._hosting = False
         self._failure: Record | None = None  # of our last round
-        self._told: tuple[str, int, int] | None = None
+        self._reported: tuple[str, int, int] | None = None
         self.over = False
 
     @property
@@ -153,7 +155,7 @@ class Member:
         self._observe(now)
         if OVER in self._view:
             self.over = True
-            self._tell(News("over", self._about, self._view[OVER]))
+            self._on_news(News("over", self._about, self._view[OVER]))
             return
         if self._table is None:
             self._join(now)
@@ -246,18 +248,18 @@ class Member:
         if broken:
             self._form(last, target, joiners, now)
         elif last is not None and all(self._vanished(m.id, now) for m in last.members):
-            self._tell(News("stale", last.round))
+            self._on_news(News("stale", last.round))
             self._break(last.round, {"kind": "vanished", "cause": "every node of it is gone"})
-        self._tell_waiting(target, joiners)
+        self._report_waiting(target, joiners)
         if now - self._joining_since > self._terms.join_timeout:
             self._too_late(len(joiners), last)
 
-    def _tell_waiting(self, target: int, joiners: list[str]) -> None:
+    def _report_waiting(self, target: int, joiners: list[str]) -> None:
         told = ("waiting", target, len(joiners))
-        if told != self._told:
-            self._told = told
+        if told != self._reported:
+            self._reported = told
             facts = {"here": len(joiners), "least": self._terms.least, "most": self._terms.most}
-            self._tell(News("waiting", target, facts))
+            self._on_news(News("waiting", target, facts))
 
     def _too_late(self, here: int, last: RoundTable | None) -> None:
         seconds, least = self._terms.join_timeout, self._terms.least
@@ -357,9 +359,9 @@ class Member:
         if reason is not None:
             if not self._ready:
                 self._join_again(now)
-            elif self._told != ("broken", number, 0):
-                self._told = ("broken", number, 0)
-                self._tell(News("broken", number, reason))
+            elif self._reported != ("broken", number, 0):
+                self._reported = ("broken", number, 0)
+                self._on_news(News("broken", number, reason))
             return
         if not self._ready:
             self._meet(table)
@@ -377,11 +379,11 @@ class Member:
     def _meet(self, table: RoundTable) -> None:
         if table.members[0].id == self._me.id and not self._hosting:
             self._hosting = True
-            self._tell(News("host", table.round, {"addr": self._me.addr}))
+            self._on_news(News("host", table.round, {"addr": self._me.addr}))
         store = self._view.get(f"store.{table.round}")
         if store is not None:
             self._ready = True
-            self._tell(News("ready", table.round, {**store, "me": self._me.id}, table))
+            self._on_news(News("ready", table.round, {**store, "me": self._me.id}, table))
 
     def _finished(self, who: str, number: int) -> bool:
         if who == self._me.id:
