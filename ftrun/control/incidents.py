@@ -35,6 +35,13 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
             said = Say("failed", worker.cell, worker.rank, death.signature or death.cause)
             state, more = budgets.finish(state, death.final, f"rank {worker.rank}: {said.detail}", said)
             return state, (*orders, *more)
+    for death in deaths:
+        if state.armed and death.fault == Fault.EXCEPTION and death.phase == "update":
+            # the step counts, and what the body still had to do was not done: a replacement would never do it
+            worker = _holding(state, death.worker)
+            said = Say("failed", worker.cell, worker.rank, f"{death.signature or death.cause}, after the update")
+            state, more = restarts.restart_or_end(config, state, death.t, said, full=False)
+            return state, (*orders, *more)
     state, more, over = _as_the_policy_says(config, state, deaths)
     orders += more
     if over:
@@ -194,8 +201,11 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
         )
     if generation < worker.generation:
         return state, ()
-    state, again = budgets.seen_before(state, f"raised {event.signature} at {event.step}", generation)
-    if again:
+    # forgiven is an error that neither the step done again nor the one after it shows: a reset may only hide it
+    keys = [f"raised {event.signature} at {step}" for step in (event.step, event.step - 1)]
+    before = any(key == keys[1] and seen < generation for key, seen in state.failures)
+    state, again = budgets.seen_before(state, keys[0], generation)
+    if again or before:
         reason = f"rank {worker.rank}: {event.signature}, twice"
         return budgets.finish(state, EXIT_FAILED, reason, replace(said, what="raised_again"))
     if state.phase in INCIDENT and generation < state.generation:

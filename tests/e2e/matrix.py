@@ -81,7 +81,8 @@ ROWS = (
     Row("exit", Fault.EXIT, spelled="exit:3"),
     Row(
         "exception", Fault.EXCEPTION, REDONE, together=False,
-        otherwise=dict.fromkeys(("update", "idle", *REPAIR_PHASES), (Fault.EXCEPTION, REPLACED)),
+        # after the update the rest of the body would never be done: the run ends, as under torchrun
+        otherwise={**dict.fromkeys(("idle", *REPAIR_PHASES), (Fault.EXCEPTION, REPLACED)), "update": (Fault.EXCEPTION, ENDED)},
     ),
     Row("oom", Fault.OOM),
     Row("freeze", Fault.FROZEN),

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <vector>
 
-#include "cuda_device.hpp"
+#include "cuda/device.hpp"
 #include "ftrun_cuda.h"
 
 #define EXPECT(condition)                                                                   \

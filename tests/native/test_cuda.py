@@ -243,7 +243,7 @@ def test_prototypes_match_cuda_h(tmp_path: Path) -> None:
     source.write_text(
         """
         #include <cuda.h>
-        #include <cuda_abi.hpp>
+        #include <cuda/abi.hpp>
         #include <type_traits>
         using namespace ftrun::cuda;
         template <typename... A, typename... B>

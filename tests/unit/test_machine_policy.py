@@ -30,9 +30,24 @@ def test_the_same_exception_at_another_step_is_another_one() -> None:
     run = Driver().up()
     run.send(ev.Raised(0.0, 0, 5, "ValueError", 1))
     run.recover()
-    assert says(run.send(ev.Raised(0.0, 0, 6, "ValueError"))) == ["raised"]
-    run.recover(5)
-    assert says(run.send(ev.Raised(0.0, 1, 6, "ValueError"))) == ["raised_again"]
+    assert says(run.send(ev.Raised(0.0, 0, 7, "ValueError"))) == ["raised"]
+    run.recover(6)
+    assert says(run.send(ev.Raised(0.0, 1, 7, "ValueError"))) == ["raised_again"]
+
+
+def test_an_exception_that_only_a_reset_hides_is_the_programs() -> None:
+    """DDP's about unused parameters, say: the step done again passes, and the next one raises it once more."""
+    run = Driver().up()
+    run.send(ev.Raised(0.0, 0, 5, "RuntimeError", 1))
+    run.recover()
+    assert says(run.send(ev.Raised(0.0, 0, 6, "RuntimeError"))) == ["raised_again"]
+
+
+def test_an_exception_after_the_update_ends_the_run_or_restarts_all() -> None:
+    """The step counts, and what the body had still to do would never be done."""
+    for restarts, wanted in ((0, "failed"), (1, "restarting")):
+        run = Driver(2, 0, max_restarts=restarts).up()
+        assert wanted in says(run.kill(0, signature="ValueError", code=1, fault="exception", phase="update"))
 
 
 @pytest.mark.parametrize("facts", [{"signature": "ValueError", "code": 1}, {"code": 3, "cause": "exit 3"}], ids=str)

@@ -30,6 +30,7 @@ def test_it_is_marked_before_its_death_is_told(tmp_path: Path) -> None:
         worker = pool.workers[rank] = Worker(board.cell(rank), rank)
         worker.cell[F.SUM] = 7 if rank != 2 else 8
         worker.cell[F.SUM_AT] = sum_word(5, True)
+        worker.cell[F.REPLICAS] = 1
     detectors = Detectors(context, pool)
     try:
         detectors.look(True, 1, list(pool.workers.values()), True)

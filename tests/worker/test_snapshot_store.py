@@ -89,10 +89,10 @@ def test_all_of_a_model_without_ddp_is_the_rank_s_own() -> None:
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
     state.absorb()
-    places = snapshot.own_places(state, state.manifest, on_gpu=False)
+    places = snapshot.own_places(state, state.manifest, 4, on_gpu=False)
     assert sum(size for _, size in places) == 2 * 4 * (8 * 4 + 4)  # weights and their momentum
     assert len({at for at, _ in places}) == len(places) == 4
-    assert snapshot.own_places(state, state.manifest, on_gpu=True) == []
+    assert snapshot.own_places(state, state.manifest, 4, on_gpu=True) == []
 
 
 def test_what_lies_behind_a_tensor_of_no_elements_is_the_rank_s_own_all_the_same() -> None:
@@ -107,5 +107,5 @@ def test_what_lies_behind_a_tensor_of_no_elements_is_the_rank_s_own_all_the_same
     state.move_in(arena)
     hollow, weight = state.manifest.entries
     assert (hollow.block, hollow.offset) == (0, weight.offset)
-    state.replicated = lambda manifest: iter([hollow])  # type: ignore[method-assign]
-    assert snapshot.own_places(state, state.manifest, on_gpu=False) == [(weight.offset, weight.block)]
+    state.replicated = lambda manifest, ranks: iter([hollow])  # type: ignore[method-assign]
+    assert snapshot.own_places(state, state.manifest, 4, on_gpu=False) == [(weight.offset, weight.block)]

@@ -111,6 +111,11 @@ class F:
     CORRUPT = 73  # written by the launcher: 1 = its memory is corrupt, nobody takes anything from there
     UNCONNECTED = 74  # generation in which it could not be connected; why: errors/<cell>-<generation>-unconnected.json
     SETTLED = 75  # generation in which it is in the loop and takes nothing more from other ranks' memory
+    # written by the worker
+    INPUTS = 76  # digest of what protected models were called with in the step that INPUTS_AT names
+    INPUTS_AT = 77  # see `inputs_word`
+    PYTHON_SUM = 78  # checksum of the optimizers' hyperparameters, as of SUM_AT
+    REPLICAS = 79  # checksum of the ranks that hold the same as this one, itself among them; 0 = nobody is known to
     # written by the worker: the phases of its last steps, see ftrun.core.shared.steps
     FIRST_ROW = 80  # ROWS_KEPT rows of ROW_WORDS words
     ROWS = 120  # rows ever begun
@@ -165,10 +170,12 @@ class Inexact(enum.IntFlag):
     """Why a recovery cannot promise a bit-identical result."""
 
     UPDATE_USED_RNG = 1
-    PRIVATE_FROM_PEER = 4
     DDP_LAYOUT = 16
     BUFFERS_FROM_PEER = 64
     WAS_CORRUPT = 32
+    REPLICAS_DIFFER = 128
+    OTHER_INPUTS = 256
+    BUFFERS_UNKNOWN = 512
 
 
 class Cell:
@@ -397,6 +404,16 @@ def collective_of(word: int) -> tuple[int, int]:
 def sum_word(gate_number: int, trusted: bool) -> int:
     """F.SUM_AT: at which gate F.SUM was taken; `trusted`: this rank has seen all replicas equal before."""
     return (gate_number + 1) << 1 | trusted
+
+
+def inputs_word(number: int, calls: int) -> int:
+    """F.INPUTS_AT: gate number of the step, and how many calls of models the digest is of."""
+    return (number + 1) << 16 | min(calls, 0xFFFF)
+
+
+def inputs_of(word: int) -> tuple[int, int]:
+    """Inverse of `inputs_word`; gate -1 = none."""
+    return (word >> 16) - 1, word & 0xFFFF
 
 
 def sum_of(word: int) -> tuple[int, bool]:

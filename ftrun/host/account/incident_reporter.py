@@ -27,8 +27,8 @@ from ftrun.control.events import (
 from ftrun.control.machine import INCIDENT, RunPhase
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import F, Inexact
-from ftrun.core.shared.board import Phase as Phases
 from ftrun.core.shared.steps import phase_at
+from ftrun.core.system import files
 from ftrun.faults.trigger import fired
 from ftrun.host.account import messages, transfer_times
 from ftrun.host.account.incident import Incident, Victim
@@ -69,7 +69,6 @@ class Narrator:
         self.restarts = 0
         self.redone = 0
         self.lost_ms = 0.0
-        self._cut_short: list[Victim] = []  # bodies that ended after the update began, and are not done again
         self.inexact = Inexact(0)
 
     def published(self, publish: Publish, spares: Mapping[int, int]) -> None:
@@ -150,8 +149,6 @@ class Narrator:
             why = (event.fault, event.evidence)
             victim = Victim(cell.rank, event.worker, cell.step, phase, cause, took, *why)
             incident.victims.append(victim)
-            if event.fault == Fault.EXCEPTION and cell.phase is Phases.UPDATE:
-                self._cut_short.append(victim)
 
     def _detected(self, worker: int) -> int:
         return self._board.cell(worker)[F.DETECTED_NS] or time.monotonic_ns()
@@ -295,15 +292,22 @@ class Narrator:
                 self.redone,
                 lost,
                 self.inexact,
+                self._left_out(),
             )
             # a run that failed has no result to speak of, and its report says who raised
             for line in lines if code == 0 else lines[:1]:
                 self._log(line)
-            for victim in self._cut_short if code == 0 else ():
-                self._log(messages.cut_short(victim), "warning")
         facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
-        exact = code == 0 and not self.inexact and not self.restarts
-        self._note("summary", exact=exact, inexact=int(self.inexact), **facts)
+        left_out = self._left_out()
+        exact = code == 0 and not self.inexact and not self.restarts and not (self.incidents and left_out)
+        self._note("summary", exact=exact, inexact=int(self.inexact), left_out=left_out, **facts)
+
+    def _left_out(self) -> list[str]:
+        """What the workers found changed and not given to protect()."""
+        names: set[str] = set()
+        for path in (self._run_dir / "errors").glob("*-left-out.json"):
+            names.update(files.read_json(path).get("names", ()))
+        return sorted(names)
 
 
 def _begins(action: Action) -> bool:

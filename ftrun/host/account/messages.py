@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,16 @@ from ftrun.core.paths import LOG_DIR
 from ftrun.core.shared.board import Inexact
 from ftrun.host.account.incident import Victim
 
+_SHOWN = 6  # names in one line
 _INEXACT = {
     Inexact.UPDATE_USED_RNG: "the optimizer's update used random numbers",
-    Inexact.PRIVATE_FROM_PEER: "a rank's own random state was lost and taken from a peer",
     Inexact.WAS_CORRUPT: (
         "a rank's weights were corrupt, and steps since the last check of the replicas used them; see --check-replicas"
     ),
     Inexact.DDP_LAYOUT: "DDP's bucket layout could not be kept",
+    Inexact.REPLICAS_DIFFER: "ranks that should hold the same differ",
+    Inexact.OTHER_INPUTS: "a step that was done again got other inputs than the first time",
+    Inexact.BUFFERS_UNKNOWN: "buffers that the update wrote were taken from a rank that may have had others",
     Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its device memory and taken from a peer",
 }
 
@@ -121,14 +124,6 @@ def failed(victim: Victim, survivors: int, recovering: bool) -> str:
     verb = _VERBS.get(victim.fault, "died")
     how = victim.cause if victim.fault in _CAUSE_SAYS_ALL or not victim.evidence else victim.evidence
     return f"rank {victim.rank} {verb}{where} ({how}{seen}){went_on}"
-
-
-def cut_short(victim: Victim) -> str:
-    """The note at the end: an exception left the body when its step counted already."""
-    return (
-        f"rank {victim.rank} raised {victim.cause} in the update of step {victim.step}: the step counts, with the state "
-        "of another rank; what the body does after that line was not done by this rank"
-    )
 
 
 def injected(kind: str, rank: int, phase: str, step: int) -> str:
@@ -230,7 +225,14 @@ def last_words(path: Path) -> str:
 
 
 def summary(
-    run: str, incidents: int, drawn: bool, restarts: int, redone: int, seconds: float, inexact: Inexact
+    run: str,
+    incidents: int,
+    drawn: bool,
+    restarts: int,
+    redone: int,
+    seconds: float,
+    inexact: Inexact,
+    left_out: Sequence[str],
 ) -> list[str]:
     """The lines at the end of a run that had incidents; `drawn`: one of them came to its end, and can be drawn."""
     command = "timeline" if drawn else "events"
@@ -245,6 +247,11 @@ def summary(
     elif inexact:
         why = "; ".join(_INEXACT[flag] for flag in Inexact if flag & inexact)
         lines.append(f"result bit-identical to an uninterrupted run: no ({why})")
+    elif left_out:
+        shown = ", ".join(left_out[:_SHOWN]) + (f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else "")
+        lines.append(
+            f"result bit-identical to an uninterrupted run: protected state only (changed by the loop and not given to protect: {shown})"
+        )
     else:
         lines.append("result bit-identical to an uninterrupted run: yes")
     return lines

@@ -40,7 +40,7 @@ class Detectors:
         self._hangs = HangWatch(limits, self._beats.pause, context.run_dir)
         self._stragglers = Stragglers()
         self._room = RoomWatch({"lines of the workers' logs": context.logs, "the journal": context.run_dir})
-        self._compared = (-1, -1)  # generation and gate at which replicas were compared last
+        self._compared: set[tuple[int, int, int]] = set()  # generation, gate and first worker of replicas compared last
         self._work: tuple[int, int] = (-1, -1)  # the same of the last step whose times were read
         self._differing = False  # that replicas differ was told
         self._later = 0.0
@@ -87,14 +87,19 @@ class Detectors:
 
     def _compare(self, generation: int, present: list[Worker]) -> None:
         """Workers hold the gate shut while one of them is corrupt; here it is named."""
+        for group in {w.cell[F.REPLICAS] for w in present if w.cell[F.REPLICAS]}:
+            self._compare_group(generation, [w for w in present if w.cell[F.REPLICAS] == group])
+
+    def _compare_group(self, generation: int, present: list[Worker]) -> None:
         raw = [w.cell[F.SUM_AT] for w in present]
         sums, words = [w.cell[F.SUM] for w in present], [sum_of(r) for r in raw]
         at = words[0][0]
         if [w.cell[F.SUM_AT] for w in present] != raw:
             return  # one is being written
-        if at < 0 or self._compared == (generation, at) or any(number != at for number, _ in words):
+        compared = generation, at, present[0].index
+        if at < 0 or compared in self._compared or any(number != at for number, _ in words):
             return
-        self._compared = generation, at
+        self._compared = {one for one in self._compared if one[:2] == compared[:2]} | {compared}
         trusted = [t for _, t in words]
         guilty = replicas.corrupt(sums, trusted)
         for index in guilty:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,12 @@ from ftrun.core.shared.board import Phase
 from ftrun.core.tried import TORCH_RANGE, TORCH_TO, version_of
 from ftrun.worker.api.backend import registry
 from ftrun.worker.api.job import Job
+from ftrun.worker.checks import late_changes
 from ftrun.worker.checks.finite_gradients import FiniteGradients
 from ftrun.worker.checks.hidden_writes import HiddenWrites
+from ftrun.worker.checks.left_out import LeftOut
 from ftrun.worker.checks.replica_check import ReplicaCheck
+from ftrun.worker.checks.same_inputs import SameInputs
 from ftrun.worker.checks.step_time import StepTime
 from ftrun.worker.checks.stop_hooks import StopHooks
 from ftrun.worker.comm.process_group import Registry
@@ -48,14 +51,28 @@ from ftrun.worker.step.loop import Loop
 _job: Job | None = None
 
 
-def protect(*, model: Any, optimizer: Any, **stateful: Any) -> Job:
+def protect(
+    model: Any, optimizer: Any, *more: Any, replicas: Any = None, ignore: Iterable[Any] = (), **stateful: Any
+) -> Job:
     """Guard the training state of this rank; call once, after init_process_group("ftrun") and after DDP.
 
-    `model`, `optimizer`: one object, or a list or dict of them. `stateful`: schedulers, scalers, loaders: anything with
-    state_dict() and load_state_dict(), or a torch.Generator. Under plain python or torchrun it protects nothing.
-    Errors: UsageError.
+    Args:
+        model: One module, or a list or dict of them.
+        optimizer: One optimizer, or a list or dict of them.
+        *more: Schedulers, scalers, loaders: anything with state_dict() and load_state_dict(), or a torch.Generator.
+        replicas: A process group, or a one-dimensional DeviceMesh, whose ranks hold the same weights and optimizer state as
+            this one without DistributedDataParallel, which proves it by itself. It is checked now and then.
+        ignore: Live objects that are meant to stay out, or names of variables; the search for forgotten state passes over them.
+        **stateful: As `more`, by names that messages use.
+
+    Returns:
+        The job. Under plain python or torchrun it protects nothing.
+
+    Raises:
+        UsageError: Something cannot be guarded.
     """
     global _job
+    stateful = {f"{type(thing).__name__} {number}": thing for number, thing in enumerate(more)} | stateful
     modules, optimizers = _each(model, torch.nn.Module, "model"), _each(optimizer, torch.optim.Optimizer, "optimizer")
     for name, thing in stateful.items():
         if not isinstance(thing, torch.Generator) and not (
@@ -85,7 +102,9 @@ def protect(*, model: Any, optimizer: Any, **stateful: Any) -> Job:
             "train on cuda or cpu, or run the script without protect() (all workers restart on a failure)"
         )
     _check_torch(context, modules)
-    _job = Job(_guard(context, modules, optimizers, stateful), modules, optimizers, stateful)
+    state = ProtectedState(modules, optimizers, stateful, _ranks_of(replicas))
+    given = [*modules, *optimizers, *stateful.values()]
+    _job = Job(_guard(context, state, LeftOut(context, state, given, list(ignore))), modules, optimizers, stateful)
     return _job
 
 
@@ -117,7 +136,20 @@ def _refuse_spread(modules: list[torch.nn.Module]) -> None:
                 )
 
 
-def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful: dict[str, Any]) -> Loop:
+def _ranks_of(replicas: Any) -> tuple[int, ...]:
+    """The global ranks of a group or a mesh. Errors: UsageError."""
+    if replicas is None:
+        return ()
+    group = replicas.get_group() if hasattr(replicas, "get_group") else replicas
+    try:
+        return tuple(dist.get_process_group_ranks(group))
+    except (RuntimeError, ValueError, TypeError, AttributeError):
+        raise UsageError(
+            f"protect(replicas=...): expected a process group or a DeviceMesh, got {type(replicas).__name__}"
+        ) from None
+
+
+def _guard(context: Context, state: ProtectedState, left_out: LeftOut) -> Loop:
     groups = registry()
     if not dist.is_initialized():
         raise UsageError('protect() before init_process_group("ftrun"): make the process group first')
@@ -126,39 +158,40 @@ def _guard(context: Context, modules: list[Any], optimizers: list[Any], stateful
             f'protect() needs init_process_group("ftrun"), and this script made a "{dist.get_backend()}" group, '
             "which cannot be rebuilt in place"
         )
-    for optimizer in optimizers:
+    for optimizer in state.optimizers:
         if type(optimizer).__name__ in (
             "ZeroRedundancyOptimizer",
             "DeepSpeedZeroOptimizer",
             "DeepSpeedZeroOptimizer_Stage3",
         ):
             raise UsageError(f"{type(optimizer).__name__} communicates in step(), which cannot be recovered exactly")
-    state = ProtectedState(modules, optimizers, stateful)
-    kit = _kit(context, groups, state)
+    kit = _kit(context, groups, state, left_out)
     if context.restoring:
         restore(kit)
     else:
         _lay_out(kit)
     loop = Loop(kit)
-    for optimizer in optimizers:
+    for optimizer in state.optimizers:
         optimizer.register_step_pre_hook(_before_update(loop.body))
+    late_changes.watch(state)
     compiling.stay_out()
     compiling.excuse(context)
-    for module in modules:
-        module.register_forward_pre_hook(lambda *_: loop.body.model_called())
+    for module in state.modules:
+        module.register_forward_pre_hook(lambda _, args, kwargs: loop.body.model_called(args, kwargs), with_kwargs=True)
         module.register_forward_hook(_after_forward(loop.body))
     context.phase(Phase.IDLE)
     return loop
 
 
-def _kit(context: Context, groups: Registry, state: ProtectedState) -> Kit:
+def _kit(context: Context, groups: Registry, state: ProtectedState, left_out: LeftOut) -> Kit:
     ledger = Ledger(state)
     snapshots = Snapshots(context, state, ledger)
     kit = Kit(context, groups, state, ledger, Reducers(state.modules, groups), Kept(context, state, ledger), snapshots)
     groups.observers.add(StopHooks(groups, state.modules), StepTime(groups), HiddenWrites(context.position, state))
+    groups.observers.add(SameInputs(context))
     if context.nonfinite != "ignore":
         groups.observers.add(FiniteGradients(context, state, context.nonfinite))
-    groups.observers.add(ReplicaCheck(context, state, context.check_replicas))
+    groups.observers.add(ReplicaCheck(context, state, context.check_replicas), left_out)
     folder = os.environ.get(ENV_DIGESTS)
     if folder:
         groups.observers.add(DigestRecorder(context, state, ledger, Path(folder)))

@@ -37,6 +37,7 @@ class HiddenWrites(StepObserver):
         self._before = self._state.params_checksum() if looking else None
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
+        self._state.check_places()
         # the device is done: reading before would wait for a collective that waits for a dead peer, and not wake
         if self._before is not None and self._before != self._state.params_checksum():
             raise UsageError(
@@ -45,6 +46,7 @@ class HiddenWrites(StepObserver):
             )
 
     def step_done(self, number: int) -> None:
+        self._state.check_places()
         self._after = self._state.params_checksum() if self._before is not None else None
 
     def aborted(self, raised: bool) -> None:

@@ -1,11 +1,20 @@
-"""Are the replicas' weights and optimizer state still equal? Their checksums meet on the board, before a gate opens."""
+"""Are the replicas still equal? Checksums of their weights, optimizer state and hyperparameters meet on the board.
+
+They are compared before a gate opens: at the first gates, every so often, in the first step after a repair, and after the
+last step of a loop. What the closing line of a run says rests on that.
+"""
 
 from __future__ import annotations
 
+import sys
+import zlib
 from typing import Any
 
-from ftrun.core.shared.board import F, Inexact, sum_of, sum_word
+from ftrun import native
+from ftrun.core.shared.board import Cell, F, Inexact, sum_of, sum_word
 from ftrun.core.shared.replicas import corrupt
+from ftrun.worker.kept.handover import fetch
+from ftrun.worker.memory.arena import Arena, Entry
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.protected_state import ProtectedState
@@ -14,61 +23,100 @@ _FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are r
 
 
 class ReplicaCheck(StepObserver):
-    """Compares every `every` steps, 0 = never."""
+    """Compares every `every` steps beside; 0 = only after repairs and at the end."""
 
     def __init__(self, context: Context, state: ProtectedState, every: int) -> None:
         self._context = context
         self._state = state
         self._every = every
+        self._ranks: frozenset[int] = frozenset()  # those that hold what this rank holds
         self._trusted = False  # all replicas were equal when last compared
         self._checking = -1  # gate at which replicas are compared
         self._agreed = -1  # the last one at which they may go on
+        self._generation = 0  # in which the last body began
+        self._told = False
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
-        """Publish this rank's checksum, when it is time."""
+        """Publish this rank's checksums, when it is time."""
+        context, first = self._context, self._generation != self._context.generation
+        self._generation = context.generation
+        due = number < _FIRST_CHECKS or (self._every and number % self._every == 0)
+        if due or (first and context.generation > 1):
+            self._publish(number)
+
+    def loop_ending(self, number: int) -> None:
+        self._publish(number)
+
+    def _publish(self, number: int) -> None:
         self._checking = -1
         world, cell = self._context.world, self._context.cell
-        if not self._every or world is None or world.size < 2 or (number >= _FIRST_CHECKS and number % self._every):
+        self._ranks = self._state.comparable()
+        if world is None or len(self._ranks) < 2:
             return
-        value = self._sum()
-        if value is None:
-            return
-        self._trusted = self._trusted or self._others_trust()
+        value, python = 0, 0
+        for entry in self._entries():
+            value = self._state.arena.checksum(entry, value)
+        for packed in self._state.hyperparameters():
+            python = zlib.crc32(packed, python)
+        self._trusted = self._trusted or any(sum_of(c[F.SUM_AT])[1] for c in self._cells())
         cell[F.SUM_AT] = 0
-        cell[F.SUM] = value
+        cell[F.SUM], cell[F.PYTHON_SUM], cell[F.REPLICAS] = value, python, zlib.crc32(str(sorted(self._ranks)).encode())
         cell[F.SUM_AT] = sum_word(number, self._trusted)
         self._checking = number
 
-    def _sum(self) -> int | None:
-        """Checksum of what every replica must have bit for bit; None when nothing is replicated."""
-        value, found = 0, False
-        for entry in self._state.replicated(self._state.manifest):
-            value = self._state.arena.checksum(entry, value)
-            found = True
-        return value if found else None
+    def _entries(self) -> list[Entry]:
+        return list(self._state.replicated(self._state.manifest, self._ranks))
+
+    def _cells(self) -> list[Cell]:
+        """Of the replicas, this rank's among them."""
+        return [cell for cell in self._context.cells() if cell.rank in self._ranks]
 
     def may_open(self, number: int) -> bool:
-        """False: the launcher must first replace a rank whose weights are corrupt."""
+        """False: the launcher must first replace a rank whose weights are corrupt. The rank that opens compares for all."""
         if self._checking != number or self._agreed == number:
             return True
-        assert self._context.world is not None
-        cells = self._context.cells()
-        words = [sum_of(c[F.SUM_AT]) for c in cells]
-        sums = [c[F.SUM] for c in cells]
-        if any(at != number for at, _ in words):
-            self._agreed = number
-            return True  # a rank that replicates nothing, or compares at other steps
-        if corrupt(sums, [trusted for _, trusted in words]):
-            return False
-        self._trusted = len(set(sums)) == 1
+        groups: dict[int, list[Cell]] = {}
+        for cell in self._context.cells():
+            if sum_of(cell[F.SUM_AT])[0] == number:
+                groups.setdefault(cell[F.REPLICAS], []).append(cell)
+        for cells in groups.values():
+            if corrupt([c[F.SUM] for c in cells], [sum_of(c[F.SUM_AT])[1] for c in cells]):
+                return False
         self._agreed = number
+        for cells in groups.values():
+            equal = len({c[F.SUM] for c in cells}) == 1
+            if cells[0][F.REPLICAS] == self._context.cell[F.REPLICAS]:
+                self._trusted = equal
+            if not equal or len({c[F.PYTHON_SUM] for c in cells}) > 1:
+                self._differ(number, cells)
         return True
 
-    def _others_trust(self) -> bool:
-        """One rank opens each gate, and it alone needs to have compared: the others learn it from its word."""
-        context = self._context
-        assert context.world is not None
-        return any(sum_of(context.board.cell(p.cell)[F.SUM_AT])[1] for p in context.world.places)
+    def _differ(self, number: int, cells: list[Cell]) -> None:
+        """Ranks that should hold the same do not, and no majority says who is wrong."""
+        self._context.note_inexact(Inexact.REPLICAS_DIFFER)
+        if self._told:
+            return
+        self._told = True
+        one, *others = cells
+        other = next(c for c in others if (c[F.SUM], c[F.PYTHON_SUM]) != (one[F.SUM], one[F.PYTHON_SUM]))
+        weights = one[F.SUM] != other[F.SUM]
+        what = self._first_difference(one, other) if weights else "a hyperparameter of the optimizer"
+        print(
+            f"ftrun: ranks that should hold the same differ at the gate of step {self._context.position.index_of(number)}: "
+            f"{what} of rank {one.rank} and rank {other.rank}; the result is not known to be that of an uninterrupted run",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _first_difference(self, one: Cell, other: Cell) -> str:
+        """A tensor of which two ranks hold other values, where that can be seen from here."""
+        found = [fetch(self._context, c.rank, "arena") for c in (one, other) if c.rank is not None]
+        arenas = [Arena(segment) for segment in found if segment is not None]
+        for entry in self._entries() if len(arenas) == 2 and one.rank in self._ranks else ():
+            places = [arena.segment.address + entry.offset for arena in arenas]
+            if not entry.on_gpu and len({native.checksum(place, entry.block) for place in places}) == 2:
+                return entry.name
+        return "weights or optimizer state"
 
     def replaced(self) -> None:
         """What the predecessor spoilt when it was corrupt is not known."""

@@ -53,7 +53,7 @@ class FaultEffects(StepObserver):
         if self._position.where is Where.HANDED_OUT:
             self._strike("idle", number)
 
-    def model_called(self) -> None:
+    def forward_started(self) -> None:
         self._strike("forward", self._position.number)
 
     def backward_started(self) -> None:

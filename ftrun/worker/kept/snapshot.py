@@ -64,7 +64,7 @@ class Snapshots:
         pieces: dict[str, Places | bytes] = {
             "share": Places(arena, [_share(context, begin, size)]),
             "buffers": Places(arena, [state.live_buffers()]),
-            "private": Places(arena, own_places(state, manifest, False)),
+            "private": Places(arena, own_places(state, manifest, world.size, False)),
         }
         on_gpu = 0
         if arena.memory is not None:
@@ -72,7 +72,7 @@ class Snapshots:
             begin, on_gpu = arena.memory.extent("committed")
             pieces["share_gpu"] = Places(arena, [_share(context, begin, on_gpu)], True)
             pieces["buffers_gpu"] = Places(arena, [state.live_buffers_on_gpu()], True)
-            pieces["private_gpu"] = Places(arena, own_places(state, manifest, True), True)
+            pieces["private_gpu"] = Places(arena, own_places(state, manifest, world.size, True), True)
         pieces["manifest"] = manifest.to_bytes()
         pieces["slot"] = bytes(self._ledger.slots.data(END))
         needed = sum(len(p) if isinstance(p, bytes) else p.size for p in pieces.values())
@@ -118,13 +118,14 @@ def layout_of(manifest: Manifest) -> int:
     return int.from_bytes(hashlib.sha256(repr(rows).encode()).digest()[:8], "little")
 
 
-def own_places(state: ProtectedState, manifest: Manifest, on_gpu: bool) -> list[tuple[int, int]]:
+def own_places(state: ProtectedState, manifest: Manifest, world_size: int, on_gpu: bool) -> list[tuple[int, int]]:
     """(offset, size) of what no other rank is known to have the same: private parameters, and all of a model without DDP.
 
     In the host's part of the arena, or in that on a GPU.
     """
+    everyone = frozenset(range(world_size))
     # one of no bytes lies where the next one does
-    replicated = {e.offset for e in state.replicated(manifest) if e.on_gpu == on_gpu and e.block}
+    replicated = {e.offset for e in state.replicated(manifest, everyone) if e.on_gpu == on_gpu and e.block}
     committed = [e for e in manifest.entries if e.zone == "committed" and e.on_gpu == on_gpu and e.block]
     return sorted({e.offset: e.block for e in committed if e.offset not in replicated}.items())
 

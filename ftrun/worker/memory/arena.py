@@ -222,6 +222,14 @@ class Arena:
         else:
             native.copy(self.segment.address + entry.offset, source.segment.address + entry.offset, entry.block)
 
+    def zone_checksum(self, names: list[str], manifest: Manifest) -> int:
+        """A checksum of some tensors in the host's part, laid out as `manifest` says."""
+        value = 0
+        for entry in manifest.entries:
+            if entry.name in names and not entry.on_gpu:
+                value = native.checksum(self.segment.address + entry.offset, entry.block, value)
+        return value
+
     def checksum(self, entry: Entry, seed: int = 0) -> int:
         """`native.checksum` of a tensor's bytes, computed where they are."""
         if entry.on_gpu:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -285,9 +285,14 @@ class Restorer:
         found: dict[int, Replica] = {}
         unusable: dict[int, str] = {}
         begin = time.monotonic()
-        same = self.state.replicas(world.size)
-        if same == {context.rank}:
-            raise NoSource("no other rank holds the same: its modules exchange gradients with no common one")
+        same = self.state.replicas() - {context.rank}
+        if not same:
+            alone = self.state.unproved()
+            what = f"of {alone}" if alone else "of all its parameters at once"
+            raise NoSource(
+                f"no other rank is known to hold the same values {what}: DistributedDataParallel proves it, or say it by "
+                "protect(..., replicas=group)"
+            )
         while True:
             seen = context.board.worker_bell()
             others = [rank for rank in donors(context.board, world, context.rank) if rank in same]
@@ -359,11 +364,7 @@ class Restorer:
         _, have = own.committed
         if have < size:
             own.reserve("committed", size - have)
-        private = [e for e in manifest.entries if e.private and e.zone == "committed"]
-        # nobody else has these; the dead rank's own values may be one update old
-        kept = [] if self._lost else [e for e in private if not e.name.startswith("optim.")]
-        on_gpu = [(e, own.read(e)) for e in kept if e.on_gpu]
-        rows = _without(offset, size, [(e.offset, e.block) for e in kept if not e.on_gpu])
+        rows = [(offset, size)] if size else []
         mine, theirs = own.segment.address, source.segment.address
         begin = time.monotonic_ns()
         moved = transfer.peer_copy(
@@ -371,12 +372,8 @@ class Restorer:
         )
         gpu_bytes = own.copy_gpu_from(source, "committed", self._copy_on_gpu)
         transfer.tell(self.context, [Move(RELOAD, replica.rank, begin, time.monotonic_ns())])
-        for entry, data in on_gpu:
-            own.write(entry, data)
         if source.seal != self.resume:
             raise NoSource("its memory changed while it was copied")
-        if private:
-            self.context.note_inexact(Inexact.PRIVATE_FROM_PEER)
         own.write_manifest(manifest)
         own.sealed(self.resume)
         return manifest, moved.bytes + gpu_bytes
@@ -402,8 +399,7 @@ class Restorer:
             # our predecessor copied the weights and died before its first hand-out
             replica = self._replica(lambda slots, arena: slots.tag(END) == resume)
         after = read_state(replica.slots, END)
-        for key in after["changed"]:
-            saved["py"][key] = after["py"][key]
+        self._take_changed(saved["py"], after, replica)
         if after["drew"]:
             self.context.note_inexact(Inexact.UPDATE_USED_RNG)
         self._note_between(after)
@@ -414,25 +410,47 @@ class Restorer:
             saved["grads"] = after["grads"]  # as the update left them: the same on every replica
         return saved
 
+    def _take_changed(self, mine: dict[str, Any], after: dict[str, Any], replica: Replica) -> None:
+        """Python state that the update region changed: a replica's, where it is the same on every rank.
+
+        Errors: NoSource for what is this rank's own, since nobody has its value after the update.
+        """
+        changed = after["changed"]
+        if not changed:
+            return
+        at_gate = read_state(replica.slots, GATE)["py"] if replica.slots.tag(GATE) == self.resume - 1 else {}
+        ends = [read_state(slots, END)["py"] for slots in self._other_slots(replica) if slots.tag(END) == self.resume]
+        for key in changed:
+            value = after["py"][key]
+            if at_gate.get(key) != mine[key] or any(end.get(key) != value for end in ends):
+                raise NoSource(
+                    f"{key} is not the same on every rank and was changed after optimizer.step(), which this rank did not "
+                    "complete: nobody has its value (change it before optimizer.step(), or use --snapshot-every)"
+                )
+            mine[key] = value
+
+    def _other_slots(self, replica: Replica) -> Iterator[Slots]:
+        """Those of replicas beside `replica`."""
+        for rank in sorted(self.state.replicas() - {self.context.rank, replica.rank}):
+            segment = fetch(self.context, rank, "slots")
+            if segment is not None:
+                yield Slots(segment)
+
     def _take_updated_buffers(self, replica: Replica) -> None:
-        """What the update before the resume step wrote of the buffers is the same on every replica."""
-        after = read_state(replica.slots, END)
-        self.state.copy_buffers(after["buffers"], replica.arena)
+        """Take what the update before the resume step wrote of the buffers; whether others have the same is looked at."""
+        written = read_state(replica.slots, END)["buffers"]
+        if not written:
+            return
+        arenas = [fetch(self.context, rank, "arena") for rank in self.state.replicas() - {self.context.rank}]
+        sums = [Arena(one).zone_checksum(written, self.state.manifest) for one in arenas if one is not None]
+        if len(sums) < 2 or len(set(sums)) > 1:
+            self.context.note_inexact(Inexact.BUFFERS_UNKNOWN)
+        self.state.copy_buffers(written, replica.arena)
 
     def _note_between(self, saved: dict[str, Any]) -> None:
         """The code between two bodies is not run again: what it draws is missing from this rank's streams."""
         if saved["between"]:
             self.context.note_inexact(Inexact.UPDATE_USED_RNG)
-
-
-def _without(offset: int, size: int, holes: list[tuple[int, int]]) -> list[Extent]:
-    """The parts of [offset, offset + size) outside the holes."""
-    rows, at = [], offset
-    for begin, length in sorted(holes):
-        if begin > at:
-            rows.append((at, begin - at))
-        at = max(at, begin + length)
-    return [*rows, (at, offset + size - at)] if at < offset + size else rows
 
 
 def restore(kit: Kit) -> None:

@@ -120,14 +120,14 @@ def _own_back(kit: Kit, store: Store, record: Record, manifest: Manifest, arena:
         address, _ = store.extent(record.pieces[name])
         Places(arena, rows, on_gpu).copy_in(address)
 
-    put_back("private", own_places(kit.state, manifest, False))
+    put_back("private", own_places(kit.state, manifest, record.world_size, False))
     live = record.pieces["buffers"].size
     if arena.volatile[1] < 2 * live:
         arena.reserve("volatile", 2 * live)  # an arena made for this restore
     put_back("buffers", [(arena.volatile[0], live)])
     if "buffers_gpu" not in record.pieces:
         return
-    put_back("private_gpu", own_places(kit.state, manifest, True), True)
+    put_back("private_gpu", own_places(kit.state, manifest, record.world_size, True), True)
     live = record.pieces["buffers_gpu"].size
     begin, size = arena.gpu_part.extent("volatile")
     if size < 2 * live:

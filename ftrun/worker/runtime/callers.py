@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import sysconfig
 
 import torch
 
 from ftrun.core.paths import OWN_FILES
 
+_LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _INIT_CODE = torch.nn.parallel.DistributedDataParallel.__init__.__code__
 
 
@@ -23,6 +25,11 @@ def inside_ddp_constructor() -> bool:
 
 
 _NOT_THE_SCRIPT = (OWN_FILES, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
+
+
+def is_script(file: str) -> bool:
+    """Is this a file of the user's, as opposed to torch's, ftrun's and the interpreter's own?"""
+    return not file.startswith((*_NOT_THE_SCRIPT, "<frozen", *_LIBRARIES))
 
 
 def caller() -> str:

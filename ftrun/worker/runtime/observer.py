@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,13 +16,16 @@ class StepObserver:
         """A loop of `length` steps begins at step index `first`, or is skipped by a replacement."""
 
     def handed_out(self, number: int) -> None:
-        """The loop gives a step to the script, or is at the virtual gate after its last step."""
+        """The loop gives a step to the script, or is about to reach the virtual gate after its last step."""
 
     def body_started(self) -> None:
         """The script enters the body of the step that was handed out."""
 
-    def model_called(self) -> None:
+    def forward_started(self) -> None:
         """A protected model is called for the first time in this body, or the body reached its gate without that."""
+
+    def model_called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A protected model is called in a body, before its gate."""
 
     def backward_started(self) -> None:
         """The first gradient of a body is about to be computed."""
@@ -48,6 +51,9 @@ class StepObserver:
 
     def update_started(self, number: int) -> None:
         """From here on the rank's memory changes."""
+
+    def loop_ending(self, number: int) -> None:
+        """The virtual gate after a loop's last step is about to be arrived at: raising keeps it shut."""
 
     def step_done(self, number: int) -> None:
         """The step is sealed."""

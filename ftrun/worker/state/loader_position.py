@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from ftrun import native
 from ftrun.core.errors import UsageError
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.torch_private import writes_to
@@ -39,8 +40,9 @@ class LoaderPosition:
         self._iterator: Iterator[Any] | None = None
         self._epoch_state: dict[str, Any] | None = None  # random state in which the epoch's iterator was made
         self._before: dict[str, Any] | None = None  # random state before the batch in flight was fetched
-        self._versions: list[int] = []
+        self._values: list[int] = []
         self._copy: Any = None
+        self._epochs: dict[int, int] = {}  # of samplers, as the script had set them
 
     def ensure(self, index: int) -> None:
         """Have batch `index` in `batch`: the one that is there already, or the next."""
@@ -65,7 +67,7 @@ class LoaderPosition:
         self.batch = next(self._iterator)
         self.index = index
         parts = list(leaves(self.batch))
-        self._versions = [writes_to(t) for t in parts if isinstance(t, torch.Tensor)]
+        self._values = [_value(t) for t in parts if isinstance(t, torch.Tensor)]
         self._copy = None if all(isinstance(t, _FIXED) for t in parts) else copy.deepcopy(self.batch)
 
     def _spoilt(self) -> bool:
@@ -73,7 +75,7 @@ class LoaderPosition:
         if self._copy is not None:
             self.batch = copy.deepcopy(self._copy)
             return False
-        return [writes_to(t) for t in leaves(self.batch) if isinstance(t, torch.Tensor)] != self._versions
+        return [_value(t) for t in leaves(self.batch) if isinstance(t, torch.Tensor)] != self._values
 
     def _fetch_again(self) -> None:
         """Read the batch in flight once more, and leave every random stream as it was."""
@@ -137,9 +139,10 @@ class LoaderPosition:
         for thing in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
             set_epoch = getattr(thing, "set_epoch", None)
             if set_epoch is not None:
-                set_epoch(epoch)
+                set_epoch(self._epochs.setdefault(id(thing), int(getattr(thing, "epoch", 0))) + epoch)
         if (
             not isinstance(loader, DataLoader)
+            or type(loader).__iter__ is not DataLoader.__iter__
             or loader.batch_sampler is None
             or isinstance(loader.dataset, IterableDataset)
         ):
@@ -215,6 +218,15 @@ def _seed(seed: int) -> None:
     random.seed(seed)
     torch.manual_seed(seed)
     np.random.seed(seed % (1 << 32))
+
+
+def _value(tensor: torch.Tensor) -> int:
+    """What a tensor holds; of one on a GPU how often it was written to, since reading it would wait for the device."""
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
+        return writes_to(tensor)
+    data = tensor.detach().contiguous()
+    size = data.numel() * data.element_size()
+    return native.checksum(data.data_ptr(), size, 0) if size else 0
 
 
 _FIXED = (torch.Tensor, int, float, str, bytes, bool, type(None))

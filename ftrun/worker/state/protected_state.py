@@ -16,7 +16,7 @@ from ftrun.core.errors import UsageError
 from ftrun.worker.memory.arena import Arena, Entry, Manifest, place
 from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
 from ftrun.worker.memory.segment import is_ample
-from ftrun.worker.runtime.torch_private import forget_unscaled, writes_to
+from ftrun.worker.runtime.torch_private import forget_unscaled, params_of_reducer, writes_to
 from ftrun.worker.state import serialization
 
 # what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
@@ -28,14 +28,31 @@ class ProtectedState:
     """Model(s), optimizer(s) and stateful objects of one rank, over its arena."""
 
     def __init__(
-        self, modules: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer], stateful: dict[str, Any]
+        self,
+        modules: list[torch.nn.Module],
+        optimizers: list[torch.optim.Optimizer],
+        stateful: dict[str, Any],
+        declared: tuple[int, ...] = (),
     ) -> None:
         self.modules = modules
+        self._declared = frozenset(declared)  # ranks that the script says hold the same
         self.optimizers = optimizers
         self.stateful = stateful
         self.params = list(self._find_params())
         self.buffers = list(self._find_buffers())
+        wrapped = [m for m in modules if isinstance(m, DistributedDataParallel)]
+        self._exchanged = {id(p) for module in wrapped for p in params_of_reducer(module)[0]}
         self.tensors = [p for _, p, _ in self.params]
+        self._parts = [list(module.modules()) for module in modules]
+        self._params_of_module = [list(module.parameters()) for module in modules]
+        self._with_extra = [
+            [
+                (n, part)
+                for n, part in enumerate(parts)
+                if type(part).get_extra_state is not torch.nn.Module.get_extra_state
+            ]
+            for parts in self._parts
+        ]
         self.manifest = Manifest()
         self._arena: Arena | None = None
         self._blocks: dict[int, torch.Tensor] = {}
@@ -121,6 +138,7 @@ class ProtectedState:
             offset, size = arena.memory.extent("volatile")
             self._gpu_shadow = arena.reserve("volatile", size, on_gpu=True) - offset if size else 0
         self.manifest.facts["gpu_shadow"] = self._gpu_shadow
+        self._check_groups()
         self.absorb()
         arena.write_manifest(self.manifest)
 
@@ -136,6 +154,7 @@ class ProtectedState:
         self._shadow = int(manifest.facts["shadow"])
         self._gpu_shadow = int(manifest.facts["gpu_shadow"])
         for i, optimizer in enumerate(self.optimizers):
+            self._follow_groups(optimizer, manifest.facts["groups"][i])
             params = list(_params_of(optimizer))
             optimizer.state.clear()
             for entry in manifest.entries:
@@ -146,6 +165,27 @@ class ProtectedState:
                     state = optimizer.state[params[int(index)]]
                     state[key] = view
                     self._held.setdefault((i, int(index)), {})[key] = view
+
+    def _groups(self) -> list[list[list[str]]]:
+        """Names of the parameters in each group of each optimizer."""
+        names = {id(p): name for name, p, _ in self.params}
+        return [[[names.get(id(p), "") for p in g["params"]] for g in o.param_groups] for o in self.optimizers]
+
+    def _follow_groups(self, optimizer: torch.optim.Optimizer, wanted: list[list[str]]) -> None:
+        """Make the groups that the predecessor's script has added since; their settings come with the Python state."""
+        params = {name: p for name, p, _ in self.params}
+        for names in wanted[len(optimizer.param_groups) :]:
+            optimizer.add_param_group({"params": [params[name] for name in names]})
+
+    def _check_groups(self) -> None:
+        """Errors: UsageError when an optimizer updates what is not kept."""
+        for i, groups in enumerate(self._groups()):
+            if any(name == "" for names in groups for name in names):
+                raise UsageError(
+                    f"optimizer {i} was given a parameter that no protected model had when protect() was called, so it would be "
+                    "lost with its worker: build the whole model before protect(), and freeze what comes later"
+                )
+        self.manifest.facts["groups"] = self._groups()
 
     def reattach(self, arena: Arena, manifest: Manifest) -> None:
         """As `attach`, for a rank that has used its state and goes back to an earlier one."""
@@ -178,6 +218,9 @@ class ProtectedState:
         Call while the arena is OPEN.
         """
         grown = []
+        if self._groups_changed() or self._vanished():
+            self._check_groups()
+            self.arena.write_manifest(self.manifest)
         for owner, param, state in self._optimizer_states():
             held, fresh = self._held.get(owner, {}), []
             for key, value in state.items():
@@ -209,6 +252,22 @@ class ProtectedState:
                 self._held.setdefault(owner, {})[key] = view
         self.arena.write_manifest(self.manifest)
         return True
+
+    def _groups_changed(self) -> bool:
+        sizes = [[len(g["params"]) for g in o.param_groups] for o in self.optimizers]
+        return sizes != [[len(names) for names in groups] for groups in self.manifest.facts["groups"]]
+
+    def _vanished(self) -> bool:
+        """Forget optimizer state that the script has dropped (state.clear(), say). True when there was some."""
+        alive = {owner: state for owner, _, state in self._optimizer_states()}
+        gone = [(owner, key) for owner, held in self._held.items() for key in held if key not in alive.get(owner, ())]
+        for owner, key in gone:
+            del self._held[owner][key]
+        names = {f"optim.{i}.{index}.{key}" for (i, index), key in gone}
+        self.manifest.entries = (
+            [e for e in self.manifest.entries if e.name not in names] if gone else self.manifest.entries
+        )
+        return bool(gone)
 
     def _optimizer_states(self) -> Iterator[tuple[_Owner, torch.nn.Parameter, dict[Any, Any]]]:
         for i, optimizer in enumerate(self.optimizers):
@@ -307,17 +366,17 @@ class ProtectedState:
 
     # -- guard -------------------------------------------------------------------------------------------------------
 
-    def params_checksum(self) -> int:
-        """A hash of all parameters, to see writes that no hook sees.
-
-        Errors: UsageError when a parameter no longer lies in the arena, where its updates would not outlive the worker.
-        """
+    def check_places(self) -> None:
+        """Errors: UsageError when a parameter no longer lies in the arena, where its updates would not outlive the worker."""
         for (name, _, _), (param, view) in zip(self.params, self._views, strict=True):
-            if param.data_ptr() != view.data_ptr():
+            if param.data_ptr() != view.data_ptr() or param.shape != view.shape:
                 raise UsageError(
                     f"parameter {name.split('.', 2)[-1]} was given other memory (param.data = ...), which ftrun does not keep; "
                     "write into it instead: param.data.copy_(...)"
                 )
+
+    def params_checksum(self) -> int:
+        """A hash of all parameters, to see writes that no hook sees."""
         value = 0
         for entry in self.manifest.entries:
             if entry.name.startswith("param."):
@@ -326,16 +385,37 @@ class ProtectedState:
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 
-    def replicas(self, world_size: int) -> set[int]:
-        """Ranks that hold the same as this one: those with which each DDP module exchanges its gradients."""
-        groups = [m.process_group.ranks for m in self.modules if isinstance(m, DistributedDataParallel)]
-        return set(range(world_size)).intersection(*groups)
+    def _holders(self, name: str, param: torch.nn.Parameter, private: bool) -> frozenset[int]:
+        """The ranks that are proved to hold the same values of a parameter, this one among them; none when nobody is."""
+        module = self.modules[int(name.split(".")[1])] if not name.startswith("param.optimizer") else None
+        if private:
+            return frozenset()
+        if not isinstance(module, DistributedDataParallel):
+            return self._declared
+        if param.requires_grad and id(param) not in self._exchanged:
+            return frozenset()  # it was frozen when DDP was made, so its gradients are not exchanged
+        return frozenset(module.process_group.ranks)
 
-    def replicated(self, manifest: Manifest) -> Iterator[Entry]:
-        """Where parameters of the whole world's DDP modules and their optimizer state lie: equal everywhere, bit for bit."""
-        wrapped = [(i, m) for i, m in enumerate(self.modules) if isinstance(m, DistributedDataParallel)]
-        shared = {f"param.{i}." for i, m in wrapped if m.process_group.mark == 0}
-        names = {id(p): n for n, p, private in self.params if not private and n.startswith(tuple(shared) or ("-",))}
+    def replicas(self) -> frozenset[int]:
+        """Ranks that hold everything that this one does, itself among them: by DDP or by the script's word, for each parameter.
+
+        Empty when a parameter is nobody else's, as far as is known.
+        """
+        return frozenset.intersection(*(self._holders(*param) for param in self.params))
+
+    def comparable(self) -> frozenset[int]:
+        """Ranks that hold all those parameters which others hold at all."""
+        held = [ranks for param in self.params if len(ranks := self._holders(*param)) > 1]
+        return frozenset.intersection(*held) if held else frozenset()
+
+    def unproved(self) -> str:
+        """A parameter of which no other rank is known to hold the same, "" when there is none."""
+        alone = (name for name, param, private in self.params if len(self._holders(name, param, private)) < 2)
+        return next(alone, "").split(".", 2)[-1]
+
+    def replicated(self, manifest: Manifest, ranks: frozenset[int]) -> Iterator[Entry]:
+        """Where those parameters and their optimizer state lie that all of `ranks` hold: equal there, bit for bit."""
+        names = {id(p): n for n, p, private in self.params if ranks <= self._holders(n, p, private)}
         wanted = set(names.values())
         for i, optimizer in enumerate(self.optimizers):
             indices = (index for index, p in enumerate(_params_of(optimizer)) if id(p) in names)
@@ -355,11 +435,33 @@ class ProtectedState:
             groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
             state[f"optimizer.{i}"] = serialization.pack([groups, self._loose_state(optimizer)], f"optimizer {i}")
         for i, module in enumerate(self.modules):
+            state[f"module.{i}"] = serialization.pack(self._module_state(i, module), f"model {i}")
             if all(hasattr(module, flag) for flag in _DDP_FLAGS):
                 state[f"ddp.{i}"] = serialization.pack({flag: getattr(module, flag) for flag in _DDP_FLAGS}, "DDP")
         for name, thing in self.stateful.items():
             state[name] = serialization.pack(_get_state(thing), f"{name}.state_dict()")
         return state
+
+    def _module_state(self, i: int, root: torch.nn.Module) -> list[Any]:
+        """What a module holds beside tensors: modes of its parts, which parameters learn, and its extra state."""
+        modes = bytes(module.training for module in self._parts[i])
+        learning = bytes(param.requires_grad for param in self._params_of_module[i])
+        return [modes, learning, {str(n): part.get_extra_state() for n, part in self._with_extra[i]}]
+
+    def _set_module_state(self, i: int, root: torch.nn.Module, saved: list[Any]) -> None:
+        modes, learning, extra = saved
+        for module, training in zip(self._parts[i], modes, strict=True):
+            module.training = bool(training)
+        for param, learns in zip(self._params_of_module[i], learning, strict=True):
+            param.requires_grad_(bool(learns))
+        for n, part in self._with_extra[i]:
+            part.set_extra_state(extra[str(n)])
+
+    def hyperparameters(self) -> Iterator[bytes]:
+        """Of each optimizer, packed: replicas use the same."""
+        for i, optimizer in enumerate(self.optimizers):
+            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+            yield serialization.pack(groups, f"optimizer {i}")
 
     def _loose_state(self, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
         loose: dict[int, dict[str, Any]] = {}
@@ -390,6 +492,7 @@ class ProtectedState:
                 self._loose = True
                 optimizer.state[params[index]].update(values)
         for i, module in enumerate(self.modules):
+            self._set_module_state(i, module, state[f"module.{i}"])
             for name, value in state.get(f"ddp.{i}", {}).items():
                 setattr(module, name, value)
         for name, thing in self.stateful.items():

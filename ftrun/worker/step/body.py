@@ -111,7 +111,7 @@ class Body:
         self._calls = calls
         self._survivor = survivor
         self._words = kit.context.cell.words()
-        self._model_called = False
+        self._forward = False  # a protected model was called in this body
         self._updates = False  # a protected optimizer updates in this body
         self._carry = False  # gradients live on over optimizer steps
         self._marks: list[tuple[int, int]] | None = None  # of the gradients that the body found
@@ -126,7 +126,7 @@ class Body:
         while context.stop_pending() and not self._calls.made:
             if self._survivor.rejoin_at(number) is None:
                 break
-        self._model_called = self._updates = False
+        self._forward = self._updates = False
         self.position.enter_body()
         context.phase(Phase.FORWARD)
         self._marks = self._marked() if any(kit.ledger.alive) and not self._carry else None
@@ -136,12 +136,17 @@ class Body:
     def _marked(self) -> list[tuple[int, int]]:
         return [(id(g), writes_to(g)) if g is not None else (0, 0) for g in self.kit.state.grads()]
 
-    def model_called(self) -> None:
+    def model_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A protected model is called."""
         self.kit.context.progress()
-        if self.position.in_body and not self._model_called:
-            self._model_called = True
-            self.kit.observers.model_called()
+        if self.position.where is Where.BODY:
+            self.kit.observers.model_called(args, kwargs)
+            self._forward_starts()
+
+    def _forward_starts(self) -> None:
+        if not self._forward:
+            self._forward = True
+            self.kit.observers.forward_started()
 
     def backward_started(self) -> None:
         """The first gradient of a body is about to be computed."""
@@ -169,8 +174,7 @@ class Body:
         Raises Interrupt when the world was stopped before the gate opened, and what an observer finds wrong.
         """
         kit, context, number = self.kit, self.kit.context, self.position.number
-        if not self._model_called:
-            self.model_called()  # the body called no protected model
+        self._forward_starts()  # if the body called no protected model
         self.position.forbid_interrupts()
         context.phase(Phase.GATE)
         kit.registry.settle()

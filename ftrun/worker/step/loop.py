@@ -131,6 +131,7 @@ class Loop:
         # a step that updates nothing: what comes after it is what was before, and a replacement finds it sealed
         if not kit.state.finish_device(context.stop_pending):
             return False
+        kit.observers.loop_ending(end)
         kit.ledger.gate(end, True, kit.state.grads())
         if not self._gate.arrive(end):
             return False

@@ -38,7 +38,7 @@ def main() -> None:
         return
     dist.init_process_group("ftrun")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job = ftrun.protect(model=model, optimizer=optimizer)
+    job = ftrun.protect(model=model, optimizer=optimizer, replicas=dist.group.WORLD)
     for step in job.steps(STEPS):
         with step:
             loss = torch.stack([p.square().sum() for p in model.parameters()]).sum()

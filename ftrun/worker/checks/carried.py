@@ -1,0 +1,165 @@
+"""Which names of a script's loop carry a value from one iteration to the next: read from its source, nothing is run.
+
+A name that an iteration reads before it writes it, and writes somewhere, is carried: a counter, a running mean, a batch that
+was fetched ahead. A replacement does not have its value, and a step done again finds the value of the first try.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_CLOCKS = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "monotonic_ns")
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class LoopNames:
+    """`fresh`: written anew in each iteration, or by the loops around this one. `carried`: the opposite, as far as seen."""
+
+    carried: frozenset[str]
+    fresh: frozenset[str]
+
+
+def loop_names(source: str, line: int) -> LoopNames | None:
+    """The names of the innermost loop that holds `line`; None when there is no such loop, or the source is no Python."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, _LOOPS) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    if not around:
+        return None
+    around.sort(key=lambda node: node.lineno)
+    inner = around[-1]
+    walk = _Walk()
+    if isinstance(inner, ast.While):
+        walk.visit(inner.test)
+    else:
+        walk.store(inner.target)
+    walk.body(inner.body)
+    carried = frozenset((walk.early & walk.stored_anywhere) - walk.clocks)
+    outside = {name for loop in around[:-1] for name in _stores(loop)} - walk.stored_anywhere
+    return LoopNames(carried, frozenset((walk.stored_anywhere - carried) | outside))
+
+
+def _stores(loop: ast.AST) -> set[str]:
+    return {name for node in ast.walk(loop) if (name := _written(node))}
+
+
+def _written(node: ast.AST) -> str:
+    return _dotted(node) if isinstance(getattr(node, "ctx", None), ast.Store) else ""
+
+
+def _dotted(node: ast.AST) -> str:
+    """`x` or `self.x`; "" for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}"
+    return ""
+
+
+class _Walk:
+    """One iteration, in the order in which Python evaluates it."""
+
+    def __init__(self) -> None:
+        self.stored: set[str] = set()  # for sure, so far
+        self.stored_anywhere: set[str] = set()
+        self.early: set[str] = set()  # read when they were not stored for sure
+        self.clocks: set[str] = set()  # hold a time of day: no state of a training
+
+    def body(self, statements: Iterable[ast.stmt]) -> None:
+        for statement in statements:
+            self.visit(statement)
+
+    def store(self, target: ast.AST) -> None:
+        for node in ast.walk(target):
+            name = _written(node)
+            if name:
+                self.stored.add(name)
+                self.stored_anywhere.add(name)
+            elif isinstance(node, ast.Name):
+                self.load(node.id)
+
+    def load(self, name: str) -> None:
+        if name not in self.stored:
+            self.early.add(name)
+
+    def branches(self, *each: list[ast.stmt]) -> None:
+        """Ways of which one is taken: stored for sure is what all of them store."""
+        before, ends = set(self.stored), []
+        for statements in each:
+            self.stored = set(before)
+            self.body(statements)
+            ends.append(self.stored)
+        self.stored = set.intersection(*ends)
+
+    def visit(self, node: ast.AST) -> None:
+        if isinstance(node, _SCOPES):
+            return
+        if isinstance(node, ast.AugAssign):
+            self.visit(node.value)
+            name = _dotted(node.target)
+            if name:
+                self.load(name)
+            self.store(node.target)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            if node.value is not None:
+                self.visit(node.value)
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    self.store(target)
+                    if isinstance(node.value, ast.Call) and _dotted(node.value.func).split(".")[-1] in _CLOCKS:
+                        self.clocks.add(_dotted(target))
+        elif isinstance(node, ast.NamedExpr):
+            self.visit(node.value)
+            self.store(node.target)
+        elif isinstance(node, ast.If):
+            self.visit(node.test)
+            self.branches(node.body, node.orelse)
+        elif isinstance(node, ast.For | ast.AsyncFor):
+            self.visit(node.iter)
+            self.store(node.target)
+            self.branches(node.body, [])
+            self.store(node.target)  # seldom does nothing come
+            self.body(node.orelse)
+        elif isinstance(node, ast.While):
+            self.visit(node.test)
+            self.branches(node.body, [])
+        elif isinstance(node, ast.Try):
+            self.branches([*node.body, *node.orelse], *(handler.body for handler in node.handlers))
+            self.body(node.finalbody)
+        elif isinstance(node, ast.With | ast.AsyncWith):
+            for item in node.items:
+                self.visit(item.context_expr)
+                if item.optional_vars is not None:
+                    self.store(item.optional_vars)
+            self.body(node.body)
+        elif isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
+            self._comprehension(node)
+        elif isinstance(node, ast.Attribute) and _dotted(node):
+            self.load(_dotted(node))
+            self.visit(node.value)
+        elif isinstance(node, ast.Name):
+            self.load(node.id)
+        else:
+            for child in ast.iter_child_nodes(node):
+                self.visit(child)
+
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        """Its own names are stored before they are read."""
+        kept = set(self.stored)
+        for part in node.generators:
+            self.visit(part.iter)
+            self.stored |= {n.id for n in ast.walk(part.target) if isinstance(n, ast.Name)}
+            for test in part.ifs:
+                self.visit(test)
+        for value in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
+            self.visit(value)
+        self.stored = kept

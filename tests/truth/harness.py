@@ -1,0 +1,91 @@
+"""Runs one script clean under ftrun, with a fault under ftrun, and under torchrun; compares what the ranks hold at the end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.e2e import harness
+
+RANKS = 4
+PRELUDE = "from tests.truth.prelude import *\n"
+_ANSWER = re.compile(r"result bit-identical to an uninterrupted run: (yes|no|protected state only|unknown)")
+_LOST = "is known to hold the same values|nobody has its value|no other rank"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How a run ended: its exit code, each rank's digests, and everything it printed."""
+
+    code: int
+    ranks: dict[int, Any]
+    output: str
+
+    @property
+    def answer(self) -> str:
+        """What ftrun says of the result: one of the words of docs/truth.md."""
+        said = _ANSWER.search(self.output)
+        if said:
+            return said[1]
+        if self.code == 2:
+            return "refused"
+        if self.code == 1:
+            return "lost" if re.search(_LOST, self.output) else "error"
+        return "no incident" if self.code == 0 else f"exit {self.code}"
+
+
+def _run(folder: Path, command: Sequence[str]) -> Seen:
+    out = folder / "out"
+    out.mkdir(parents=True)
+    env = {"TRUTH_OUT": str(out), "PYTHONPATH": str(harness.ROOT)}
+    outcome = harness.finish(harness.start(folder, command, env), ranks=0, timeout=120)
+    ranks = {r: json.loads(path.read_text()) for r in range(RANKS) if (path := out / f"{r}.json").exists()}
+    return Seen(outcome.code, ranks, outcome.output)
+
+
+def under_torchrun(folder: Path, script: Path) -> Seen:
+    """Stock torch may abort while it exits, when every rank has written what it holds: that is no failure of the script."""
+    command = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", str(RANKS), str(script)]
+    seen = _run(folder, command)
+    return Seen(0, seen.ranks, seen.output) if len(seen.ranks) == RANKS else seen
+
+
+def under_ftrun(folder: Path, script: Path, faults: Sequence[str] = (), options: Sequence[str] = ()) -> Seen:
+    line = harness.script_command(
+        folder, script, (), faults, ranks=RANKS, options=["--max-replacements", "10", *options]
+    )
+    return _run(folder, line)
+
+
+@dataclass(frozen=True)
+class Three:
+    """The three runs of one script."""
+
+    clean: Seen
+    killed: Seen
+    stock: Seen
+
+    @property
+    def false_yes(self) -> bool:
+        """Did ftrun call a result exact that is not what torchrun ends with?"""
+        return self.killed.answer == "yes" and self.killed.ranks != self.stock.ranks
+
+    @property
+    def silent(self) -> bool:
+        """Did a clean run end well with something else than torchrun ends with?"""
+        return self.clean.code == 0 and self.clean.ranks != self.stock.ranks
+
+
+def three(folder: Path, source: str, faults: Sequence[str]) -> Three:
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "script.py"
+    script.write_text(PRELUDE + source)
+    return Three(
+        under_ftrun(folder / "clean", script),
+        under_ftrun(folder / "killed", script, faults),
+        under_torchrun(folder / "stock", script),
+    )

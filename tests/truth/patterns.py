@@ -1,0 +1,505 @@
+"""Training loops as people write them, and what ftrun must answer after a kill. The rule above all: never a false "yes".
+
+Answers: `yes`, `protected state only`, `no`, `lost` (nobody has the state: exit 1 with the option that would help), `refused`
+(exit 2 in a clean run as well), `error` (the script's own, as under torchrun).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.e2e.harness import kill
+
+STD = """
+ddp = DDP(net()); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)
+job = ftrun.protect(model=ddp, optimizer=opt)
+"""
+SGD = STD.replace("AdamW(ddp.parameters(), lr=0.01)", "SGD(ddp.parameters(), lr=0.1, momentum=0.9)")
+END = "end(model=ddp, opt=opt)"
+LEARN = "loss = loss_of(ddp(x), y); loss.backward(); opt.step(); opt.zero_grad()"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """`often`: runs in every `make test`; the others in `make truth`."""
+
+    what: str
+    answer: str
+    source: str
+    kill: tuple[str, int, int]  # phase, step, rank
+    often: bool = False
+
+    @property
+    def faults(self) -> list[str]:
+        phase, step, rank = self.kill
+        return [kill(rank, phase, step)] if phase else []
+
+
+def _source(setup: str, body: str, after: str, loop: str) -> str:
+    lines = body.strip("\n").splitlines()
+    return "\n".join([setup.strip(), loop, "    with step:", *(f"        {line}" for line in lines), after, ""])
+
+
+PATTERNS: dict[str, Pattern] = {}
+
+
+def add(
+    name: str,
+    what: str,
+    answer: str,
+    body: str,
+    *,
+    setup: str = STD,
+    after: str = END,
+    at: str = "forward",
+    step: int = 6,
+    rank: int = 2,
+    often: bool = False,
+    loop: str = "for step in job.steps(STEPS):",
+    batch: bool = True,
+) -> None:
+    head = "x, y = data(step.index)\n" if batch else ""
+    PATTERNS[name] = Pattern(what, answer, _source(setup, head + body, after, loop), (at, step, rank), often)
+
+
+# ---- what is right, and must be called so ----
+
+for phase in ("forward", "backward", "gate", "update", "idle"):
+    add(f"plain-{phase}", f"a plain loop, killed at {phase}", "yes", LEARN, at=phase, often=phase == "update")
+add("sgd-momentum", "SGD with momentum", "yes", LEARN, setup=SGD, at="update")
+GIVEN = "ddp = DDP(net()); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)\n"
+SCHEDULED = GIVEN + "sched = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)\njob = ftrun.protect(ddp, opt, sched)"
+add(
+    "scheduler-given",
+    "a scheduler given to protect(), stepped after the update",
+    "yes",
+    LEARN + "; sched.step()",
+    setup=SCHEDULED,
+    at="update",
+    often=True,
+)
+add(
+    "clipping",
+    "gradients are clipped",
+    "yes",
+    "loss = loss_of(ddp(x), y); loss.backward()\nnn.utils.clip_grad_norm_(ddp.parameters(), 0.1)\nopt.step(); opt.zero_grad()",
+    at="backward",
+)
+add(
+    "accumulation",
+    "two backwards a step, the first under no_sync",
+    "yes",
+    "with ddp.no_sync():\n    loss_of(ddp(x[:4]), y[:4]).backward()\nloss_of(ddp(x[4:]), y[4:]).backward(); opt.step(); opt.zero_grad()",
+    at="backward",
+)
+add(
+    "dropout",
+    "dropout draws from torch's stream",
+    "yes",
+    LEARN,
+    setup=STD.replace("net()", "net(nn.Dropout(0.5))"),
+    at="backward",
+)
+add(
+    "batchnorm",
+    "BatchNorm's running statistics",
+    "yes",
+    LEARN,
+    setup=STD.replace("net()", "net(nn.BatchNorm1d(8))"),
+    after="end(model=ddp, opt=opt)",
+    at="backward",
+)
+add(
+    "tied",
+    "two layers share their weight",
+    "yes",
+    LEARN,
+    setup="class N(nn.Module):\n    def __init__(s):\n        super().__init__(); s.a = nn.Linear(6, 6); s.b = nn.Linear(6, 6); s.b.weight = s.a.weight; s.c = nn.Linear(6, 2)\n    def forward(s, x): return s.c(s.b(s.a(x).relu()))\nddp = DDP(N()); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)\njob = ftrun.protect(model=ddp, optimizer=opt)",
+    at="update",
+)
+add(
+    "streams",
+    "numpy's and Python's global streams",
+    "yes",
+    "x = x + float(np.random.rand()) + random.random()\n" + LEARN,
+    often=True,
+)
+add(
+    "eval-inside",
+    "eval() and train() within a body",
+    "yes",
+    "ddp.eval(); ddp(x).sum().item(); ddp.train()\n" + LEARN,
+    setup=STD.replace("net()", "net(nn.Dropout(0.5))"),
+    at="backward",
+)
+add(
+    "mode-from-step-3",
+    "a part goes to eval() at step 3 for good",
+    "yes",
+    "if step.index == 3: ddp.module[1].eval()\n" + LEARN,
+    setup=STD.replace("net()", "net(nn.Dropout(0.5))"),
+)
+add(
+    "group-added",
+    "a parameter group is added at step 3",
+    "yes",
+    LEARN.replace("opt.zero", "ddp.zero")
+    + "\nif step.index == 3: opt.add_param_group({'params': list(ddp.module[2].parameters()), 'lr': 0.05})",
+    setup="ddp = DDP(net()); opt = torch.optim.SGD(ddp.module[0].parameters(), lr=0.1, momentum=0.9)\njob = ftrun.protect(model=ddp, optimizer=opt)",
+    often=True,
+)
+add(
+    "group-added-update",
+    "the same, killed in the update",
+    "yes",
+    LEARN.replace("opt.zero", "ddp.zero")
+    + "\nif step.index == 3: opt.add_param_group({'params': list(ddp.module[2].parameters()), 'lr': 0.05})",
+    setup="ddp = DDP(net()); opt = torch.optim.SGD(ddp.module[0].parameters(), lr=0.1, momentum=0.9)\njob = ftrun.protect(model=ddp, optimizer=opt)",
+    at="update",
+)
+add(
+    "state-cleared",
+    "the optimizer's state is cleared at step 5",
+    "yes",
+    LEARN + "\nif step.index == 5: opt.state.clear()",
+)
+add(
+    "state-cleared-update",
+    "the same, killed in the next update",
+    "yes",
+    LEARN + "\nif step.index == 5: opt.state.clear()",
+    at="update",
+)
+add(
+    "lr-by-step",
+    "the learning rate is set by hand from step.index",
+    "yes",
+    "for g in opt.param_groups: g['lr'] = 0.1 / (1 + step.index)\n" + LEARN,
+    at="update",
+)
+add(
+    "generator-given",
+    "a torch.Generator that protect() was given",
+    "yes",
+    "x = x + torch.randn(1, generator=gen)\n" + LEARN,
+    setup="gen = torch.Generator().manual_seed(rank)\nddp = DDP(net()); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)\njob = ftrun.protect(ddp, opt, gen=gen)",
+)
+METER = "class Meter:\n    def __init__(s): s.n = 0.0\n    def state_dict(s): return {'n': s.n}\n    def load_state_dict(s, d): s.n = d['n']\nmeter = Meter()\nddp = DDP(net()); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)\njob = ftrun.protect(model=ddp, optimizer=opt, meter=meter)"
+add(
+    "meter-before",
+    "a rank's own meter, given to protect(), written before the gate",
+    "yes",
+    "loss = loss_of(ddp(x), y); meter.n += loss.item(); loss.backward(); opt.step(); opt.zero_grad()",
+    setup=METER,
+    after="end(model=ddp, opt=opt, meter=meter)",
+    at="update",
+)
+add(
+    "two-models",
+    "a GAN's two DDP models, one step each",
+    "yes",
+    "loss_of(ddp(x), y).backward(); loss_of(other(x), y).backward(); opt.step(); opt2.step(); opt.zero_grad(); opt2.zero_grad()",
+    setup="ddp, other = DDP(net()), DDP(net()); opt = torch.optim.SGD(ddp.parameters(), lr=0.1); opt2 = torch.optim.AdamW(other.parameters())\njob = ftrun.protect(model=[ddp, other], optimizer=[opt, opt2])",
+    after="end(model=ddp, other=other, opt=opt, opt2=opt2)",
+    at="update",
+)
+add(
+    "declared",
+    "data parallelism by hand, declared by replicas=",
+    "yes",
+    "loss_of(ddp(x), y).backward()\nfor p in ddp.parameters(): dist.all_reduce(p.grad); p.grad /= world\nopt.step(); opt.zero_grad()",
+    setup="ddp = net(); opt = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)\njob = ftrun.protect(ddp, opt, replicas=dist.group.WORLD)",
+    at="update",
+    often=True,
+)
+LOADER = STD + "loader = DataLoader(TensorDataset(*data(0, 8 * STEPS)), batch_size=8)\n"
+EACH = "for step, (x, y) in job.batches(loader):"
+add("batches", "job.batches over a DataLoader", "yes", LEARN, setup=LOADER, loop=EACH, batch=False)
+add(
+    "batches-spoilt",
+    "the batch is written through numpy",
+    "yes",
+    "loss = loss_of(ddp(x), y); x.numpy()[:] = 0; loss.backward(); opt.step(); opt.zero_grad()",
+    setup=LOADER,
+    loop=EACH,
+    batch=False,
+    at="backward",
+)
+add(
+    "batches-own-iter",
+    "a DataLoader with its own __iter__",
+    "yes",
+    LEARN,
+    setup=LOADER.replace(
+        "loader = DataLoader",
+        "class L(DataLoader):\n    def __iter__(s):\n        for x, y in super().__iter__(): yield x * 2, y\nloader = L",
+    ),
+    loop=EACH,
+    batch=False,
+    often=True,
+)
+add(
+    "batches-epoch",
+    "set_epoch(3) before job.batches",
+    "yes",
+    LEARN,
+    setup=STD
+    + "ds = TensorDataset(*data(0, 8 * STEPS * world)); sampler = DistributedSampler(ds); sampler.set_epoch(3)\nloader = DataLoader(ds, batch_size=8, sampler=sampler)\n",
+    loop=EACH,
+    batch=False,
+)
+
+# ---- state that protect() was never given ----
+
+add(
+    "ema",
+    "an EMA copy",
+    "protected state only",
+    LEARN + "\nwith torch.no_grad():\n    for a, b in zip(ema.parameters(), ddp.module.parameters()): a.lerp_(b, 0.1)",
+    setup=STD + "ema = copy.deepcopy(ddp.module)\n",
+    after="end(model=ddp, opt=opt, ema=ema)",
+    often=True,
+)
+add(
+    "scheduler",
+    "a scheduler",
+    "protected state only",
+    LEARN + "; sched.step()",
+    setup=STD + "sched = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)\n",
+)
+add(
+    "counter",
+    "a counter that only the script prints",
+    "protected state only",
+    "n += 1\n" + LEARN,
+    setup=STD + "n = 0\n",
+    after="end(model=ddp, opt=opt, n=n)",
+)
+add(
+    "losses",
+    "a list of losses",
+    "protected state only",
+    LEARN + "; losses.append(loss.item())",
+    setup=STD + "losses = []\n",
+    after="end(model=ddp, opt=opt, losses=losses)",
+)
+add(
+    "best",
+    "the best loss so far",
+    "protected state only",
+    LEARN + "; best = min(best, loss.item())",
+    setup=STD + "best = 1e9\n",
+    after="end(model=ddp, opt=opt, best=best)",
+)
+add(
+    "in-object",
+    "a counter on an object of the script",
+    "protected state only",
+    "t.n += 1\n" + LEARN,
+    setup=STD + "class T:\n    n = 0\nt = T(); t.n = 0\n",
+    after="end(model=ddp, opt=opt, n=t.n)",
+)
+add(
+    "in-closure",
+    "a counter in a closure",
+    "protected state only",
+    "count()\n" + LEARN,
+    setup=STD + "def make():\n    n = [0]\n    def count(): n[0] += 1; return n[0]\n    return count\ncount = make()\n",
+    after="end(model=ddp, opt=opt, n=count())",
+)
+add(
+    "in-function",
+    "a loop in a function, with a local counter",
+    "protected state only",
+    "n += 1\n" + LEARN,
+    setup=STD + "n = 0\n",
+    after="end(model=ddp, opt=opt, n=n)",
+    at="update",
+)
+add(
+    "numpy-generator",
+    "np.random.default_rng() that draws what nothing reads",
+    "protected state only",
+    "gen.normal()\n" + LEARN,
+    setup=STD + "gen = np.random.default_rng(rank)\n",
+    after="end(model=ddp, opt=opt, gen=gen.bit_generator.state)",
+)
+add(
+    "ignored",
+    "an EMA copy that protect() was told to leave out",
+    "yes",
+    LEARN + "\nwith torch.no_grad():\n    for a, b in zip(ema.parameters(), ddp.module.parameters()): a.lerp_(b, 0.1)",
+    setup="ddp = DDP(net()); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01); ema = copy.deepcopy(ddp.module)\njob = ftrun.protect(ddp, opt, ignore=[ema])",
+)
+
+# ---- a repaired run that is not the uninterrupted one ----
+
+add(
+    "prefetch",
+    "the next batch is fetched ahead, by a global counter",
+    "no",
+    "loss = loss_of(ddp(x), y); x, y = get(); loss.backward(); opt.step(); opt.zero_grad()",
+    setup=STD + "it = 0\ndef get():\n    global it\n    it += 1\n    return data(it)\nx, y = get()\n",
+    batch=False,
+    at="backward",
+    often=True,
+)
+add(
+    "prefetch-iterator",
+    "the same, from an iterator",
+    "no",
+    "loss = loss_of(ddp(x), y); x, y = next(it); loss.backward(); opt.step(); opt.zero_grad()",
+    setup=STD + "it = iter([data(i) for i in range(100)])\nx, y = next(it)\n",
+    batch=False,
+)
+add(
+    "own-iterator",
+    "batches from a bare iterator",
+    "no",
+    "x, y = next(it)\n" + LEARN,
+    setup=STD + "it = iter([data(i) for i in range(100)])\n",
+    batch=False,
+)
+add(
+    "numpy-noise",
+    "np.random.default_rng() in the inputs",
+    "no",
+    "x = x + float(gen.normal())\n" + LEARN,
+    setup=STD + "gen = np.random.default_rng(rank)\n",
+)
+add(
+    "python-noise",
+    "a random.Random of the script's in the inputs",
+    "no",
+    "x = x + gen.random()\n" + LEARN,
+    setup=STD + "gen = random.Random(rank)\n",
+)
+add(
+    "generator",
+    "a torch.Generator that was not given, in the inputs",
+    "no",
+    "x = x + torch.randn(1, generator=gen)\n" + LEARN,
+    setup=STD + "gen = torch.Generator().manual_seed(rank)\n",
+)
+add(
+    "lr-by-counter",
+    "the learning rate is set by an own counter",
+    "no",
+    "n += 1\nfor g in opt.param_groups: g['lr'] = 0.1 / n\n" + LEARN,
+    setup=STD + "n = 0\n",
+    often=True,
+)
+
+# ---- nobody has the state ----
+
+add(
+    "stages",
+    "equal-shaped stages of a pipeline, killed in the update",
+    "lost",
+    LEARN,
+    setup="torch.manual_seed(rank); ddp = net(); opt = torch.optim.SGD(ddp.parameters(), lr=0.1)\njob = ftrun.protect(model=ddp, optimizer=opt)",
+    at="update",
+    often=True,
+)
+add(
+    "stages-forward",
+    "the same, killed in forward: its own memory is whole",
+    "yes",
+    LEARN,
+    setup="torch.manual_seed(rank); ddp = net(); opt = torch.optim.SGD(ddp.parameters(), lr=0.1)\njob = ftrun.protect(model=ddp, optimizer=opt)",
+)
+EXPERT = "ddp = DDP(net()); torch.manual_seed(100 + rank); expert = nn.Linear(2, 2)\nopt = torch.optim.SGD([*ddp.parameters(), *expert.parameters()], lr=0.1)\njob = ftrun.protect(model=[ddp, expert], optimizer=opt)"
+TRAIN = "loss_of(expert(ddp(x)), y).backward(); opt.step(); opt.zero_grad()"
+add(
+    "expert",
+    "a DDP trunk with a rank's own expert, killed in the update",
+    "lost",
+    TRAIN,
+    setup=EXPERT,
+    after="end(model=ddp, e=expert)",
+    at="update",
+)
+add("expert-forward", "the same, killed in forward", "yes", TRAIN, setup=EXPERT, after="end(model=ddp, e=expert)")
+add(
+    "expert-equal",
+    "experts that start equal and part later",
+    "lost",
+    TRAIN,
+    setup=EXPERT.replace("torch.manual_seed(100 + rank)", "torch.manual_seed(100)"),
+    after="end(model=ddp, e=expert)",
+    at="update",
+)
+add(
+    "meter-after",
+    "a rank's own meter, written after the gate, killed in the update",
+    "lost",
+    LEARN + "; meter.n += loss.item()",
+    setup=METER,
+    after="end(model=ddp, opt=opt, meter=meter)",
+    at="update",
+    often=True,
+)
+
+# ---- refused in the step in which it happens, in a clean run too ----
+
+add(
+    "new-memory",
+    "p.data = other after optimizer.step()",
+    "refused",
+    LEARN + "\nif step.index == 4:\n    for p in ddp.parameters(): p.data = p.data.clamp(-0.5, 0.5)",
+    at="update",
+    often=True,
+)
+add(
+    "second-optimizer",
+    "a second optimizer that protect() was not given",
+    "refused",
+    "loss_of(ddp(x), y).backward(); opt.step(); opt2.step(); opt.zero_grad()",
+    setup=STD + "opt2 = torch.optim.SGD(ddp.parameters(), lr=0.1)\n",
+)
+add(
+    "protect-first",
+    "protect() before DistributedDataParallel",
+    "refused",
+    LEARN,
+    setup="m = net(); opt = torch.optim.SGD(m.parameters(), lr=0.1)\njob = ftrun.protect(model=m, optimizer=opt)\nddp = DDP(m)",
+    often=True,
+)
+add(
+    "new-parameter",
+    "a parameter is replaced at step 4",
+    "refused",
+    "if step.index == 4: ddp.module[0].weight = nn.Parameter(torch.zeros(8, 6))\n" + LEARN,
+)
+add(
+    "late-buffer",
+    "a buffer is registered in the first forward",
+    "refused",
+    LEARN,
+    setup="class N(nn.Module):\n    def __init__(s): super().__init__(); s.l = nn.Linear(6, 2)\n    def forward(s, x):\n        if not hasattr(s, 'seen'): s.register_buffer('seen', torch.zeros(1))\n        return s.l(x)\nddp = DDP(N()); opt = torch.optim.SGD(ddp.parameters(), lr=0.1)\njob = ftrun.protect(model=ddp, optimizer=opt)",
+)
+add(
+    "foreign-parameter",
+    "a group with a parameter that no protected model has",
+    "refused",
+    LEARN + "\nif step.index == 3: opt.add_param_group({'params': [nn.Parameter(torch.zeros(2))]})",
+)
+# ---- the script's own errors, as under torchrun ----
+
+UNUSED = "class N(nn.Module):\n    def __init__(s): super().__init__(); s.a = nn.Linear(6, 2); s.b = nn.Linear(6, 2)\n    def forward(s, x): return s.a(x)\nddp = DDP(N()); opt = torch.optim.SGD(ddp.parameters(), lr=0.1)\njob = ftrun.protect(model=ddp, optimizer=opt)"
+add("unused", "a parameter that the loss never reaches", "error", LEARN, setup=UNUSED, often=True)
+add(
+    "raises-after",
+    "an exception after the update",
+    "error",
+    LEARN + "\nif step.index == 4 and rank == 1: raise ValueError('after the update')",
+    at="",
+    often=True,
+)
+add(
+    "raises-always",
+    "the same exception in a step and in its second try",
+    "error",
+    "if step.index == 4 and rank == 1: raise ValueError('before the update')\n" + LEARN,
+    at="",
+)
