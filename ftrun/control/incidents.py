@@ -379,11 +379,7 @@ def _tail(config: Config, state: State) -> Result:
     """Deaths after the loop: nobody is stopped and the gate keeps its generation; the new holders run the tail."""
     empty = tuple(r for r, cell in enumerate(state.holder) if cell is None)
     state = replace(
-        state,
-        generation=state.generation + 1,
-        tail=tuple(sorted({*state.tail, *empty})),
-        opened=False,
-        recovering=True,
+        state, generation=state.generation + 1, tail=tuple(sorted({*state.tail, *empty})), opened=False, recovering=True
     )
     state, publish, spawns = _refill(config, state, AFTER_LOOP, tail=True)
     state, more = budgets.replenish(config, state)

@@ -25,16 +25,7 @@ from ftrun.control import events as ev
 from ftrun.control.device import faults as device_faults
 from ftrun.control.events import Action, Event, Fence, Say, Spawn, StartService
 from ftrun.control.phases import INCIDENT, LIVE, OVER, RunPhase
-from ftrun.control.states import (
-    STAGES,
-    Config,
-    IllegalEvent,
-    Result,
-    State,
-    WorkerStage,
-    WorkerState,
-    with_item,
-)
+from ftrun.control.states import STAGES, Config, IllegalEvent, Result, State, WorkerStage, WorkerState, with_item
 from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL
 
 __all__ = [

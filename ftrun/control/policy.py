@@ -122,10 +122,7 @@ def of_device(overrides: Overrides, fault: str, code: int = 0, recovery: int = N
     return Ruling(otherwise, what, counts)
 
 
-_WORDS = {
-    Fault.GPU_LOST: "the device does not answer",
-    Fault.ECC: "uncorrectable memory error",
-}
+_WORDS = {Fault.GPU_LOST: "the device does not answer", Fault.ECC: "uncorrectable memory error"}
 
 
 def _last(rows: Iterable[tuple[object, str]], key: object) -> Response | None:

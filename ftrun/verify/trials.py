@@ -65,13 +65,7 @@ class Interrupted(Exception):
 
 
 def run(
-    name: str,
-    folder: Path,
-    options: Sequence[str],
-    script: Sequence[str],
-    ranks: int,
-    patience: float,
-    watch: Watch,
+    name: str, folder: Path, options: Sequence[str], script: Sequence[str], ranks: int, patience: float, watch: Watch
 ) -> Trial:
     """Run `ftrun run OPTIONS SCRIPT` to its end. `patience`: its shutdown timeout. Errors: OSError, Interrupted."""
     digests = folder / "digests"

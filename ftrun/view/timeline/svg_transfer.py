@@ -9,12 +9,7 @@ from ftrun.view.timeline import transfer
 from ftrun.view.timeline.svg_parts import LEFT, RIGHT, WIDTH, rect, words_at
 from ftrun.view.timeline.transfer import Transfer, TransferPiece, TransferRow
 
-COLOURS = {
-    transfer.H2D: "#FFFFFF",
-    transfer.SRC: "#FFD54A",
-    transfer.DST: "#FFF3C4",
-    transfer.RELOAD: "#F2A541",
-}
+COLOURS = {transfer.H2D: "#FFFFFF", transfer.SRC: "#FFD54A", transfer.DST: "#FFF3C4", transfer.RELOAD: "#F2A541"}
 _TOP, _ROW, _BAR = 52, 22, 16
 _WHERE = {True: "sends", False: "takes"}
 
