@@ -27,6 +27,12 @@ _MORE_VARIABLES = {
     "shutdown-timeout": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     "log-line-prefix-template": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
 }
+# options whose values are fields of Settings
+_AS_THEY_ARE = (
+    "max-restarts max-replacements snapshot-every log-dir stop-timeout heartbeat-interval heartbeat-timeout hang-timeout "
+    "hang-floor hang-ceiling nonfinite check-replicas start-timeout recover-timeout shutdown-timeout role virtual-local-rank "
+    "metrics-port"
+).split()
 _NOT_A_NAME = "none"  # torchrun's default for --rdzv-id
 
 
@@ -124,38 +130,21 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
     spares = 0 if kind == "program" or nodes.most > 1 else values["spares"]
     rdzv_id = "" if values["standalone"] else _rdzv_id(values["rdzv-id"])
     return Settings(
+        **{name.replace("-", "_"): values[name] for name in _AS_THEY_ARE},
         argv=(script, *args),
         kind=kind,
         nproc=values["nproc-per-node"],
         spares=spares,
-        max_restarts=values["max-restarts"],
-        max_replacements=values["max-replacements"],
-        snapshot_every=values["snapshot-every"],
         run_id=values["run-id"] or (run_name(rdzv_id) if rdzv_id else None),
         rdzv_id=rdzv_id,
-        log_dir=values["log-dir"],
         fault_plan=plan,
         fault_text=text,
         random_faults=f"{values['random-faults']}:{values['fault-seed']}" if values["random-faults"] else "",
-        stop_timeout=values["stop-timeout"],
-        heartbeat_interval=values["heartbeat-interval"],
-        heartbeat_timeout=values["heartbeat-timeout"],
-        hang_timeout=values["hang-timeout"],
-        hang_floor=values["hang-floor"],
-        hang_ceiling=values["hang-ceiling"],
-        nonfinite=values["nonfinite"],
-        check_replicas=values["check-replicas"],
-        start_timeout=values["start-timeout"],
-        recover_timeout=values["recover-timeout"],
-        shutdown_timeout=values["shutdown-timeout"],
         exec_workers=values["worker-start"] == "exec",
-        role=values["role"],
-        virtual_local_rank=values["virtual-local-rank"],
         numa_binding=values["numa-binding"] or "",
         signals=values["signals-to-handle"],
         forward=values["forward-signals"] or (),
         metrics_file=os.path.abspath(values["metrics-file"]) if values["metrics-file"] else None,
-        metrics_port=values["metrics-port"],
         nodes=nodes,
         policy=chosen.overrides,
         device_faults=3 if chosen.device_faults is None else chosen.device_faults,

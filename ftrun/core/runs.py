@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core import paths
+from ftrun.core.errors import NoRunError
 from ftrun.core.system.procfs import process_start
 
 
@@ -51,6 +52,14 @@ def list_runs() -> list[RunInfo]:
 def find_run(run_id: str | None) -> RunInfo | None:
     """The live run of that name, or the newest live one."""
     return next((r for r in list_runs() if run_id in (None, r.run_id)), None)
+
+
+def live_run(run_id: str | None) -> RunInfo:
+    """As `find_run`. Errors: NoRunError."""
+    run = find_run(run_id)
+    if run is None:
+        raise NoRunError(f"no live run{'' if run_id is None else f' named {run_id}'}")
+    return run
 
 
 def run_named(run_id: str) -> RunInfo | None:

@@ -48,8 +48,6 @@ def drain(
             print("ftrun: nothing was moved", file=sys.stderr)
             return 1
         return _move(found, rank, wait, as_json)
-    except (live.NotLive, UsageError) as error:
-        return live.fail(error)
     except OSError as error:
         print(f"ftrun: error: nothing was moved: {error}", file=sys.stderr)
         return 1

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
 from ftrun.cli.main import app
 
-EXIT_NO_RUN = 4
 EPILOG = (
     "Examples: `ftrun events` lists what happened in the newest run; `ftrun events brave-otter --follow` goes on until the run "
     "ends; `ftrun events --json | jq 'select(.note == \"incident\")'`. The fields are described in ftrun/view/SCHEMA.md. "
@@ -24,12 +21,9 @@ def events(
 ) -> int:
     from ftrun.core.errors import PlatformError
     from ftrun.view.events import stream
-    from ftrun.view.find import find, missing
+    from ftrun.view.find import require
 
-    found = find(run_id)
-    if found is None:
-        print(f"ftrun: error: {missing(run_id)}", file=sys.stderr)
-        return EXIT_NO_RUN
+    found = require(run_id)
     lines = stream(found, follow, as_json)
     while True:
         try:

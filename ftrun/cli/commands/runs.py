@@ -14,7 +14,6 @@ import typer
 
 from ftrun.cli.main import app
 
-EXIT_NO_RUN = 4
 _BEYOND = 15.0  # seconds that a run may need beyond the time that its workers get
 
 
@@ -47,13 +46,10 @@ def stop(
         None, "--wait", metavar="S", help="Seconds to wait for its end (default: its shutdown timeout and 15 more)."
     ),
 ) -> int:
-    from ftrun.core.runs import find_run
+    from ftrun.core.runs import live_run
     from ftrun.core.waiting import wait_for
 
-    run = find_run(run_id)
-    if run is None:
-        print(f"ftrun: error: no live run{'' if run_id is None else f' named {run_id}'}", file=sys.stderr)
-        return EXIT_NO_RUN
+    run = live_run(run_id)
     with contextlib.suppress(ProcessLookupError):  # it ends just now
         os.kill(run.pid, signal.SIGTERM)
     seconds = float(run.raw.get("shutdown_timeout", 30.0)) + _BEYOND if wait is None else wait

@@ -10,8 +10,9 @@ from typing import Any
 import typer
 
 from ftrun.cli.main import app
+from ftrun.core.errors import EXIT_NOT_RUNNING, NoRunError
 
-EXIT_UNHEALTHY, EXIT_NOT_RUNNING, EXIT_NO_RUN = 1, 3, 4
+_UNHEALTHY = 1
 _ROWS_PIPED = 64  # ranks described one by one when nobody scrolls; --json has all
 
 EPILOG = (
@@ -45,8 +46,7 @@ def status(
             return exit_code(watch(run, interval))
         picture = snapshot.take(run, None if as_json else _ROWS_PIPED)
     except (OSError, FtrunError):
-        print(f"ftrun: error: run {run.run_id} starts or ends just now", file=sys.stderr)
-        return EXIT_NOT_RUNNING
+        raise NoRunError(f"run {run.run_id} starts or ends just now", EXIT_NOT_RUNNING) from None
     _show(picture, as_json)
     return exit_code(picture["state"])
 
@@ -57,7 +57,7 @@ def exit_code(state: str) -> int:
 
     if state == snapshot.ENDED:
         return EXIT_NOT_RUNNING
-    return 0 if state == snapshot.HEALTHY else EXIT_UNHEALTHY
+    return 0 if state == snapshot.HEALTHY else _UNHEALTHY
 
 
 def _show(picture: dict[str, Any], as_json: bool) -> None:
@@ -71,13 +71,11 @@ def _show(picture: dict[str, Any], as_json: bool) -> None:
 
 
 def _not_live(run_id: str | None, as_json: bool) -> int:
-    from ftrun.view.find import find, missing
+    from ftrun.view.find import require
     from ftrun.view.finished import ended_picture, ended_text
 
-    found = find(run_id) if run_id is not None else None
-    if found is None:
-        print(f"ftrun: error: {missing(run_id) if run_id else 'no live run'}", file=sys.stderr)
-        return EXIT_NO_RUN
-    picture = ended_picture(found)
+    if run_id is None:
+        raise NoRunError("no live run")
+    picture = ended_picture(require(run_id))
     print(json.dumps(picture, indent=2) if as_json else ended_text(picture))
     return EXIT_NOT_RUNNING

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ftrun.cli.main import app
-from ftrun.core.errors import FtrunError, PlatformError, UsageError
+from ftrun.core.errors import FtrunError, NoRunError, PlatformError, UsageError
 
 if TYPE_CHECKING:
     from ftrun.view.find import Found
     from ftrun.view.journal import Account
 
-EXIT_NO_RUN = 4
 FORMATS = ("text", "svg", "html", "trace")
 EPILOG = (
     "Examples: `ftrun timeline` tells of the last incident of the newest run; `ftrun timeline brave-otter --incident 1 "
@@ -36,7 +35,7 @@ def timeline(
     as_json: bool = typer.Option(False, "--json", help="The incident as JSON."),
 ) -> int:
     from ftrun.core.amounts import count
-    from ftrun.view.find import find, missing
+    from ftrun.view.find import require
     from ftrun.view.finished import read
     from ftrun.view.journal import UNLIKE_OURS
 
@@ -44,10 +43,7 @@ def timeline(
         raise UsageError(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
     if as_json and form != "text":
         raise UsageError("--json and --format do not go together")
-    found = find(run_id)
-    if found is None:
-        print(f"ftrun: error: {missing(run_id)}", file=sys.stderr)
-        return EXIT_NO_RUN
+    found = require(run_id)
     try:
         if form == "trace":
             return _trace(found, output)
@@ -119,14 +115,12 @@ def _trace(found: Found, output: str | None) -> int:
 def _nothing(found: Found, account: Account, asked: int | None, form: str, as_json: bool) -> int:
     if asked is not None:
         have = f"it had {len(account.incidents)}" if account.incidents else "it had none"
-        print(f"ftrun: error: run {found.run_id} has no incident {asked}; {have}", file=sys.stderr)
-        return EXIT_NO_RUN
+        raise NoRunError(f"run {found.run_id} has no incident {asked}; {have}")
     said = _none_because(found, account)
     if form == "text" and not as_json:
         print(f"run {found.run_id}: {said}")
         return 0
-    print(f"ftrun: error: run {found.run_id} had no incident that could be drawn; {said}", file=sys.stderr)
-    return EXIT_NO_RUN
+    raise NoRunError(f"run {found.run_id} had no incident that could be drawn; {said}")
 
 
 def _none_because(found: Found, account: Account) -> str:
