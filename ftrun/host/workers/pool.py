@@ -263,24 +263,24 @@ class WorkerPool:
             worker.cell[F.DETECTED_NS] = time.monotonic_ns()
             self.scan()  # what was reached before the death counts: it may be that all ranks are protected by now
             self._emit(Dying(time.monotonic(), worker.index))
-            self._report_early(worker, time.monotonic() + _CODE_PATIENCE)
+            self._await_code(worker, _CODE_LOOK, time.monotonic() + _CODE_PATIENCE, early=True)
         else:
             self._report_later(worker)
 
-    def _report_early(self, worker: Worker, deadline: float) -> None:
-        """Before it is reaped, as soon as its exit code shows: a busy machine may run its last thread late.
+    def _await_code(self, worker: Worker, pause: float, latest: float, early: bool = False) -> None:
+        """Report its end as soon as its exit code shows, at `latest` without.
 
-        Once it is set it shows, or it is 0, which cannot be told from none before the very end.
+        `early`: before it is reaped. Once the code is set it shows, or it is 0, which cannot be told from none before the very
+        end. A busy machine may run its last thread late.
         """
         if worker.reported:
             return
         code = worker.code if worker.code is not None else fence.peek_exit(worker.pid)
-        if code is None and fence.code_is_set(worker.pid):
-            self._report(worker, fence.peek_exit(worker.pid))
-        elif code is None and time.monotonic() < deadline:
-            self._loop.after(_CODE_LOOK, lambda: self._report_early(worker, deadline))
+        settled = code is not None or (early and fence.code_is_set(worker.pid))
+        if not settled and time.monotonic() < latest:
+            self._loop.after(pause, lambda: self._await_code(worker, pause, latest, early))
         else:
-            self._report(worker, code)
+            self._report(worker, fence.peek_exit(worker.pid) if code is None else code)
 
     def _gone(self, worker: Worker) -> None:
         """The pidfd says so: the exit code comes from the fork server, or from our own wait when that is dead."""
@@ -303,16 +303,7 @@ class WorkerPool:
     def _report_later(self, worker: Worker) -> None:
         """The fork server says with which code, soon; on a busy machine it may take its time, and so may the process to end."""
         latest = time.monotonic() + _CODE_LATEST
-        self._loop.after(_CODE_PATIENCE, lambda: self._report_ended(worker, latest))
-
-    def _report_ended(self, worker: Worker, latest: float) -> None:
-        if worker.reported:
-            return
-        code = worker.code if worker.code is not None else fence.peek_exit(worker.pid)
-        if code is None and time.monotonic() < latest:
-            self._loop.after(_CODE_LATE_LOOK, lambda: self._report_ended(worker, latest))
-        else:
-            self._report(worker, code)
+        self._loop.after(_CODE_PATIENCE, lambda: self._await_code(worker, _CODE_LATE_LOOK, latest))
 
     def exited(self, pid: int, code: int | None) -> bool:
         """`pid` was reaped, None: nobody knows with which code; False when it is no worker."""
