@@ -7,13 +7,13 @@ is something to read.
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from ftrun.cli.options import BY_NAME, OPTIONS, Option
 from ftrun.cli.spelling import nearest
 from ftrun.core.errors import ConfigError
+from ftrun.core.toml import parse
 
 PYPROJECT = Path("pyproject.toml")
 _KEY = r"\s*[\"']?{key}[\"']?\s*(?:=|\.)"
@@ -115,17 +115,3 @@ def read(named: str | None) -> ConfigFile:
 def _filled(config: ConfigFile, raw: dict[str, Any]) -> ConfigFile:
     config._fill(raw)
     return config
-
-
-def parse(path: Path, text: str) -> dict[str, Any]:
-    """The content of a TOML file. Errors: ConfigError with file and line."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        return dict(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"at line (\d+)", str(error))
-        line = at[1] if at else str(text.count("\n") + 1)
-        raise ConfigError(f"{path}:{line}: not valid TOML: {error}") from None

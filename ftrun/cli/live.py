@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftrun.core.errors import EXIT_NOT_RUNNING, FtrunError, NoRunError, UsageError
+from ftrun.core.text import printable
 
 if TYPE_CHECKING:
     from ftrun.core.runs import RunInfo
@@ -101,5 +102,5 @@ def confirmed(question: str, yes: bool) -> bool:
     """Ask a person at a terminal; whoever is not at one meant what was typed."""
     if yes or not sys.stdin.isatty():
         return True
-    print(f"ftrun: {question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"ftrun: {printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

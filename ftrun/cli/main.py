@@ -26,6 +26,7 @@ from ftrun.core.errors import (
     EXIT_USAGE,
     FtrunError,
 )
+from ftrun.core.text import tell
 
 WIDTH = 110  # columns of the help at most
 
@@ -190,7 +191,7 @@ def _unwritten(error: OSError) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"ftrun: error: {message}", file=sys.stderr)
+    tell(f"error: {message}")
     return code
 
 

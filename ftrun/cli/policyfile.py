@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftrun.cli.config import ConfigFile, parse
+from ftrun.cli.config import ConfigFile
 from ftrun.cli.spelling import nearest
 from ftrun.control import policy
 from ftrun.control.responses import Response
 from ftrun.core.errors import ConfigError
 from ftrun.core.faults import Fault
+from ftrun.core.toml import parse
 
 _MOST = 65535  # no driver has Xids of more than three digits
 _BUDGETS = ("device-faults", "window")

@@ -79,6 +79,14 @@ class Protected(Event):
 
 
 @dataclass(frozen=True)
+class Stepped(Event):
+    """An optimizer of a worker took its first step: starting again from the beginning would throw work away."""
+
+    t: float
+    worker: int
+
+
+@dataclass(frozen=True)
 class LoopDone(Event):
     """A worker passed the virtual gate at the end of its loop; `done` False: it began another loop."""
 

@@ -9,8 +9,8 @@ What the agent must know:
   and a restart skip the gate. CloseGate therefore swaps the word to exactly the generation it names.
 - Every action is idempotent: the machine may order the same one twice (a Spawn after the fork server's return, a
   CloseGate whose answer is late).
-- In one look at a cell report in this order: Started, Parked, Grouped, Protected, Raised (with its generation),
-  Stage, LoopDone, Unrestorable, death. A death is reported once, by Died or by Finished; Dying may come before Died.
+- In one look at a cell report in this order: Started, Parked, Grouped, Protected, Stepped, Raised (with its
+  generation), Stage, LoopDone, Unrestorable, death. A death is reported once, by Died or by Finished; Dying may come before Died.
 - After a Terminate comes End in the same answer: end the workers, then leave with End's code.
 """
 
@@ -88,7 +88,7 @@ def begin(config: Config, state: State, event: ev.Begin) -> Result:
 
 
 def milestone(
-    config: Config, state: State, event: ev.Started | ev.Parked | ev.Grouped | ev.Protected | ev.LoopDone
+    config: Config, state: State, event: ev.Started | ev.Parked | ev.Grouped | ev.Protected | ev.Stepped | ev.LoopDone
 ) -> Result:
     """A worker came further in its script. Each milestone implies that it started."""
     worker = state.worker(event.worker)
@@ -104,6 +104,8 @@ def milestone(
         worker = replace(worker, loop_done=event.done)
     elif isinstance(event, ev.Protected) and worker.rank is not None:
         state = replace(state, protected=with_item(state.protected, worker.rank, True))
+    elif isinstance(event, ev.Stepped) and worker.rank is not None:
+        state = replace(state, stepped=True)
     state = state.put(worker)
     if state.phase is RunPhase.STARTING:
         return _started(config, state)
@@ -229,6 +231,7 @@ _EVENTS: tuple[type[Event], ...] = (
     ev.Parked,
     ev.Grouped,
     ev.Protected,
+    ev.Stepped,
     ev.LoopDone,
     ev.Dying,
     ev.Died,
@@ -259,6 +262,7 @@ _ROWS: tuple[tuple[Iterable[RunPhase], type[Event], Handler], ...] = (
     (LIVE, ev.Started, milestone),
     (LIVE, ev.Parked, milestone),
     (LIVE, ev.Grouped, milestone),
+    (LIVE, ev.Stepped, milestone),
     (LIVE, ev.Protected, milestone),
     (LIVE, ev.LoopDone, milestone),
     # ends of workers, and exceptions

@@ -13,6 +13,7 @@ from typing import Any
 
 from ftrun.control.events import Event, Message
 from ftrun.control.machine import Config, IllegalEvent, State, advance, initial
+from ftrun.core.text import printable, tell
 
 
 def replay(lines: Iterable[str]) -> list[str]:
@@ -115,11 +116,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         text = Path(arguments[0]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        print(f"ftrun: {arguments[0]}: {error}", file=sys.stderr)
+        tell(f"{arguments[0]}: {error}")
         return 1
     found = replay(text.splitlines())
     for difference in found:
-        print(difference)
+        print(printable(difference))
     return 1 if found else 0
 
 

@@ -74,8 +74,9 @@ def restart_or_end(
     """Restart the world if that is still allowed, else end with exit code 1 and `said` as the root cause.
 
     `said` names worker, rank and cause. `failure` names a failure of the program (see `failure_key`): the same one a
-    second time spends no start-up restart. `full` = start-up restarts may be spent, not only --max-restarts. One of
-    several nodes only stops its workers: all nodes decide together what follows.
+    second time spends no start-up restart. `full` = start-up restarts may be spent, not only --max-restarts: those that
+    nobody asked for, and so only while no optimizer took a step, when nothing is lost. One of several nodes only stops
+    its workers: all nodes decide together what follows.
     """
     if config.shared:
         return _restart(config, state, t, replace(said, what="world_stopped"))
@@ -83,7 +84,7 @@ def restart_or_end(
     recoverable = shaken or any(w.grouped for w in state.workers)
     if state.restarts < config.max_restarts:
         state = replace(state, restarts=state.restarts + 1)
-    elif full and recoverable and state.startup_restarts < config.max_replacements:
+    elif full and recoverable and not state.stepped and state.startup_restarts < config.max_replacements:
         if failure and not shaken:
             state, again = seen_before(state, failure, state.generation)
             if again:
@@ -115,6 +116,7 @@ def _restart(config: Config, state: State, t: float, said: Say) -> Result:
         holder=(None,) * len(state.holder),
         lost=(None,) * len(state.holder),
         protected=(False,) * len(state.holder),
+        stepped=False,
         tail=(),
         published=False,
         opened=False,

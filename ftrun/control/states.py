@@ -112,6 +112,7 @@ class State:
     holder: tuple[int | None, ...] = ()
     lost: tuple[int | None, ...] = ()
     protected: tuple[bool, ...] = ()
+    stepped: bool = False  # some rank's optimizer took a step in this attempt
     tail: tuple[int, ...] = ()  # ranks replaced after the loop whose new holder is not there yet
     resume: int = -1  # gate number at which an incident's generation goes on, -1 = its gate is not closed yet
     published: bool = False  # the world file of an incident's generation was ordered

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from ftrun.core.shape import loads
 
 _CHUNK = 1 << 20
 
@@ -30,19 +31,19 @@ class Tail:
         os.close(self._fd)
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
+def whole(line: bytes) -> dict[str, Any] | None:
+    """One line, None when it is damaged."""
+    try:
+        raw = loads(line)
+    except ValueError:
+        return None
+    return raw if isinstance(raw, dict) else None
+
+
+def lines(path: Path, parse: Callable[[bytes], dict[str, Any] | None] = whole) -> Iterator[dict[str, Any]]:
     """Every readable line of a journal. Errors: OSError."""
     tail = Tail(path)
     try:
         yield from filter(None, map(parse, tail.read()))
     finally:
         tail.close()
-
-
-def parse(line: bytes) -> dict[str, Any] | None:
-    """One line, None when it is damaged."""
-    try:
-        raw = json.loads(line)
-    except ValueError:
-        return None
-    return raw if isinstance(raw, dict) else None

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import paths
+from ftrun.core import paths, shape
 from ftrun.core.errors import NoRunError
 from ftrun.core.system.procfs import process_start
+
+_RUN = shape.record(
+    {"pid": shape.whole, "start": shape.whole, "started": shape.number},
+    {
+        "argv": shape.listed(shape.text),
+        **dict.fromkeys(("world_size", "spares"), shape.whole),
+        **dict.fromkeys(("logs", "log_dir", "cwd", "run_id"), shape.text),
+        "shutdown_timeout": shape.number,
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class RunInfo:
     @property
     def started(self) -> float:
         """Unix time at which the run was claimed."""
-        return float(self.raw.get("started", 0.0))
+        return float(self.raw["started"])
 
     def alive(self) -> bool:
         """Does its launcher still run, now?"""
@@ -34,13 +43,12 @@ class RunInfo:
 
 
 def read_run(path: Path) -> RunInfo | None:
-    """The run in directory `path`, None when it is not a run directory."""
+    """The run in directory `path`, None when it is not a run directory, or its run.json is damaged."""
     try:
-        raw = json.loads((path / paths.RUN_FILE).read_text())
-        pid, _ = int(raw["pid"]), int(raw["start"])
-    except (OSError, ValueError, KeyError, TypeError):
+        raw = shape.loads((path / paths.RUN_FILE).read_bytes())
+    except (OSError, ValueError):
         return None
-    return RunInfo(path.name, path, pid, raw)
+    return RunInfo(path.name, path, raw["pid"], raw) if _RUN(raw) else None
 
 
 def list_runs() -> list[RunInfo]:

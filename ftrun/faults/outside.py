@@ -11,7 +11,7 @@ import resource
 import signal
 from pathlib import Path
 
-from ftrun.core.journal import Tail, parse
+from ftrun.core.journal import Tail, whole
 from ftrun.core.paths import JOURNAL
 from ftrun.core.system import procfs
 from ftrun.core.waiting import wait_for
@@ -40,7 +40,7 @@ def await_journal(run_dir: Path, firing: str) -> None:
     tail = Tail(run_dir / JOURNAL)
     try:
         wait_for(
-            lambda: any(noted.get("file") == firing for noted in map(parse, tail.read()) if noted), _JOURNALLED, _LOOK
+            lambda: any(noted.get("file") == firing for noted in map(whole, tail.read()) if noted), _JOURNALLED, _LOOK
         )
     finally:
         tail.close()

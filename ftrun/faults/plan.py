@@ -17,18 +17,13 @@ ConfigError that starts with FILE:LINE.
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftrun.core import toml
 from ftrun.core.errors import ConfigError
 from ftrun.faults import kinds
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _TOP_KEYS = ("seed", "fault")
 _FAULT_KEYS = ("kind", "rank", "step", "at", "times", "for")
@@ -112,13 +107,7 @@ def read_text(path: Path | str) -> str:
 
 def parse_plan(text: str, path: Path | str) -> Plan:
     """The plan that a text says; `path` is named in errors. Errors: ConfigError for one that is no good plan."""
-    try:
-        raw: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"at line (\d+)", str(error))
-        line = int(at[1]) if at else text.count("\n") + 1
-        raise ConfigError(f"{path}:{line}: not valid TOML: {error}") from error
-    return _Reader(Path(path), _Lines(text)).plan(raw)
+    return _Reader(Path(path), _Lines(text)).plan(toml.parse(path, text))
 
 
 class _Reader:
@@ -143,6 +132,8 @@ class _Reader:
                 raise self._error(index, "", f"[[fault]] needs {key}")
         kind, argument = self._kind(index, raw["kind"])
         at = raw.get("at", kind.anywhere[0])
+        if not isinstance(at, str):
+            raise self._error(index, "at", f"at must be a string, not {at!r}")
         try:
             kinds.check_phase(kind, at)
         except ValueError as error:

@@ -69,7 +69,9 @@ def post(run_dir: Path, request: Request, *, taken: bool = False) -> Request:
     folder = run_dir / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     request = replace(request, number=_reserve(folder), asked=time.time())
-    files.replace(folder / f"{request.number}.{'taken' if taken else 'json'}", json.dumps(asdict(request)))
+    files.replace(
+        folder / f"{request.number}.{'taken' if taken else 'json'}", json.dumps(asdict(request)), private=True
+    )
     return request
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ftrun.core.paths import ENV_RUN_DIR
 from ftrun.core.shared.board import Board, Head
+from ftrun.core.system import files
 from ftrun.core.waiting import wait_for
 from ftrun.faults import device, oom, outside, requests
 from ftrun.faults.dice import Dice
@@ -283,7 +284,7 @@ def claim(
         if target.exists():
             continue
         temporary = target.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(firing)))
+        files.write_private(temporary, json.dumps(asdict(firing)))
         try:
             os.link(temporary, target)
         except FileExistsError:

@@ -36,7 +36,7 @@ _PRELOAD = (
     "ftrun.worker.api.backend",
     "ftrun.worker.api.protect",
 )
-_IMPORTS = {"preload": _PRELOAD, "light": ("ftrun.worker.process.main",), "exec": ()}
+_IMPORTS = {"preload": _PRELOAD, "light": ("multiprocessing.process", "ftrun.worker.process.main"), "exec": ()}
 _UNFIT = "unfit="  # the argument by which a fork server tells its successor why it does not fork workers from imports
 _LAUNCHER = 3  # the descriptor of the socket to the launcher
 _WORKER = "import json, os; from ftrun.worker.process import main; main.main(json.loads(os.environ.pop('FTRUN_SPEC')))"

@@ -182,7 +182,7 @@ def _differing(ours: list[DigestRecord], theirs: list[DigestRecord]) -> list[str
 # what causes comes before what follows from it
 _ORDER = {
     # a loader draws from the streams when it opens an epoch or fetches a batch
-    "start": ("position", "batch", "random", "python", "buffer", "weight", "optimizer"),
+    "start": ("position", "batch", "random", "python", "buffer", "weight", "optimizer", "live"),
     "gate": ("output", "local", "gradient"),
 }
 
@@ -195,8 +195,9 @@ def _telling(name: str, place: DigestPlace) -> int:
 
 # ---- what it may come from ----
 
-RNG, SEED, LOADER, BUCKETS, OP, UPDATE, STATE, BUFFERS, INPUT, MISSING = (
-    "rng", "unseeded", "loader-position", "bucket-order", "non-deterministic-op", "update", "python-state", "buffers", "input", "missing",
+RNG, SEED, LOADER, BUCKETS, OP, UPDATE, STATE, BUFFERS, INPUT, FORGOTTEN, MISSING = (
+    "rng", "unseeded", "loader-position", "bucket-order", "non-deterministic-op", "update", "python-state", "buffers", "input",
+    "not-given", "missing",
 )  # fmt: skip
 
 _EXPLAINED = {
@@ -210,6 +211,7 @@ _EXPLAINED = {
     STATE: "state of a Python object (scheduler, hyperparameters, an object given to protect) was not put back",
     BUFFERS: "buffers (running statistics) that the forward pass changed were not put back",
     INPUT: "input that ftrun does not keep in place: a loader outside job.batches, the time, a file or a counter of the script",
+    FORGOTTEN: "state that protect() was not given: give it what has a state_dict(), or leave it out by protect(..., ignore=[...])",
     MISSING: "the ranks did not do the same steps",
 }
 
@@ -231,6 +233,7 @@ def cause(difference: Difference, deterministic: bool, has_loader: bool) -> str:
         "random": RNG if deterministic else SEED,
         "python": STATE,
         "buffer": BUFFERS,
+        "live": FORGOTTEN,
     }.get(kind, UPDATE)
 
 
@@ -246,6 +249,7 @@ _WORDS = {
     "buffer": "buffer {}",
     "weight": "weight {}",
     "optimizer": "optimizer's {}",
+    "live": "{}, which protect() was not given",
     "output": "output of {}",
     "local": "gradient of {} before the sum over ranks",
     "gradient": "gradient of {}",

@@ -6,6 +6,8 @@ import sys
 from types import TracebackType
 from typing import Any
 
+from ftrun.core.text import printable, tell
+
 
 class ProgressBar:
     """`with Progress("verify") as progress:` `begin(part)`, `show(done, total)` while it goes on, `done(line)` at its end."""
@@ -49,6 +51,6 @@ class ProgressBar:
         if self._bar is not None and self._task is not None:
             self._bar.remove_task(self._task)
             self._task = None
-            self._bar.console.print(f"ftrun: {self._what}: {line}", highlight=False, markup=False)
+            self._bar.console.print(printable(f"ftrun: {self._what}: {line}"), highlight=False, markup=False)
         else:
-            print(f"ftrun: {self._what}: {line}", file=sys.stderr, flush=True)
+            tell(f"{self._what}: {line}")

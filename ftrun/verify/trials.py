@@ -11,7 +11,6 @@ import os
 import signal
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 
 from ftrun.core import journal, paths
 from ftrun.core.system.procfs import shell_code
+from ftrun.core.text import tell
 from ftrun.host.services import spawn
 
 OUTPUT = "output.log"
@@ -127,7 +127,7 @@ def _wait(process: subprocess.Popen[bytes], patience: float, look: Callable[[], 
 
 def _end(process: subprocess.Popen[bytes], patience: float, got: list[int]) -> None:
     """Pass the signal on and wait for the end of the run; a second signal is passed on as well, and ends it at once."""
-    print("ftrun: verify: ending the run; the same signal again ends it at once", file=sys.stderr, flush=True)
+    tell("verify: ending the run; the same signal again ends it at once")
     told = 0
     deadline = time.monotonic() + patience + _PATIENCE
     while process.poll() is None and time.monotonic() < deadline:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, UsageError
+from ftrun.core.text import printable, tell
 from ftrun.faults import everyphase
 from ftrun.faults.everyphase import Kill
 from ftrun.host.base.settings import Settings
@@ -184,7 +185,7 @@ class Verification:
                 f"{clean.steps[0]} to {clean.steps[-1]}"
             )
         for fault in (fault for trial in result.faulted for fault in trial.unfired):
-            print(f"ftrun: verify: warning: did not fire: {fault}", file=sys.stderr)
+            tell(f"verify: warning: did not fire: {fault}")
         for trial in self._runs:
             shutil.rmtree(trial.digests, ignore_errors=True)
         return result
@@ -266,10 +267,7 @@ class Verification:
             return [[]]
         if len(clean.ranks) == 1:
             phases = ", ".join(everyphase.NEED_ANOTHER)
-            print(
-                f"ftrun: verify: with one rank nobody can be killed in {phases}: that takes another one",
-                file=sys.stderr,
-            )
+            tell(f"verify: with one rank nobody can be killed in {phases}: that takes another one")
         return everyphase.plans(clean.steps, len(clean.ranks))
 
     def _written(self, number: int, kills: list[Kill]) -> Path:
@@ -280,7 +278,7 @@ class Verification:
 
 def _show_end(trial: Trial) -> None:
     for line in trial.last_lines():
-        print(f"  {line}", file=sys.stderr)
+        print(f"  {printable(line)}", file=sys.stderr)
 
 
 def _count(number: int, what: str) -> str:

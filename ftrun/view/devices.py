@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from ftrun.core.shape import listed, loads, maybe, number, record, text, whole
+
 FILE = "devices.json"
+_DEVICE = record(
+    {},
+    {
+        **dict.fromkeys(("uuid", "name", "quarantined"), maybe(text)),
+        **dict.fromkeys(("index", "rank", "memory_used", "memory_total"), maybe(whole)),
+        **dict.fromkeys(("utilisation", "temperature"), maybe(number)),
+        "throttle": maybe(listed(text)),
+    },
+)
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:
     """One entry a device: index, uuid, name, utilisation (%), temperature (C), memory_used and memory_total (bytes),
     throttle (list), quarantined (why, or None), rank (or None). Empty when nobody watches devices."""
     try:
-        raw = json.loads((run_dir / FILE).read_text())
+        raw = loads((run_dir / FILE).read_bytes())
     except (OSError, ValueError):
         return []
-    return [entry for entry in raw if isinstance(entry, dict)] if isinstance(raw, list) else []
+    return [entry for entry in raw if _DEVICE(entry)] if isinstance(raw, list) else []
 
 
 def of(found: list[dict[str, Any]], rank: int | None, word: int) -> dict[str, Any] | None:

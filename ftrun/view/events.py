@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from ftrun.core.amounts import count
-from ftrun.core.journal import Tail, parse
+from ftrun.core.journal import Tail, whole
 from ftrun.view.find import Found
+from ftrun.view.journal import parse
 from ftrun.view.screen import cause, outcome
 
+_CAME_TO = {
+    "Grouped": "made its process group",
+    "Stepped": "took its first optimizer step",
+    "LoopDone": "finished its loop",
+}
 _LOOK = 0.2  # seconds between two looks at a journal that is followed
 
 
@@ -21,12 +27,10 @@ def stream(found: Found, follow: bool, as_json: bool) -> Iterator[str]:
         while True:
             ended = found.live is None or not found.live.alive()
             for line in tail.read():
-                raw = parse(line)
-                if raw is None:
-                    continue
-                told = [line.decode()] if as_json else sentences.of(raw)
-                yield from told
-                if raw.get("note") == "end":
+                raw = whole(line) if as_json else parse(line)
+                if raw is not None:
+                    yield from [line.decode()] if as_json else sentences.of(raw)
+                if raw is not None and raw.get("note") == "end":
                     return
             if not follow or ended:
                 return
@@ -45,9 +49,9 @@ class _Sentences:
 
     def of(self, raw: dict[str, Any]) -> list[str]:
         if "config" in raw:
-            self._offset = float(raw.get("wall", 0.0)) - float(raw["t"])
+            self._offset = raw["wall"] - raw["t"]
         said = list(self._sentences(raw))
-        at = time.time() if "t" not in raw else float(raw["t"]) + self._offset
+        at = time.time() if "t" not in raw else raw["t"] + self._offset
         stamp = time.strftime("%H:%M:%S", time.localtime(at)) + f".{int(at % 1 * 1000):03d}"
         return [f"{stamp}  {sentence}" for sentence in said]
 
@@ -70,22 +74,22 @@ class _Sentences:
     def _event(self, event: dict[str, Any]) -> Iterator[str]:
         kind, who = event["kind"], self._who(event["worker"]) if "worker" in event else ""
         if kind == "Died":
-            where = f" in {event['phase']} of step {event['step']}" if event.get("step") is not None else ""
+            where = f" in {event.get('phase', '')} of step {event['step']}" if event.get("step") is not None else ""
             yield f"{who} died{where}: {event['cause']}"
         elif kind == "Dying":
             yield f"{who} is about to end"
         elif kind == "Raised":
             yield f"{who} raised {event['signature']} in step {event['step']}"
         elif kind == "Unconnected":
-            yield f"{who} could not be connected with the others: {event['evidence']}"
+            yield f"{who} could not be connected with the others: {event.get('evidence', '')}"
         elif kind == "Parked":
             yield f"{who} is ready as a spare"
         elif kind == "Stage":
             yield f"{who} {event['stage'].replace('_', ' ')}, generation {event['generation']}"
         elif kind in ("Started", "Protected", "Finished"):
             yield f"{who} {kind.lower()}"
-        elif kind in ("Grouped", "LoopDone"):
-            yield f"{who} {'made its process group' if kind == 'Grouped' else 'finished its loop'}"
+        elif kind in _CAME_TO:
+            yield f"{who} {_CAME_TO[kind]}"
         elif kind == "GateClosed":
             yield f"gate closed after step {event['last']}, generation {event['generation']}"
         elif kind == "Expired":

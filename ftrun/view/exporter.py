@@ -21,6 +21,7 @@ from typing import Any
 from ftrun.core.errors import FtrunError
 from ftrun.core.runs import RunInfo, read_run
 from ftrun.core.system import files
+from ftrun.core.text import tell
 from ftrun.core.waiting import wait_for
 from ftrun.view import metrics
 from ftrun.view.snapshot import RunWatcher
@@ -38,13 +39,24 @@ class Exporter:
         self._lock = threading.Lock()
         self._text = ""
 
+    def close(self) -> None:
+        self._watcher.close()
+
+    def look(self) -> str:
+        """The figures now. Errors: FtrunError when they cannot be read."""
+        run = self._watcher.run
+        with self._lock:
+            try:
+                picture = self._watcher.look(None if run.raw.get("world_size", 0) <= metrics.RANKS_MOST else 16)
+            except OSError:
+                raise FtrunError(f"run {run.run_id} starts or ends just now") from None
+            self._text = metrics.render(picture, self._watcher.account, time.monotonic())
+            return self._text
+
     def text(self) -> str:
         """The figures now, or the last ones that could be read."""
-        with self._lock, contextlib.suppress(OSError):
-            run = self._watcher.run
-            picture = self._watcher.look(None if run.raw.get("world_size", 0) <= metrics.RANKS_MOST else 16)
-            account = self._watcher.account
-            self._text = metrics.render(picture, account, time.monotonic())
+        with contextlib.suppress(FtrunError):
+            self.look()
         return self._text
 
 
@@ -95,7 +107,7 @@ def keep(exporter: Exporter, run: RunInfo, path: Path | None, interval: float, u
                 told = False
             except OSError as error:
                 if not told:
-                    print(f"ftrun: metrics cannot be written to {path}: {error.strerror}", file=sys.stderr, flush=True)
+                    tell(f"metrics cannot be written to {path}: {error.strerror}")
                 told = True
         if ended:
             return

@@ -65,7 +65,7 @@ def _killed(name: str | None) -> Found | None:
     if name is None or name.startswith("."):
         return None
     path = paths.runs_root() / name
-    return Found(name, path / paths.JOURNAL, None) if (path / paths.JOURNAL).is_file() else None
+    return Found(name, path / paths.JOURNAL, None) if os.path.isfile(path / paths.JOURNAL) else None
 
 
 def _ended(name: str | None, logs: Path) -> Found | None:

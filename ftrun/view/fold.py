@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ftrun.core.shared.board import Board, F, Flag, Phase
+from ftrun.core.shared.board import Board, F, Flag, phase_name
 
 STALE = 2.0  # seconds without a beat
 # why a rank stands out, the gravest first
@@ -105,5 +105,5 @@ def choose(
 
 
 def _doing(phase: int, step: int) -> str:
-    name = Phase(phase).name.lower()
+    name = phase_name(phase)
     return f"{name} of step {step - 1}" if step else name

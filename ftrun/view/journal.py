@@ -6,9 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from ftrun.control.phases import OVER, REPAIRING, RunPhase
-from ftrun.core.journal import parse
+from ftrun.core.journal import whole
+from ftrun.view import records
 
-UNLIKE_OURS = (KeyError, TypeError, ValueError, AttributeError)  # what a line of another version leads to
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """One line whose fields are those of `records`; None when it is damaged, or unlike those of this version."""
+    raw = whole(line)
+    return raw if raw is not None and records.fits(raw) else None
 
 
 class Account:
@@ -29,20 +34,14 @@ class Account:
         self.faults: list[dict[str, Any]] = []
         self.summary: dict[str, Any] | None = None
         self.exit_code: int | None = None
-        self.unread = 0  # lines that are not as this version writes them
+        self.unread = 0  # lines that are damaged, or not as this version writes them
         self.ended: float | None = None
         self._protected: set[int] = set()
         self._took_over: set[int] = set()  # cells that were given a dead worker's rank
         self._quiet = b""  # the end of an answer that changed nothing
 
     def add(self, line: bytes) -> None:
-        """One line of the journal. What another version of ftrun wrote may lack what we look for: it is passed over."""
-        try:
-            self._add(line)
-        except UNLIKE_OURS:
-            self.unread += 1
-
-    def _add(self, line: bytes) -> None:
+        """One line of the journal. A damaged one, or one of another version that lacks what we look for, is passed over."""
         if line.startswith(b'"event": {"kind": "Stage"', line.find(b'"event"')):
             return
         answer = line.find(b'"actions": [], ')
@@ -50,6 +49,7 @@ class Account:
             return
         raw = parse(line)
         if raw is None:
+            self.unread += 1
             return
         self.latest = float(raw.get("t", self.latest))
         if "event" in raw:
@@ -74,9 +74,10 @@ class Account:
         return len(self._took_over)
 
     def lost(self, now: float) -> float:
-        """Seconds spent on incidents, including the one that goes on; `now` is monotonic."""
+        """Seconds spent on incidents and on steps done again, including the one that goes on; `now` is monotonic."""
         going = 0.0 if self.since is None else now - self.since
-        return sum(float(i.get("total_ms", 0.0)) for i in self.incidents) / 1000 + max(0.0, going)
+        lost: float = sum(i["total_ms"] + i.get("again_ms", 0.0) for i in self.incidents) / 1000
+        return lost + max(0.0, going)
 
     def effective(self, now: float) -> float | None:
         """Effective training time ratio: the part of the run's time in which it trained, neither starting nor being
@@ -91,7 +92,7 @@ class Account:
     def _event(self, event: dict[str, Any]) -> None:
         kind = event.get("kind")
         if kind == "Protected":
-            self._protected.add(int(event["worker"]))
+            self._protected.add(event["worker"])
             if self.generation == 1 and self._protected.issuperset(self.holders.values()):
                 self.training = self.latest
         elif kind in ("Died", "Raised"):
@@ -102,7 +103,7 @@ class Account:
         self.since = self.latest if self.since is None else self.since
 
     def _answer(self, raw: dict[str, Any]) -> None:
-        phase, self.generation = str(raw["phase"]), int(raw.get("generation", self.generation))
+        phase, self.generation = raw["phase"], raw["generation"]
         for action in raw.get("actions", ()):
             self._action(action)
         if phase == self.phase:

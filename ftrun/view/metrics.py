@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ftrun.core.text import page
 from ftrun.view.journal import Account
 from ftrun.view.snapshot import DEGRADED, ENDED, HEALTHY, RECOVERING, STARTING
 
@@ -56,7 +57,7 @@ def _text(family: _Family, base: Labels) -> str:
 
 
 def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return page(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _number(value: float) -> str:
@@ -94,7 +95,8 @@ def _run(picture: Mapping[str, Any], account: Account, now: float) -> Iterable[_
     yield _one("ftrun_ranks_healthy", "gauge", "Ranks whose process lives and beats.", picture["healthy"])
     yield _one("ftrun_spares_wanted", "gauge", "Warm spare workers asked for.", picture["spares_wanted"])
     yield _one("ftrun_spares_ready", "gauge", "Warm spare workers that are ready.", picture["spares_ready"])
-    exact = not picture["inexact"] and not account.restarts
+    forgotten = picture["left_out"] and account.incidents
+    exact = not picture["inexact"] and not account.restarts and not forgotten
     yield _one(
         "ftrun_result_exact", "gauge", "1 while the result will be that of an uninterrupted run, bit for bit.", exact
     )

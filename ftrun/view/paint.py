@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ftrun.core.text import printable
 from ftrun.view import text
 
 if TYPE_CHECKING:
@@ -64,5 +65,5 @@ def painted(*lines: text.Line) -> Text:
         if at:
             done.append("\n")
         for part, style in line:
-            done.append(text.for_encoding(part, sys.stdout.encoding), STYLES[style])
+            done.append(text.for_encoding(printable(part), sys.stdout.encoding), STYLES[style])
     return done

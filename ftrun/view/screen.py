@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from ftrun.core.amounts import count, milliseconds, size
+from ftrun.core.shared.left_out import shown
 from ftrun.view import text
 from ftrun.view.text import BAD, CHOSEN, GOOD, HEAD, PLAIN, QUIET, STRONG, WARN, Column, Line, Span
 
@@ -65,6 +66,9 @@ def header(picture: dict[str, Any], width: int) -> list[Line]:
             or f"{count(picture['restarts'], 'restart')} of the script"
         )
         lines.append(text.cut([("the result will not be known to be bit-identical: ", WARN), (why, WARN)], width))
+    elif picture["left_out"] and picture["incidents"]:
+        why = shown(picture["left_out"])
+        lines.append(text.cut([("repaired, with what protect() was given only; not ", WARN), (why, WARN)], width))
     return lines
 
 
@@ -210,7 +214,8 @@ def outcome(incident: dict[str, Any]) -> str:
     """212 ms: detect 0.1, ...; adopted in place; 1 step again."""
     ms = incident["ms"] or {}
     if incident["restart"]:
-        return f"{text.duration(incident['total_ms'] / 1000)}: all workers were started anew"
+        again = f"; {count(incident['redone'], 'step')} again" if incident["redone"] else ""
+        return f"{text.duration(incident['total_ms'] / 1000)}: all workers were started anew{again}"
     parts = ", ".join(f"{name.replace('_', ' ')} {milliseconds(ms[name])}" for name in PARTS if name in ms)
     sources = [
         f"rank {rank} {_source(s)}" for rank, s in (incident["sources"] or {}).items() if _replaced(incident, rank)

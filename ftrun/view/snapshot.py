@@ -7,7 +7,6 @@ world the ranks that stand out are looked at one by one, all others are counted,
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,23 @@ from typing import Any
 from ftrun.control.phases import OVER, REPAIRING
 from ftrun.control.phases import RunPhase as Machine
 from ftrun.core import paths
+from ftrun.core.errors import PlatformError
 from ftrun.core.journal import Tail
 from ftrun.core.runs import RunInfo
-from ftrun.core.shared import gate, steps
-from ftrun.core.shared.board import Board, Cell, F, Flag, Head, Inexact, Phase, collective_name, collective_of
+from ftrun.core.shape import listed, loads, maybe, number, record, row, text
+from ftrun.core.shared import gate, left_out, steps
+from ftrun.core.shared.board import Board, Cell, F, Flag, Head, Inexact, collective_name, collective_of, phase_name
 from ftrun.core.shared.world import World, read_world
 from ftrun.core.system import files
 from ftrun.view import devices, fold
 from ftrun.view.journal import Account
+from ftrun.view.records import VICTIM
 
 SCHEMA = 1  # of the picture, as `ftrun status --json` prints it; grows only when a field changes its meaning or goes
 HEALTHY, STARTING, RECOVERING, DEGRADED, ENDED = "healthy", "starting", "recovering", "degraded", "ended"
+_PARKED = record({"line": text})
+_INCIDENT = record({"since": number, "victims": listed(VICTIM), "stages": listed(row(text, number)), "said": text})
+_HEAD = record({"phase": text, "incident": maybe(_INCIDENT)})
 _INCIDENTS = 20  # newest ones in a picture
 
 
@@ -62,7 +67,7 @@ class RunWatcher:
         self._read_journal()
         world = self._read_world()
         account, word = self.account, gate.unpack(board.gate())
-        head = json.loads(board.run_text() or '{"phase": "NEW", "incident": null}')
+        head = _head(board)
         self._used = fold.used_cells(board, self._used)
         holders = {p.cell: p.rank for p in world.places} if world else {}
         spares = [i for i in fold.living(board, self._used) if i not in holders]
@@ -97,11 +102,12 @@ class RunWatcher:
             "replacements": account.replacements,
             "restarts": account.restarts,
             "inexact": self._inexact(),
+            "left_out": left_out.names(self.run.path),
             "current": self._current(now / 1e9, head["phase"], head["incident"]),
             "incidents": [_incident(i, account) for i in reversed(account.incidents[-_INCIDENTS:])],
             "incidents_total": len(account.incidents),
             "devices": found,
-            "log_dir": str(self.run.raw.get("logs", "")),
+            "log_dir": self.run.raw.get("logs", ""),
             "workers": workers,
             "folded": folded,
         }
@@ -119,8 +125,16 @@ class RunWatcher:
         newest = self._board[Head.PUBLISHED]
         if newest and (self._world is None or self._world.generation != newest):
             with contextlib.suppress(OSError):
-                self._world = read_world(self.run.path, newest)
+                self._world = self._checked(read_world(self.run.path, newest))
         return self._world
+
+    def _checked(self, world: World) -> World:
+        """Errors: PlatformError for a world of workers that are not on the board."""
+        if not all(0 <= place.cell < self._board.cells for place in world.places):
+            raise PlatformError(
+                f"the world file of run {self.run.run_id} is damaged: it names workers that the board has not"
+            )
+        return world
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -131,7 +145,7 @@ class RunWatcher:
             return STARTING
         if machine in REPAIRING:
             return RECOVERING
-        missing = spares < int(self.run.raw.get("spares", 0))
+        missing = spares < self.run.raw.get("spares", 0)
         return DEGRADED if missing or unwell or any(d.get("quarantined") for d in found) else HEALTHY
 
     def _steps_per_second(self, now: float, last: int, holders: dict[int, int]) -> float | None:
@@ -180,7 +194,7 @@ class RunWatcher:
             "device": device.get("index") if device else (cell[F.DEVICE] - 1 if cell[F.DEVICE] else None),
             "uuid": device.get("uuid") if device else None,
             "step": cell.step,
-            "phase": Phase(cell[F.PHASE]).name.lower(),
+            "phase": phase_name(cell[F.PHASE]),
             "attempt": cell[F.ATTEMPT],
             "generation": cell[F.GENERATION],
             "flags": [f.name.lower() for f in Flag if f & flags and f.name],
@@ -199,11 +213,20 @@ class RunWatcher:
 
     def _parked_at(self, cell: int) -> str | None:
         if cell not in self._parked:
-            line = files.read_json(self.run.path / "errors" / f"parked-{cell}.json").get("line")
-            if line is None:
+            told = files.read_json(self.run.path / "errors" / f"parked-{cell}.json")
+            if not _PARKED(told):
                 return None
-            self._parked[cell] = str(line)
+            self._parked[cell] = told["line"]
         return self._parked[cell]
+
+
+def _head(board: Board) -> dict[str, Any]:
+    """What the launcher says of the whole run: its phase, and the incident that goes on."""
+    with contextlib.suppress(ValueError):
+        head = loads(board.run_text())
+        if _HEAD(head):
+            return dict(head)
+    return {"phase": str(Machine.NEW), "incident": None}
 
 
 def _next_step(last: int, cell: Cell | None) -> int:

@@ -9,6 +9,8 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ftrun.core.text import printable
+
 # styles, by what they mean; the terminal view maps them to colours
 PLAIN, STRONG, QUIET, GOOD, WARN, BAD, HEAD, CHOSEN = "", "strong", "quiet", "good", "warn", "bad", "head", "chosen"
 FORWARD, BACKWARD, UPDATE, BARRIER, DONE, CONTROL = "forward", "backward", "update", "barrier", "done", "control"
@@ -25,7 +27,7 @@ _ASCII = str.maketrans(
 
 def plain(line: Line) -> str:
     """Without styles, and without blanks at its end."""
-    return "".join(text for text, _ in line).rstrip()
+    return printable("".join(text for text, _ in line)).rstrip()
 
 
 def for_encoding(text: str, encoding: str | None) -> str:

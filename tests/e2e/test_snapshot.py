@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -36,6 +37,9 @@ def test_every_rank_dies_in_its_update(stock: Reference, folder: Path) -> None:
     assert {s["name"] for s in incident["sources"].values()} == {"snapshot"}
     assert all(s["bytes"] > 0 for s in incident["sources"].values())
     assert "bit-identical to an uninterrupted run: yes" in outcome.output
+    summary = outcome.notes("summary")[0]
+    assert incident["again_ms"] > 0 and summary["redone"] == sum(i["redone"] for i in outcome.notes("incident"))
+    assert summary["lost_ms"] == pytest.approx(sum(i["total_ms"] + i["again_ms"] for i in outcome.notes("incident")))
     check_moves(incident)
     check_drawings(outcome.folder)
 
@@ -132,6 +136,19 @@ def _kept(fd_store: FdStoreClient, rank: int) -> int | None:
         return fd_store.get(rank, "snapshot")
     except OSError:
         return None  # the fd store is not up yet
+
+
+def test_a_restart_from_the_beginning_counts_what_is_done_again(stock: Reference, folder: Path) -> None:
+    """Steps 0 to 7 had passed their gate, and a step took what the run's pace says."""
+    outcome = harness.ftrun(folder, ["--stretch", "0.02"], all_killed("update", 7), options=["--max-restarts", "1"])
+    harness.same(stock("--stretch", "0.02"), outcome, ignore=["history"])
+    (incident,) = outcome.notes("incident")
+    assert incident["restart"] and incident["redone"] == 8
+    assert incident["again_ms"] >= 8 * 20
+    assert "8 steps done again since all workers started again" in outcome.output
+    assert "1 incident, 8 steps done again, " in outcome.output
+    lost = re.search(r"8 steps done again, ([\d.]+) s lost", outcome.output)
+    assert lost and float(lost[1]) == pytest.approx((incident["total_ms"] + incident["again_ms"]) / 1000, abs=0.01)
 
 
 @pytest.mark.slow

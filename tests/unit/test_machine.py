@@ -40,6 +40,7 @@ EVENTS: list[ev.Event] = [
     ev.Started(1.0, 0),
     ev.Parked(1.0, 2),
     ev.Grouped(1.0, 0),
+    ev.Stepped(1.0, 0),
     ev.Protected(1.0, 0),
     ev.LoopDone(1.0, 0),
     ev.Dying(1.0, 0),

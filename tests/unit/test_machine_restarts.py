@@ -83,6 +83,38 @@ def test_the_same_start_up_failure_twice_is_the_programs() -> None:
     assert says(run.kill(run.holder(0), code=1, signature="ImportError")) == ["died", "failed_again"]
 
 
+@pytest.mark.parametrize("protect", [False, True])
+def test_no_start_up_restart_once_an_optimizer_took_a_step(protect: bool) -> None:
+    """What nobody asked for must throw nothing away: then only --max-restarts allows it."""
+    run = Driver(2, 0, max_restarts=1).begin()
+    for allowed in (True, False):
+        run.raise_world(protect=protect)
+        for rank in range(2):
+            run.send(ev.Grouped(run.t, run.holder(rank)))
+        run.send(ev.Stepped(run.t, run.holder(0)))
+        if protect:  # another rank has finished: nobody can be repaired in place
+            run.send(ev.Finished(run.t, run.holder(0)))
+        actions = run.kill(run.holder(1), code=1)
+        assert ("restarting" in says(actions)) == allowed, says(actions)
+        if allowed:
+            run.leave()
+            run.send(ev.ServiceReady(run.t, "store"))
+    assert only(actions, ev.End).code == 1
+
+
+def test_an_attempt_that_took_no_step_yet_may_start_again() -> None:
+    run = Driver(2, 0, max_restarts=1).begin()
+    run.raise_world(protect=False)
+    run.send(ev.Grouped(run.t, run.holder(0)))
+    run.send(ev.Stepped(run.t, run.holder(0)))
+    assert "restarting" in says(run.kill(run.holder(1)))
+    run.leave()
+    run.send(ev.ServiceReady(run.t, "store"))
+    run.raise_world(protect=False)
+    run.send(ev.Grouped(run.t, run.holder(0)))
+    assert "restarting" in says(run.kill(run.holder(1))), "the second attempt had done nothing that could be lost"
+
+
 def test_a_store_that_dies_while_restarting_is_waited_for() -> None:
     run = in_restart()
     run.leave()

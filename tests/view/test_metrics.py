@@ -97,6 +97,8 @@ def test_strange_names_are_escaped(looking: Looking) -> None:
     assert value(text, "ftrun_device_utilization_ratio", uuid='a"b\\c\nd') == 0.5
     listed = json.loads(looking.pipe("metrics", "--json").stdout)
     assert [s["labels"]["uuid"] for s in listed if s["name"] == "ftrun_device_temperature_celsius"] == ['a"b\\c\nd']
+    (looking.root / "lab" / "devices.json").write_text(json.dumps([{**device, "uuid": "\x1b[2J\r\x9b"}]))
+    assert value(looking.pipe("metrics").stdout, "ftrun_device_utilization_ratio", uuid="\\u001b[2J\\r\\u009b") == 0.5
 
 
 def test_many_ranks_are_counted_not_listed(looking: Looking) -> None:

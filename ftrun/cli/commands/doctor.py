@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from ftrun.cli.main import WIDTH, app
+from ftrun.core.text import printable
 
 _NAME = 16  # columns of a finding's name
 _COLOURS = {"ok": "32", "warning": "33", "broken": "31;1"}
@@ -61,10 +62,12 @@ def _lines(finding: Any) -> list[str]:
     mark = f"{finding.state:<8}"
     if _coloured():
         mark = f"\x1b[{_COLOURS[finding.state]}m{mark}\x1b[0m"
-    lines = [f"  {mark} {finding.name:<{_NAME}} {finding.text}"]
+    lines = [f"  {mark} {finding.name:<{_NAME}} {printable(finding.text)}"]
     if finding.fix and finding.state != "ok":
         pad = " " * (_NAME + 12)
-        lines += textwrap.wrap(f"fix: {finding.fix}", WIDTH, initial_indent=pad, subsequent_indent=pad + "     ")
+        lines += textwrap.wrap(
+            f"fix: {printable(finding.fix)}", WIDTH, initial_indent=pad, subsequent_indent=pad + "     "
+        )
     return lines
 
 

@@ -6,7 +6,6 @@ Exit code 0 it was moved, 1 it was not, 2 usage, 3 the run is not running, 4 no 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import typer
 
 from ftrun.cli.main import app
 from ftrun.core.errors import UsageError
+from ftrun.core.text import tell
 
 if TYPE_CHECKING:
     from ftrun.cli.live import Live
@@ -45,11 +45,11 @@ def drain(
         cell = found.cell(rank)
         _check(rank, cell)
         if not live.confirmed(f"move rank {rank} of run {found.run.run_id} away from process {_pid(cell)}?", yes):
-            print("ftrun: nothing was moved", file=sys.stderr)
+            tell("nothing was moved")
             return 1
         return _move(found, rank, wait, as_json)
     except OSError as error:
-        print(f"ftrun: error: nothing was moved: {error}", file=sys.stderr)
+        tell(f"error: nothing was moved: {error}")
         return 1
 
 
@@ -92,10 +92,9 @@ def _move(found: Live, rank: int, wait: float, as_json: bool) -> int:
             if as_json:
                 print(json.dumps({"moved": True, **facts, "seconds": round(seconds, 3)}))
             else:
-                print(
-                    f"ftrun: rank {rank} moved from process {firing.pid} to {new[F.PID]} before step {firing.step}; "
-                    f"{seconds * 1000:.0f} ms",
-                    file=sys.stderr,
+                tell(
+                    f"rank {rank} moved from process {firing.pid} to {new[F.PID]} before step {firing.step}; "
+                    f"{seconds * 1000:.0f} ms"
                 )
             return 0
         if time.monotonic() - begun > wait:
@@ -107,5 +106,5 @@ def _move(found: Live, rank: int, wait: float, as_json: bool) -> int:
 def _not_moved(rank: int, why: str, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"moved": False, "rank": rank, "why": why}))
-    print(f"ftrun: error: rank {rank} was not moved: {why}", file=sys.stderr)
+    tell(f"error: rank {rank} was not moved: {why}")
     return 1

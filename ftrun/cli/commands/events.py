@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from ftrun.cli.main import app
+from ftrun.core.text import printable
 
 EPILOG = (
     "Examples: `ftrun events` lists what happened in the newest run; `ftrun events brave-otter --follow` goes on until the run "
@@ -22,6 +25,7 @@ def events(
     from ftrun.core.errors import PlatformError
     from ftrun.view.events import stream
     from ftrun.view.find import require
+    from ftrun.view.text import for_encoding
 
     found = require(run_id)
     lines = stream(found, follow, as_json)
@@ -32,4 +36,4 @@ def events(
             raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
         if line is None:
             return 0
-        print(line, flush=follow)
+        print(for_encoding(printable(line), sys.stdout.encoding), flush=follow)

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from typer.core import TyperCommand
 
 from ftrun.cli.main import app
 from ftrun.core.errors import EXIT_NOT_RUNNING, NoRunError, UsageError
+from ftrun.core.text import tell
 
 if TYPE_CHECKING:
     from ftrun.cli.live import Live
@@ -114,12 +114,12 @@ def inject_fault(
         found = live.Live.find(run_id)
         target = _target(found, wish)
         if not live.confirmed(f"strike {_whom(found, wish, target)} with {wish.name}?", yes):
-            print("ftrun: nothing was injected", file=sys.stderr)
+            tell("nothing was injected")
             return 1
         _sleep(found, after)
         return _at_once(found, wish, target) if wish.at_once else _ask(found, wish, target)
     except OSError as error:
-        print(f"ftrun: error: nothing was injected: {error}", file=sys.stderr)
+        tell(f"error: nothing was injected: {error}")
         return 1
 
 
@@ -278,7 +278,7 @@ def ask(found: Live, request: Request, seconds: float) -> tuple[Request, Any]:
         return request, _await_firing(found, request, seconds)
     except KeyboardInterrupt:
         if requests.take(found.run.path, request.number):
-            print("ftrun: taken back; nothing was done", file=sys.stderr)
+            tell("taken back; nothing was done")
         raise
 
 
@@ -342,7 +342,7 @@ def _random(words: list[str], rate: float, seed: int, step: int | None, after: f
     found = live.Live.find(run_id)
     what = f"{100 * rate:g} faults in 100 steps on average" if rate else "no more random faults"
     if rate and not live.confirmed(f"strike run {found.run.run_id} with {what}?", yes):
-        print("ftrun: nothing was injected", file=sys.stderr)
+        tell("nothing was injected")
         return 1
     _sleep(found, after)
     steps = [found.board.cell(place.cell).step for place in found.world().places]
@@ -356,7 +356,7 @@ def _random(words: list[str], rate: float, seed: int, step: int | None, after: f
     if as_json:
         print(json.dumps({"run": found.run.run_id, "rate": rate, "seed": seed, "first": first, "kind": kind or None}))
     else:
-        print(f"ftrun: {words_said}", file=sys.stderr)
+        tell(words_said)
     return 0
 
 
@@ -368,12 +368,12 @@ def _did(wish: Wish, words: str, rank: int, phase: str, step: int | None, pid: i
         facts = {"fired": pid is not None, "kind": wish.name, "rank": None if wish.machine and not wish.at else rank}
         print(json.dumps({**facts, "phase": phase or None, "step": step, "pid": pid, "request": number}))
     else:
-        print(f"ftrun: {words}", file=sys.stderr)
+        tell(words)
     return 0
 
 
 def _did_not(wish: Wish, why: str) -> int:
     if wish.as_json:
         print(json.dumps({"fired": False, "kind": wish.name, "why": why}))
-    print(f"ftrun: error: {wish.name} did not fire: {why}", file=sys.stderr)
+    tell(f"error: {wish.name} did not fire: {why}")
     return 1

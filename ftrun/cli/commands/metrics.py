@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import typer
 
 from ftrun.cli.main import app
+from ftrun.core.text import tell
 
 EPILOG = (
     "Examples: `ftrun metrics | grep incidents`; `ftrun metrics brave-otter --file /var/lib/node_exporter/ftrun.prom`; "
@@ -44,14 +46,15 @@ def metrics(
         exporter = Exporter(run)
     except OSError:
         raise FtrunError(f"run {run.run_id} starts or ends just now") from None
-    if listener is None and not file:
-        shown = exporter.text()
-        sys.stdout.write(json.dumps(_samples(shown), indent=2) + "\n" if as_json else shown)
-        return 0
-    if listener is not None:
-        serve(exporter, listener)
-        print(f"ftrun: metrics at {address(listener)}", file=sys.stderr, flush=True)
-    keep(exporter, run, Path(file) if file else None, interval, None)
+    with contextlib.closing(exporter):
+        if listener is None and not file:
+            shown = exporter.look()
+            sys.stdout.write(json.dumps(_samples(shown), indent=2) + "\n" if as_json else shown)
+            return 0
+        if listener is not None:
+            serve(exporter, listener)
+            tell(f"metrics at {address(listener)}")
+        keep(exporter, run, Path(file) if file else None, interval, None)
     return 0
 
 

@@ -13,6 +13,7 @@ from ftrun.cli.help import write_options
 from ftrun.cli.main import COMMANDS, WIDTH, app, given_options, show_version, signature
 from ftrun.cli.options import OPTIONS, RUN_EPILOG
 from ftrun.core.errors import UsageError
+from ftrun.core.text import page
 
 
 class RunCommand(TyperCommand):
@@ -59,7 +60,7 @@ def run(script: str, args: list[str] | None, **given: str | bool | None) -> int:
     require_usable()
     if values["dry-run"]:
         show = dryrun.as_json if values["json"] else dryrun.as_text
-        print(show(values, settings))
+        print(page(show(values, settings)))
         return 0
     sys.stdout.flush()
     return launch(settings)

@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 import typer
 
 from ftrun.cli.main import app
+from ftrun.core.text import printable, tell
 
 _BEYOND = 15.0  # seconds that a run may need beyond the time that its workers get
 
@@ -29,9 +29,11 @@ def runs(as_json: bool = typer.Option(False, "--json", help="JSON instead of tex
     for run in found:
         age = time.time() - run.started
         script = " ".join(run.raw.get("argv", ()))
-        print(f"{run.run_id}  pid {run.pid}  {run.raw.get('world_size', '?')} workers  {age:.0f} s  {script}")
+        print(
+            printable(f"{run.run_id}  pid {run.pid}  {run.raw.get('world_size', '?')} workers  {age:.0f} s  {script}")
+        )
     if not found:
-        print("ftrun: no live run", file=sys.stderr)
+        tell("no live run")
     return 0
 
 
@@ -54,13 +56,12 @@ def stop(
         os.kill(run.pid, signal.SIGTERM)
     seconds = float(run.raw.get("shutdown_timeout", 30.0)) + _BEYOND if wait is None else wait
     if not wait_for(lambda: not run.alive() and not _is_there(run.path, run.raw["start"]), seconds, 0.02):
-        print(
-            f"ftrun: error: run {run.run_id} (process {run.pid}) still ends after {seconds:g} s; "
-            f"to kill its workers at once: ftrun stop {run.run_id}",
-            file=sys.stderr,
+        tell(
+            f"error: run {run.run_id} (process {run.pid}) still ends after {seconds:g} s; "
+            f"to kill its workers at once: ftrun stop {run.run_id}"
         )
         return 1
-    print(f"ftrun: run {run.run_id} ended", file=sys.stderr)
+    tell(f"run {run.run_id} ended")
     return 0
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import typer
 
 from ftrun.cli.main import app
-from ftrun.core.errors import EXIT_NOT_RUNNING, NoRunError
+from ftrun.core.errors import EXIT_NOT_RUNNING, NoRunError, PlatformError
+from ftrun.core.text import page
 
 _UNHEALTHY = 1
 _ROWS_PIPED = 64  # ranks described one by one when nobody scrolls; --json has all
@@ -31,7 +32,6 @@ def status(
     ),
     as_json: bool = typer.Option(False, "--json", help="One snapshot as JSON."),
 ) -> int:
-    from ftrun.core.errors import FtrunError
     from ftrun.core.runs import find_run
     from ftrun.view import snapshot
 
@@ -45,7 +45,7 @@ def status(
 
             return exit_code(watch(run, interval))
         picture = snapshot.take(run, None if as_json else _ROWS_PIPED)
-    except (OSError, FtrunError):
+    except OSError:
         raise NoRunError(f"run {run.run_id} starts or ends just now", EXIT_NOT_RUNNING) from None
     _show(picture, as_json)
     return exit_code(picture["state"])
@@ -76,6 +76,10 @@ def _not_live(run_id: str | None, as_json: bool) -> int:
 
     if run_id is None:
         raise NoRunError("no live run")
-    picture = ended_picture(require(run_id))
-    print(json.dumps(picture, indent=2) if as_json else ended_text(picture))
+    found = require(run_id)
+    try:
+        picture = ended_picture(found)
+    except OSError as error:
+        raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
+    print(json.dumps(picture, indent=2) if as_json else page(ended_text(picture)))
     return EXIT_NOT_RUNNING

@@ -11,6 +11,7 @@ import typer
 
 from ftrun.cli.main import app
 from ftrun.core.errors import FtrunError, NoRunError, PlatformError, UsageError
+from ftrun.core.text import page, printable, tell
 
 if TYPE_CHECKING:
     from ftrun.view.find import Found
@@ -37,7 +38,6 @@ def timeline(
     from ftrun.core.amounts import count
     from ftrun.view.find import require
     from ftrun.view.finished import read
-    from ftrun.view.journal import UNLIKE_OURS
 
     if form not in FORMATS:
         raise UsageError(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
@@ -52,21 +52,15 @@ def timeline(
             raise PlatformError(f"{found.journal} has no line that a run began with: it is no journal, or was damaged")
     except OSError as error:
         raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
+    if account.unread:
+        tell(f"{found.journal}: {count(account.unread, 'line')} unlike those of this version passed over")
     number = len(account.incidents) if incident is None else incident
     if not 1 <= number <= len(account.incidents):
         return _nothing(found, account, incident, form, as_json)
-    if account.unread:
-        print(
-            f"ftrun: {found.journal}: {count(account.unread, 'line')} unlike those of this version passed over",
-            file=sys.stderr,
-        )
     if as_json:
         _write(json.dumps({"schema": 1, "run": found.run_id, **account.incidents[number - 1]}, indent=2) + "\n", output)
         return 0
-    try:
-        return _draw(found, account, number, form, output)
-    except UNLIKE_OURS:
-        raise _unlike_ours(found) from None
+    return _draw(found, account, number, form, output)
 
 
 def _draw(found: Found, account: Account, number: int, form: str, output: str | None) -> int:
@@ -81,12 +75,6 @@ def _draw(found: Found, account: Account, number: int, form: str, output: str | 
         from ftrun.view.timeline.html import document
     _write(document(told), output)
     return 0
-
-
-def _unlike_ours(found: Found) -> PlatformError:
-    return PlatformError(
-        f"{found.journal} is not as this version of ftrun writes it; --json and ftrun events show what is there"
-    )
 
 
 def _text(told: Any, account: Account, output: str | None) -> int:
@@ -106,9 +94,10 @@ def _text(told: Any, account: Account, output: str | None) -> int:
 
 def _trace(found: Found, output: str | None) -> int:
     from ftrun.core.journal import lines
+    from ftrun.view.journal import parse
     from ftrun.view.timeline.trace import document
 
-    _write(document(lines(found.journal), found.run_id), output)
+    _write(document(lines(found.journal, parse), found.run_id), output)
     return 0
 
 
@@ -118,7 +107,7 @@ def _nothing(found: Found, account: Account, asked: int | None, form: str, as_js
         raise NoRunError(f"run {found.run_id} has no incident {asked}; {have}")
     said = _none_because(found, account)
     if form == "text" and not as_json:
-        print(f"run {found.run_id}: {said}")
+        print(printable(f"run {found.run_id}: {said}"))
         return 0
     raise NoRunError(f"run {found.run_id} had no incident that could be drawn; {said}")
 
@@ -126,6 +115,8 @@ def _nothing(found: Found, account: Account, asked: int | None, form: str, as_js
 def _none_because(found: Found, account: Account) -> str:
     """Why there is no incident to tell of: that is not always good news."""
     more = f"; what there is: ftrun events {found.run_id if found.live else found.journal.parent}"
+    if account.unread:
+        return f"no incident in the lines that could be read{more}"
     if account.since is not None and found.live:
         return "one is being repaired just now: ftrun status"
     if account.since is not None:
@@ -139,6 +130,7 @@ def _none_because(found: Found, account: Account) -> str:
 
 def _write(data: str, output: str | None) -> None:
     """To stdout, or whole or not at all to a file. Errors: FtrunError."""
+    data = page(data)
     if output is None:
         from ftrun.view.text import for_encoding
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from typer.core import TyperCommand
 from ftrun.cli.main import WIDTH, app, given_options, signature
 from ftrun.cli.options import GROUPS, OPTIONS, VERIFY, Option
 from ftrun.core.errors import EXIT_SIGNAL, UsageError
+from ftrun.core.text import printable, tell
 
 _OURS = (
     Option("faults", "The faults: a TOML plan, as for --fault-plan.", VERIFY, metavar="FILE", variable="", takes=()),
@@ -78,9 +78,9 @@ def verify(script: str, args: list[str] | None, **given: str | bool | None) -> i
     try:
         result = Verification(settings, options, Path(str(plan)).absolute() if plan is not None else None).run()
     except Interrupted as interrupted:
-        print("ftrun: verify: ended by a signal; nothing was compared", file=sys.stderr)
+        tell("verify: ended by a signal; nothing was compared")
         return EXIT_SIGNAL + interrupted.signum
-    print(json.dumps(result.as_json(), indent=2) if given["json"] else "\n".join(result.lines()))
+    print(json.dumps(result.as_json(), indent=2) if given["json"] else "\n".join(map(printable, result.lines())))
     return result.code
 
 

@@ -133,6 +133,14 @@ class Phase(enum.IntEnum):
     DONE = 6
 
 
+_PHASE_NAMES = {int(phase): phase.name.lower() for phase in Phase}
+
+
+def phase_name(word: int) -> str:
+    """What F.PHASE says, also when it is none of Phase."""
+    return _PHASE_NAMES.get(word, f"phase {word}")
+
+
 class Flag(enum.IntFlag):
     """Milestones of a worker incarnation; bits are only ever added."""
 
@@ -147,6 +155,7 @@ class Flag(enum.IntFlag):
         128  # a replaced rank found no source for its state; why: errors/<cell>-<generation>-unrestorable.json
     )
     SCRIPT = 256  # the script's first line comes next
+    STEPPED = 512  # an optimizer of the script took a step
 
 
 class Busy(enum.IntFlag):
@@ -245,12 +254,19 @@ class Board:
     """
 
     def __init__(self, fd: int) -> None:
+        size = os.fstat(fd).st_size
+        if size < _CELLS_AT or size % _WORD:
+            raise PlatformError(f"the run's board is damaged: it has {size} bytes; end the run and start it again")
         self._map = mmap.mmap(fd, 0)
         self._words = memoryview(self._map).cast("Q")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         if self._words[Head.MAGIC] != MAGIC or self._words[Head.VERSION] != VERSION:
             raise PlatformError("the run's board has another format: launcher and workers must use the same ftrun")
         self.cells = int(self._words[Head.CELLS])
+        if size < _CELLS_AT + self.cells * CELL_BYTES:
+            raise PlatformError(
+                f"the run's board is damaged: {self.cells} cells do not fit into its {size} bytes; end the run and start it again"
+            )
         self._gate_address = self.address + Head.GATE * _WORD
         self._worker_bell = self.address + Head.BELLS * _WORD
         self._launcher_bell = self._worker_bell + 4

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from ftrun.core import shape
+from ftrun.core.errors import PlatformError
 from ftrun.core.shared.board import Board
 from ftrun.core.system import files
 
@@ -69,18 +72,46 @@ class World:
         return f"ftrun/{self.attempt}/{self.generation}"
 
 
+_PLACE = shape.record({"rank": shape.whole, "local_rank": shape.whole, "cell": shape.whole})
+_WORLD = shape.record(
+    {
+        "places": shape.listed(_PLACE),
+        **dict.fromkeys(("generation", "resume", "store_port"), shape.whole),
+        "store_host": shape.text,
+    },
+    {
+        "replaced": shape.listed(shape.whole),
+        "lost": shape.maybe(shape.mapped(shape.whole, shape.digits)),
+        "devices": shape.listed(shape.text),
+        **dict.fromkeys(("tail", "fresh", "rollback"), shape.flag),
+        **dict.fromkeys(("attempt", "group_rank"), shape.whole),
+    },
+)
+
+
 def world_path(run_dir: Path, generation: int) -> Path:
     return run_dir / f"world-{generation}.json"
 
 
 def write_world(run_dir: Path, world: World) -> None:
     """Write the file whole or not at all."""
-    files.replace(world_path(run_dir, world.generation), json.dumps(asdict(world)))
+    files.replace(world_path(run_dir, world.generation), json.dumps(asdict(world)), private=True)
 
 
 def read_world(run_dir: Path, generation: int) -> World:
-    """Errors: FileNotFoundError before it is published."""
-    raw = json.loads(world_path(run_dir, generation).read_text())
-    places = tuple(Place(**p) for p in raw.pop("places"))
-    devices = tuple(raw.pop("devices", ()))
-    return World(places=places, replaced=tuple(raw.pop("replaced")), devices=devices, **raw)
+    """Errors: FileNotFoundError before it is published, PlatformError when it is damaged."""
+    path = world_path(run_dir, generation)
+    try:
+        raw = shape.loads(path.read_bytes())
+    except ValueError:
+        raw = None
+    if not _WORLD(raw):
+        raise PlatformError(
+            f"{path} is damaged: it is no world of this version of ftrun; end the run and start it again"
+        )
+    raw["places"] = [Place(p["rank"], p["local_rank"], p["cell"]) for p in raw["places"]]
+    return World(**{field.name: _frozen(raw[field.name]) for field in fields(World) if field.name in raw})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,16 +1,36 @@
-"""Files that processes leave for each other: written whole or not at all, read as far as they are there."""
+"""Files that processes leave for each other: for their owner alone, written whole or not at all, read as far as they are there."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from ftrun.core.shape import loads
 
-def replace(path: Path, data: str) -> None:
+
+def write_private(path: Path, data: str) -> None:
+    """Write `data` (UTF-8) into a file that is made for its owner alone, whatever the umask. Errors: OSError."""
+    with os.fdopen(_made(path), "w", encoding="utf-8") as file:
+        file.write(data)
+
+
+def copy_private(source: Path, target: Path) -> None:
+    """Copy what a file holds into one for its owner alone. Errors: OSError."""
+    with source.open("rb") as read, os.fdopen(_made(target), "wb") as written:
+        while data := read.read(1 << 20):
+            written.write(data)
+
+
+def _made(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+
+def replace(path: Path, data: str, *, private: bool = False) -> None:
     """Put `data` (UTF-8) at `path`: a reader sees the old content or the new one. A device or pipe is written directly.
+
+    `private`: only its owner may read it.
 
     Errors: OSError; what was there before is still there then.
     """
@@ -21,7 +41,10 @@ def replace(path: Path, data: str) -> None:
     # the machine is named too: several may share the folder
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     try:
-        temporary.write_text(data, encoding="utf-8")
+        if private:
+            write_private(temporary, data)
+        else:
+            temporary.write_text(data, encoding="utf-8")
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -32,7 +55,7 @@ def replace(path: Path, data: str) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file, {} when there is none or it is damaged."""
     try:
-        raw = json.loads(path.read_text())
+        raw = loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return raw if isinstance(raw, dict) else {}

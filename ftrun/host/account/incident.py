@@ -79,6 +79,7 @@ class Incident:
             "sources": {str(rank): _source(cells[rank]) for rank in replaced},
             "ms": {name: round(value, 3) for name, value in parts.items()},
             "total_ms": round((at - self.began) / 1e6, 3),
+            "again_ms": 0.0,
             "ranks": {str(rank): self._times(cell) for rank, cell in cells.items()},
             "began_ns": self.began,
             "detected_ns": self.detected,

@@ -16,8 +16,10 @@ from ftrun.control.events import (
     Died,
     Dying,
     Event,
+    LoopDone,
     OpenGate,
     Probed,
+    Protected,
     Publish,
     Raised,
     Say,
@@ -26,11 +28,12 @@ from ftrun.control.events import (
 )
 from ftrun.control.machine import INCIDENT, RunPhase
 from ftrun.core.faults import Fault
-from ftrun.core.shared.board import F, Inexact
+from ftrun.core.shared import gate, left_out
+from ftrun.core.shared.board import Cell, F, Flag, Inexact
 from ftrun.core.shared.steps import phase_at
-from ftrun.core.system import files
 from ftrun.faults.trigger import fired
 from ftrun.host.account import messages, transfer_times
+from ftrun.host.account.attempt import Attempt
 from ftrun.host.account.incident import Incident, Victim
 from ftrun.host.account.phase_record import PhaseRecord
 from ftrun.host.base.context import SERVICES_LOG, LaunchContext
@@ -63,6 +66,12 @@ class Narrator:
         self._replaced: set[int] = set()  # ranks with a new worker since the last incident was over
         self._shift = 0  # step index minus gate number
         self._reached = 0  # steps that some rank had begun when the gate was closed, as a gate number + 1
+        self._attempt = Attempt()
+        self._thrown = 0  # steps of the attempt before that a restart threw away, as far as is known,
+        self._thrown_first = 0  # the index of the first of them,
+        self._thrown_ms = 0.0  # and what one took
+        self._uncounted = False  # a restart threw steps away that nobody could count: the script protects nothing
+        self._restart: dict[str, Any] | None = None  # a restart that is over but for where the script goes on
         self._claimed: set[str] = set()  # injected faults already matched with a death
         self.holders: dict[int, int] = {}
         self.incidents = 0
@@ -76,6 +85,8 @@ class Narrator:
         self.holders = dict(enumerate(publish.workers))
         self._spares_used.update(spares)
         self._replaced = set() if publish.fresh else self._replaced | set(publish.replaced)
+        if publish.fresh:
+            self._attempt = Attempt()
         if self._incident is not None:
             self._incident.generation = publish.generation
             self._incident.resume = max(publish.resume + self._shift, 0)
@@ -88,15 +99,20 @@ class Narrator:
     def closed(self, last: int) -> None:
         """The gate was closed; steps beyond `last` that some rank had begun are done again."""
         if self._incident is not None:
-            cells = {rank: self._board.cell(c) for rank, c in self.holders.items()}
-            self._shift = next((c.shift for c in cells.values() if c.shift), 0)
-            # the cell of a replacement says where it is to begin
-            steps = [c.step - c.shift for rank, c in cells.items() if c.step is not None and rank not in self._replaced]
-            begun = any(step > last for step in steps)
+            self._shift = next((c.shift for c in self._cells() if c.shift), 0)
+            begun = self._begun(last)
             if not self._incident.generation:
                 self._reached = last + 1 + begun
             self._incident.redone = max(self._incident.redone, int(begun))
             self._incident.last = last + self._shift
+
+    def _cells(self) -> list[Cell]:
+        return [self._board.cell(cell) for cell in self.holders.values()]
+
+    def _begun(self, last: int) -> bool:
+        """Has a rank begun a step beyond gate `last`? The cell of a replacement says where it is to begin."""
+        old = [self._board.cell(cell) for rank, cell in self.holders.items() if rank not in self._replaced]
+        return any(c.step - c.shift > last for c in old if c.step is not None)
 
     def saw(self, event: Event, actions: tuple[Action, ...], phase: RunPhase, woke: int) -> None:
         """The machine was told `event`, ordered `actions` and is now in `phase`; the loop woke for it at `woke` ns."""
@@ -116,6 +132,14 @@ class Narrator:
             incident.stuck, incident.fault, incident.evidence = event.what, event.fault, event.evidence
         elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin_device(actions, woke)
+        if isinstance(event, LoopDone) and event.done:
+            self._attempt.loop_ended(event.worker)
+        if isinstance(event, Protected) and self._attempt.since is None:
+            cells = self._cells()
+            if cells and all(c.has(Flag.PROTECTED) for c in cells):
+                first = min(c.shift for c in cells)
+                self._settle(first - self._thrown_first)
+                self._attempt.begin(time.monotonic_ns(), first)
         if isinstance(event, Signalled) and phase is RunPhase.ENDED:
             self._log(messages.signalled_again(event.signum), "warning")
         for action in actions:
@@ -159,6 +183,7 @@ class Narrator:
         return min(self._fault_time(self._board.cell(worker).rank, detected) or otherwise, detected)
 
     def _new_incident(self, began: int, detected: int) -> Incident:
+        self._settle(0)
         self._incident, self._phases, self._logged = Incident(began, detected), PhaseRecord(), set()
         return self._incident
 
@@ -204,6 +229,8 @@ class Narrator:
             self.restarts += 1
             now = time.monotonic_ns()
             incident = self._incident or self._new_incident(now, now)
+            if not incident.restart:
+                self._throw_away(incident.began)
             incident.restart = True
             late = messages.early(event.early, event.age) if isinstance(event, Died) and event.early else ""
             self._log((messages.said(say) or "") + (f"; it failed {late}" if late else ""), messages.level(say.what))
@@ -251,6 +278,8 @@ class Narrator:
         if incident is None:
             return
         facts = incident.facts(self._board, self.holders)
+        if incident.rollback:  # the first of them is done again within the repair
+            facts["again_ms"] = round(self._attempt.step_ms(self._reached, incident.began) * (incident.redone - 1), 3)
         self._account(facts)
         moved = transfer_times.gather(self._run_dir, self.holders, incident.generation, incident.began)
         self._note("incident", **facts, phases=self._phases.facts(incident.began), moves=moved)
@@ -262,14 +291,38 @@ class Narrator:
         now = time.monotonic_ns()
         facts = incident.facts(self._board, {})
         facts["total_ms"] = round((now - incident.began) / 1e6, 3)
+        self._log(f"all workers run again after {facts['total_ms'] / 1000:.2f} s")
+        self._restart = facts
+        if not self._thrown:
+            self._settle(0)
+
+    def _throw_away(self, began: int) -> None:
+        """All workers start again: what this attempt has done is gone, as far as no checkpoint has it."""
+        last = gate.unpack(self._board.gate()).last
+        gates = last + 1 + self._begun(last)
+        self._thrown, self._thrown_first = self._attempt.steps(gates), self._attempt.first
+        self._thrown_ms = self._attempt.step_ms(gates, began)
+        self._uncounted |= self._attempt.since is None and any(c.has(Flag.STEPPED) for c in self._cells())
+
+    def _settle(self, kept: int) -> None:
+        """A restart's account: the script goes on `kept` steps after where the attempt before began."""
+        facts, self._restart = self._restart, None
+        if facts is None:
+            return
+        again = max(0, self._thrown - max(0, kept))
+        facts |= {"redone": again, "again_ms": round(self._thrown_ms * again, 3)}
+        self._thrown = 0
         self._account(facts)
         self._note("incident", **facts)
-        self._log(f"all workers run again after {facts['total_ms'] / 1000:.2f} s")
+        if again:
+            self._log(messages.thrown_away(again, facts["again_ms"]))
 
     def _account(self, facts: Mapping[str, Any]) -> None:
         self.incidents += 1
         self.redone += int(facts["redone"])
-        self.lost_ms += float(facts["total_ms"])
+        lost = float(facts["total_ms"]) + float(facts["again_ms"])
+        self.lost_ms += lost
+        self._attempt.repairs_ms += lost
         self._look_exact()
 
     def _look_exact(self) -> None:
@@ -278,6 +331,7 @@ class Narrator:
 
     def end(self, code: int) -> None:
         """Sum up the run that ended with `code`; nothing to say about one without incidents."""
+        self._settle(0)
         self._look_exact()
         drawn = self.incidents > 0
         if self._incident is not None:
@@ -289,25 +343,18 @@ class Narrator:
                 self.incidents,
                 drawn,
                 self.restarts,
-                self.redone,
+                None if self._uncounted else self.redone,
                 lost,
                 self.inexact,
-                self._left_out(),
+                left_out.names(self._run_dir),
             )
             # a run that failed has no result to speak of, and its report says who raised
             for line in lines if code == 0 else lines[:1]:
                 self._log(line)
         facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
-        left_out = self._left_out()
-        exact = code == 0 and not self.inexact and not self.restarts and not (self.incidents and left_out)
-        self._note("summary", exact=exact, inexact=int(self.inexact), left_out=left_out, **facts)
-
-    def _left_out(self) -> list[str]:
-        """What the workers found changed and not given to protect()."""
-        names: set[str] = set()
-        for path in (self._run_dir / "errors").glob("*-left-out.json"):
-            names.update(files.read_json(path).get("names", ()))
-        return sorted(names)
+        forgotten = left_out.names(self._run_dir)
+        exact = code == 0 and not self.inexact and not self.restarts and not (self.incidents and forgotten)
+        self._note("summary", exact=exact, inexact=int(self.inexact), left_out=forgotten, **facts)
 
 
 def _begins(action: Action) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from ftrun.core.amounts import count, milliseconds, seconds, size
 from ftrun.core.faults import Fault
 from ftrun.core.paths import LOG_DIR
 from ftrun.core.shared.board import Inexact
+from ftrun.core.shared.left_out import shown
 from ftrun.host.account.incident import Victim
 
-_SHOWN = 6  # names in one line
 _INEXACT = {
     Inexact.UPDATE_USED_RNG: "the optimizer's update used random numbers",
     Inexact.WAS_CORRUPT: (
@@ -190,6 +190,11 @@ def recovered(facts: Mapping[str, Any]) -> str:
     return f"recovered in {milliseconds(facts['total_ms'])} ms: {parts}, first step {milliseconds(first)}; {cost}"
 
 
+def thrown_away(steps: int, ms: float) -> str:
+    """What a restart from the beginning costs beside its time."""
+    return f"{count(steps, 'step')} done again since all workers started again: {ms / 1000:.2f} s of work"
+
+
 def said(say: Say) -> str | None:
     """The sentence for a Say that needs no more than its own facts; None for those said elsewhere or not at all."""
     if say.what == "signalled":
@@ -229,16 +234,23 @@ def summary(
     incidents: int,
     drawn: bool,
     restarts: int,
-    redone: int,
+    redone: int | None,
     seconds: float,
     inexact: Inexact,
-    left_out: Sequence[str],
+    left_out: list[str],
 ) -> list[str]:
-    """The lines at the end of a run that had incidents; `drawn`: one of them came to its end, and can be drawn."""
+    """The lines at the end of a run that had incidents; `drawn`: one of them came to its end, and can be drawn.
+
+    `redone` None: nobody could count the steps.
+    """
+    cost = f"{count(redone or 0, 'step')} done again, {seconds:.2f} s lost"
+    if redone is None:
+        cost = (
+            f"{seconds:.2f} s lost, and what the script did again (it calls no ftrun.protect: nobody counts its steps)"
+        )
     command = "timeline" if drawn else "events"
     lines = [
-        f"{count(incidents, 'incident')}, {count(redone, 'step')} done again, {seconds:.2f} s lost; "
-        f"to see {'it' if incidents == 1 else 'them'}: ftrun {command} {run}"
+        f"{count(incidents, 'incident')}, {cost}; to see {'it' if incidents == 1 else 'them'}: ftrun {command} {run}"
     ]
     if restarts:
         lines.append(
@@ -248,9 +260,9 @@ def summary(
         why = "; ".join(_INEXACT[flag] for flag in Inexact if flag & inexact)
         lines.append(f"result bit-identical to an uninterrupted run: no ({why})")
     elif left_out:
-        shown = ", ".join(left_out[:_SHOWN]) + (f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else "")
         lines.append(
-            f"result bit-identical to an uninterrupted run: protected state only (changed by the loop and not given to protect: {shown})"
+            "result bit-identical to an uninterrupted run: protected state only (changed by the loop and not given to protect: "
+            f"{shown(left_out)})"
         )
     else:
         lines.append("result bit-identical to an uninterrupted run: yes")

@@ -63,10 +63,10 @@ class RunHead:
         return self._incident
 
     def _victim(self, event: Died | Raised, now: float) -> None:
-        rank = self._global_rank(self._holders.index(event.worker))
+        rank, cell = self._global_rank(self._holders.index(event.worker)), event.worker
         cause = (event.cause if isinstance(event, Died) else event.signature) or "?"
         phase = event.phase if isinstance(event, Died) else ""
-        self._open(now).victims.append({"rank": rank, "cause": cause, "step": event.step, "phase": phase})
+        self._open(now).victims.append({"rank": rank, "cell": cell, "cause": cause, "step": event.step, "phase": phase})
 
     def _show(self) -> None:
         text = self._text()

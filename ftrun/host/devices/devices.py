@@ -262,7 +262,7 @@ class DeviceWatch:
                 }
             )
         try:
-            files.replace(self._run_dir / paths.DEVICES, json.dumps(rows))
+            files.replace(self._run_dir / paths.DEVICES, json.dumps(rows), private=True)
         except OSError as error:
             if not self._unwritten:
                 self._note("devices-not-written", error=str(error))

@@ -6,6 +6,8 @@ import json
 import struct
 from typing import Any
 
+from ftrun.core.shape import loads
+
 VERSION = 1  # of the records and of these frames
 MAX_FRAME = 8 * 1024 * 1024
 _HEAD = struct.Struct(">I")
@@ -18,18 +20,18 @@ def pack(message: dict[str, Any]) -> bytes:
     return _HEAD.pack(len(data)) + data
 
 
-def take(buffer: bytearray) -> dict[str, Any] | None:
+def take(buffer: bytearray, largest: int = MAX_FRAME) -> dict[str, Any] | None:
     """Remove the first whole frame from `buffer`; None while there is none."""
     if len(buffer) < _HEAD.size:
         return None
     (size,) = _HEAD.unpack_from(buffer)
-    if size > MAX_FRAME:
-        raise ValueError(f"frame of {size} bytes is larger than {MAX_FRAME}: the peer is no ftrun")
+    if size > largest:
+        raise ValueError(f"frame of {size} bytes is larger than {largest}: the peer is no ftrun")
     if len(buffer) < _HEAD.size + size:
         return None
     data = bytes(buffer[_HEAD.size : _HEAD.size + size])
     del buffer[: _HEAD.size + size]
-    raw = json.loads(data)
+    raw = loads(data)
     if not isinstance(raw, dict):
         raise ValueError("a frame that is no object")
     return raw

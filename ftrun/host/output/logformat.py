@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import string
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ftrun.core.errors import UsageError
+from ftrun.core.text import printable
 from ftrun.host.base.settings import Output
 from ftrun.host.base.streams import Std
 
@@ -131,16 +133,34 @@ class Format:
         """A sentence of our own."""
         if self._output.format == "json":
             return _Json({"run": self._run, "stream": "ftrun", "level": level}).one(line)
-        return f"ftrun: {line}\n".encode(errors="replace")
+        return f"ftrun: {printable(line)}\n".encode()
 
 
 class _Text:
+    """Every line after its worker's prefix. Nothing in a line can move before the prefix, erase it or hide it."""
+
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
 
     def render(self, lines: list[bytes]) -> bytes:
         prefix = self._prefix
-        return b"".join([prefix + line for line in lines])
+        return b"".join([prefix + (_tamed(line) if _OBEYED.search(line) else line) for line in lines])
+
+
+# what a terminal obeys: a sequence (whole or cut off), a control character of 7 bits; one of 8 bits in UTF-8
+_SEQUENCE = rb"\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
+_CONTROL = re.compile(_SEQUENCE + rb"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROL_8 = re.compile(rb"\xc2[\x80-\x9f]")
+_OBEYED = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
+_COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
+_LINE_END = re.compile(rb"\r?\n?$")
+
+
+def _tamed(line: bytes) -> bytes:
+    """A line with its colours, which end with it, and without anything else that a terminal obeys."""
+    line = _CONTROL.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else b"", line)
+    line = _CONTROL_8.sub(b"?", line)
+    return _LINE_END.sub(lambda end: b"\x1b[0m" + end[0], line, count=1) if b"\x1b" in line else line
 
 
 class _Json:
@@ -165,7 +185,7 @@ class _Json:
         return f'{{"time": "{seconds}.{int(now % 1 * 1000):03d}Z", {self._facts}, "line": '
 
     def _object(self, head: str, line: str) -> bytes:
-        return f"{head}{json.dumps(line, ensure_ascii=False)}}}\n".encode(errors="replace")
+        return printable(f"{head}{json.dumps(line, ensure_ascii=False)}}}").encode() + b"\n"
 
 
 def _number(place: LogPlace) -> int:

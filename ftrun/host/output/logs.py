@@ -229,7 +229,7 @@ class Logs:
 
     def log(self, line: str, level: str = "info") -> None:
         """A sentence of ours on stderr; `level` is info, warning or error."""
-        self.err.write(self.format.message(line, level))
+        self.err.write((b"" if self.err.at_start else b"\n") + self.format.message(line, level))
 
     def _stdout_gone(self, why: str) -> None:
         self.log(f"stdout is gone ({why}); the run goes on without it", "warning")

@@ -6,7 +6,9 @@ The fork server is started before anything else, because importing torch takes l
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 import signal
 import socket
 import sys
@@ -15,9 +17,10 @@ from typing import Any
 
 from ftrun import native
 from ftrun.core import paths, runs
+from ftrun.core.amounts import count
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.core.shared.board import Board, Head
-from ftrun.core.system import procfs
+from ftrun.core.system import files, procfs
 from ftrun.core.waiting import wait_for
 from ftrun.faults import device
 from ftrun.host.account import messages
@@ -40,11 +43,16 @@ from ftrun.host.workers import fence
 
 _AGENTS_HERE = 66  # agents of one run on one machine, at most, plus 2
 _SPARE_CELLS = 4096  # incarnations that a run can have beyond the first ones
+_OWN_DESCRIPTORS, _EACH_WORKERS = 24, 8  # that the launcher has open, and takes for each worker, with some room
 _READER_PATIENCE = 5.0  # seconds a reader of our output may take nothing at the end
 
 
 def launch(settings: Settings) -> int:
-    """Run to the end; gives the exit code. Errors: UsageError, PlatformError before anything was started."""
+    """Run to the end; gives the exit code. Errors: UsageError, PlatformError before anything was started.
+
+    PlatformError also later, when descriptors ran out: then everything is ended first.
+    """
+    _require_descriptors(settings)
     stdin = _standard_descriptors()
     nodes = settings.nodes
     meeting = arrange(nodes, settings.run_id, settings.nproc, settings.max_restarts)
@@ -68,8 +76,29 @@ def launch(settings: Settings) -> int:
     try:
         signals_r = _catch_signals(settings)
         return _Run(settings, run_dir, signals_r, stdin, meeting, monitoring).run()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise _too_few_descriptors(settings, error.strerror or "") from None
     finally:
         rundir.remove(run_dir)
+
+
+def _require_descriptors(settings: Settings) -> None:
+    """Errors: PlatformError for a limit that would stop the run in the middle of its start."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < _descriptors(settings):
+        raise _too_few_descriptors(settings, f"the limit is {limit} open files")
+
+
+def _descriptors(settings: Settings) -> int:
+    return _OWN_DESCRIPTORS + _EACH_WORKERS * (settings.nproc + settings.spares)
+
+
+def _too_few_descriptors(settings: Settings, why: str) -> PlatformError:
+    workers = f"{count(settings.nproc, 'worker')} and {count(settings.spares, 'spare')}"
+    least = max(1024, 2 * _descriptors(settings))
+    return PlatformError(f"too few descriptors for {workers} ({why}): run `ulimit -n {least}` and start again")
 
 
 def _name(settings: Settings) -> str | None:
@@ -133,7 +162,7 @@ class _Run:
         for key in (paths.ENV_FAULT_PLAN, paths.ENV_RANDOM_FAULTS):
             env.pop(key, None)  # those of a run that this one is started in
         if settings.fault_plan is not None:
-            (run_dir / paths.FAULT_PLAN).write_text(settings.fault_text, encoding="utf-8")
+            files.write_private(run_dir / paths.FAULT_PLAN, settings.fault_text)
         self._limited = settings.nproc > 1 and "OMP_NUM_THREADS" not in env
         if self._limited:
             env["OMP_NUM_THREADS"] = "1"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ftrun.control.events import Action, Event
+from ftrun.core.system import files
 
 
 class Journal:
@@ -54,7 +54,7 @@ class Journal:
     def copy_to(self, target: Path) -> None:
         """Keep a copy beyond the run directory's life. Errors: OSError."""
         self.flush()
-        shutil.copyfile(self._path, target)
+        files.copy_private(self._path, target)
 
 
 def _plain(value: Any) -> Any:

@@ -57,7 +57,7 @@ def bury(run: RunInfo) -> None:
     kept = logs / paths.JOURNAL
     if logs.is_absolute() and logs.is_dir() and not kept.exists():
         with contextlib.suppress(OSError):
-            shutil.copyfile(run.path / paths.JOURNAL, kept)
+            files.copy_private(run.path / paths.JOURNAL, kept)
     remove(run.path)
 
 
@@ -72,7 +72,7 @@ def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
         for name in [run_id] if run_id else _names():
             path = root / name
             record = {"run_id": name, "pid": pid, "start": process_start(pid), "started": time.time(), **facts}
-            (temporary / paths.RUN_FILE).write_text(json.dumps(record))
+            files.write_private(temporary / paths.RUN_FILE, json.dumps(record))
             if os.path.lexists(path):
                 paths.check_private(path)
             try:
@@ -94,7 +94,7 @@ def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
 def amend(path: Path, facts: dict[str, Any]) -> None:
     """Add `facts` to the run.json of a run directory that is ours; readers see it whole, before or after."""
     record = json.loads((path / paths.RUN_FILE).read_text())
-    files.replace(path / paths.RUN_FILE, json.dumps({**record, **facts}))
+    files.replace(path / paths.RUN_FILE, json.dumps({**record, **facts}), private=True)
 
 
 def remove(path: Path) -> None:

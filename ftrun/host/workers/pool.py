@@ -26,6 +26,7 @@ from ftrun.control.events import (
     Raised,
     Stage,
     Started,
+    Stepped,
     Unconnected,
     Unrestorable,
 )
@@ -61,6 +62,7 @@ _MILESTONES: tuple[tuple[Flag, Callable[[float, int], Event]], ...] = (
     (Flag.PARKED, Parked),
     (Flag.GROUP, Grouped),
     (Flag.PROTECTED, Protected),
+    (Flag.STEPPED, Stepped),
 )
 
 

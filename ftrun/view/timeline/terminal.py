@@ -108,14 +108,13 @@ def _barrier_names(story: Story, to: Scale, room: int) -> Line:
     row = _row(room)
     wide, narrow = "Gradient Synchronization Barrier", "Barrier"
     free = 0
-    for step, at in story.barriers:
+    for _, at in story.barriers:
         place = round(to.at(at))
         name = (
             f"{wide} ┐" if place - len(wide) - 2 >= free else f"{narrow} ┐" if place - len(narrow) - 2 >= free else "┐"
         )
         _put(row, place - len(name) + 1, name, text.BARRIER)
         free = place + 1
-        assert step >= 0
     return _line("", PLAIN, row)
 
 
@@ -250,7 +249,7 @@ def where(story: Story, width: int) -> list[Line]:
     lines: list[Line] = [[(f"where the {story.done:.0f} ms went", HEAD)]]
     room = max(8, width - 60)
     for name, value in story.parts.items():
-        length = round(value / story.done * room) if story.done else 0
+        length = round(min(1.0, value / story.done) * room) if story.done else 0
         style = text.FORWARD if name == "first_step" else WARN
         bar = "█" * length or "▏"
         gap = " " * (room - len(bar)) + "  "

@@ -5,12 +5,10 @@ Made from the journal alone, line by line. Times are microseconds from the journ
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable
 from typing import Any
 
-from ftrun.view.journal import UNLIKE_OURS
 from ftrun.view.timeline.model import OPTIMIZER, PARTS, TRAINING
 from ftrun.view.timeline.transfer import H2D, KINDS, SRC
 
@@ -31,8 +29,7 @@ def document(lines: Iterable[dict[str, Any]], run: str) -> str:
     """The trace of a journal's `lines`, as JSON text."""
     maker = _Maker()
     for line in lines:
-        with contextlib.suppress(*UNLIKE_OURS):
-            maker.add(line)
+        maker.add(line)
     maker.finish()
     return (
         json.dumps(

@@ -150,7 +150,8 @@ def _named(ranks: list[int]) -> str:
 def cost(story: Story) -> list[str]:
     """Time, work done again, work lost."""
     if story.restart:
-        return [f"{story.done / 1000:.2f} s until all workers ran again"]
+        thrown = [f"{count(story.redone, 'step')} done again"] if story.redone else []
+        return [f"{story.done / 1000:.2f} s until all workers ran again", *thrown]
     if story.rollback:
         back = (
             f"all ranks went back to the host snapshot of step {story.resume}; {count(story.redone, 'step')} done again"

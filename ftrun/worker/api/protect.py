@@ -194,7 +194,7 @@ def _kit(context: Context, groups: Registry, state: ProtectedState, left_out: Le
     groups.observers.add(ReplicaCheck(context, state, context.check_replicas), left_out)
     folder = os.environ.get(ENV_DIGESTS)
     if folder:
-        groups.observers.add(DigestRecorder(context, state, ledger, Path(folder)))
+        groups.observers.add(DigestRecorder(context, state, ledger, left_out, Path(folder)))
     groups.observers.add(FaultEffects(groups, state))
     context.on_fd_store = kit.hand_over
     return kit

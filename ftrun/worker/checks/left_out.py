@@ -11,7 +11,7 @@ import linecache
 import random
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from ftrun import native
 from ftrun.core.errors import UsageError
+from ftrun.core.shared.left_out import file_name, shown
 from ftrun.worker.checks.carried import LoopNames, loop_names
 from ftrun.worker.runtime.callers import is_script
 from ftrun.worker.runtime.observer import StepObserver
@@ -29,7 +30,6 @@ from ftrun.worker.state import serialization
 from ftrun.worker.state.protected_state import ProtectedState
 
 _SECOND_LOOK = 3  # bodies
-_SHOWN = 6  # names in one line
 _PLAIN = (int, float, str, bytes, complex, torch.Tensor, list, dict, set, tuple)
 
 
@@ -44,7 +44,7 @@ class LeftOut(StepObserver):
         self._ignored = {name for name in ignore if isinstance(name, str)}
         self._known |= {id(t) for _, t, _ in state.params} | {id(m) for root in state.modules for m in root.modules()}
         self._known |= {id(getattr(m, n, None)) for _, m, n in state.buffers}
-        self._names: LoopNames | None = None
+        self._loops: dict[CodeType, LoopNames] = {}  # of each function of the script that is on the stack
         self._first: dict[str, Any] | None = None  # name -> digest at the first look
         self._bodies = 0
         self._told: set[str] = set()
@@ -52,10 +52,7 @@ class LeftOut(StepObserver):
     def body_started(self) -> None:
         self._bodies += 1
         if self._first is None:
-            frames = list(_script_frames())
-            if frames:
-                self._names = _names_of(frames[0])
-                self._first = dict(self._look(frames))
+            self._first = dict(self._look(list(_script_frames())))
 
     def handed_out(self, number: int) -> None:
         if self._bodies == _SECOND_LOOK:
@@ -69,23 +66,27 @@ class LeftOut(StepObserver):
         if self._first is None:
             return
         now = dict(self._look(list(_script_frames())))
-        changed = sorted(n for n, v in now.items() if self._first.get(n, v) != v and n not in self._told)
+        changed = sorted(n for n, v in now.items() if self._first.setdefault(n, v) != v and n not in self._told)
         if not changed:
             return
         self._told.update(changed)
         context = self._context
-        context.report(f"{context.cell.index}-left-out", {"names": sorted(self._told)})
+        context.report(file_name(context.cell.index), {"names": sorted(self._told)})
         if context.rank == 0:
-            shown = ", ".join(changed[:_SHOWN]) + (
-                f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-            )
             print(
-                f"ftrun: not given to protect(), and changed by the loop: {shown}; after a repair a rank may go on with other values. "
-                "Give what has a state_dict() or is a torch.Generator to protect(name=...), and what is meant to stay out, "
+                f"ftrun: not given to protect(), and changed by the loop: {shown(changed)}; after a repair a rank may go on with "
+                "other values. Give what has a state_dict() or is a torch.Generator to protect(name=...), and what is meant to stay out, "
                 "or the name of its variable, to protect(..., ignore=[...])",
                 file=sys.stderr,
                 flush=True,
             )
+
+    def live(self) -> Iterator[tuple[str, str]]:
+        """For `ftrun verify`: every live value that is no text, such as may differ from run to run, and what stands for it."""
+        for name, value in self._look(list(_script_frames())):
+            carried = any(name in loop.carried for loop in self._loops.values())
+            if not isinstance(value, str | bytes) and (carried or not isinstance(value, int | float)):
+                yield name, repr(value)
 
     # -- one look ----------------------------------------------------------------------------------------------------
 
@@ -93,18 +94,22 @@ class LeftOut(StepObserver):
         """Name -> digest of every live value that could be training state."""
         seen: set[int] = set()
         for frame in frames:
-            names = (
-                dict(frame.f_globals) if frame.f_code.co_name == "<module>" else {**frame.f_globals, **frame.f_locals}
-            )
-            for name, value in names.items():
+            if frame.f_code not in self._loops:
+                self._loops[frame.f_code] = _names_of(frame)
+            at_top = frame.f_code.co_name == "<module>"
+            values = dict(frame.f_globals) if at_top else {**frame.f_globals, **frame.f_locals}
+            for name, value in values.items():
                 if name.startswith("__") or id(value) in seen:
                     continue
                 if not isinstance(value, _PLAIN):
                     seen.add(id(value))
                 yield from self._of(name, value, deep=True)
 
+    def _is_fresh(self, name: str) -> bool:
+        return any(name in loop.fresh for loop in self._loops.values())
+
     def _of(self, name: str, value: Any, deep: bool) -> Iterator[tuple[str, Any]]:
-        if id(value) in self._known or name in self._ignored or (self._names is not None and name in self._names.fresh):
+        if id(value) in self._known or name in self._ignored or self._is_fresh(name):
             return
         if isinstance(value, _PLAIN):
             yield name, self._digest(value)
@@ -170,9 +175,9 @@ class LeftOut(StepObserver):
             return None
 
 
-def _names_of(frame: FrameType) -> LoopNames | None:
+def _names_of(frame: FrameType) -> LoopNames:
     source = "".join(linecache.getlines(frame.f_code.co_filename))
-    return loop_names(source, frame.f_lineno)
+    return loop_names(source, frame.f_lineno) or LoopNames(frozenset(), frozenset())
 
 
 def _script_frames() -> Iterator[FrameType]:

@@ -27,6 +27,7 @@ import torch
 
 from ftrun import native
 from ftrun.core.errors import DeviceError, FtrunError
+from ftrun.worker.checks.left_out import LeftOut
 from ftrun.worker.kept.ledger import Ledger
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Where
@@ -43,11 +44,14 @@ _PROGRESS = struct.Struct("<qq")  # steps begun, steps of the loop; one entry a 
 class DigestRecorder(StepObserver):
     """The digests of one incarnation of a rank."""
 
-    def __init__(self, context: Context, state: ProtectedState, ledger: Ledger, folder: Path) -> None:
+    def __init__(
+        self, context: Context, state: ProtectedState, ledger: Ledger, left_out: LeftOut, folder: Path
+    ) -> None:
         self._context = context
         self._position = context.position
         self._state = state
         self._ledger = ledger
+        self._left_out = left_out
         self._folder = folder
         self._file = -1
         self._names: dict[str, list[str]] = {}
@@ -75,7 +79,7 @@ class DigestRecorder(StepObserver):
         step = self._step = self._position.index_of(number)
         self._outputs.clear()
         self._local.clear()
-        self._write("start", step, [*self._values(), *self._loader()])
+        self._write("start", step, [*self._values(), *self._loader(), *self._live()])
         self._show_progress(step)
 
     def gate_passed(self, number: int) -> None:
@@ -132,6 +136,11 @@ class DigestRecorder(StepObserver):
             elif isinstance(leaf, str | bytes | int | float):
                 value = _digest(f"{value} {leaf!r}".encode())
         yield "batch:loader", value
+
+    def _live(self) -> Iterator[tuple[str, int]]:
+        """What the script holds beside what protect() was given."""
+        for name, value in self._left_out.live():
+            yield f"live:{name}", _digest(value.encode())
 
     def _computing(self) -> bool:
         return self._position.where is Where.BODY

@@ -156,7 +156,7 @@ class _One:
     def _publish(self) -> None:
         """Rank 0 of this module's group leaves its order in the run directory, whole, before it enters another step."""
         if self.fact is not None and self.ddp.process_group.rank() == 0:
-            files.replace(self._path(), json.dumps(self.fact[0]))
+            files.replace(self._path(), json.dumps(self.fact[0]), private=True)
 
     def _read(self) -> bool:
         """Take the published order; False when there is none."""

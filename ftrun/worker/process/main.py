@@ -26,8 +26,9 @@ from ftrun.worker.runtime.control_thread import ControlThread
 from ftrun.worker.runtime.exception_report import report_exception
 from ftrun.worker.runtime.position import Interrupt
 from ftrun.worker.runtime.run_link import Context
-from ftrun.worker.runtime.torch_private import end_as_python_does
+from ftrun.worker.runtime.torch_private import end_as_python_does, use_temporary_folder
 
+_LONGEST_FOLDER = 107 - len("/listener-12345678")  # bytes: an address of a Unix socket has 107
 _PARK_DEADLINE = 10 * 365 * 86400.0  # a spare may wait for as long as the run lasts; the launcher ends it
 
 
@@ -63,6 +64,7 @@ def _run(spec: dict[str, Any]) -> int:
     os.environ[paths.ENV_CELL] = str(spec["cell"])
     for key in (*environment.RANK_KEYS, paths.ENV_ERROR_FILE):
         os.environ.pop(key, None)
+    _own_temporary_folder(context)
     cell = context.cell
     cell[F.PID] = os.getpid()
     cell[F.PROGRESS] = time.monotonic_ns()
@@ -96,6 +98,14 @@ def _run(spec: dict[str, Any]) -> int:
     if Context.current is not None:
         ControlThread(context).start()
     return _script(context, spec)
+
+
+def _own_temporary_folder(context: Context) -> None:
+    """For the sockets of multiprocessing, where their names fit into an address."""
+    folder = context.run_dir / f"mp-{context.cell.index}"
+    if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
+        folder.mkdir(mode=0o700)
+        use_temporary_folder(str(folder))
 
 
 def _reseed(cell: int, rank: int | None) -> None:
@@ -137,6 +147,7 @@ def _meanwhile(context: Context) -> Callable[[], None] | None:
 
 def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:
     place = next(p for p in world.places if p.cell == context.cell.index)
+    native.set_name(f"ftrun rank {place.rank}")
     context.cell[F.RANK] = place.rank + 1
     context.cell[F.GENERATION] = world.generation
     context.world = world

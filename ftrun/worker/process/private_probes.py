@@ -223,7 +223,15 @@ def _dying_is_seen() -> bool:
 
 
 # By one of an entry's names. The other entries are only looked for: torch asks for them, or trying would end the process.
+def _takes_a_folder() -> bool:
+    from multiprocessing import util
+
+    private.use_temporary_folder("/nowhere")
+    return str(util.get_temp_dir()) == "/nowhere"
+
+
 PROBES: dict[str, Callable[[], bool]] = {
+    "_config": _takes_a_folder,
     "_FR_SELF_RECORDING_BACKENDS": lambda: private.are_own_groups_recorded(dist),
     "_Options": _gloo_of_one,
     "_register_backend": _gloo_of_one,

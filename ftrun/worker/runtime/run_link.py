@@ -184,7 +184,7 @@ class Context:
         """Write an error file (whole or not at all) for the launcher."""
         folder = self.run_dir / "errors"
         folder.mkdir(mode=0o700, exist_ok=True)
-        files.replace(folder / f"{name}.json", json.dumps(facts))
+        files.replace(folder / f"{name}.json", json.dumps(facts), private=True)
 
     def is_main_process(self) -> bool:
         """False in a process forked by the script (a DataLoader worker)."""

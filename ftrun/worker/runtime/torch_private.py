@@ -30,6 +30,7 @@ COMPILE = "torch.compile"  # without it torch.compile beside protect() fails, or
 ANSWER = "answer"  # torch asks about or through this name; a torch without it may not ask
 MESSAGE = "message"  # without it a message says less
 SPEED = "speed"  # without it something takes longer
+TIDY = "tidy"  # without it something is left behind
 
 
 class Private(NamedTuple):
@@ -417,6 +418,16 @@ def end_as_python_does() -> None:
     atexit._run_exitfuncs()
 
 
+def use_temporary_folder(folder: str) -> None:
+    """Have multiprocessing keep its sockets, of this process and of those that it forks, in a folder that is there.
+
+    By itself it makes /tmp/pymp-*, and removes that at the end of the process, to which a killed one does not come.
+    """
+    from multiprocessing import process
+
+    process.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+
+
 def watch_environment(kind: type) -> None:
     """Make `os.environ` an instance of a subclass of its class, or of that again."""
     os.environ.__class__ = kind
@@ -444,6 +455,11 @@ NAMES += [
     Private(
         "atexit", ("_run_exitfuncs",), "CPython", START,
         "end a script as Python does: call its exit functions, before os._exit", "exit functions of a script do not run",
+    ),
+    Private(
+        "multiprocessing.process:BaseProcess", ("_config",), "CPython", TIDY,
+        "keep multiprocessing's sockets in the run directory, which is removed whatever becomes of a worker",
+        "a killed worker leaves /tmp/pymp-*", of_instance=True,
     ),
     Private(
         "os:environ", ("__class__",), "CPython", START,

@@ -68,6 +68,17 @@ def test_one_rank_throws(ftrun: Ftrun) -> None:
     assert record["extraInfo"]["timestamp"].isdigit()
 
 
+def test_an_exception_forges_no_line_of_ours(ftrun: Ftrun) -> None:
+    script = ftrun.script("raise ValueError('x\\rftrun: one\\x1b[2J\\x1b[1A\\nftrun: two\\x9b')")
+    run = ftrun.start("--nproc-per-node", 1, "--spares", 0, script)
+    assert run.wait() == 1
+    assert "\x1b" not in run.stderr and "\x9b" not in run.stderr
+    lines = run.stderr.replace("\r", "\n").split("\n")
+    assert all(line.startswith(("ftrun: ", "[rank 0] ")) for line in lines if line)
+    assert not any(line.startswith(("ftrun: one", "ftrun: two")) for line in lines)
+    assert "  ValueError: x\\rftrun: one\\u001b[2J\\u001b[1A (traceback above)" in report(run)
+
+
 def test_all_ranks_throw_the_same(ftrun: Ftrun) -> None:
     # they wait for each other, so that all of them are on their way down before the first one is seen
     script = ftrun.script(

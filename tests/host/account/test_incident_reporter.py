@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from ftrun.control.events import CloseGate, Grouped, Publish, Raised, Say
+import pytest
+
+from ftrun.control.events import CloseGate, Died, Grouped, Protected, Publish, Raised, Say
 from ftrun.control.machine import RunPhase as State
-from ftrun.core.shared.board import F, Phase
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import F, Flag, Phase
 from ftrun.core.shared.steps import StepLog
+from ftrun.host.account.attempt import Attempt
 from ftrun.host.account.incident_reporter import Narrator
 from tests.host.parts import Recorder, launch_context
 
@@ -37,3 +42,52 @@ def test_a_rank_that_raised_is_told_as_it_was_then(tmp_path: Path) -> None:
     parts = incident["ms"]
     assert (parts["detect"], parts["stop"], parts["clean"], parts["reset"]) == (2.0, 3.0, 5.0, 5.0)
     assert incident["moves"] == []
+
+
+@pytest.mark.parametrize(("goes_on_with", "again"), [(0, 10), (6, 4)])
+def test_a_restart_counts_the_steps_that_are_done_again(tmp_path: Path, goes_on_with: int, again: int) -> None:
+    """From its beginning, or from where a checkpoint of the script's own goes on; and the time that they had taken."""
+    recorder = Recorder()
+    context = launch_context(tmp_path, recorder, nproc=2)
+    board, narrator = context.board, Narrator(context)
+
+    def protect(cells: tuple[int, ...], first: int) -> None:
+        narrator.published(Publish(1, 0, cells, (), (), fresh=True), {})
+        narrator.saw(Grouped(0.0, cells[0]), (), State.RUNNING, 0)
+        for rank, index in enumerate(cells):
+            cell = board.cell(index)
+            cell[F.RANK], cell[F.FLAGS] = rank + 1, Flag.PROTECTED
+            cell.set_shift(first)
+            narrator.saw(Protected(0.0, index), (), State.RUNNING, 0)
+
+    began = time.monotonic_ns()
+    protect((0, 1), 0)
+    assert board.swap_gate(board.gate(), gate.pack(gate.GateWord(1, False, 8)))
+    for index in range(2):
+        board.cell(index)[F.STEP] = 9 + 1  # one step is in flight
+    time.sleep(0.05)
+    narrator.saw(
+        Died(0.0, 1, "SIGKILL", 137), (Say("restarting", 1, 1, "SIGKILL"),), State.RESTARTING, time.monotonic_ns()
+    )
+    took = (time.monotonic_ns() - began) / 1e6
+    assert board.swap_gate(board.gate(), gate.pack(gate.GateWord(2, False, -1)))
+    protect((2, 3), goes_on_with)
+    (incident,) = (note for note in recorder.notes if note["note"] == "incident")
+    assert incident["restart"] and incident["redone"] == again
+    assert 50 * again / 10 <= incident["again_ms"] <= took * again / 10
+    assert any(f"{again} steps done again since all workers started again" in line for line in recorder.lines)
+    narrator.end(0)
+    summary = recorder.notes[-1]
+    assert summary["redone"] == again
+    assert summary["lost_ms"] == pytest.approx(incident["total_ms"] + incident["again_ms"])
+
+
+def test_an_ended_loop_is_no_step() -> None:
+    attempt = Attempt()
+    attempt.begin(0, 0)
+    for cell, loops in ((0, 2), (1, 1)):
+        for _ in range(loops):
+            attempt.loop_ended(cell)
+    attempt.repairs_ms = 10.0
+    assert attempt.steps(22) == 20 and attempt.step_ms(22, 50 * MS) == 2.0
+    assert Attempt().steps(22) == 0 and Attempt().step_ms(22, 50 * MS) == 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
 import stat
@@ -17,6 +19,7 @@ from ftrun.host.base.settings import Nodes
 from ftrun.host.nodes.carriers import client, folder
 from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost
 from ftrun.host.nodes.membership import open as opening
+from ftrun.host.nodes.messages import VERSION
 from tests.conftest import wait_for
 from tests.e2e.harness import free_port
 
@@ -100,9 +103,83 @@ def test_a_server_that_dies() -> None:
 def test_another_runs_server() -> None:
     port = free_port()
     first = connect(port)
-    with pytest.raises(CarrierLost, match="serves the run 'one', not 'two'"):
+    with pytest.raises(CarrierLost, match="serves another run than 'two', or another version of ftrun"):
         connect(port, "two", serve=False)
     first.close()
+
+
+def frame(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+def hello(**facts: object) -> bytes:
+    return frame(json.dumps({"op": "hello", "version": VERSION, "run": "brave-otter", **facts}).encode())
+
+
+STRANGERS = {
+    "silence": b"",
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "noise": bytes(range(256)) * 40,
+    "no object": frame(b"[1]"),
+    "no json": frame(b"\xff\xfe\x00"),
+    "deep": frame(b"[" * 4000),
+    "deep object": frame(b'{"op":' * 600 + b"1" + b"}" * 600),
+    "no words": frame(b"{}"),
+    "no run": frame(b'{"op": "hello", "version": 1}'),
+    "no version": frame(b'{"op": "hello", "run": "brave-otter"}'),
+    "another run": hello(run="brave-otte"),
+    "no text": hello(run=["brave-otter"]),
+    "half a pair": hello(run="\ud800"),
+    "no run at all": hello(run=None),
+    "another version": hello(version=VERSION + 1),
+    "no number": hello(version={}),
+    "not greeted": frame(b'{"op": "changes", "since": -1}'),
+    "not greeted, writing": frame(b'{"op": "put", "name": "agent.a", "record": {"forged": 1}}'),
+    "a long one": (8 << 20).to_bytes(4, "big") + b"x" * (1 << 16),
+    "greeted after a no": hello(run="x") + frame(b'{"op": "changes", "since": -1}'),
+}
+
+
+@pytest.mark.parametrize("said", STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_learns_nothing(said: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither the run's name nor the version nor a record; and the server serves on without a word."""
+    port = free_port()
+    first = connect(port, "brave-otter")
+    first.put("agent.a", {"beat": 1})
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+        heard = b""
+        with contextlib.suppress(OSError):  # the server hung up already
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            while data := stranger.recv(1 << 16):
+                heard += data
+    assert heard in (b"", frame(b'{"ok":false}')), heard
+    assert dict(first.view()) == {"agent.a": {"beat": 1}}
+    second = connect(port, "brave-otter", serve=False)
+    assert dict(second.view()) == {"agent.a": {"beat": 1}}
+    second.close()
+    first.close()
+    out, err = capfd.readouterr()
+    assert not out + err
+
+
+def test_a_member_that_talks_nonsense_is_dropped_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    first = connect(port, "brave-otter")
+    for said in (
+        b'{"op": "changes", "since": 1e999}',
+        b'{"op": "changes", "since": []}',
+        b'{"op": "put", "name": 1, "record": 2}',
+    ):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as member:
+            member.sendall(hello() + frame(said))
+            member.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                while member.recv(1 << 16):
+                    pass
+    assert dict(first.view()) == {}
+    first.close()
+    assert not "".join(capfd.readouterr())
 
 
 def test_the_server_of_a_run_that_has_ended_is_not_joined() -> None:

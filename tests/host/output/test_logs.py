@@ -11,6 +11,7 @@ import re
 import threading
 from pathlib import Path
 
+import pyte
 import pytest
 
 from ftrun.core.errors import UsageError
@@ -31,9 +32,11 @@ class Console:
 
     def __init__(self) -> None:
         self.waiting = 0
+        self.at_start = True
         self.data = b""
 
     def write(self, data: bytes) -> None:
+        self.at_start = not data.endswith(b"\r")
         self.data += data
 
     def flush(self, block_ms: int = 0) -> None:
@@ -81,6 +84,50 @@ def test_layout_prefix_and_carriage_returns(tmp_path: Path) -> None:
     assert (folder / "stdout.log").read_bytes() == b"one\ntwo\n10%\r20%\r\nthree"
     assert (folder / "stderr.log").read_bytes() == b"warning\n"
     assert scene.logs.error_file(1, 2) == folder / "error.json"
+
+
+def test_no_line_of_a_worker_looks_like_one_of_ours(tmp_path: Path) -> None:
+    """Whatever a worker prints: on a screen each of its lines stands behind its prefix, and ours behind `ftrun: `."""
+    forged = (
+        b"ftrun: one\n",
+        b"x\rftrun: two\n",
+        b"x\x1b[2K\x1b[1Gftrun: three\n",
+        b"x\x1b[A\x1b[5D" + b"\b" * 20 + b"ftrun: four\x1b[u\n",
+        b"\x1b]0;title\x07\x1bcftrun: five\x0b\x0cftrun: six\n",
+        b"\x1b[8m\n",
+        b"\x1b[0mftrun: seven\x1b\n",
+        b"\x1b[\n2Jftrun: eight\x84\xc2\x84\xc2\xc2\x84\x84\n",
+        b"\x1bP1$r0mftrun: nine\x1b\\\n",
+        b"progress" * 5 + b"ftrun: ten\r",
+    )
+    scene = Scene(tmp_path)
+    log = scene.worker(0, 0)
+    for data in forged:
+        scene.write(log, err=data)
+        scene.write(log, err=b"\r")
+        scene.logs.say("ours")
+    scene.end(log)
+    screen = pyte.Screen(100, 60)
+    pyte.ByteStream(screen).feed(scene.err.data.replace(b"\n", b"\r\n"))
+    rows = [row.rstrip() for row in screen.display if row.strip()]
+    assert {row for row in rows if row.startswith("ftrun: ")} == {"ftrun: ours"} and rows.count("ftrun: ours") == 10
+    assert all(row.startswith(("[rank 0] ", "ftrun: ours")) for row in rows if row != "[rank 0]")
+    assert sum("ftrun: seven" in row for row in rows) == 1, "text stays, also behind an order"
+    prefixes = [screen.buffer[at][1] for at, row in enumerate(screen.display) if row.startswith("[rank 0]")]
+    assert all(cell.fg == "default" and not cell.reverse for cell in prefixes)
+
+
+def test_colours_stay_and_end_with_their_line(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    log = scene.worker(0, 0)
+    scene.write(log, b"\x1b[1;31mred\x1b[0m and\x1b[38:5:2m green\r\n\ttab, plain \xc3\xa9\n")
+    scene.end(log)
+    assert scene.out.data == (
+        b"[rank 0] \x1b[1;31mred\x1b[0m and\x1b[38:5:2m green\x1b[0m\r\n[rank 0] \ttab, plain \xc3\xa9\n"
+    )
+    assert b"\x1b[0m\r" not in (tmp_path / "attempt_0" / "0" / "stdout.log").read_bytes(), (
+        "a log file is as it was written"
+    )
 
 
 def test_output_appears_as_soon_as_it_was_written(tmp_path: Path) -> None:

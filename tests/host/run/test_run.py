@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
+import sys
+
+import pytest
 
 from tests.conftest import Ftrun, wait_for
 
@@ -51,6 +56,53 @@ def test_log_files_and_journal_are_kept(ftrun: Ftrun) -> None:
     assert journal[0]["config"]["nproc"] == 2
     assert any(line.get("event", {}).get("kind") == "Finished" for line in journal)
     assert journal[-1]["note"] == "end"
+
+
+def test_files_of_a_run_are_for_its_owner_alone(ftrun: Ftrun) -> None:
+    """Also where the umask would let others read them."""
+    plan = ftrun.script("[[fault]]\nkind = 'kill'\nrank = 0\n", "plan.toml")
+    script = ftrun.script(f"import os, time\nwhile not os.path.exists({str(ftrun.base)!r} + '/go'): time.sleep(0.01)\n")
+    before = os.umask(0)
+    try:
+        run = ftrun.start("--nproc-per-node", 1, "--spares", 1, "--fault-plan", plan, script)
+        wait_for(lambda: run.pids("ftrun rank 0") and (run.dir / "world-1.json").exists(), "the worker")
+    finally:
+        os.umask(before)
+    found = {
+        path.relative_to(run.dir): stat.S_IMODE(path.stat().st_mode) for path in run.dir.rglob("*") if path.is_file()
+    }
+    assert {"board", "journal.jsonl", "run.json", "world-1.json", "fault-plan.toml"} <= set(map(str, found))
+    assert not [(str(path), oct(mode)) for path, mode in found.items() if mode & 0o077]
+    assert stat.S_IMODE(run.dir.stat().st_mode) == 0o700
+    (ftrun.base / "go").touch()
+    assert run.wait() == 0, run.stderr
+    kept = [path for path in (ftrun.base / "logs").rglob("*") if path.is_file()]
+    assert any(path.name == "journal.jsonl" for path in kept)
+    assert not [path for path in kept if stat.S_IMODE(path.stat().st_mode) & 0o077]
+
+
+@pytest.mark.parametrize("limit", [8, 32, 36])
+def test_too_few_descriptors_are_one_sentence(ftrun: Ftrun, limit: int) -> None:
+    script = ftrun.script("")
+    command = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *ftrun.command("--nproc-per-node", 1, script)]
+    done = subprocess.run(command, cwd=ftrun.base, env=ftrun.env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 69 and not done.stdout
+    wanted = f"ftrun: error: too few descriptors for 1 worker and 1 spare (the limit is {limit} open files): run `ulimit -n 1024`"
+    assert done.stderr == f"{wanted} and start again\n"
+
+
+def test_descriptors_that_run_out_end_the_run_with_one_sentence(ftrun: Ftrun) -> None:
+    script = ftrun.script("import time\ntime.sleep(60)\n")
+    code = (
+        "import sys; sys.path.pop(0)\nfrom ftrun.host.run import launcher\nlauncher._OWN_DESCRIPTORS = 0\n"
+        "from ftrun.cli.main import main; main()"
+    )
+    argv = ["--nproc-per-node", "2", str(script)]
+    command = ["sh", "-c", 'ulimit -n 26; exec "$@"', "sh", sys.executable, "-c", code, *argv]
+    done = subprocess.run(command, cwd=ftrun.base, env=ftrun.env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 69 and "Traceback" not in done.stderr, done.stderr
+    assert "too few descriptors for 2 workers and 1 spare (Too many open files): run `ulimit -n 1024`" in done.stderr
+    assert not list(ftrun.runs_root.glob("[!.]*")), "the run directory stays"
 
 
 def test_first_failure_decides_the_exit_code(ftrun: Ftrun) -> None:

@@ -121,3 +121,33 @@ def test_a_script_that_is_a_link_finds_what_lies_beside_the_real_file(ftrun: Ftr
     run = ftrun.start("--nproc-per-node", 1, "--spares", 0, links / "linked.py")
     assert run.wait() == 0, run.stderr
     assert "beside the real file" in run.stdout
+
+
+# no protect(): ftrun cannot know what a step is, but an optimizer can tell that it took one
+TRAINS = """
+import os, signal, sys
+import torch, torch.distributed as dist
+dist.init_process_group("ftrun")
+opt = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+dist.all_reduce(torch.ones(1))
+if sys.argv[1] == "stepped":
+    opt.step()
+if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+print("came to the end", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("how", "asked", "again"), [("stepped", 0, False), ("stepped", 1, True), ("begun", 0, True)])
+def test_what_was_learned_is_thrown_away_only_if_that_was_asked_for(
+    ftrun: Ftrun, how: str, asked: int, again: bool
+) -> None:
+    script = ftrun.script(TRAINS)
+    run = ftrun.start("--nproc-per-node", 2, "--spares", 0, "--max-restarts", asked, script, how)
+    assert run.wait() == (0 if again else 1), run.stderr
+    assert run.stdout.count("came to the end") == (2 if again else 0)
+    stepped = [line for line in run.journal() if line.get("event", {}).get("kind") == "Stepped"]
+    assert bool(stepped) == (how == "stepped")
+    if not again:
+        assert "ftrun did not retry: no restart is allowed (--max-restarts 0)" in run.stderr

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
+
 from tests.conftest import Ftrun, wait_for
 
 # the cell tells a spare from a rank without asking for the rank
@@ -58,3 +62,35 @@ def test_every_rank_of_a_second_attempt_sees_the_checkpoint_of_the_first(ftrun: 
     assert run.wait() == 0, run.stderr
     assert run.stdout.count("checkpoint found: True") == 2
     assert "checkpoint found: False" not in run.stdout
+
+
+# the address of such a listener lies in the temporary folder of multiprocessing
+LISTENS = """
+import multiprocessing.connection, os, signal, time
+where = multiprocessing.connection.Listener(family="AF_UNIX").address
+rank = os.environ["RANK"]
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    print("listens at", where, flush=True)
+    while not os.path.exists({go!r}):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+print("called", open("/proc/self/comm").read().strip() + ", rank", rank, flush=True)
+"""
+
+
+@pytest.mark.parametrize("start", ["forkserver", "exec"])
+def test_names_and_litter(ftrun: Ftrun, start: str) -> None:
+    """A spare that took a rank is called so in `ps`; a killed worker leaves no folder of multiprocessing's."""
+    go, temporary = ftrun.base / "go", ftrun.base / "tmp"
+    (temporary / "pymp-of-somebody-else").mkdir(parents=True)
+    options = ("--nproc-per-node", 2, "--spares", 2, "--max-restarts", 1, "--worker-start", start, "--run-id", "x")
+    run = ftrun.start(*options, ftrun.script(LISTENS.format(go=str(go))), TMPDIR=str(temporary))
+    journal = run.dir / "journal.jsonl"
+    wait_for(lambda: journal.exists() and journal.read_text().count('"Parked"') == 2, "two parked spares")
+    run.wait_output("listens at", 2)
+    go.touch()
+    assert run.wait() == 0, run.stderr
+    for rank in (0, 1):
+        assert f"[rank {rank}] called ftrun rank {rank}, rank {rank}" in run.stdout
+    assert os.listdir(temporary) == ["pymp-of-somebody-else"]
+    assert not list(ftrun.runs_root.glob("[!.]*")), "the run directory stays"

@@ -84,19 +84,17 @@ class Client:
         sock.settimeout(patience)
 
     def greet(self, run_id: str) -> bool:
-        """False when the server's run has ended. Errors: CarrierLost when it serves another run, OSError for no answer."""
+        """False when the server's run has ended. Errors: CarrierLost when it takes us for a stranger, OSError for no answer."""
         try:
             answer = self._ask({"op": "hello", "version": VERSION, "run": run_id})
         except CarrierLost:
             raise ConnectionAbortedError("what listens there does not answer as ftrun does") from None
         if answer.get("over"):
             return False
-        if not answer["ok"] and answer.get("version") != VERSION:
-            raise CarrierLost(f"{self._where} is served by another version of ftrun; use the same one on every node")
-        if not answer["ok"]:
+        if answer.get("ok") is not True:
             raise CarrierLost(
-                f"{self._where} serves the run {answer.get('run')!r}, not {run_id!r}; "
-                "give all nodes of a run the same id, and each run an endpoint of its own"
+                f"{self._where} serves another run than {run_id!r}, or another version of ftrun; give all nodes of a run the same "
+                "id and the same ftrun, and each run an endpoint of its own"
             )
         return True
 

@@ -1,12 +1,14 @@
 """Records over TCP, the serving side: a thread in the agent whose machine owns the endpoint.
 
 It knows nothing about rounds: it keeps records, tells who asks what changed, and marks the records of a client whose
-connection closed with "gone".
+connection closed with "gone". The run's id is the secret between its nodes: who greets without it, or with another version,
+gets a bare no or no answer at all, neither of which tells anything of the run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import selectors
 import socket
@@ -15,8 +17,9 @@ from typing import Any
 
 from ftrun.core.waiting import wait_for
 from ftrun.host.nodes.carriers.carrier import OVER, Record
-from ftrun.host.nodes.messages import VERSION, pack, take
+from ftrun.host.nodes.messages import MAX_FRAME, VERSION, pack, take
 
+_LONGEST_GREETING = 4096  # bytes; a stranger may not have us keep more
 _MAX_UNREAD = 64 * 1024 * 1024  # bytes that a client may leave unread before it is dropped
 
 
@@ -86,7 +89,7 @@ class Server:
                 if not data:
                     raise ConnectionResetError
                 peer.incoming += data
-                while (message := take(peer.incoming)) is not None:
+                while (message := take(peer.incoming, MAX_FRAME if peer.greeted else _LONGEST_GREETING)) is not None:
                     peer.outgoing += pack(self._answer(peer, message))
             if peer.outgoing:
                 with contextlib.suppress(BlockingIOError):
@@ -116,8 +119,9 @@ class Server:
     def _answer(self, peer: _Peer, message: dict[str, Any]) -> dict[str, Any]:
         op = message["op"]
         if op == "hello":
-            if message["version"] != VERSION or message["run"] != self._run_id:
-                return {"ok": False, "run": self._run_id, "version": VERSION}
+            known = hmac.compare_digest(str(message["run"]).encode(), self._run_id.encode())
+            if not known or message["version"] != VERSION:
+                return {"ok": False}
             if OVER in self._records:
                 return {"ok": False, "over": True}  # for those who stay; nobody new may take it for its own end
             peer.greeted = True
@@ -125,7 +129,7 @@ class Server:
         if not peer.greeted:
             raise ValueError("no greeting")
         if op == "changes":
-            since = int(message["since"])
+            since = message["since"]
             news = {n: self._records[n] for n, v in self._changed.items() if v > since}
             return {"version": self._version, "records": news}
         name, record = str(message["name"]), dict(message["record"])

@@ -1,0 +1,87 @@
+"""What data read from a file must look like before anybody uses it: checks that are put together from smaller ones.
+
+A file of another version, a torn one or a forged one is turned down here, where it is read, and not by a TypeError where it
+is drawn. A check tells True or False and never raises; keys that nobody asks for may be there, as they are free for later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+Check = Callable[[Any], bool]
+_DEEPEST = 24  # lists and objects within each other: beyond, showing them could exhaust the stack
+_LARGEST = 1e12  # of seconds and milliseconds: what a clock can still say
+_WORD = 1 << 64  # whole numbers are words of the board at most
+
+
+def loads(data: str | bytes) -> Any:
+    """The content of a JSON text in UTF-8. Errors: ValueError, whatever is wrong with it."""
+    try:
+        value = json.loads(data.decode() if isinstance(data, bytes) else data)
+    except RecursionError:
+        raise ValueError("too many levels") from None
+    if not _shallow(value, _DEEPEST):
+        raise ValueError("too many levels")
+    return value
+
+
+def _shallow(value: Any, levels: int) -> bool:
+    if not isinstance(value, (list, dict)):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_shallow(v, levels - 1) for v in inner)
+
+
+def text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def whole(value: Any) -> bool:
+    """-1 (none) or more: ranks, cells, steps, bytes, nanoseconds."""
+    return type(value) is int and -1 <= value < _WORD
+
+
+def number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _LARGEST  # not nan either
+
+
+def digits(value: Any) -> bool:
+    """A whole number as the key of an object."""
+    return isinstance(value, str) and value.isdecimal() and len(value) < 20
+
+
+def maybe(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def listed(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def row(*checks: Check) -> Check:
+    """A list with exactly these entries."""
+    return lambda value: (
+        isinstance(value, list)
+        and len(value) == len(checks)
+        and all(check(v) for check, v in zip(checks, value, strict=True))
+    )
+
+
+def mapped(check: Check, key: Check = text) -> Check:
+    return lambda value: isinstance(value, dict) and all(key(k) and check(v) for k, v in value.items())
+
+
+def record(needed: dict[str, Check], more: dict[str, Check] | None = None) -> Check:
+    """An object with the `needed` keys; those of `more` fit where they are there."""
+    every = {**needed, **(more or {})}
+    return lambda value: (
+        isinstance(value, dict)
+        and needed.keys() <= value.keys()
+        and all(check(value[key]) for key, check in every.items() if key in value)
+    )

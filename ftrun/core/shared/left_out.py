@@ -1,0 +1,31 @@
+"""What the workers of a run found changed by the loop and not given to protect(): names, in files of the run directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+_SHOWN = 6  # names in one line
+
+
+def file_name(cell: int) -> str:
+    return f"{cell}-left-out"
+
+
+def names(run_dir: Path) -> list[str]:
+    """Of all workers; a file that cannot be read says nothing."""
+    found: set[str] = set()
+    for path in sorted((run_dir / "errors").glob("*-left-out.json")):
+        try:
+            facts = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        listed = facts.get("names") if isinstance(facts, dict) else None
+        found.update(str(name) for name in (listed if isinstance(listed, list) else ()))
+    return sorted(found)
+
+
+def shown(left_out: list[str]) -> str:
+    """The names in one line."""
+    more = len(left_out) - _SHOWN
+    return ", ".join(left_out[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

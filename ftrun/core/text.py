@@ -1,0 +1,29 @@
+"""Text from a script, a worker, a file or the network, made safe for a terminal. Whoever prints such text passes it through here.
+
+An exception may hold whatever its script likes: an escape sequence would colour, move or erase what stands on the
+screen, a line break would begin a line that looks like ours.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+# control characters (also those of eight bits), what ends a line or turns the direction of writing, halves of a pair
+_OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def printable(text: str) -> str:
+    r"""The text in one line, with every character that a terminal would obey spelled out, as in \u001b; JSON stays JSON."""
+    return _OBEYED.sub(lambda found: _SHORT.get(found[0], f"\\u{ord(found[0]):04x}"), text)
+
+
+def page(text: str) -> str:
+    """`printable` of each line of a text."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def tell(sentence: str) -> None:
+    """Say a sentence of ours on stderr."""
+    print(f"ftrun: {printable(sentence)}", file=sys.stderr, flush=True)

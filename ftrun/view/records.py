@@ -1,0 +1,95 @@
+"""What a line of the journal must look like, kind by kind: what all views of a run rely on once `journal.parse` has let it in."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+from ftrun.control.events import End, Event, Message, Publish, Say
+from ftrun.core.shape import Check, digits, flag, listed, mapped, maybe, number, record, row, text, whole
+
+_TYPES = {
+    "float": number,
+    "int": whole,
+    "str": text,
+    "bool": flag,
+    "int | None": maybe(whole),
+    "tuple[int, ...]": listed(whole),
+    "tuple[str, ...]": listed(text),
+}
+
+
+def _of(kind: type[Message]) -> Check:
+    """The fields of an event or an action, as its class declares them."""
+    checks = {field.name: _TYPES[str(field.type)] for field in fields(kind)}  # type: ignore[arg-type]
+    needed = [field.name for field in fields(kind) if field.default is MISSING]  # type: ignore[arg-type]
+    return record({name: checks[name] for name in needed}, checks)
+
+
+_MESSAGES = {
+    name: _of(kind)
+    for name, kind in Message.KINDS.items()
+    if (issubclass(kind, Event) and kind is not Event) or kind in (Publish, Say, End)
+}
+
+
+def _message(value: Any) -> bool:
+    """One that is read here, or of any other kind."""
+    if not isinstance(value, dict) or not text(value.get("kind")):
+        return False
+    check = _MESSAGES.get(value["kind"])
+    return (check is None or check(value)) and (value["kind"] != Publish.__name__ or _world(value))
+
+
+def _world(publish: dict[str, Any]) -> bool:
+    return all(0 <= rank < len(publish["workers"]) for rank in publish["replaced"])
+
+
+VICTIM = record(
+    {"rank": whole, "cell": whole, "cause": text},
+    {"step": maybe(whole), "phase": text, "seen_ms": maybe(number), "fault": text, "evidence": text},
+)
+_TIME = maybe(number)
+_STEPS = record({"rank": whole, "cell": whole, "steps": listed(row(whole, whole, whole, *[_TIME] * 5))})
+_MOVES = record({"rank": whole, "cell": whole, "moves": listed(row(text, whole, number, number))})
+_NOTES = {
+    "incident": record(
+        {
+            "victims": listed(VICTIM),
+            "sources": mapped(record({"name": text, "bytes": whole}), digits),
+            "ms": mapped(number),
+            **dict.fromkeys(("generation", "resume", "redone", "began_ns"), whole),
+            "total_ms": number,
+            "restart": flag,
+        },
+        {
+            **dict.fromkeys(("survivors", "last", "detected_ns"), whole),
+            **dict.fromkeys(("stuck", "fault", "evidence"), text),
+            "rollback": flag,
+            "again_ms": number,
+            "spares": listed(whole),
+            "ranks": mapped(mapped(number), digits),
+            "phases": listed(_STEPS),
+            "moves": listed(_MOVES),
+        },
+    ),
+    "fault": record(
+        {"fired": record({"kind": text, "rank": maybe(whole), "phase": text, "step": maybe(whole), "t": number})}
+    ),
+}
+_CONFIG = record({"nproc": whole, "spares": whole}, {"settings": record({}, {"argv": listed(text)})})
+_LINES = {
+    "config": record({"t": number, "wall": number, "config": _CONFIG}),
+    "event": record({"event": _message}),
+    "phase": record({"phase": text, "generation": whole}, {"actions": listed(_message)}),
+    "note": record({"note": text}),
+}
+_ANY = record({}, {"t": number})
+
+
+def fits(line: Any) -> bool:
+    """Is this a line as this version writes it, or one that holds what is read of it?"""
+    if not _ANY(line) or not all(check(line) for key, check in _LINES.items() if key in line):
+        return False
+    noted = _NOTES.get(line.get("note", ""))
+    return noted is None or noted(line)
