@@ -15,7 +15,7 @@ PYTEST = $(PY) -m pytest
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel-test chaos matrix calm bench images
-.PHONY: torch-tests completions gpu-test gpu-bench native-only clean
+.PHONY: truth torch-tests completions gpu-test gpu-bench native-only clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,6 +131,9 @@ wheel-test: setup  ## build the wheel, install it into an empty environment, use
 chaos: setup  ## the slow tests, then whole runs with kills at random moments
 	$(PYTEST) -m slow
 	$(PY) tests/e2e/chaos.py
+
+truth: setup  ## every pattern of training loops and 40 random scripts: clean, killed and under torchrun (half an hour)
+	$(PYTEST) -m "slow or not slow" tests/truth
 
 matrix: setup  ## every kind of fault in every phase (ten to twenty minutes); writes tests/e2e/matrix.json and the README's table
 	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_matrix.py::test_matrix; status=$$?; \

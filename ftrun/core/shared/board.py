@@ -185,6 +185,7 @@ class Inexact(enum.IntFlag):
     REPLICAS_DIFFER = 128
     OTHER_INPUTS = 256
     BUFFERS_UNKNOWN = 512
+    OWN_STATE_LOST = 1024
 
 
 class Cell:

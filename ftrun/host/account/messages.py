@@ -26,6 +26,7 @@ _INEXACT = {
     Inexact.REPLICAS_DIFFER: "ranks that should hold the same differ",
     Inexact.OTHER_INPUTS: "a step that was done again got other inputs than the first time",
     Inexact.BUFFERS_UNKNOWN: "buffers that the update wrote were taken from a rank that may have had others",
+    Inexact.OWN_STATE_LOST: "a rank's own random streams and place in the data were lost with the fd store, and taken from a peer",
     Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its device memory and taken from a peer",
 }
 

@@ -126,12 +126,10 @@ class _Walk:
         elif isinstance(node, ast.For | ast.AsyncFor):
             self.visit(node.iter)
             self.store(node.target)
-            self.branches(node.body, [])
-            self.store(node.target)  # seldom does nothing come
-            self.body(node.orelse)
+            self.body([*node.body, *node.orelse])  # seldom does nothing come
         elif isinstance(node, ast.While):
             self.visit(node.test)
-            self.branches(node.body, [])
+            self.body([*node.body, *node.orelse])
         elif isinstance(node, ast.Try):
             self.branches([*node.body, *node.orelse], *(handler.body for handler in node.handlers))
             self.body(node.finalbody)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -30,7 +31,9 @@ from ftrun.worker.state import serialization
 from ftrun.worker.state.protected_state import ProtectedState
 
 _SECOND_LOOK = 3  # bodies
-_PLAIN = (int, float, str, bytes, complex, torch.Tensor, list, dict, set, tuple)
+_PLAIN = (int, float, str, bytes, complex, torch.Tensor, np.ndarray, list, dict, set, tuple)
+_BIG = 256 << 20  # bytes of a tensor, above which only both ends are looked at: a data set, most likely
+_MANY, _ENDS = 20_000, 100  # elements of a container, above which as many at both ends are looked at
 
 
 class LeftOut(StepObserver):
@@ -103,7 +106,10 @@ class LeftOut(StepObserver):
                     continue
                 if not isinstance(value, _PLAIN):
                     seen.add(id(value))
-                yield from self._of(name, value, deep=True)
+                try:
+                    yield from list(self._of(name, value, deep=True))
+                except Exception:
+                    continue
 
     def _is_fresh(self, name: str) -> bool:
         return any(name in loop.fresh for loop in self._loops.values())
@@ -144,10 +150,13 @@ class LeftOut(StepObserver):
             return value
         if isinstance(value, torch.Tensor):
             return self._tensor_digest(value)
+        if isinstance(value, np.ndarray):
+            return self._tensor_digest(torch.from_numpy(value)) if not value.dtype.hasobject else None
         if isinstance(value, dict):
-            return {key: self._digest(inner) for key, inner in value.items()}
+            value = [part for key, inner in value.items() for part in (str(key), inner)]
         if isinstance(value, list | tuple):
-            return [self._digest(inner) for inner in value]
+            ends = value if len(value) <= _MANY else [*value[:_ENDS], *value[-_ENDS:]]
+            return len(value), [self._digest(inner) for inner in ends]
         if isinstance(value, set):
             return len(value)
         try:
@@ -163,6 +172,14 @@ class LeftOut(StepObserver):
             return None
         if not tensor.is_cpu:
             return tensor.data_ptr(), writes_to(tensor)
+        if tensor.numel() * tensor.element_size() > _BIG:
+            flat = tensor.detach().view(-1) if tensor.is_contiguous() else tensor.detach()[0]
+            return (
+                tuple(tensor.shape),
+                writes_to(tensor),
+                float(flat[:_ENDS].double().sum()),
+                float(flat[-_ENDS:].double().sum()),
+            )
         data = tensor.detach().contiguous()
         size = data.numel() * data.element_size()
         return tuple(data.shape), native.checksum(data.data_ptr(), size, 0) if size else 0

@@ -70,14 +70,30 @@ def resume_of(context: Context) -> int:
 def load_recording(context: Context) -> tuple[dict[str, Any], memoryview]:
     """What the replaced rank's collectives gave before its first step. Errors: NoSource."""
     segment = fetch(context, context.rank, "slots")
-    if segment is None:
+    if segment is not None:
+        context.mapped[(context.rank, "slots")] = segment
+        slots: Slots | None = Slots(segment)
+    else:
+        slots = _slots_of_another(context)  # the fd store that had this rank's died with it
+    if slots is None:
         raise NoSource("the fd store has no slots of this rank (its fd store died, or the rank died before protect)")
-    context.mapped[(context.rank, "slots")] = segment
-    slots = Slots(segment)
     if slots.tag(RECORDING) < 0:
         raise NoSource("the replaced rank died before its first step, so what its collectives gave is not recorded")
     saved = slots.read(RECORDING)
     return saved["header"], memoryview(b"".join(saved["blobs"]))
+
+
+def _slots_of_another(context: Context) -> Slots | None:
+    """The slots of the first rank that the new fd store has them of, which gets them from the survivors."""
+    world, deadline = context.world, time.monotonic() + _KEPT
+    while world is not None and time.monotonic() < deadline:
+        seen = context.board.worker_bell()
+        for rank in donors(context.board, world, context.rank):
+            segment = fetch(context, rank, "slots")
+            if segment is not None:
+                return Slots(segment)
+        context.board.wait_workers(seen, 0.05)
+    return None
 
 
 def donors(board: Board, world: World, rank: int) -> list[int]:
@@ -131,12 +147,13 @@ class Restorer:
             return
         segment = fetch(context, context.rank, "arena")
         slots = fetch(context, context.rank, "slots")
-        if segment is None or slots is None:
-            raise NoSource("the fd store has no memory of this rank")
-        self.kit.ledger.slots = Slots(slots)
         gpu = use_gpu(context, self.state)
         fenced = self._await_fence()
-        own = self._usable(Arena(segment), gpu, "taking a replica's instead")
+        if segment is None or slots is None:
+            own = self._without_own(gpu)
+        else:
+            self.kit.ledger.slots = Slots(slots)
+            own = self._usable(Arena(segment), gpu, "taking a replica's instead")
         replica: Replica | None = None
         if fenced and not self._lost and own.seal == self.resume:
             manifest = own.read_manifest()
@@ -190,6 +207,19 @@ class Restorer:
             flush=True,
         )
         self._lost = True
+        return self._new_arena(gpu)
+
+    def _without_own(self, gpu: int | None) -> Arena:
+        """The fd store died with this rank: weights come from a replica, and what was the rank's own is lost."""
+        print(
+            f"ftrun: rank {self.context.rank}: the fd store died with this rank's worker, and with it the rank's random streams, "
+            "buffers and place in the data; they are taken from a replica",
+            file=sys.stderr,
+            flush=True,
+        )
+        self.context.note_inexact(Inexact.OWN_STATE_LOST)
+        self._lost = True
+        self.kit.ledger.slots = Slots.create(self.context.rank)
         return self._new_arena(gpu)
 
     def _new_arena(self, gpu: int | None) -> Arena:
@@ -392,6 +422,8 @@ class Restorer:
             saved = read_state(slots, END)
             self._note_between(saved)
             return saved
+        if slots.tag(END) < 0 and slots.tag(GATE) < 0 and replica is not None:
+            return self._of_replica(replica)
         if resume == 0 or slots.tag(GATE) != resume - 1:
             raise NoSource(f"this rank's slots hold nothing for step {resume}")
         saved = read_state(slots, GATE)
@@ -409,6 +441,13 @@ class Restorer:
         if after["updated"]:
             saved["grads"] = after["grads"]  # as the update left them: the same on every replica
         return saved
+
+    def _of_replica(self, replica: Replica) -> dict[str, Any]:
+        """This rank's slots are new: a replica's state as of the start of the resume step. Errors: NoSource."""
+        for slot in (START, END):
+            if replica.slots.tag(slot) == self.resume:
+                return read_state(replica.slots, slot)
+        raise NoSource(f"rank {replica.rank}'s slots hold nothing for step {self.resume}")
 
     def _take_changed(self, mine: dict[str, Any], after: dict[str, Any], replica: Replica) -> None:
         """Python state that the update region changed: a replica's, where it is the same on every rank.

@@ -214,7 +214,9 @@ def main() -> None:
     extra: dict[str, Any] = {f"scheduler{i}": s for i, s in enumerate(schedulers)} | {"record": record}
     if scaler is not None:
         extra["scaler"] = scaler
-    job = ftrun.protect(model=ddp, optimizer=optimizers if args.two_optims else optimizers[0], ignore=["first"], **extra)
+    job = ftrun.protect(
+        model=ddp, optimizer=optimizers if args.two_optims else optimizers[0], ignore=["first"], **extra
+    )
 
     args.out.mkdir(parents=True, exist_ok=True)
     log = args.out / f"rank-{rank}.log"

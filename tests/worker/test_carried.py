@@ -1,0 +1,49 @@
+"""Which names of a loop carry a value from one iteration to the next."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftrun.worker.checks.carried import loop_names
+
+LOOP = """
+n = 0
+t0 = time.time()
+for epoch in range(3):
+    k = 0
+    for step in job.steps(5):
+        with step:
+            {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "carried"),
+    [
+        ("n += 1", {"n"}),
+        ("k = k + 1", {"k"}),
+        ("self.seen += 1", {"self.seen"}),
+        ("best = min(best, loss)", {"best"}),
+        ("loss = net(x); x, y = get()", {"x"}),
+        ("if loss < best: best = loss", {"best"}),
+        ("x, y = get(); loss = net(x)", set()),
+        ("dt = time.time() - t0; t0 = time.time()", set()),
+        ("z = [i for i in range(3)]; total = sum(i for i in z)", set()),
+        ("(last := get()); use(last)", set()),
+    ],
+)
+def test_what_is_read_before_it_is_written(body: str, carried: set[str]) -> None:
+    names = loop_names(LOOP.format(body=body), 8)
+    assert names is not None and set(names.carried) == carried
+    assert "epoch" in names.fresh and "step" in names.fresh
+
+
+def test_a_loss_of_the_last_of_some_backwards_is_fresh() -> None:
+    body = "for half in halves:\n                loss = net(half)\n            print(loss)"
+    names = loop_names(LOOP.format(body=body), 8)
+    assert names is not None and not names.carried and "loss" in names.fresh
+
+
+def test_without_a_loop_or_with_no_python_nothing_is_known() -> None:
+    assert loop_names("x = 1\n", 1) is None
+    assert loop_names("for (", 1) is None
