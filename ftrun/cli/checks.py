@@ -45,36 +45,22 @@ def number(name: str, value: str) -> int:
     return count
 
 
-def probability(name: str, value: str) -> float:
-    """0 to 1."""
-    chance = _float(value)
-    if not 0 <= chance <= 1:
-        raise UsageError(f"{name} is how likely a step has a fault, 0 to 1 (0.02: one step in 50), not {value}")
-    return chance
+def _real(wanted: str, holds: Callable[[float], bool]) -> Check:
+    """A number for which `holds`; `wanted` says what it must be."""
+
+    def check(name: str, value: str) -> float:
+        given = _float(value)
+        if not holds(given):
+            raise UsageError(f"{name} {wanted}, not {value}")
+        return given
+
+    return check
 
 
-def seconds(name: str, value: str) -> float:
-    """Above 0."""
-    duration = _float(value)
-    if not 0 < duration < float("inf"):
-        raise UsageError(f"{name} must be a number of seconds above 0, not {value}")
-    return duration
-
-
-def beat(name: str, value: str) -> float:
-    """From 10 ms to a minute."""
-    duration = _float(value)
-    if not 0.01 <= duration <= 60:
-        raise UsageError(f"{name} must be a number of seconds from 0.01 to 60, not {value}")
-    return duration
-
-
-def patience(name: str, value: str) -> float:
-    """Seconds, 0 = at once."""
-    duration = _float(value)
-    if not 0 <= duration < float("inf"):
-        raise UsageError(f"{name} must be a number of seconds, 0 or more, not {value}")
-    return duration
+probability = _real("is how likely a step has a fault, 0 to 1 (0.02: one step in 50)", lambda given: 0 <= given <= 1)
+seconds = _real("must be a number of seconds above 0", lambda given: 0 < given < float("inf"))
+beat = _real("must be a number of seconds from 0.01 to 60", lambda given: 0.01 <= given <= 60)
+patience = _real("must be a number of seconds, 0 or more", lambda given: 0 <= given < float("inf"))
 
 
 def seconds_or_auto(name: str, value: str) -> float | None:

@@ -27,7 +27,7 @@ _TYPES = {
 }
 
 
-class Config:
+class ConfigFile:
     """What a file says: option name -> its value as one would write it on the command line. `path` None = no file."""
 
     def __init__(self, path: Path | None = None, text: str = "", table: str = "") -> None:
@@ -85,7 +85,7 @@ class Config:
         return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def read(named: str | None) -> Config:
+def read(named: str | None) -> ConfigFile:
     """The file `named`, else pyproject.toml if it has something for us. Errors: ConfigError."""
     if named is not None:
         path = Path(named)
@@ -95,23 +95,23 @@ def read(named: str | None) -> Config:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise ConfigError(f"{path}: cannot read the configuration: {reason}") from None
         if path.name != PYPROJECT.name:
-            return _filled(Config(path, text), parse(path, text))
+            return _filled(ConfigFile(path, text), parse(path, text))
     else:
         path = PYPROJECT
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            return Config()
+            return ConfigFile()
     if named is None and "ftrun" not in text:
-        return Config()
+        return ConfigFile()
     table = parse(path, text).get("tool", {})
     raw = table.get("ftrun", {}) if isinstance(table, dict) else {}
-    config = Config(path, text, "tool.ftrun")
+    config = ConfigFile(path, text, "tool.ftrun")
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: tool.ftrun must be a table")
     return _filled(config, raw)
 
 
-def _filled(config: Config, raw: dict[str, Any]) -> Config:
+def _filled(config: ConfigFile, raw: dict[str, Any]) -> ConfigFile:
     config._fill(raw)
     return config

@@ -9,22 +9,13 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftrun.cli.commands.status import EXIT_NO_RUN, EXIT_NOT_RUNNING
-from ftrun.core.errors import FtrunError, UsageError
-from ftrun.core.text import printable, tell
+from ftrun.core.errors import EXIT_NOT_RUNNING, FtrunError, NoRunError, UsageError
+from ftrun.core.text import printable
 
 if TYPE_CHECKING:
     from ftrun.core.runs import RunInfo
     from ftrun.core.shared.board import Board, Cell
     from ftrun.core.shared.world import World
-
-
-class NotLive(FtrunError):
-    """There is nothing to act on; `code` is the exit code, as `ftrun status` has it."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass
@@ -36,7 +27,7 @@ class Live:
 
     @classmethod
     def find(cls, run_id: str | None) -> Live:
-        """Errors: NotLive, UsageError for a run of another user."""
+        """Errors: NoRunError, UsageError for a run of another user."""
         from ftrun.core import paths, runs
         from ftrun.core.shared.board import Board, Head
 
@@ -49,9 +40,9 @@ class Live:
         try:
             board = Board.open(run.path / paths.BOARD)
         except OSError:
-            raise NotLive(f"run {run.run_id} starts or ends just now", EXIT_NOT_RUNNING) from None
+            raise NoRunError(f"run {run.run_id} starts or ends just now", EXIT_NOT_RUNNING) from None
         if board[Head.ENDING] or not board[Head.PUBLISHED]:
-            raise NotLive(f"run {run.run_id} starts or ends just now", EXIT_NOT_RUNNING)
+            raise NoRunError(f"run {run.run_id} starts or ends just now", EXIT_NOT_RUNNING)
         return cls(run, board)
 
     def alive(self) -> bool:
@@ -71,14 +62,14 @@ class Live:
         return not self.alive()
 
     def world(self) -> World:
-        """The newest world. Errors: NotLive."""
+        """The newest world. Errors: NoRunError."""
         from ftrun.core.shared.board import Head
         from ftrun.core.shared.world import read_world
 
         try:
             return read_world(self.run.path, self.board[Head.PUBLISHED])
         except OSError:
-            raise NotLive(f"run {self.run.run_id} ended just now", EXIT_NOT_RUNNING) from None
+            raise NoRunError(f"run {self.run.run_id} ended just now", EXIT_NOT_RUNNING) from None
 
     def cell(self, rank: int) -> Cell:
         """The cell of the worker that holds `rank`. Errors: UsageError when this node's part of the run has no such rank."""
@@ -97,22 +88,14 @@ def _missing(run_id: str | None) -> FtrunError:
     from ftrun.core import runs
 
     if run_id is None:
-        return NotLive("no live run", EXIT_NO_RUN)
+        return NoRunError("no live run")
     run = runs.run_named(run_id)
     if run is not None:
-        return NotLive(f"run {run_id} is not running: its launcher, process {run.pid}, is gone", EXIT_NOT_RUNNING)
+        return NoRunError(f"run {run_id} is not running: its launcher, process {run.pid}, is gone", EXIT_NOT_RUNNING)
     owner = runs.owner_elsewhere(run_id)
     if owner is not None:
         return UsageError(f"run {run_id} belongs to user {owner}, not to you")
-    return NotLive(f"no live run named {run_id}; those that are: ftrun runs", EXIT_NO_RUN)
-
-
-def fail(error: FtrunError) -> int:
-    """Say it on stderr; the exit code."""
-    from ftrun.core.errors import EXIT_USAGE
-
-    tell(f"error: {error}")
-    return error.code if isinstance(error, NotLive) else EXIT_USAGE
+    return NoRunError(f"no live run named {run_id}; those that are: ftrun runs")
 
 
 def confirmed(question: str, yes: bool) -> bool:

@@ -21,15 +21,10 @@ from typer.core import TyperGroup
 from ftrun.cli.help import write_options
 from ftrun.cli.options import EPILOG, Option
 from ftrun.core.errors import (
-    EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_SIGNAL,
-    EXIT_UNAVAILABLE,
     EXIT_USAGE,
-    ConfigError,
     FtrunError,
-    PlatformError,
-    UsageError,
 )
 from ftrun.core.text import tell
 
@@ -171,14 +166,8 @@ def execute(argv: list[str]) -> int:
         return _fail(
             _one_line(getattr(error, "format_message", error.__str__)()), getattr(error, "exit_code", EXIT_USAGE)
         )
-    except UsageError as error:
-        return _fail(str(error), EXIT_USAGE)
-    except ConfigError as error:
-        return _fail(str(error), EXIT_CONFIG)
-    except PlatformError as error:
-        return _fail(str(error), EXIT_UNAVAILABLE)
     except FtrunError as error:
-        return _fail(str(error), EXIT_FAILED)
+        return _fail(str(error), error.code)
     except (typer.Abort, KeyboardInterrupt, EOFError):
         return EXIT_SIGNAL + 2
     except BrokenPipeError:

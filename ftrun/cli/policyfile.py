@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftrun.cli.config import Config
+from ftrun.cli.config import ConfigFile
 from ftrun.cli.spelling import nearest
 from ftrun.control import policy
 from ftrun.control.responses import Response
@@ -41,7 +41,7 @@ class Chosen:
     window: float | None = None
 
 
-def read(config: Config, xid_file: str | None) -> Chosen:
+def read(config: ConfigFile, xid_file: str | None) -> Chosen:
     """The rows of the configuration file, then those of --xid-policy. Errors: ConfigError."""
     found = _section(config)
     if xid_file is None:
@@ -50,7 +50,7 @@ def read(config: Config, xid_file: str | None) -> Chosen:
     return Chosen(overrides, found.device_faults, found.window)
 
 
-def _section(config: Config) -> Chosen:
+def _section(config: ConfigFile) -> Chosen:
     raw = config.policy
     prefix = f"{config.table}." if config.table else ""
     place = _Place(config.path, config.text, f"{prefix}policy")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.cli import policyfile
-from ftrun.cli.config import Config
+from ftrun.cli.config import ConfigFile
 from ftrun.cli.options import OPTIONS, Option
 from ftrun.core.environment import virtual_variables
 from ftrun.core.errors import ConfigError, UsageError
@@ -27,6 +27,12 @@ _MORE_VARIABLES = {
     "shutdown-timeout": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     "log-line-prefix-template": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
 }
+# options whose values are fields of Settings
+_AS_THEY_ARE = (
+    "max-restarts max-replacements snapshot-every log-dir stop-timeout heartbeat-interval heartbeat-timeout hang-timeout "
+    "hang-floor hang-ceiling nonfinite check-replicas start-timeout recover-timeout shutdown-timeout role virtual-local-rank "
+    "metrics-port"
+).split()
 _NOT_A_NAME = "none"  # torchrun's default for --rdzv-id
 
 
@@ -36,7 +42,7 @@ class Values:
     Errors: UsageError for a bad value from the command line or a variable, ConfigError for one from the file.
     """
 
-    def __init__(self, given: Mapping[str, str], environ: Mapping[str, str], config: Config) -> None:
+    def __init__(self, given: Mapping[str, str], environ: Mapping[str, str], config: ConfigFile) -> None:
         self.text: dict[str, str | None] = {}
         self.source: dict[str, str] = {}
         self._values: dict[str, Any] = {}
@@ -54,7 +60,7 @@ class Values:
 
 
 def _said(
-    option: Option, given: Mapping[str, str], environ: Mapping[str, str], config: Config
+    option: Option, given: Mapping[str, str], environ: Mapping[str, str], config: ConfigFile
 ) -> tuple[str | None, str]:
     if option.name in given:
         return given[option.name], COMMAND_LINE
@@ -68,7 +74,7 @@ def _said(
     return option.default, DEFAULT
 
 
-def _checked(option: Option, text: str | None, source: str, config: Config) -> Any:
+def _checked(option: Option, text: str | None, source: str, config: ConfigFile) -> Any:
     if text is None:
         return False if option.is_flag else None
     try:
@@ -81,7 +87,7 @@ def _checked(option: Option, text: str | None, source: str, config: Config) -> A
         raise UsageError(f"{error} (from {source})") from None
 
 
-def settings(values: Values, script: str, args: tuple[str, ...], config: Config | None = None) -> Settings:
+def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigFile | None = None) -> Settings:
     """What the launcher is to do. Errors: UsageError for options that do not go together, a missing script, ..."""
     kind = _kind(values)
     if kind == "program":
@@ -114,7 +120,7 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
         raise UsageError(
             "--on-exhausted wait is for one node; several nodes go on without the one that ends (exit code 75)"
         )
-    chosen = policyfile.read(config or Config(), values["xid-policy"])
+    chosen = policyfile.read(config or ConfigFile(), values["xid-policy"])
     quarantine = values["quarantine-file"]
     if quarantine is not None:
         from ftrun.host.devices.quarantine import check
@@ -124,38 +130,21 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: Config 
     spares = 0 if kind == "program" or nodes.most > 1 else values["spares"]
     rdzv_id = "" if values["standalone"] else _rdzv_id(values["rdzv-id"])
     return Settings(
+        **{name.replace("-", "_"): values[name] for name in _AS_THEY_ARE},
         argv=(script, *args),
         kind=kind,
         nproc=values["nproc-per-node"],
         spares=spares,
-        max_restarts=values["max-restarts"],
-        max_replacements=values["max-replacements"],
-        snapshot_every=values["snapshot-every"],
         run_id=values["run-id"] or (run_name(rdzv_id) if rdzv_id else None),
         rdzv_id=rdzv_id,
-        log_dir=values["log-dir"],
         fault_plan=plan,
         fault_text=text,
         random_faults=f"{values['random-faults']}:{values['fault-seed']}" if values["random-faults"] else "",
-        stop_timeout=values["stop-timeout"],
-        heartbeat_interval=values["heartbeat-interval"],
-        heartbeat_timeout=values["heartbeat-timeout"],
-        hang_timeout=values["hang-timeout"],
-        hang_floor=values["hang-floor"],
-        hang_ceiling=values["hang-ceiling"],
-        nonfinite=values["nonfinite"],
-        check_replicas=values["check-replicas"],
-        start_timeout=values["start-timeout"],
-        recover_timeout=values["recover-timeout"],
-        shutdown_timeout=values["shutdown-timeout"],
         exec_workers=values["worker-start"] == "exec",
-        role=values["role"],
-        virtual_local_rank=values["virtual-local-rank"],
         numa_binding=values["numa-binding"] or "",
         signals=values["signals-to-handle"],
         forward=values["forward-signals"] or (),
         metrics_file=os.path.abspath(values["metrics-file"]) if values["metrics-file"] else None,
-        metrics_port=values["metrics-port"],
         nodes=nodes,
         policy=chosen.overrides,
         device_faults=3 if chosen.device_faults is None else chosen.device_faults,

@@ -22,7 +22,7 @@ def spelled_out(argv: list[str], options: Iterable[Option] = OPTIONS) -> list[st
     A `--` before the script is dropped, else one right after it. Errors: UsageError for unknown or ambiguous options
     and for values that are missing or too many.
     """
-    table = Table(options)
+    table = Spellings(options)
     done: list[str] = []
     rest = list(argv)
     while rest and _is_option(rest[0]):
@@ -43,7 +43,7 @@ def spelled_out(argv: list[str], options: Iterable[Option] = OPTIONS) -> list[st
     return [*done, "--", script, *arguments]
 
 
-class Table:
+class Spellings:
     """The options of one command by every name that they have."""
 
     def __init__(self, options: Iterable[Option]) -> None:
@@ -102,7 +102,7 @@ def _take(option: Option, typed: str, value: str | None, rest: list[str], done: 
     done.append(f"{name}={value}")
 
 
-def _cluster(table: Table, token: str, rest: list[str], done: list[str]) -> None:
+def _cluster(table: Spellings, token: str, rest: list[str], done: list[str]) -> None:
     """`-m`, `-r 3`, `-r3`, `-r=3`, `-mr3`."""
     typed, tail = token[:2], token[2:]
     option = table.short.get(typed)

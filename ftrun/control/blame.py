@@ -80,10 +80,7 @@ def judge(failures: Iterable[Failure], decisive: int | None = None) -> Verdict |
         return Verdict(root, bereft=tuple(f for f in ordered if f is not root))
     rest = [f for f in left if f is not root]
     return Verdict(
-        root,
-        tuple(f for f in rest if alike(f, root)),
-        tuple(f for f in rest if not alike(f, root)),
-        tuple(bereft),
+        root, tuple(f for f in rest if alike(f, root)), tuple(f for f in rest if not alike(f, root)), tuple(bereft)
     )
 
 

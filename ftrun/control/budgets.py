@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftrun.control.events import Action, Died, End, Say, Spawn, Terminate
-from ftrun.control.phases import Phase
-from ftrun.control.states import Config, Result, State, Worker
+from ftrun.control.phases import RunPhase
+from ftrun.control.states import Config, Result, State, WorkerState
 from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE
 from ftrun.core.faults import Fault
 
@@ -21,7 +21,7 @@ SERVICE_WINDOW = 60.0
 
 def finish(state: State, code: int, reason: str, *says: Say) -> Result:
     """The run ends with exit code `code`."""
-    ending = replace(state, phase=Phase.ENDING, exit_code=code)
+    ending = replace(state, phase=RunPhase.ENDING, exit_code=code)
     return ending, (*says, Terminate(reason), End(code, reason))
 
 
@@ -42,7 +42,7 @@ def seen_before(state: State, key: str, generation: int) -> tuple[State, bool]:
     return state, generation > first
 
 
-def charge(config: Config, state: State, worker: Worker, death: Died) -> tuple[State, tuple[Action, ...] | None]:
+def charge(config: Config, state: State, worker: WorkerState, death: Died) -> tuple[State, tuple[Action, ...] | None]:
     """Book the death of a rank that is to be refilled. Actions are None while the budget lasts, else the end."""
     assert worker.rank is not None
     if death.fault == Fault.DRAIN:
@@ -71,7 +71,7 @@ def charge_devices(config: Config, state: State, devices: Sequence[str], t: floa
     return state, any(sum(d == device for d, _ in state.device_faults) > config.device_faults for device in devices)
 
 
-def spare_lost(state: State, worker: Worker) -> tuple[State, tuple[Action, ...]]:
+def spare_lost(state: State, worker: WorkerState) -> tuple[State, tuple[Action, ...]]:
     """Book a spare's death: spares that never come to park are not started for ever."""
     if worker.parked:
         return state, ()
@@ -84,7 +84,7 @@ def spare_lost(state: State, worker: Worker) -> tuple[State, tuple[Action, ...]]
 
 def replenish(config: Config, state: State) -> Result:
     """Start missing spares, in quiet times only: a fork in the middle of an incident would slow it down."""
-    if state.phase is not Phase.RUNNING or state.spares_given_up or any(w.finished for w in state.workers):
+    if state.phase is not RunPhase.RUNNING or state.spares_given_up or any(w.finished for w in state.workers):
         return state, ()
     orders: list[Action] = []
     for _ in range(config.spares - len(state.spares())):
@@ -96,7 +96,7 @@ def replenish(config: Config, state: State) -> Result:
 def allocate(state: State, rank: int | None) -> tuple[State, int]:
     """A new incarnation in the next board cell; cells are never used twice."""
     cell = state.next_worker
-    return replace(state, next_worker=cell + 1).put(Worker(cell, rank, state.generation)), cell
+    return replace(state, next_worker=cell + 1).put(WorkerState(cell, rank, state.generation)), cell
 
 
 def service_lost(state: State, service: str, t: float) -> tuple[State, bool]:

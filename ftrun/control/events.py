@@ -48,7 +48,7 @@ class Begin(Event):
 
 @dataclass(frozen=True)
 class Started(Event):
-    """A forked worker holds its life locks (Flag.ALIVE). `rank` is None for a spare."""
+    """A forked worker holds its liveness locks (Flag.ALIVE). `rank` is None for a spare."""
 
     t: float
     worker: int

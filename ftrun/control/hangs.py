@@ -23,15 +23,13 @@ STUCK_AGAIN = 5.0  # times longer, when the connections were made anew at this v
 HANG_STEPS = 15.0  # typical steps that a rank may be busy while others wait for it
 FIRST_STEPS = 10.0  # explicit timeouts that a first body may take
 KNOWN_AFTER = 3  # gates until the length of a step is known
-GIL_AFTER = (
-    0.75  # seconds without any Python (its doorbell looks four times a second) that tell a held GIL from a busy one
-)
+GIL_AFTER = 0.75  # seconds without any Python (its control thread looks four times a second) that tell a held GIL from a busy one
 _STEPS = 65
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What the board says of one rank. `mark` changes with every sign of life, `python` with every look of its doorbell.
+    """What the board says of one rank. `mark` changes with every sign of life, `python` with every look of its control thread.
 
     `waiting`: inside a collective: number `number` of `group` (0 = the whole world) since its step was handed out.
     `excuse`: first, call, compiling, outside (of a body) or "". `looping` False: it has not begun, or has left the loop.
@@ -61,7 +59,7 @@ class Accused:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HangVerdict:
     """`accused` hold all others up; without one the links are the suspects, and `what` is what every rank waits in."""
 
     accused: tuple[Accused, ...] = ()
@@ -137,7 +135,7 @@ class Watch:
         self._opened_at = self._clock
         self._at = None
 
-    def look(self, now: float, generation: int, last: int, ranks: Sequence[Rank]) -> Verdict | None:
+    def look(self, now: float, generation: int, last: int, ranks: Sequence[Rank]) -> HangVerdict | None:
         """What to think of the ranks now; `last` is the last opened gate. None = nothing is wrong (yet)."""
         self._count(now, generation, last)
         for rank in ranks:
@@ -188,7 +186,7 @@ class Watch:
 
     # -- every rank waits --------------------------------------------------------------------------------------------
 
-    def _all_wait(self, last: int, here: list[Rank]) -> Verdict | None:
+    def _all_wait(self, last: int, here: list[Rank]) -> HangVerdict | None:
         inside = [r for r in here if r.waiting]
         still = min(self._still(r) for r in here)
         again = STUCK_AGAIN if self._linked == last + 1 else 1.0
@@ -198,7 +196,7 @@ class Watch:
         if absent:
             where = f"{present[0].name} #{present[0].number} of step {present[0].step}"
             others = f"{named([r.rank for r in present])} {'has' if len(present) == 1 else 'have'}"
-            return Verdict(
+            return HangVerdict(
                 tuple(
                     Accused(
                         r.cell,
@@ -211,11 +209,11 @@ class Watch:
         self._linked = last + 1
         what = ", ".join(sorted({r.name for r in inside}))
         places = "; ".join(f"rank {r.rank} {_place(r)}" for r in here)
-        return Verdict((), what, f"nothing moved for {still:.1f} s: {places}")
+        return HangVerdict((), what, f"nothing moved for {still:.1f} s: {places}")
 
     # -- some are busy -----------------------------------------------------------------------------------------------
 
-    def _some_wait(self, here: list[Rank], waiting: list[Rank]) -> Verdict | None:
+    def _some_wait(self, here: list[Rank], waiting: list[Rank]) -> HangVerdict | None:
         if not waiting and len(here) > 1:
             return None  # all are busy with something of their own
         accused = []
@@ -233,7 +231,7 @@ class Watch:
             accused.append(
                 Accused(rank.cell, fault, f"no progress for {still:.1f} s: {how}{_kept_waiting(rank, waiting)}")
             )
-        return Verdict(tuple(accused)) if accused else None
+        return HangVerdict(tuple(accused)) if accused else None
 
 
 def _split(here: list[Rank], inside: list[Rank]) -> tuple[list[Rank], list[Rank]]:

@@ -11,9 +11,9 @@ from dataclasses import replace
 from ftrun.control import budgets, events, policy, restarts
 from ftrun.control.device import state as devices
 from ftrun.control.events import Action, CloseGate, Deadline, Died, Fence, OpenGate, Publish, Say, Spawn
-from ftrun.control.phases import INCIDENT, Phase
+from ftrun.control.phases import INCIDENT, RunPhase
 from ftrun.control.responses import Response
-from ftrun.control.states import STAGES, Config, IllegalEvent, Result, Stage, State, Worker, with_item
+from ftrun.control.states import STAGES, Config, IllegalEvent, Result, State, WorkerStage, WorkerState, with_item
 from ftrun.core.errors import EXIT_FAILED
 from ftrun.core.faults import Fault
 
@@ -50,7 +50,7 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
         return restarts.died_early(config, state, deaths[0], first.rank, tuple(orders))
     in_tail = [d.loop_done or _holding(state, d.worker).rank in state.tail for d in deaths]
     # the world was stopped when the first sign of these deaths was seen: whoever finished did so after that
-    stopped = state.phase is Phase.STOPPING and not state.published
+    stopped = state.phase is RunPhase.STOPPING and not state.published
     stopped = stopped and all(_holding(state, d.worker).dying for d in deaths)
     if not stopped and any(w.finished for w in state.workers) and not all(in_tail):
         said = Say("cannot_recover", first.cell, first.rank, "another rank has already finished")
@@ -65,7 +65,7 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
     for death in deaths:
         state = _vacate(state, _holding(state, death.worker))
     elsewhere = [w for w in state.workers if w.rank is not None and not w.loop_done and not w.finished]
-    quiet = state.phase is Phase.RUNNING and not devices.short(config, state)
+    quiet = state.phase is RunPhase.RUNNING and not devices.short(config, state)
     if quiet and all(in_tail) and all(w.rank in state.tail for w in elsewhere):
         state, more = _tail(config, state)
     elif stopped:
@@ -102,8 +102,8 @@ def _as_the_policy_says(config: Config, state: State, deaths: Sequence[Died]) ->
 def stop(config: Config, state: State) -> Result:
     """Begin an incident, or begin it again: the next generation, gate closed into it."""
     state = replace(
-        state.each(lambda w: replace(w, stage=Stage.NONE)),
-        phase=Phase.STOPPING,
+        state.each(lambda w: replace(w, stage=WorkerStage.NONE)),
+        phase=RunPhase.STOPPING,
         generation=state.generation + 1,
         tail=(),
         resume=-1,
@@ -117,7 +117,7 @@ def stop(config: Config, state: State) -> Result:
 
 def meeting(state: State) -> bool:
     """In an incident, have some ranks of the published world not met yet?"""
-    return state.phase in INCIDENT and state.published and min(w.answered for w in state.ranked()) < Stage.RESET
+    return state.phase in INCIDENT and state.published and min(w.answered for w in state.ranked()) < WorkerStage.RESET
 
 
 def gate_closed(config: Config, state: State, event: events.GateClosed) -> Result:
@@ -150,7 +150,7 @@ def staged(config: Config, state: State, event: events.Stage) -> Result:
     if event.generation != state.generation and not in_tail:
         return state, ()
     stage = max(worker.stage, STAGES[event.stage])
-    generation = event.generation if stage >= Stage.RESUMED else worker.generation
+    generation = event.generation if stage >= WorkerStage.RESUMED else worker.generation
     return progress(config, state.put(replace(worker, stage=stage, generation=max(generation, worker.generation))))
 
 
@@ -158,18 +158,18 @@ def progress(config: Config, state: State) -> Result:
     """Move on as far as the least advanced rank allows."""
     for worker in state.ranked():
         assert worker.rank is not None
-        if worker.answered >= Stage.RESTORED and state.lost[worker.rank] is not None:
+        if worker.answered >= WorkerStage.RESTORED and state.lost[worker.rank] is not None:
             state = replace(state, lost=with_item(state.lost, worker.rank, None))
     state = replace(state, tail=tuple(r for r in state.tail if r in state.replaced))
     orders: list[Action] = []
     if state.phase in INCIDENT and state.published:
         phase = _phase(state)
         least = min(w.answered for w in state.ranked())
-        if least >= Stage.RESTORED and not state.opened:
+        if least >= WorkerStage.RESTORED and not state.opened:
             state = replace(state, opened=True)
             orders.append(OpenGate(state.generation))
         state = replace(state, phase=phase)
-        if phase is Phase.RUNNING:
+        if phase is RunPhase.RUNNING:
             now = state.generation
             state = replace(state, rollback=-1)
             state = state.each(lambda w: w if w.rank is None else replace(w, generation=now))
@@ -228,7 +228,7 @@ def noticed(config: Config, state: State, event: events.Noticed) -> Result:
         said = Say("stopped_by_policy", event.worker, rank, event.evidence)
         return budgets.finish(state, EXIT_FAILED, event.evidence, said)
     taken = response in (Response.REPLACE, Response.QUARANTINE, Response.ROLL_BACK)
-    if taken and worker is not None and rank is not None and state.phase is Phase.RUNNING and state.armed:
+    if taken and worker is not None and rank is not None and state.phase is RunPhase.RUNNING and state.armed:
         fault, why = event.fault, event.evidence
         return lose(config, state, [Died(event.t, worker.cell, f"a {fault}", fault=fault, evidence=why)])
     return state, (Say("noticed", event.worker, rank, event.evidence),)
@@ -294,7 +294,7 @@ def stop_expired(config: Config, state: State, event: events.Expired) -> Result:
         return recover_expired(config, state, event)
     if event.name != "stop":
         return state, ()
-    busy = [w for w in _survivors(state) if w.answered < Stage.STOPPED]
+    busy = [w for w in _survivors(state) if w.answered < WorkerStage.STOPPED]
     if busy:
         return lose(config, state, condemned(busy, event.t, f"did not stop in {config.stop_timeout:g} s"))
     if state.published:
@@ -321,38 +321,38 @@ def tail_expired(config: Config, state: State, event: events.Expired) -> Result:
 
 
 def condemned(
-    workers: Sequence[Worker], t: float, cause: str, fault: str = Fault.HANG.value, evidence: str = ""
+    workers: Sequence[WorkerState], t: float, cause: str, fault: str = Fault.HANG.value, evidence: str = ""
 ) -> list[Died]:
     """The deaths of workers that live and must not."""
     why = evidence or f"it {cause}"
     return [Died(t, w.cell, cause, loop_done=w.loop_done, fault=fault, evidence=why) for w in workers]
 
 
-def _reached(state: State, worker: Worker) -> Stage:
+def _reached(state: State, worker: WorkerState) -> WorkerStage:
     """How far a worker is; a new holder has nothing to stop or to clean."""
     fresh = worker.started and worker.rank in state.replaced
-    return max(worker.answered, Stage.CLEANED) if fresh else worker.answered
+    return max(worker.answered, WorkerStage.CLEANED) if fresh else worker.answered
 
 
-def _survivors(state: State) -> list[Worker]:
+def _survivors(state: State) -> list[WorkerState]:
     return [w for w in state.ranked() if w.rank not in state.replaced]
 
 
-def _phase(state: State) -> Phase:
-    survivors = min((w.answered for w in _survivors(state)), default=Stage.FIRST_DONE)
+def _phase(state: State) -> RunPhase:
+    survivors = min((w.answered for w in _survivors(state)), default=WorkerStage.FIRST_DONE)
     everyone = min(w.answered for w in state.ranked())
-    if survivors < Stage.STOPPED:
-        return Phase.STOPPING
-    if survivors < Stage.CLEANED:
-        return Phase.CLEANING
-    if everyone < Stage.RESET:
-        return Phase.RESETTING
-    if everyone < Stage.RESTORED:
-        return Phase.RESTORING
-    return Phase.RESUMING if everyone < Stage.RESUMED else Phase.RUNNING
+    if survivors < WorkerStage.STOPPED:
+        return RunPhase.STOPPING
+    if survivors < WorkerStage.CLEANED:
+        return RunPhase.CLEANING
+    if everyone < WorkerStage.RESET:
+        return RunPhase.RESETTING
+    if everyone < WorkerStage.RESTORED:
+        return RunPhase.RESTORING
+    return RunPhase.RESUMING if everyone < WorkerStage.RESUMED else RunPhase.RUNNING
 
 
-def _holding(state: State, cell: int) -> Worker:
+def _holding(state: State, cell: int) -> WorkerState:
     worker = state.worker(cell)
     assert worker is not None
     assert worker.rank is not None
@@ -360,13 +360,13 @@ def _holding(state: State, cell: int) -> Worker:
 
 
 def _recovered(state: State) -> bool:
-    if state.phase is not Phase.RUNNING or not state.recovering or state.tail:
+    if state.phase is not RunPhase.RUNNING or not state.recovering or state.tail:
         return False
     # After a tail world (gate never opened for it) it is enough that the new holders have their state.
-    return not state.opened or min(w.answered for w in state.ranked()) >= Stage.FIRST_DONE
+    return not state.opened or min(w.answered for w in state.ranked()) >= WorkerStage.FIRST_DONE
 
 
-def _vacate(state: State, worker: Worker) -> State:
+def _vacate(state: State, worker: WorkerState) -> State:
     """Take a dead worker out. A holder that never had the rank's state leaves the place's `lost` as it was."""
     assert worker.rank is not None
     state = replace(state.drop([worker.cell]), holder=with_item(state.holder, worker.rank, None))
@@ -379,11 +379,7 @@ def _tail(config: Config, state: State) -> Result:
     """Deaths after the loop: nobody is stopped and the gate keeps its generation; the new holders run the tail."""
     empty = tuple(r for r, cell in enumerate(state.holder) if cell is None)
     state = replace(
-        state,
-        generation=state.generation + 1,
-        tail=tuple(sorted({*state.tail, *empty})),
-        opened=False,
-        recovering=True,
+        state, generation=state.generation + 1, tail=tuple(sorted({*state.tail, *empty})), opened=False, recovering=True
     )
     state, publish, spawns = _refill(config, state, AFTER_LOOP, tail=True)
     state, more = budgets.replenish(config, state)
@@ -399,7 +395,7 @@ def _refill(config: Config, state: State, resume: int, *, tail: bool) -> tuple[S
             continue
         ready = sorted((w for w in state.spares() if w.started), key=lambda w: (not w.parked, w.cell))
         if ready:
-            state = state.put(replace(ready[0], rank=rank, generation=state.generation, stage=Stage.NONE))
+            state = state.put(replace(ready[0], rank=rank, generation=state.generation, stage=WorkerStage.NONE))
             cell = ready[0].cell
         else:
             state, cell = budgets.allocate(state, rank)

@@ -24,33 +24,22 @@ from ftrun.control import budgets, incidents, restarts
 from ftrun.control import events as ev
 from ftrun.control.device import faults as device_faults
 from ftrun.control.events import Action, Event, Fence, Say, Spawn, StartService
-from ftrun.control.phases import INCIDENT, LIVE, OVER, Phase
-from ftrun.control.states import (
-    SAYS,
-    STAGES,
-    Config,
-    IllegalEvent,
-    Result,
-    Stage,
-    State,
-    Worker,
-    with_item,
-)
+from ftrun.control.phases import INCIDENT, LIVE, OVER, RunPhase
+from ftrun.control.states import STAGES, Config, IllegalEvent, Result, State, WorkerStage, WorkerState, with_item
 from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL
 
 __all__ = [
     "INCIDENT",
     "LIVE",
     "OVER",
-    "SAYS",
     "STAGES",
     "TABLE",
     "Config",
     "IllegalEvent",
-    "Phase",
-    "Stage",
+    "RunPhase",
     "State",
-    "Worker",
+    "WorkerStage",
+    "WorkerState",
     "advance",
     "initial",
 ]
@@ -61,7 +50,7 @@ Handler = Callable[[Config, State, Any], Result]
 def initial(config: Config) -> State:
     """The state before Begin."""
     nobody: tuple[int | None, ...] = (None,) * config.nproc
-    return State(Phase.NEW, holder=nobody, lost=nobody, protected=(False,) * config.nproc)
+    return State(RunPhase.NEW, holder=nobody, lost=nobody, protected=(False,) * config.nproc)
 
 
 def advance(config: Config, state: State, event: Event) -> Result:
@@ -88,7 +77,7 @@ def late(config: Config, state: State, event: Event) -> Result:
 
 def begin(config: Config, state: State, event: ev.Begin) -> Result:
     state, orders = restarts.open_world(config, replace(state, generation=1), event.t)
-    if state.phase is not Phase.STARTING:
+    if state.phase is not RunPhase.STARTING:
         return state, orders  # no healthy device for every rank
     spawns: list[Action] = []
     for _ in range(config.spares):
@@ -118,7 +107,7 @@ def milestone(
     elif isinstance(event, ev.Stepped) and worker.rank is not None:
         state = replace(state, stepped=True)
     state = state.put(worker)
-    if state.phase is Phase.STARTING:
+    if state.phase is RunPhase.STARTING:
         return _started(config, state)
     return incidents.progress(config, state)
 
@@ -131,7 +120,7 @@ def dying(config: Config, state: State, event: ev.Dying) -> Result:
     if not state.armed or any(w.finished for w in state.workers):
         return state, ()  # not repaired in place
     state = state.put(replace(worker, dying=True))
-    if state.phase is Phase.STOPPING and not state.published:
+    if state.phase is RunPhase.STOPPING and not state.published:
         return state, ()
     return incidents.stop(config, state)
 
@@ -158,9 +147,9 @@ def finished(config: Config, state: State, event: ev.Finished) -> Result:
     state = state.put(replace(worker, started=True, finished=True))
     if all(c is not None and _is_finished(state, c) for c in state.holder):
         if config.shared:
-            return replace(state, phase=Phase.RUNNING), (ev.NodeDone(),)
+            return replace(state, phase=RunPhase.RUNNING), (ev.NodeDone(),)
         return budgets.finish(state, EXIT_OK, "done", Say("done"))
-    if state.phase is Phase.STARTING:
+    if state.phase is RunPhase.STARTING:
         return _started(config, state)
     return incidents.progress(config, state)
 
@@ -182,7 +171,7 @@ def service_ready(config: Config, state: State, event: ev.ServiceReady) -> Resul
     """What died may have taken something with it: a fork order, or what ranks had written to meet each other."""
     if event.service == "store":
         state = replace(state, store_ready=True)
-        if state.phase is Phase.RESTARTING:
+        if state.phase is RunPhase.RESTARTING:
             return restarts.go_on(config, state, event.t)
         if state.store_lost and incidents.meeting(state):
             return incidents.stop(config, state)
@@ -205,22 +194,22 @@ def end_at_once(config: Config, state: State, event: ev.Signalled) -> Result:
     """A signal while the run ends already: no more patience with the workers. The exit code stays."""
     assert state.exit_code is not None
     fences = tuple(Fence(c) for c in (*state.leaving, *(w.cell for w in state.workers)))
-    return replace(state, phase=Phase.ENDED), (*fences, ev.End(state.exit_code, f"signal {event.signum}"))
+    return replace(state, phase=RunPhase.ENDED), (*fences, ev.End(state.exit_code, f"signal {event.signum}"))
 
 
 def _started(config: Config, state: State) -> Result:
     if not all(w.started for w in state.ranked()):
         return state, ()
-    return budgets.replenish(config, replace(state, phase=Phase.RUNNING))
+    return budgets.replenish(config, replace(state, phase=RunPhase.RUNNING))
 
 
-def _spare_died(config: Config, state: State, worker: Worker, cause: str) -> Result:
+def _spare_died(config: Config, state: State, worker: WorkerState, cause: str) -> Result:
     state, said = budgets.spare_lost(state.drop([worker.cell]), worker)
     state, spawns = budgets.replenish(config, state)
     return state, (Fence(worker.cell), Say("spare_died", worker.cell, detail=cause), *said, *spawns)
 
 
-def _spare_unneeded(state: State, worker: Worker) -> Result:
+def _spare_unneeded(state: State, worker: WorkerState) -> Result:
     """A script that never asks for its rank leaves nothing to wait with: no failure, and no reason to try again."""
     told = () if state.spares_given_up else (Say("spare_unneeded", worker.cell),)
     state = replace(state.drop([worker.cell]), spares_given_up=True)
@@ -234,8 +223,8 @@ def _is_finished(state: State, cell: int) -> bool:
 
 # ---- the table -------------------------------------------------------------------------------------------------------
 
-_AFTER_STOP = tuple(p for p in INCIDENT if p is not Phase.STOPPING)
-_STABLE = (Phase.STARTING, Phase.RUNNING, *INCIDENT)
+_AFTER_STOP = tuple(p for p in INCIDENT if p is not RunPhase.STOPPING)
+_STABLE = (RunPhase.STARTING, RunPhase.RUNNING, *INCIDENT)
 _EVENTS: tuple[type[Event], ...] = (
     ev.Begin,
     ev.Started,
@@ -267,8 +256,8 @@ _EVENTS: tuple[type[Event], ...] = (
     ev.DeviceBack,
 )
 
-_ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
-    ((Phase.NEW,), ev.Begin, begin),
+_ROWS: tuple[tuple[Iterable[RunPhase], type[Event], Handler], ...] = (
+    ((RunPhase.NEW,), ev.Begin, begin),
     # milestones of a worker's script
     (LIVE, ev.Started, milestone),
     (LIVE, ev.Parked, milestone),
@@ -277,50 +266,50 @@ _ROWS: tuple[tuple[Iterable[Phase], type[Event], Handler], ...] = (
     (LIVE, ev.Protected, milestone),
     (LIVE, ev.LoopDone, milestone),
     # ends of workers, and exceptions
-    ((Phase.RUNNING, *INCIDENT), ev.Dying, dying),
-    ((Phase.STARTING, Phase.RESTARTING), ev.Dying, late),
+    ((RunPhase.RUNNING, *INCIDENT), ev.Dying, dying),
+    ((RunPhase.STARTING, RunPhase.RESTARTING), ev.Dying, late),
     (LIVE, ev.Died, died),
     (LIVE, ev.Finished, finished),
     (_STABLE, ev.Raised, incidents.raised),
-    ((Phase.RESTARTING,), ev.Raised, late),
+    ((RunPhase.RESTARTING,), ev.Raised, late),
     # the course of an incident
-    ((Phase.STOPPING,), ev.GateClosed, incidents.gate_closed),
-    ((Phase.STARTING, Phase.RUNNING, *_AFTER_STOP, Phase.RESTARTING), ev.GateClosed, late),
-    ((Phase.RUNNING, *INCIDENT), ev.Stage, incidents.staged),
-    ((Phase.STARTING, Phase.RESTARTING), ev.Stage, late),
-    ((Phase.RUNNING, *INCIDENT), ev.Unrestorable, incidents.unrestorable),
-    ((Phase.STARTING, Phase.RESTARTING), ev.Unrestorable, late),
+    ((RunPhase.STOPPING,), ev.GateClosed, incidents.gate_closed),
+    ((RunPhase.STARTING, RunPhase.RUNNING, *_AFTER_STOP, RunPhase.RESTARTING), ev.GateClosed, late),
+    ((RunPhase.RUNNING, *INCIDENT), ev.Stage, incidents.staged),
+    ((RunPhase.STARTING, RunPhase.RESTARTING), ev.Stage, late),
+    ((RunPhase.RUNNING, *INCIDENT), ev.Unrestorable, incidents.unrestorable),
+    ((RunPhase.STARTING, RunPhase.RESTARTING), ev.Unrestorable, late),
     (INCIDENT, ev.Unconnected, incidents.unconnected),
-    ((Phase.STARTING, Phase.RUNNING, Phase.RESTARTING), ev.Unconnected, late),
-    ((Phase.RUNNING,), ev.Stuck, incidents.stuck),
-    ((Phase.STARTING, *INCIDENT, Phase.RESTARTING), ev.Stuck, late),
-    ((Phase.NEW, *LIVE), ev.Noticed, incidents.noticed),
+    ((RunPhase.STARTING, RunPhase.RUNNING, RunPhase.RESTARTING), ev.Unconnected, late),
+    ((RunPhase.RUNNING,), ev.Stuck, incidents.stuck),
+    ((RunPhase.STARTING, *INCIDENT, RunPhase.RESTARTING), ev.Stuck, late),
+    ((RunPhase.NEW, *LIVE), ev.Noticed, incidents.noticed),
     # deadlines
-    ((Phase.STARTING,), ev.Expired, restarts.start_expired),
-    ((Phase.RUNNING,), ev.Expired, incidents.tail_expired),
-    ((Phase.STOPPING,), ev.Expired, incidents.stop_expired),
+    ((RunPhase.STARTING,), ev.Expired, restarts.start_expired),
+    ((RunPhase.RUNNING,), ev.Expired, incidents.tail_expired),
+    ((RunPhase.STOPPING,), ev.Expired, incidents.stop_expired),
     (_AFTER_STOP, ev.Expired, incidents.recover_expired),
-    ((Phase.RESTARTING,), ev.Expired, restarts.pause_expired),
+    ((RunPhase.RESTARTING,), ev.Expired, restarts.pause_expired),
     # our own processes
-    ((Phase.NEW, *LIVE), ev.ServiceDied, service_died),
-    ((Phase.NEW, *LIVE), ev.ServiceReady, service_ready),
+    ((RunPhase.NEW, *LIVE), ev.ServiceDied, service_died),
+    ((RunPhase.NEW, *LIVE), ev.ServiceReady, service_ready),
     # devices
-    ((Phase.NEW, *LIVE), ev.Devices, device_faults.known),
-    ((Phase.NEW, *LIVE), ev.DeviceFault, device_faults.fault),
-    ((Phase.NEW, *LIVE), ev.Probed, device_faults.probed),
-    ((Phase.NEW, *LIVE), ev.DeviceOut, device_faults.out),
-    ((Phase.NEW, *LIVE), ev.DeviceBack, device_faults.back),
+    ((RunPhase.NEW, *LIVE), ev.Devices, device_faults.known),
+    ((RunPhase.NEW, *LIVE), ev.DeviceFault, device_faults.fault),
+    ((RunPhase.NEW, *LIVE), ev.Probed, device_faults.probed),
+    ((RunPhase.NEW, *LIVE), ev.DeviceOut, device_faults.out),
+    ((RunPhase.NEW, *LIVE), ev.DeviceBack, device_faults.back),
     # the other nodes
-    ((*_STABLE, Phase.RESTARTING), ev.PeerFailed, restarts.peer_failed),
-    ((Phase.NEW,), ev.PeerFailed, late),
-    ((Phase.NEW, *LIVE), ev.WorldEnded, world_ended),
+    ((*_STABLE, RunPhase.RESTARTING), ev.PeerFailed, restarts.peer_failed),
+    ((RunPhase.NEW,), ev.PeerFailed, late),
+    ((RunPhase.NEW, *LIVE), ev.WorldEnded, world_ended),
     # the end
-    ((Phase.NEW, *LIVE), ev.Signalled, signalled),
-    ((Phase.ENDING,), ev.Signalled, end_at_once),
-    ((Phase.ENDED,), ev.Signalled, late),
+    ((RunPhase.NEW, *LIVE), ev.Signalled, signalled),
+    ((RunPhase.ENDING,), ev.Signalled, end_at_once),
+    ((RunPhase.ENDED,), ev.Signalled, late),
     *((OVER, event, late) for event in _EVENTS if event is not ev.Signalled),
 )
 
-TABLE: dict[tuple[Phase, type[Event]], Handler] = {
+TABLE: dict[tuple[RunPhase, type[Event]], Handler] = {
     (phase, event): handler for phases, event, handler in _ROWS for phase in phases
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 
-class Phase(str, enum.Enum):
+class RunPhase(str, enum.Enum):
     """What the run as a whole does. NEW is before Begin."""
 
     NEW = "NEW"
@@ -24,6 +24,7 @@ class Phase(str, enum.Enum):
         return self.value
 
 
-INCIDENT = (Phase.STOPPING, Phase.CLEANING, Phase.RESETTING, Phase.RESTORING, Phase.RESUMING)
-LIVE = (Phase.STARTING, Phase.RUNNING, *INCIDENT, Phase.RESTARTING)
-OVER = (Phase.ENDING, Phase.ENDED)
+INCIDENT = (RunPhase.STOPPING, RunPhase.CLEANING, RunPhase.RESETTING, RunPhase.RESTORING, RunPhase.RESUMING)
+LIVE = (RunPhase.STARTING, RunPhase.RUNNING, *INCIDENT, RunPhase.RESTARTING)
+REPAIRING = (*INCIDENT, RunPhase.RESTARTING)
+OVER = (RunPhase.ENDING, RunPhase.ENDED)

@@ -19,7 +19,7 @@ NO_ANSWER = -1  # the driver has no field 230, or did not answer in time
 
 
 @dataclass(frozen=True)
-class Row:
+class PolicyRow:
     """What is done, and what else a user may choose. An exit code alone never condemns a device."""
 
     response: Response
@@ -32,26 +32,26 @@ DEVICE_CHOICES = (R.REPLACE, R.QUARANTINE, R.LINKS, R.ROLL_BACK, R.STOP, R.FAIL_
 
 OF_DEVICES = (Fault.XID, Fault.GPU_LOST, Fault.ECC)
 
-TABLE: dict[Fault, Row] = {
-    Fault.EXIT: Row(R.REPLACE, _GONE),
-    Fault.SIGNAL: Row(R.REPLACE, _GONE),
-    Fault.OOM: Row(R.REPLACE, _GONE),
-    Fault.EXCEPTION: Row(R.REDO, (R.REDO, *_GONE)),
-    Fault.FROZEN: Row(R.REPLACE, _ON_DEVICE),
-    Fault.GIL: Row(R.REPLACE, _ON_DEVICE),
-    Fault.HANG: Row(R.REPLACE, _ON_DEVICE),
-    Fault.COLLECTIVE: Row(R.REPLACE, _ON_DEVICE),
-    Fault.LINK: Row(R.LINKS, (R.LINKS, R.STOP)),
-    Fault.NONFINITE: Row(R.REDO, (R.REDO, *_ON_DEVICE)),
-    Fault.CORRUPT: Row(R.REPLACE, _ON_DEVICE),
-    Fault.STRAGGLER: Row(R.REPORT, (*_ON_DEVICE, R.REPORT)),
-    Fault.CUDA: Row(R.REPLACE, _ON_DEVICE),
-    Fault.XID: Row(R.SUSPECT, ()),  # by number: [policy.xid], --xid-policy
-    Fault.GPU_LOST: Row(R.QUARANTINE, (R.QUARANTINE, R.FAIL_NODE, R.STOP)),
-    Fault.ECC: Row(R.QUARANTINE, DEVICE_CHOICES),
-    Fault.DISK_FULL: Row(R.REPORT, (R.REPORT, R.STOP)),
-    Fault.MEMORY_FULL: Row(R.REPORT, (R.REPORT, R.STOP)),
-    Fault.DRAIN: Row(R.REPLACE, (R.REPLACE,)),
+TABLE: dict[Fault, PolicyRow] = {
+    Fault.EXIT: PolicyRow(R.REPLACE, _GONE),
+    Fault.SIGNAL: PolicyRow(R.REPLACE, _GONE),
+    Fault.OOM: PolicyRow(R.REPLACE, _GONE),
+    Fault.EXCEPTION: PolicyRow(R.REDO, (R.REDO, *_GONE)),
+    Fault.FROZEN: PolicyRow(R.REPLACE, _ON_DEVICE),
+    Fault.GIL: PolicyRow(R.REPLACE, _ON_DEVICE),
+    Fault.HANG: PolicyRow(R.REPLACE, _ON_DEVICE),
+    Fault.COLLECTIVE: PolicyRow(R.REPLACE, _ON_DEVICE),
+    Fault.LINK: PolicyRow(R.LINKS, (R.LINKS, R.STOP)),
+    Fault.NONFINITE: PolicyRow(R.REDO, (R.REDO, *_ON_DEVICE)),
+    Fault.CORRUPT: PolicyRow(R.REPLACE, _ON_DEVICE),
+    Fault.STRAGGLER: PolicyRow(R.REPORT, (*_ON_DEVICE, R.REPORT)),
+    Fault.CUDA: PolicyRow(R.REPLACE, _ON_DEVICE),
+    Fault.XID: PolicyRow(R.SUSPECT, ()),  # by number: [policy.xid], --xid-policy
+    Fault.GPU_LOST: PolicyRow(R.QUARANTINE, (R.QUARANTINE, R.FAIL_NODE, R.STOP)),
+    Fault.ECC: PolicyRow(R.QUARANTINE, DEVICE_CHOICES),
+    Fault.DISK_FULL: PolicyRow(R.REPORT, (R.REPORT, R.STOP)),
+    Fault.MEMORY_FULL: PolicyRow(R.REPORT, (R.REPORT, R.STOP)),
+    Fault.DRAIN: PolicyRow(R.REPLACE, (R.REPLACE,)),
 }
 
 # NVML field 230: the driver knows best what its device needs.
@@ -81,7 +81,7 @@ class Overrides:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Ruling:
     """`why` is for people. `counts`: it is the device's doing, and charged to the device's budget."""
 
     response: Response
@@ -103,7 +103,7 @@ def of_dead(overrides: Overrides, fault: str) -> Response:
     return R.REPLACE if response in (R.REDO, R.LINKS, R.REPORT, R.SUSPECT) else response
 
 
-def of_device(overrides: Overrides, fault: str, code: int = 0, recovery: int = NO_ANSWER) -> Verdict:
+def of_device(overrides: Overrides, fault: str, code: int = 0, recovery: int = NO_ANSWER) -> Ruling:
     """What is done about a fault of a device. `code`: the Xid, if it is one; `recovery`: the value of field 230."""
     named = Fault(fault)
     row = xid.row(code)
@@ -115,17 +115,14 @@ def of_device(overrides: Overrides, fault: str, code: int = 0, recovery: int = N
         otherwise = TABLE[named].response
     counts = named is not Fault.XID or row.kind is not Class.APPLICATION
     if chosen is not None:
-        return Verdict(chosen, what, counts)
+        return Ruling(chosen, what, counts)
     if recovery in RECOVERY:
         asked, response = RECOVERY[recovery]
-        return Verdict(response, f"{what}; {asked}", True)
-    return Verdict(otherwise, what, counts)
+        return Ruling(response, f"{what}; {asked}", True)
+    return Ruling(otherwise, what, counts)
 
 
-_WORDS = {
-    Fault.GPU_LOST: "the device does not answer",
-    Fault.ECC: "uncorrectable memory error",
-}
+_WORDS = {Fault.GPU_LOST: "the device does not answer", Fault.ECC: "uncorrectable memory error"}
 
 
 def _last(rows: Iterable[tuple[object, str]], key: object) -> Response | None:

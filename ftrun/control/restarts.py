@@ -23,7 +23,7 @@ from ftrun.control.events import (
     Spawn,
     StartService,
 )
-from ftrun.control.phases import Phase
+from ftrun.control.phases import RunPhase
 from ftrun.control.states import Config, Result, State
 from ftrun.core.errors import EXIT_FAILED
 
@@ -36,7 +36,7 @@ EARLY = 60.0
 def open_world(config: Config, state: State, t: float) -> Result:
     """Order a fresh world of `state.generation`: every rank is forked."""
     if devices.short(config, state):
-        return devices.without(config, replace(state, phase=Phase.RESTARTING))
+        return devices.without(config, replace(state, phase=RunPhase.RESTARTING))
     state = devices.assign(config, replace(state, waiting=False))
     holder: list[int | None] = []
     spawns: list[Action] = []
@@ -46,7 +46,7 @@ def open_world(config: Config, state: State, t: float) -> Result:
         spawns.append(Spawn(cell, rank))
     state = replace(
         state,
-        phase=Phase.STARTING,
+        phase=RunPhase.STARTING,
         holder=tuple(holder),
         lost=(None,) * config.nproc,
         protected=(False,) * config.nproc,
@@ -110,7 +110,7 @@ def _restart(config: Config, state: State, t: float, said: Say) -> Result:
     told = [w.cell for w in state.ranked() if w.started and not (w.dying or w.dead or w.finished)]
     state = replace(
         state.drop(gone),
-        phase=Phase.RESTARTING,
+        phase=RunPhase.RESTARTING,
         generation=state.generation + 1,
         attempt=state.attempt + 1,
         holder=(None,) * len(state.holder),
@@ -146,7 +146,7 @@ def go_on(config: Config, state: State, t: float) -> Result:
 
 def peer_failed(config: Config, state: State, event: PeerFailed) -> Result:
     """The world is over for another node's sake: stop, and meet the others in the next one."""
-    if state.phase is not Phase.RESTARTING:
+    if state.phase is not RunPhase.RESTARTING:
         return _restart(config, state, event.t, Say("peer_failed", detail=event.cause))
     if not state.store_ready:
         return state, ()

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ftrun.control.events import Action
-from ftrun.control.phases import Phase
+from ftrun.control.phases import RunPhase
 from ftrun.control.policy import Overrides
 from ftrun.core.errors import FtrunError
 
@@ -20,7 +20,7 @@ class IllegalEvent(FtrunError):
     """An event that cannot happen in this state: a defect of the agent. The state did not change."""
 
 
-class Stage(enum.IntEnum):
+class WorkerStage(enum.IntEnum):
     """How far a worker is in answering a generation; a later stage implies the earlier ones."""
 
     NONE = 0
@@ -33,45 +33,7 @@ class Stage(enum.IntEnum):
     FIRST_DONE = 7
 
 
-STAGES = {stage.name.lower(): stage for stage in Stage if stage}
-
-# Every key of the action Say, with what its facts mean.
-SAYS = {
-    "died": "worker, rank; detail = cause",
-    "raised": "worker, rank; detail = signature: its body raised, everyone does the step again",
-    "raised_again": "worker, rank; detail = signature: the same exception after a retry, the run ends",
-    "failed_again": "worker, rank; detail = what failed a second time in the same way, the run ends",
-    "recovered": "detail = generation: every rank did a new step",
-    "too_many_replacements": "worker, rank; detail = count and window",
-    "cannot_recover": "worker, rank; detail = why not in place (another rank had already finished)",
-    "rolling_back": "worker, rank; detail = why no newer state was left: everyone goes back to the host snapshot",
-    "unrestorable": "worker, rank; detail = why no source for the state was left",
-    "restarting": "worker, rank; detail = cause; attempt = which one comes: all workers start again",
-    "failed": "worker, rank; detail = root cause: no restart is left, the run ends",
-    "world_stopped": "worker, rank; detail = root cause: the nodes decide together what follows",
-    "peer_failed": "detail = what happened on another node: this one's workers are stopped",
-    "world_ended": "detail = why the run is over on every node",
-    "spare_died": "worker; detail = cause",
-    "spares_given_up": "detail = how many spares died in a row before they parked",
-    "spare_unneeded": "worker: the script ends without asking for a rank, so no spare can wait for one",
-    "unconnected": "worker, rank; detail = evidence: all connections are made again",
-    "stuck": "detail = what every rank waits in: all connections are made again",
-    "stuck_again": "detail = what every rank waits in once more, the run ends",
-    "stopped_by_policy": "worker, rank; detail = to whom what happened: the policy wants a person to look, the run ends",
-    "device_reported": "detail = fault and device: nothing is done",
-    "device_suspect": "detail = fault and device: it is probed",
-    "device_quarantined": "detail = fault and device: it is given to nobody any more",
-    "links_reset": "detail = fault and device: all connections are made again",
-    "node_failed": "detail = fault and device: the run ends on this machine",
-    "devices_exhausted": "detail = which devices are in quarantine: no healthy one is left, the run ends",
-    "device_waited_for": "detail = which devices are in quarantine: the run waits",
-    "device_back": "detail = device: it is out of quarantine",
-    "noticed": "worker, rank (of one worker's trouble); detail = evidence of something that stops nobody",
-    "service_died": "detail = service",
-    "service_given_up": "detail = service that died too often, the run ends",
-    "signalled": "detail = signal number",
-    "done": "every rank finished",
-}
+STAGES = {stage.name.lower(): stage for stage in WorkerStage if stage}
 
 
 @dataclass(frozen=True)
@@ -110,7 +72,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerState:
     """A worker incarnation that is not known to be dead. `rank` None = a spare.
 
     `generation` is the newest one it ran in; `stage` is its answer to the state's generation.
@@ -126,12 +88,12 @@ class Worker:
     finished: bool = False
     dying: bool = False  # its process ends, and its exit code does not show yet: the world was stopped meanwhile
     dead: bool = False  # it died, and that is being dealt with
-    stage: Stage = Stage.NONE
+    stage: WorkerStage = WorkerStage.NONE
 
     @property
-    def answered(self) -> Stage:
+    def answered(self) -> WorkerStage:
         """Its stage; one that left its loop or its script has nothing more to answer."""
-        return Stage.FIRST_DONE if self.loop_done or self.finished else self.stage
+        return WorkerStage.FIRST_DONE if self.loop_done or self.finished else self.stage
 
 
 @dataclass(frozen=True)
@@ -142,11 +104,11 @@ class State:
     memory holds rank r's state, None when the holder itself has it. `failures`: (what failed, generation) once each.
     """
 
-    phase: Phase
+    phase: RunPhase
     generation: int = 0
     attempt: int = 0
     next_worker: int = 0
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[WorkerState, ...] = ()
     holder: tuple[int | None, ...] = ()
     lost: tuple[int | None, ...] = ()
     protected: tuple[bool, ...] = ()
@@ -191,17 +153,17 @@ class State:
         """Ranks whose holder (if any) does not have the rank's state yet."""
         return tuple(r for r, cell in enumerate(self.lost) if cell is not None)
 
-    def worker(self, cell: int) -> Worker | None:
+    def worker(self, cell: int) -> WorkerState | None:
         return next((w for w in self.workers if w.cell == cell), None)
 
-    def ranked(self) -> Iterator[Worker]:
+    def ranked(self) -> Iterator[WorkerState]:
         """Workers that hold a rank, by rank."""
         return iter(sorted((w for w in self.workers if w.rank is not None), key=_rank))
 
-    def spares(self) -> list[Worker]:
+    def spares(self) -> list[WorkerState]:
         return [w for w in self.workers if w.rank is None]
 
-    def put(self, worker: Worker) -> State:
+    def put(self, worker: WorkerState) -> State:
         """The state with `worker` in place of the one of the same cell (or added)."""
         others = tuple(w for w in self.workers if w.cell != worker.cell)
         return replace(self, workers=tuple(sorted((*others, worker), key=lambda w: w.cell)))
@@ -210,19 +172,8 @@ class State:
         gone = set(cells)
         return replace(self, workers=tuple(w for w in self.workers if w.cell not in gone))
 
-    def each(self, change: Callable[[Worker], Worker]) -> State:
+    def each(self, change: Callable[[WorkerState], WorkerState]) -> State:
         return replace(self, workers=tuple(change(w) for w in self.workers))
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "phase": self.phase.value}
-
-    @staticmethod
-    def from_json(raw: dict[str, Any]) -> State:
-        """Inverse of `to_json`, also after a round trip through JSON text (lists for tuples)."""
-        values = {k: _tuples(v) for k, v in raw.items()}
-        values["phase"] = Phase(raw["phase"])
-        values["workers"] = tuple(Worker(**{**w, "stage": Stage(w["stage"])}) for w in raw["workers"])
-        return State(**values)
 
 
 Result = tuple[State, tuple[Action, ...]]
@@ -233,7 +184,7 @@ def with_item(row: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
     return (*row[:index], value, *row[index + 1 :])
 
 
-def _rank(worker: Worker) -> int:
+def _rank(worker: WorkerState) -> int:
     return -1 if worker.rank is None else worker.rank
 
 

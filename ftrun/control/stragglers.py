@@ -22,13 +22,13 @@ class Stragglers:
 
     def __init__(self) -> None:
         self._ratios: dict[int, deque[tuple[float, float, float]]] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._step = -1
 
     def forget(self) -> None:
         """The world changed: what was measured before says nothing about it."""
         self._ratios.clear()
-        self._told.clear()
+        self._reported.clear()
 
     def step(self, number: int, work: Mapping[int, float]) -> list[tuple[int, str]]:
         """Ranks to report, with the evidence, after a step; `work`: seconds of own work of each rank in it."""
@@ -44,13 +44,13 @@ class Stragglers:
                 continue
             ratios = sorted(s[0] for s in samples)
             median = statistics.median(ratios)
-            if rank in self._told:
+            if rank in self._reported:
                 if median < CALM:
-                    self._told.discard(rank)
+                    self._reported.discard(rank)
                 continue
             mine, others = (statistics.median(s[i] for s in samples) for i in (1, 2))
             if median >= RATIO and ratios[SAMPLES // 5] >= USUAL and mine - others >= LEAST:
-                self._told.add(rank)
+                self._reported.add(rank)
                 found.append((rank, _evidence(median, mine, others)))
         return found
 

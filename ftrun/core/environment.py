@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ftrun.core.errors import UsageError
+from ftrun.core.system.visible import VARIABLE, entries
 
 RANK_KEYS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
 
@@ -51,11 +52,11 @@ def virtual_variables(visible: str | None, local_rank: int) -> dict[str, str]:
     """
     device = str(local_rank)
     if visible is not None:
-        devices = [part.strip() for part in visible.split(",") if part.strip()]
+        devices = entries(visible)
         if local_rank >= len(devices):
             raise UsageError(
                 f"--virtual-local-rank: local rank {local_rank} has no GPU of its own, since CUDA_VISIBLE_DEVICES={visible} "
                 f"names {len(devices)}; lower --nproc-per-node"
             )
         device = devices[local_rank]
-    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": device}
+    return {"LOCAL_RANK": "0", VARIABLE: device}

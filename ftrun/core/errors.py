@@ -5,6 +5,7 @@ from __future__ import annotations
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_NOT_RUNNING, EXIT_NO_RUN = 3, 4  # of commands about a run
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE: this machine or installation lacks something that every run needs
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: no healthy device left, or too many replacements
 EXIT_CONFIG = 78  # EX_CONFIG: bad fault plan or configuration
@@ -12,15 +13,21 @@ EXIT_SIGNAL = 128
 
 
 class FtrunError(Exception):
-    """Base of every error that ftrun raises on purpose."""
+    """Base of every error that ftrun raises on purpose. `code`: with which a command ends that it stops."""
+
+    code = EXIT_FAILED
 
 
 class UsageError(FtrunError):
     """The training script or the command line must change."""
 
+    code = EXIT_USAGE
+
 
 class ConfigError(FtrunError):
-    """A plan or configuration file must change (exit 78)."""
+    """A plan or configuration file must change."""
+
+    code = EXIT_CONFIG
 
 
 class WorkerError(FtrunError):
@@ -42,3 +49,13 @@ class DeviceError(FtrunError):
 
 class PlatformError(FtrunError):
     """This operating system, container or installation lacks something; the message says what."""
+
+    code = EXIT_UNAVAILABLE
+
+
+class NoRunError(FtrunError):
+    """There is no run to look at or to act on: EXIT_NO_RUN, or EXIT_NOT_RUNNING for one that ended or has not begun."""
+
+    def __init__(self, message: str, code: int = EXIT_NO_RUN) -> None:
+        super().__init__(message)
+        self.code = code

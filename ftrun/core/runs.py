@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core import paths, shape
+from ftrun.core.errors import NoRunError
 from ftrun.core.system.procfs import process_start
 
 _RUN = shape.record(
@@ -50,16 +51,23 @@ def read_run(path: Path) -> RunInfo | None:
     return RunInfo(path.name, path, raw["pid"], raw) if _RUN(raw) else None
 
 
-def list_runs(root: Path | None = None) -> list[RunInfo]:
+def list_runs() -> list[RunInfo]:
     """Live runs of this user, newest first."""
-    root = root or paths.runs_root()
-    found = (read_run(p) for p in root.iterdir() if not p.name.startswith("."))
+    found = (read_run(p) for p in paths.runs_root().iterdir() if not p.name.startswith("."))
     return sorted((r for r in found if r is not None and r.alive()), key=lambda r: -r.started)
 
 
 def find_run(run_id: str | None) -> RunInfo | None:
     """The live run of that name, or the newest live one."""
     return next((r for r in list_runs() if run_id in (None, r.run_id)), None)
+
+
+def live_run(run_id: str | None) -> RunInfo:
+    """As `find_run`. Errors: NoRunError."""
+    run = find_run(run_id)
+    if run is None:
+        raise NoRunError(f"no live run{'' if run_id is None else f' named {run_id}'}")
+    return run
 
 
 def run_named(run_id: str) -> RunInfo | None:

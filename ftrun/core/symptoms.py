@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import signal
 
-from ftrun.core.errors import NonFiniteError
+from ftrun.core.errors import EXIT_SIGNAL, NonFiniteError
 from ftrun.core.faults import Fault
 
 # After one of these every later CUDA call of the process fails as well: only a new process helps. Out of memory is
@@ -60,14 +61,21 @@ def exception_evidence(kind: str, message: str, where: str = "") -> str:
     return f"{kind}: {first} (at {where})" if first else f"{kind} at {where}"
 
 
+def cause_of(code: int | None) -> str:
+    """How a death is called: `SIGKILL`, `exit 3`, or `died` while nothing is known."""
+    if code is None:
+        return "died"
+    if code > EXIT_SIGNAL:
+        with contextlib.suppress(ValueError):
+            return signal.Signals(code - EXIT_SIGNAL).name
+    return f"exit {code}"
+
+
 def of_code(code: int | None) -> tuple[Fault, str]:
     """The fault behind an exit code (128 + n: signal n; None: not known yet)."""
     if code is None:
         return Fault.SIGNAL, "the lock that its threads hold while they live was lost"
-    if code <= 128:
-        return Fault.EXIT, f"the process left with exit code {code}"
-    try:
-        name = signal.Signals(code - 128).name
-    except ValueError:
+    name = cause_of(code)
+    if name.startswith("exit "):
         return Fault.EXIT, f"the process left with exit code {code}"
     return Fault.SIGNAL, f"the process was ended by {name}"

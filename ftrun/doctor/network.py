@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ftrun.core import paths
 from ftrun.core.errors import FtrunError
+from ftrun.core.system.procfs import mount
 from ftrun.doctor.findings import BROKEN, OK, WARNING, Finding
 
 AREA, RENDEZVOUS = "network", "rendezvous"
@@ -67,7 +68,7 @@ def _reach(endpoint: str) -> Finding:
 
 
 def _locks(folder: Path) -> Finding:
-    kind, options = _mount(folder)
+    kind, options = mount(folder)
     local = local_locks(kind, options)
     if local:
         return Finding(RENDEZVOUS, "file locks", BROKEN, f"{folder} ({kind}, {local}): locks do not reach other nodes",
@@ -142,18 +143,6 @@ def _take(path: Path) -> bool:
     finally:
         os.close(fd)
     return True
-
-
-def _mount(folder: Path) -> tuple[str, list[str]]:
-    """Type and options of the file system that holds `folder`."""
-    best, kind, options = "", "?", ""
-    where = os.path.realpath(folder)
-    for line in Path("/proc/mounts").read_text().splitlines():
-        _, mounted, this_kind, these, *_ = line.split()
-        mounted = mounted.replace("\\040", " ")
-        if (where == mounted or where.startswith(mounted.rstrip("/") + "/")) and len(mounted) >= len(best):
-            best, kind, options = mounted, this_kind, these
-    return kind, options.split(",")
 
 
 def _clock(folder: Path) -> Finding:

@@ -15,7 +15,7 @@ from typing import Any
 from ftrun.core.paths import DEVICES
 from ftrun.core.shared.board import Board, Head
 from ftrun.faults import requests
-from ftrun.faults.kinds import Kind
+from ftrun.faults.kinds import FaultKind
 
 ENV_FAKE_NVML = "FTRUN_FAKE_NVML"
 _NO_INSTANCE = 0xFFFFFFFF
@@ -27,7 +27,7 @@ class NoDevice(Exception):
 
 
 def prepare(
-    run_dir: Path, board: Board, control: str | None, rank: int, kind: Kind, argument: float | None
+    run_dir: Path, board: Board, control: str | None, rank: int, kind: FaultKind, argument: float | None
 ) -> tuple[str, Callable[[], None]]:
     """What happens to the device of `rank`, in words, and making it happen. Errors: NoDevice."""
     row = _device_of(run_dir, rank)

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 from ftrun.faults.kinds import KINDS
-from ftrun.faults.plan import Fault
+from ftrun.faults.plan import InjectedFault
 
 RANDOM = "random"  # Fault.source
 # what a rank is replaced for, or does a step again for, without anything being lost
@@ -27,7 +27,7 @@ class Dice:
     argument: float | None = None
     first: int = 0
 
-    def draw(self, step: int) -> Fault | None:
+    def draw(self, step: int) -> InjectedFault | None:
         """The fault of `step`, if it has one."""
         if step < self.first:
             return None
@@ -37,7 +37,7 @@ class Dice:
         rank = dice.randrange(self.world_size)
         kind = KINDS[self.kind or dice.choice(MIXTURE)]
         at = dice.choice(kind.anywhere)
-        return Fault(
+        return InjectedFault(
             index=step,
             kind=kind.name,
             argument=self.argument,

@@ -20,7 +20,7 @@ MACHINE = "machine"  # it strikes the launcher, or everything on this node
 
 
 @dataclass(frozen=True)
-class Kind:
+class FaultKind:
     """`argument` "" = it takes none. `phases`: where a worker can fire it. `lasts`: it may end by itself after a while.
 
     `anywhere`: the phases meant when none is given.
@@ -38,31 +38,31 @@ class Kind:
 _GRADIENTS = ("forward", "backward")
 
 _ALL = (
-    Kind("kill", "SIGKILL", SIGNAL),
-    Kind("term", "SIGTERM", SIGNAL),
-    Kind("segv", "a segmentation fault", SIGNAL),
-    Kind("abort", "SIGABRT, as a failed assertion in C++", SIGNAL),
-    Kind("exit", "leaves with an exit code", argument="CODE"),
+    FaultKind("kill", "SIGKILL", SIGNAL),
+    FaultKind("term", "SIGTERM", SIGNAL),
+    FaultKind("segv", "a segmentation fault", SIGNAL),
+    FaultKind("abort", "SIGABRT, as a failed assertion in C++", SIGNAL),
+    FaultKind("exit", "leaves with an exit code", argument="CODE"),
     # not at the gate: a rank that has arrived there runs none of the script's code until it has passed
-    Kind("exception", "raises RuntimeError", phases=tuple(p for p in PHASES if p != "gate"), anywhere=_GRADIENTS),
-    Kind("oom", "eats memory until the kernel kills it"),
-    Kind("freeze", "SIGSTOP", SIGNAL, lasts=True),
-    Kind("hang", "busy in Python for ever", lasts=True),
-    Kind("gil", "hangs in C and keeps Python's lock", lasts=True),
-    Kind("slow", "works FACTOR times as long", argument="FACTOR", lasts=True),
-    Kind("nan", "one value of the loss or of a gradient is NaN", phases=_GRADIENTS, anywhere=_GRADIENTS),
-    Kind("bitflip", "one bit of one parameter is wrong"),
-    Kind("comm", "its connections to the other ranks are dropped"),
-    Kind("xid", "the driver reports Xid N", DEVICE, argument="N"),
-    Kind("gpu-lost", "the device does not answer any more", DEVICE),
-    Kind("ecc", "an uncorrectable memory error of the device", DEVICE),
-    Kind("launcher-kill", "SIGKILL for ftrun itself", MACHINE),
-    Kind("node-kill", "SIGKILL for everything of the run on this node, at once", MACHINE),
+    FaultKind("exception", "raises RuntimeError", phases=tuple(p for p in PHASES if p != "gate"), anywhere=_GRADIENTS),
+    FaultKind("oom", "eats memory until the kernel kills it"),
+    FaultKind("freeze", "SIGSTOP", SIGNAL, lasts=True),
+    FaultKind("hang", "busy in Python for ever", lasts=True),
+    FaultKind("gil", "hangs in C and keeps Python's lock", lasts=True),
+    FaultKind("slow", "works FACTOR times as long", argument="FACTOR", lasts=True),
+    FaultKind("nan", "one value of the loss or of a gradient is NaN", phases=_GRADIENTS, anywhere=_GRADIENTS),
+    FaultKind("bitflip", "one bit of one parameter is wrong"),
+    FaultKind("comm", "its connections to the other ranks are dropped"),
+    FaultKind("xid", "the driver reports Xid N", DEVICE, argument="N"),
+    FaultKind("gpu-lost", "the device does not answer any more", DEVICE),
+    FaultKind("ecc", "an uncorrectable memory error of the device", DEVICE),
+    FaultKind("launcher-kill", "SIGKILL for ftrun itself", MACHINE),
+    FaultKind("node-kill", "SIGKILL for everything of the run on this node, at once", MACHINE),
 )
-KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
+KINDS: dict[str, FaultKind] = {kind.name: kind for kind in _ALL}
 
 
-def parse(text: str) -> tuple[Kind, float | None]:
+def parse(text: str) -> tuple[FaultKind, float | None]:
     """`exit:3` -> (the kind, 3.0). Errors: ValueError with a sentence."""
     name, colon, rest = text.partition(":")
     kind = KINDS.get(name)
@@ -90,7 +90,7 @@ def spelled(name: str, argument: float | None) -> str:
     return name if argument is None else f"{name}:{argument:g}"
 
 
-def check_phase(kind: Kind, at: str) -> None:
+def check_phase(kind: FaultKind, at: str) -> None:
     """Errors: ValueError when no such phase is known, or the kind cannot strike in it."""
     if at not in PHASES:
         raise ValueError(f"unknown phase {at!r}{_near(at, PHASES)} (known: {', '.join(PHASES)})")
@@ -99,7 +99,7 @@ def check_phase(kind: Kind, at: str) -> None:
         raise ValueError(f"{kind.name} is possible in {', '.join(most)} and {last}, not in {at} ({kind.what})")
 
 
-def check_duration(kind: Kind, seconds: float) -> None:
+def check_duration(kind: FaultKind, seconds: float) -> None:
     """Errors: ValueError when the kind cannot end by itself, or that is no duration."""
     if not kind.lasts:
         lasting = ", ".join(k.name for k in _ALL if k.lasts)

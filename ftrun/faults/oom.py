@@ -9,7 +9,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from ftrun.core.system.cgroup import groups
+from ftrun.core.system.cgroup import group_files
 
 LIMIT = 64 << 20  # bytes that the process may take beyond what it has
 _CHUNK = 4 << 20
@@ -29,10 +29,10 @@ def why_not() -> str:
     return ""
 
 
-def make(name: str = "") -> Path:
+def make() -> Path:
     """A new memory cgroup below our own, with the limit set and without swap. Errors: NotPossible."""
     parent = _own()
-    group = parent / f"{_PREFIX}{name or os.getpid()}"
+    group = parent / f"{_PREFIX}{os.getpid()}"
     version2 = not (parent / "memory.limit_in_bytes").exists()
     try:
         group.mkdir(exist_ok=True)
@@ -53,15 +53,9 @@ def make(name: str = "") -> Path:
 
 
 def _own() -> Path:
-    own = groups()
-    for controller, root in (("memory", Path("/sys/fs/cgroup/memory")), ("", Path("/sys/fs/cgroup"))):
-        if controller not in own:
-            continue
-        folder = root / own[controller].strip("/")
-        folder = folder if folder.is_dir() else root  # in a container the path is the host's
-        names = ("memory.limit_in_bytes", "memory.max", "cgroup.controllers")
-        if any((folder / name).exists() for name in names):
-            return folder
+    # every group of version 2 has cgroup.controllers; the one at the root has no limit
+    for path in group_files("self", "memory", "memory.limit_in_bytes", "cgroup.controllers"):
+        return path.parent
     raise NotPossible("oom needs a memory cgroup, and this machine shows none in /sys/fs/cgroup; inject kill instead")
 
 

@@ -9,10 +9,12 @@ import contextlib
 import os
 import resource
 import signal
-import time
 from pathlib import Path
 
+from ftrun.core.journal import Tail, whole
 from ftrun.core.paths import JOURNAL
+from ftrun.core.system import procfs
+from ftrun.core.waiting import wait_for
 
 _JOURNALLED = 2.0  # seconds
 _LOOK = 0.005
@@ -35,12 +37,13 @@ def strike(pidfd: int, pid: int, kind: str) -> None:
 
 def await_journal(run_dir: Path, firing: str) -> None:
     """Give the launcher the time to note its own end: until the journal has `firing` (its file), or a moment is over."""
-    deadline = time.monotonic() + _JOURNALLED
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            if f'"file": "{firing}"' in (run_dir / JOURNAL).read_text():
-                return
-        time.sleep(_LOOK)
+    tail = Tail(run_dir / JOURNAL)
+    try:
+        wait_for(
+            lambda: any(noted.get("file") == firing for noted in map(whole, tail.read()) if noted), _JOURNALLED, _LOOK
+        )
+    finally:
+        tail.close()
 
 
 def kill_launcher(launcher: int) -> None:
@@ -77,11 +80,7 @@ def _below(pid: int) -> set[int]:
     found: set[int] = set()
     waiting = [pid]
     while waiting:
-        folder = Path(f"/proc/{waiting.pop()}/task")
-        with contextlib.suppress(OSError):
-            for task in folder.iterdir():
-                children = map(int, (task / "children").read_text().split())
-                fresh = [child for child in children if child not in found]
-                found.update(fresh)
-                waiting += fresh
+        fresh = set(procfs.children(waiting.pop())) - found
+        found |= fresh
+        waiting += fresh
     return found

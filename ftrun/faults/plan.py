@@ -33,7 +33,7 @@ _TABLE = re.compile(r"\s*\[+\s*[\"']?([A-Za-z0-9_-]+)")
 
 
 @dataclass(frozen=True)
-class Fault:
+class InjectedFault:
     """One entry. `index` counts entries from 0; `argument` is None for kinds that take none; `step` None = any step."""
 
     index: int
@@ -59,7 +59,7 @@ class Plan:
 
     path: Path
     seed: int
-    faults: tuple[Fault, ...]
+    faults: tuple[InjectedFault, ...]
 
     def check_ranks(self, world_size: int) -> None:
         """Refuse a fault for a rank that the run does not have. Errors: ConfigError."""
@@ -125,7 +125,7 @@ class _Reader:
             raise self._error(-1, "fault", "write each fault as a table [[fault]]")
         return Plan(self._path, seed, tuple(self._fault(i, e) for i, e in enumerate(entries)))
 
-    def _fault(self, index: int, raw: dict[str, Any]) -> Fault:
+    def _fault(self, index: int, raw: dict[str, Any]) -> InjectedFault:
         self._known(index, raw, _FAULT_KEYS, "in [[fault]]")
         for key in ("kind", "rank"):
             if key not in raw:
@@ -139,7 +139,7 @@ class _Reader:
         except ValueError as error:
             raise self._error(index, "at", str(error)) from None
         seconds = self._seconds(index, kind, raw["for"]) if "for" in raw else None
-        return Fault(
+        return InjectedFault(
             index=index,
             kind=kind.name,
             argument=argument,
@@ -151,7 +151,7 @@ class _Reader:
             seconds=seconds,
         )
 
-    def _kind(self, index: int, value: Any) -> tuple[kinds.Kind, float | None]:
+    def _kind(self, index: int, value: Any) -> tuple[kinds.FaultKind, float | None]:
         if not isinstance(value, str):
             raise self._error(index, "kind", f"kind must be a string, not {value!r}")
         try:
@@ -159,7 +159,7 @@ class _Reader:
         except ValueError as error:
             raise self._error(index, "kind", str(error)) from None
 
-    def _seconds(self, index: int, kind: kinds.Kind, value: Any) -> float:
+    def _seconds(self, index: int, kind: kinds.FaultKind, value: Any) -> float:
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise self._error(index, "for", f"for must be a number of seconds, not {value!r}")
         try:

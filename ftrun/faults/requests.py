@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ftrun.core.system import files
 from ftrun.faults.kinds import spelled
-from ftrun.faults.plan import Fault
+from ftrun.faults.plan import InjectedFault
 
 FOLDER = "requests"
 FAULT, DRAIN, RANDOM, DEVICE = "fault", "drain", "random", "device"
@@ -43,9 +43,9 @@ class Request:
     asked: float = 0.0
     number: int = 0
 
-    def as_fault(self) -> Fault:
+    def as_fault(self) -> InjectedFault:
         """What a trigger fires. A drain is one that the rank's worker waits for between two steps."""
-        return Fault(
+        return InjectedFault(
             index=self.number,
             kind=self.kind,
             argument=self.argument,
@@ -69,9 +69,9 @@ def post(run_dir: Path, request: Request, *, taken: bool = False) -> Request:
     folder = run_dir / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     request = replace(request, number=_reserve(folder), asked=time.time())
-    temporary = folder / f".new.{os.getpid()}"
-    files.write_private(temporary, json.dumps(asdict(request)))
-    os.rename(temporary, folder / f"{request.number}.{'taken' if taken else 'json'}")
+    files.replace(
+        folder / f"{request.number}.{'taken' if taken else 'json'}", json.dumps(asdict(request)), private=True
+    )
     return request
 
 

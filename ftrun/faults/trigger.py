@@ -21,10 +21,11 @@ from pathlib import Path
 from ftrun.core.paths import ENV_RUN_DIR
 from ftrun.core.shared.board import Board, Head
 from ftrun.core.system import files
+from ftrun.core.waiting import wait_for
 from ftrun.faults import device, oom, outside, requests
 from ftrun.faults.dice import Dice
 from ftrun.faults.kinds import DEVICE, KINDS, MACHINE, STEP_PHASES
-from ftrun.faults.plan import Fault, Plan
+from ftrun.faults.plan import InjectedFault, Plan
 
 FOLDER = "faults"
 
@@ -88,11 +89,11 @@ class Trigger:
         self._board = board
         self._own = own or {}
         self._seed = plan.seed if plan else 0
-        self.heard = 0  # value of the doorbell whose requests are known
+        self.seen = 0  # value of the word REQUESTS whose requests are known
         self._known: set[int] = set()
         self._dice = [dice] if dice else []
         self._thrown = -1  # step for which the dice were thrown last
-        self._waiting: dict[str, list[Fault]] = {}
+        self._waiting: dict[str, list[InjectedFault]] = {}
         for fault in plan.faults if plan else ():
             self._expect(fault)
         self.armed = True  # with no new request, something may be due at a later place all the same
@@ -101,7 +102,7 @@ class Trigger:
         self._phase = ""
         self._since = 0.0
 
-    def _expect(self, fault: Fault) -> None:
+    def _expect(self, fault: InjectedFault) -> None:
         if fault.rank != self._rank:
             return
         phases = (fault.at,) if fault.at else KINDS[fault.kind].anywhere if fault.kind in KINDS else STEP_PHASES
@@ -112,8 +113,8 @@ class Trigger:
         """Fire what is due at this place. Errors: RuntimeError for kind "exception"; others may not return."""
         if self._factor > 1.0:
             self._stretch(phase)
-        if self._board is not None and self._board[Head.REQUESTS] != self.heard:
-            self._hear(self._board)
+        if self._board is not None and self._board[Head.REQUESTS] != self.seen:
+            self._read_requests(self._board)
         self.armed = bool(self._dice or self._factor > 1.0 or any(self._waiting.values()))
         if self._dice and step != self._thrown:
             self._throw(step)
@@ -126,9 +127,9 @@ class Trigger:
 
     # -- what is due -------------------------------------------------------------------------------------------------
 
-    def _hear(self, board: Board) -> None:
-        """The doorbell rang: read the requests that are new."""
-        self.heard = board[Head.REQUESTS]
+    def _read_requests(self, board: Board) -> None:
+        """The word REQUESTS has changed: read the requests that are new."""
+        self.seen = board[Head.REQUESTS]
         for request in requests.pending(self._run_dir):
             if request.number in self._known:
                 continue
@@ -151,14 +152,14 @@ class Trigger:
             if fault is not None:
                 self._expect(fault)
 
-    def _forget(self, fault: Fault) -> None:
+    def _forget(self, fault: InjectedFault) -> None:
         for waiting in self._waiting.values():
             with contextlib.suppress(ValueError):
                 waiting.remove(fault)
 
     # -- one firing --------------------------------------------------------------------------------------------------
 
-    def _attempt(self, fault: Fault, phase: str, step: int, attempt: int) -> None:
+    def _attempt(self, fault: InjectedFault, phase: str, step: int, attempt: int) -> None:
         try:
             detail, act = self._prepare(fault, phase, step)
         except CannotStrike:
@@ -178,7 +179,7 @@ class Trigger:
             outside.await_journal(self._run_dir, firing.file)
         act()
 
-    def _prepare(self, fault: Fault, phase: str, step: int) -> tuple[str, Callable[[], None]]:
+    def _prepare(self, fault: InjectedFault, phase: str, step: int) -> tuple[str, Callable[[], None]]:
         """What the fault will do, in words, and doing it. Errors: CannotStrike."""
         kind, argument, seconds = fault.kind, fault.argument or 0.0, fault.seconds
         own = self._own.get(kind)
@@ -204,7 +205,7 @@ class Trigger:
             self._board.ring_launcher()  # it looks which group this process is in now
         oom.eat()
 
-    def _prepare_device(self, fault: Fault) -> tuple[str, Callable[[], None]]:
+    def _prepare_device(self, fault: InjectedFault) -> tuple[str, Callable[[], None]]:
         control = os.environ.get(device.ENV_FAKE_NVML)
         try:
             if self._board is None:
@@ -259,7 +260,7 @@ class Trigger:
 
 
 def claim(
-    run_dir: Path, fault: Fault, phase: str, step: int, attempt: int, pid: int, detail: str = ""
+    run_dir: Path, fault: InjectedFault, phase: str, step: int, attempt: int, pid: int, detail: str = ""
 ) -> Firing | None:
     """Take the next free firing of `fault`; None when all are taken."""
     folder = run_dir / FOLDER
@@ -316,9 +317,7 @@ def _hold_python(seconds: float | None) -> None:
 
 def _await_end(seconds: float) -> None:
     """The launcher is to move this rank: wait for it between two steps, where nothing is half done."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: False, seconds, 0.01)
 
 
 def _die_of(signum: signal.Signals) -> None:
@@ -340,7 +339,7 @@ def fired(run_dir: Path) -> list[Firing]:
     return sorted(firings, key=lambda f: f.t)
 
 
-def unfired(plan: Plan, run_dir: Path) -> list[tuple[Fault, int]]:
+def unfired(plan: Plan, run_dir: Path) -> list[tuple[InjectedFault, int]]:
     """The faults of a plan that fired less often than planned, each with how often it did fire."""
     counts: dict[int, int] = {}
     for firing in fired(run_dir):

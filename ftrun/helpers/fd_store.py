@@ -21,7 +21,6 @@ from ftrun.core import paths
 from ftrun.core.shared import wire
 from ftrun.core.shared.board import Board, F, Head
 from ftrun.core.shared.handle import Handle, Kind
-from ftrun.core.system import files
 from ftrun.core.system.procfs import kill_group
 from ftrun.helpers.cuda_import import Imported
 
@@ -198,15 +197,9 @@ class FdStore:
             print(f"fd store: {now}: the launcher ({launcher}) is gone; ending {workers}", flush=True)
 
     def _clean_up(self) -> None:
-        """What the launcher would have done at its end: keep the journal with the logs, remove the run directory."""
         from ftrun.core import runs
         from ftrun.host.rundir import rundir
 
         run = runs.read_run(self._run_dir)
-        if run is None or run.alive():
-            return
-        logs = Path(str(run.raw.get("logs", "")))
-        if logs.is_absolute() and logs.is_dir():
-            with contextlib.suppress(OSError):
-                files.copy_private(self._run_dir / paths.JOURNAL, logs / paths.JOURNAL)
-        rundir.remove(self._run_dir)
+        if run is not None and not run.alive():
+            rundir.bury(run)

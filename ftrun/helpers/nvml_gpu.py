@@ -40,7 +40,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 @dataclass
-class Device:
+class NvmlDevice:
     """What CUDA may be given: a whole GPU, or a MIG instance of one (`gi`, `ci`)."""
 
     uuid: str
@@ -61,7 +61,7 @@ class Gpu:
         self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         self.uuid: str = pynvml.nvmlDeviceGetUUID(self.handle)
         self.name: str = pynvml.nvmlDeviceGetName(self.handle)
-        self.devices = _instances(self.handle) or [Device(self.uuid, self.handle)]
+        self.devices = _instances(self.handle) or [NvmlDevice(self.uuid, self.handle)]
         self.mig = self.devices[0].uuid != self.uuid
         self.call: tuple[str, float] | None = None
         self.sample: dict[str, Any] = {}
@@ -172,7 +172,7 @@ class Gpu:
         }
         self._compare(self.sample["counts"])
 
-    def _device(self, device: Device) -> dict[str, Any]:
+    def _device(self, device: NvmlDevice) -> dict[str, Any]:
         use = self._ask("nvmlDeviceGetUtilizationRates", device.handle)
         memory = self._ask("nvmlDeviceGetMemoryInfo", device.handle)
         return {
@@ -245,7 +245,7 @@ class Gpu:
             return None
 
 
-def _instances(handle: Any) -> list[Device]:
+def _instances(handle: Any) -> list[NvmlDevice]:
     """The MIG instances of a GPU, [] when it is whole."""
     try:
         if not pynvml.nvmlDeviceGetMigMode(handle)[0]:
@@ -258,7 +258,7 @@ def _instances(handle: Any) -> list[Device]:
         try:
             mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
             gi, ci = pynvml.nvmlDeviceGetGpuInstanceId(mig), pynvml.nvmlDeviceGetComputeInstanceId(mig)
-            found.append(Device(pynvml.nvmlDeviceGetUUID(mig), mig, gi, ci))
+            found.append(NvmlDevice(pynvml.nvmlDeviceGetUUID(mig), mig, gi, ci))
         except pynvml.NVMLError:
             continue  # the numbers have holes
     return found

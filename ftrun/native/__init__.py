@@ -1,4 +1,4 @@
-"""ctypes binding of libftrun_native: words, bells, life locks, mappings, copies. Twin of native/include/ftrun_native.h.
+"""ctypes binding of libftrun_native: words, bells, liveness locks, mappings, copies. Twin of native/include/ftrun_native.h.
 
 This file holds no logic beyond turning negative errno results into OSError. Addresses are ints in this process; nothing
 here keeps memory alive, so whoever maps or allocates must outlive every use. Importing never fails: without the
@@ -114,7 +114,7 @@ arrive: Callable[[int, int, AddressList], bool] = _bind(_holding, "arrive", c_bo
 """arrive(address, value, addresses): writes a word, then `all_equal64`. Of all that arrive at least one gets True."""
 
 
-# ---- life locks ----
+# ---- liveness locks ----
 
 _life_init = _bind(_releasing, "life_init", c_int, c_void_p)
 _life_hold = _bind(_releasing, "life_hold", c_int, c_void_p)
@@ -144,7 +144,7 @@ def life_release(address: int) -> None:
 
 
 def beat_start(life_address: int, beat_address: int, interval: float, launcher_pid: int, orphan_grace: float) -> None:
-    """Start the beat thread of this process; returns once it holds the life lock.
+    """Start the beat thread of this process; returns once it holds the liveness lock.
 
     It stores CLOCK_MONOTONIC ns to `beat_address` every `interval` seconds. When process `launcher_pid` has been dead
     for `orphan_grace` seconds it kills this process, with its whole process group if it leads one (0 = never).
@@ -154,7 +154,7 @@ def beat_start(life_address: int, beat_address: int, interval: float, launcher_p
 
 
 def beat_stop() -> None:
-    """End the beat thread and unlock the life lock. Nothing happens when there is none, as in a forked child."""
+    """End the beat thread and unlock the liveness lock. Nothing happens when there is none, as in a forked child."""
     _check(_beat_stop())
 
 

@@ -37,7 +37,7 @@ class CudaError(OSError):
     """A driver call failed; `errno` says of which sort (ENOMEM, ENODEV, ENOEXEC = no kernels, EIO = device or context broken)."""
 
 
-class _Facts(ctypes.Structure):
+class _DeviceFacts(ctypes.Structure):
     _fields_ = (
         ("name", c_char * 96),
         ("uuid", c_uint8 * 16),
@@ -74,7 +74,7 @@ _why = _bind(_releasing, "cuda_why", c_char_p)
 _present = _bind(_releasing, "cuda_present", c_bool)
 _driver = _bind(_releasing, "cuda_driver", c_int, POINTER(c_int))
 _devices = _bind(_releasing, "cuda_devices", c_int)
-_device = _bind(_releasing, "cuda_device", c_int, c_int, POINTER(_Facts))
+_device = _bind(_releasing, "cuda_device", c_int, c_int, POINTER(_DeviceFacts))
 _room = _bind(_releasing, "cuda_room", c_int, c_int, POINTER(c_uint64), POINTER(c_uint64))
 _owner = _bind(_releasing, "cuda_owner", c_int, c_void_p, POINTER(c_int), POINTER(c_int))
 _reserve = _bind(_releasing, "cuda_reserve", c_int64, c_int, c_uint64)
@@ -125,7 +125,7 @@ def device_count() -> int:
 
 def device(ordinal: int) -> Device:
     """What one GPU is. Makes no context on it. Errors: CudaError ENODEV."""
-    facts = _Facts()
+    facts = _DeviceFacts()
     _check(_device(ordinal, byref(facts)))
     return Device(
         ordinal,

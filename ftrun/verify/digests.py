@@ -19,7 +19,7 @@ _POINTS = {"start": 0, "gate": 1, "exit": 2}
 _LAST = 1 << 60
 
 
-class Place(NamedTuple):
+class DigestPlace(NamedTuple):
     """Sorted by time. `point` is 0 start, 1 gate, 2 exit; the exit is after every loop."""
 
     loop: int
@@ -27,11 +27,11 @@ class Place(NamedTuple):
     point: int
 
 
-EXIT = Place(_LAST, _LAST, _POINTS["exit"])
+EXIT = DigestPlace(_LAST, _LAST, _POINTS["exit"])
 
 
 @dataclass
-class Record:
+class DigestRecord:
     """What one attempt found at a place: `values` are digests of `names`."""
 
     names: tuple[str, ...]
@@ -44,7 +44,7 @@ class Record:
 class Digests:
     """Everything that one run recorded: rank -> place -> one record for each time it came there."""
 
-    ranks: dict[int, dict[Place, list[Record]]] = field(default_factory=dict)
+    ranks: dict[int, dict[DigestPlace, list[DigestRecord]]] = field(default_factory=dict)
 
     @property
     def steps(self) -> list[int]:
@@ -86,7 +86,7 @@ def read(folder: Path) -> Digests:
     return found
 
 
-def _records(path: Path, cell: int) -> Iterator[tuple[Place, Record]]:
+def _records(path: Path, cell: int) -> Iterator[tuple[DigestPlace, DigestRecord]]:
     names: dict[str, tuple[str, ...]] = {}
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -96,8 +96,8 @@ def _records(path: Path, cell: int) -> Iterator[tuple[Place, Record]]:
                 if "names" in raw:
                     names[point] = tuple(raw["names"])
                     continue
-                place = EXIT if point == "exit" else Place(raw["loop"], raw["step"], _POINTS[point])
-                record = Record(names[point], array("Q", raw["values"]), cell, raw["attempt"])
+                place = EXIT if point == "exit" else DigestPlace(raw["loop"], raw["step"], _POINTS[point])
+                record = DigestRecord(names[point], array("Q", raw["values"]), cell, raw["attempt"])
             except (ValueError, KeyError, TypeError, OverflowError):
                 return  # killed while writing this line
             yield place, record
@@ -114,7 +114,7 @@ class Difference:
     fault. `missing`: ranks that were not there at all. `at_end` of `compared` things differ at the script's end.
     """
 
-    place: Place
+    place: DigestPlace
     names: dict[str, list[int]]
     redone: bool
     missing: list[int]
@@ -165,7 +165,7 @@ def _end_differences(clean: Digests, other: Digests) -> tuple[int, int]:
     return differing, compared
 
 
-def _differing(ours: list[Record], theirs: list[Record]) -> list[str]:
+def _differing(ours: list[DigestRecord], theirs: list[DigestRecord]) -> list[str]:
     """Names whose digests are not the same in all records."""
     expected = dict(zip(ours[0].names, ours[0].values, strict=True))
     found: dict[str, None] = {}
@@ -187,7 +187,7 @@ _ORDER = {
 }
 
 
-def _telling(name: str, place: Place) -> int:
+def _telling(name: str, place: DigestPlace) -> int:
     order = _ORDER["gate" if place.point == _POINTS["gate"] else "start"]
     kind = name.partition(":")[0]
     return order.index(kind) if kind in order else len(order)

@@ -9,7 +9,7 @@ from typing import Any
 from ftrun.core.text import printable, tell
 
 
-class Progress:
+class ProgressBar:
     """`with Progress("verify") as progress:` `begin(part)`, `show(done, total)` while it goes on, `done(line)` at its end."""
 
     def __init__(self, what: str) -> None:
@@ -17,7 +17,7 @@ class Progress:
         self._bar: Any = None
         self._task: Any = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import struct
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import paths
+from ftrun.core import journal, paths
 from ftrun.core.system.procfs import shell_code
 from ftrun.core.text import tell
 from ftrun.host.services import spawn
@@ -27,6 +26,7 @@ OUTPUT = "output.log"
 _LOOK = 0.1  # seconds between two looks at the progress
 _PROGRESS = struct.Struct("<qq")  # as ftrun/worker/instruments/digest_recorder.py writes it
 _PR_SET_PDEATHSIG = 1
+_LAST_LINES = 15
 _PATIENCE = 20.0  # seconds beyond the shutdown timeout that a run gets to end when it is told to
 
 Watch = Callable[[int, int], None]  # steps begun, steps there are (0 = not known yet)
@@ -49,10 +49,10 @@ class Trial:
     def digests(self) -> Path:
         return self.folder / "digests"
 
-    def last_lines(self, count: int = 15) -> list[str]:
+    def last_lines(self) -> list[str]:
         """The end of what it printed."""
         with contextlib.suppress(OSError):
-            return (self.folder / OUTPUT).read_text(errors="replace").splitlines()[-count:]
+            return (self.folder / OUTPUT).read_text(errors="replace").splitlines()[-_LAST_LINES:]
         return []
 
 
@@ -65,13 +65,7 @@ class Interrupted(Exception):
 
 
 def run(
-    name: str,
-    folder: Path,
-    options: Sequence[str],
-    script: Sequence[str],
-    ranks: int,
-    patience: float,
-    watch: Watch,
+    name: str, folder: Path, options: Sequence[str], script: Sequence[str], ranks: int, patience: float, watch: Watch
 ) -> Trial:
     """Run `ftrun run OPTIONS SCRIPT` to its end. `patience`: its shutdown timeout. Errors: OSError, Interrupted."""
     digests = folder / "digests"
@@ -154,19 +148,17 @@ def _steps(progress: Path) -> tuple[int, int]:
 
 def _journalled(logs: Path) -> dict[str, Any]:
     """What the run's journal says of its plan and its incidents."""
-    fired, unfired, summary = 0, [], {}
+    fired, unfired = 0, []
+    summary: dict[str, Any] = {}
     for path in logs.glob(f"*/{paths.JOURNAL}"):
-        for line in path.read_text(errors="replace").splitlines():
-            if '"note"' not in line:
-                continue
-            with contextlib.suppress(ValueError):
-                entry = json.loads(line)
-                if entry["note"] == "fault":
-                    fired += 1
-                elif entry["note"] == "unfired":
-                    unfired.append(str(entry["fault"]))
-                elif entry["note"] == "summary":
-                    summary = entry
+        for entry in journal.lines(path):
+            note = entry.get("note")
+            if note == "fault":
+                fired += 1
+            elif note == "unfired":
+                unfired.append(str(entry["fault"]))
+            elif note == "summary":
+                summary = entry
     counted = {name: int(summary.get(name, 0)) for name in ("restarts", "incidents")}
     return {"fired": fired, "unfired": tuple(unfired), **counted}
 

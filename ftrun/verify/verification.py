@@ -18,7 +18,7 @@ from ftrun.faults.everyphase import Kill
 from ftrun.host.base.settings import Settings
 from ftrun.verify import digests, trials
 from ftrun.verify.digests import Difference, Digests
-from ftrun.verify.progress import Progress
+from ftrun.verify.progress import ProgressBar
 from ftrun.verify.trials import Trial
 
 EQUAL, DIFFERENT, UNSTABLE, FAILED = "equal", "different", "not-deterministic", "failed"
@@ -138,10 +138,10 @@ class Verification:
             self._folder = trials.usable_name(base)
         except OSError as error:
             raise UsageError(f"cannot write to {base.parent}: {error.strerror}; see --log-dir") from None
-        with Progress("verify") as progress:
+        with ProgressBar("verify") as progress:
             return self._judge(progress)
 
-    def _judge(self, progress: Progress) -> Result:
+    def _judge(self, progress: ProgressBar) -> Result:
         clean_trial = self._trial("clean", [], progress)
         self._need(clean_trial)
         clean = digests.read(clean_trial.digests)
@@ -191,7 +191,7 @@ class Verification:
         return result
 
     def _explained(
-        self, result: Result, clean: Digests, trial: Trial, difference: Difference, progress: Progress
+        self, result: Result, clean: Digests, trial: Trial, difference: Difference, progress: ProgressBar
     ) -> Result:
         again = self._trial("again", [], progress)
         self._need(again)
@@ -208,7 +208,7 @@ class Verification:
 
     # -- one run -----------------------------------------------------------------------------------------------------
 
-    def _trial(self, name: str, more: list[str], progress: Progress) -> Trial:
+    def _trial(self, name: str, more: list[str], progress: ProgressBar) -> Trial:
         settings = self._settings
         script, *arguments = settings.argv
         argv = [script, *(argument.replace(_PLACEHOLDER, name) for argument in arguments)]

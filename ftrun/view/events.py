@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ftrun.core.amounts import count
+from ftrun.core.journal import Tail, whole
 from ftrun.view.find import Found
-from ftrun.view.journal import Tail, parse, whole
+from ftrun.view.journal import parse
 from ftrun.view.screen import cause, outcome
 
 _CAME_TO = {
@@ -21,14 +22,14 @@ _LOOK = 0.2  # seconds between two looks at a journal that is followed
 
 def stream(found: Found, follow: bool, as_json: bool) -> Iterator[str]:
     """Lines as they come; with `follow` until the run ends. Damaged lines are left out. Errors: OSError."""
-    teller, tail = _Teller(), Tail(found.journal)
+    sentences, tail = _Sentences(), Tail(found.journal)
     try:
         while True:
             ended = found.live is None or not found.live.alive()
             for line in tail.read():
                 raw = whole(line) if as_json else parse(line)
                 if raw is not None:
-                    yield from [line.decode()] if as_json else teller.tell(raw)
+                    yield from [line.decode()] if as_json else sentences.of(raw)
                 if raw is not None and raw.get("note") == "end":
                     return
             if not follow or ended:
@@ -38,7 +39,7 @@ def stream(found: Found, follow: bool, as_json: bool) -> Iterator[str]:
         tail.close()
 
 
-class _Teller:
+class _Sentences:
     """Turns lines of a journal into sentences; remembers what they refer to."""
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class _Teller:
         self._holders: dict[int, int] = {}
         self._phase = ""
 
-    def tell(self, raw: dict[str, Any]) -> list[str]:
+    def of(self, raw: dict[str, Any]) -> list[str]:
         if "config" in raw:
             self._offset = raw["wall"] - raw["t"]
         said = list(self._sentences(raw))

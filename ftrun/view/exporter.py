@@ -22,8 +22,9 @@ from ftrun.core.errors import FtrunError
 from ftrun.core.runs import RunInfo, read_run
 from ftrun.core.system import files
 from ftrun.core.text import tell
+from ftrun.core.waiting import wait_for
 from ftrun.view import metrics
-from ftrun.view.snapshot import Watcher
+from ftrun.view.snapshot import RunWatcher
 
 INTERVAL = 5.0  # seconds between two writings of the file
 _PATIENCE = 5.0  # seconds that a reader of the HTTP server may be slow
@@ -34,7 +35,7 @@ class Exporter:
     """Looks at one run on request. Errors: OSError, PlatformError when there is nothing to look at."""
 
     def __init__(self, run: RunInfo) -> None:
-        self._watcher = Watcher(run)
+        self._watcher = RunWatcher(run)
         self._lock = threading.Lock()
         self._text = ""
 
@@ -115,12 +116,7 @@ def keep(exporter: Exporter, run: RunInfo, path: Path | None, interval: float, u
 def _wait(until: int | None, run: RunInfo, seconds: float) -> bool:
     """True when it is over."""
     if until is None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if not run.alive():
-                return True
-            time.sleep(min(0.5, seconds))
-        return False
+        return wait_for(lambda: not run.alive(), seconds, min(0.5, seconds))
     ready, _, _ = select.select([until], [], [], seconds)
     return bool(ready) and not os.read(until, 64)
 

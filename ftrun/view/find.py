@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftrun.core import paths
+from ftrun.core.errors import NoRunError
 from ftrun.core.runs import RunInfo, find_run, read_run
 
 _SECOND = re.compile(r"_[0-9a-f]{8}")  # what a log folder's name gets when an earlier run has it
@@ -36,11 +37,18 @@ def find(name: str | None, log_dir: str | None = None) -> Found | None:
     return _killed(name) or _ended(name, Path(log_dir or os.environ.get("PET_LOG_DIR") or paths.LOG_DIR))
 
 
-def missing(name: str | None) -> str:
-    """The sentence for a run that was not found."""
+def require(name: str | None) -> Found:
+    """As `find`. Errors: NoRunError."""
+    found = find(name)
+    if found is not None:
+        return found
     if name is None:
-        return "no live run, and none that left a journal in ./ftrun-logs; name the run or the folder of its logs"
-    return f"no run named {name}: it does not run, and left no journal in ./ftrun-logs; name the folder of its logs instead"
+        raise NoRunError(
+            "no live run, and none that left a journal in ./ftrun-logs; name the run or the folder of its logs"
+        )
+    raise NoRunError(
+        f"no run named {name}: it does not run, and left no journal in ./ftrun-logs; name the folder of its logs instead"
+    )
 
 
 def _at(path: Path) -> Found | None:

@@ -6,9 +6,10 @@ import os
 from typing import Any
 
 from ftrun.core.amounts import count
+from ftrun.core.journal import Tail
 from ftrun.view import text
 from ftrun.view.find import Found
-from ftrun.view.journal import Account, Tail
+from ftrun.view.journal import Account
 from ftrun.view.snapshot import ENDED, SCHEMA
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 from ftrun.core.shared.board import Board, F, Flag, phase_name
-from ftrun.core.shared.gate import GateWord
 
 STALE = 2.0  # seconds without a beat
 # why a rank stands out, the gravest first
@@ -63,7 +62,7 @@ def moved(board: Board, used: int) -> tuple[int, int]:
 
 
 def choose(
-    board: Board, used: int, holders: dict[int, int], most: int | None, now: int, word: GateWord
+    board: Board, used: int, holders: dict[int, int], most: int | None, now: int
 ) -> tuple[dict[int, str], dict[str, Any]]:
     """The cells to describe, by rank, with why they stand out (of REASONS, "" = they do not); and what all other ranks do:
     {"ranks": n, "doing": [[text, n], ...]}."""

@@ -1,78 +1,19 @@
-"""Reading a journal, also while it is written, and the account that follows from it: phases, incidents, time lost.
-
-The journal is the only source: what is not in it is not shown as a fact. A torn last line is left for the next look.
-"""
+"""The account that follows from a journal: phases, incidents, time lost. What is not in the journal is not shown as a fact."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
-from ftrun.control.phases import INCIDENT, Phase
-from ftrun.core.shape import loads
+from ftrun.control.phases import OVER, REPAIRING, RunPhase
+from ftrun.core.journal import whole
 from ftrun.view import records
-
-_CHUNK = 1 << 20
-REPAIRING = frozenset({*(str(p) for p in INCIDENT), str(Phase.RESTARTING)})
-
-
-class Tail:
-    """The lines of a journal, as far as they are complete. `read` gives those that came since the last call.
-
-    Keeps the file open, so that the last lines of a run can be read after its directory is gone. Errors: OSError.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._torn = b""
-
-    def read(self) -> Iterator[bytes]:
-        while chunk := os.read(self._fd, _CHUNK):
-            *whole, self._torn = (self._torn + chunk).split(b"\n")
-            yield from whole
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Every readable line of a journal. Errors: OSError."""
-    tail = Tail(path)
-    try:
-        for line in tail.read():
-            parsed = parse(line)
-            if parsed is not None:
-                yield parsed
-    finally:
-        tail.close()
-
-
-def whole(line: bytes) -> dict[str, Any] | None:
-    """One line, None when it is damaged."""
-    try:
-        raw = loads(line)
-    except ValueError:
-        return None
-    return raw if isinstance(raw, dict) else None
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
     """One line whose fields are those of `records`; None when it is damaged, or unlike those of this version."""
     raw = whole(line)
     return raw if raw is not None and records.fits(raw) else None
-
-
-@dataclass
-class Current:
-    """An incident that is not over. Times in seconds, monotonic. `stages`: phase of the controller -> when it began."""
-
-    since: float
-    victims: list[dict[str, Any]] = field(default_factory=list)
-    stages: list[tuple[str, float]] = field(default_factory=list)
-    said: str = ""
 
 
 class Account:
@@ -83,15 +24,14 @@ class Account:
         self.began = 0.0  # monotonic seconds
         self.wall = 0.0  # unix seconds at `began`
         self.latest = 0.0  # time of the newest line, monotonic
-        self.phase = str(Phase.NEW)
+        self.phase = str(RunPhase.NEW)
         self.generation = 0
         self.holders: dict[int, int] = {}
         self.training: float | None = None  # when the first step could begin, monotonic
-        self.current: Current | None = None
+        self.since: float | None = None  # when the incident that goes on began, monotonic
         self.incidents: list[dict[str, Any]] = []
         self.restarts = 0
         self.faults: list[dict[str, Any]] = []
-        self.quarantined: list[dict[str, Any]] = []
         self.summary: dict[str, Any] | None = None
         self.exit_code: int | None = None
         self.unread = 0  # lines that are damaged, or not as this version writes them
@@ -135,7 +75,7 @@ class Account:
 
     def lost(self, now: float) -> float:
         """Seconds spent on incidents and on steps done again, including the one that goes on; `now` is monotonic."""
-        going = now - self.current.since if self.current else 0.0
+        going = 0.0 if self.since is None else now - self.since
         lost: float = sum(i["total_ms"] + i.get("again_ms", 0.0) for i in self.incidents) / 1000
         return lost + max(0.0, going)
 
@@ -156,18 +96,11 @@ class Account:
             if self.generation == 1 and self._protected.issuperset(self.holders.values()):
                 self.training = self.latest
         elif kind in ("Died", "Raised"):
-            self._victim(event)
+            if event.get("worker") in self.holders.values() and self.phase not in OVER:
+                self._open()
 
-    def _victim(self, event: dict[str, Any]) -> None:
-        rank = next((r for r, cell in self.holders.items() if cell == event.get("worker")), None)
-        if rank is None or self.phase in (Phase.ENDING, Phase.ENDED):
-            return
-        if self.current is None:
-            self.current = Current(self.latest)
-        cause = event.get("cause") or event.get("signature") or "?"
-        self.current.victims.append(
-            {"rank": rank, "cause": cause, "step": event.get("step"), "phase": event.get("phase", "")}
-        )
+    def _open(self) -> None:
+        self.since = self.latest if self.since is None else self.since
 
     def _answer(self, raw: dict[str, Any]) -> None:
         phase, self.generation = raw["phase"], raw["generation"]
@@ -177,13 +110,10 @@ class Account:
             return
         self.phase = phase
         if phase in REPAIRING:
-            self.current = self.current or Current(self.latest)
-            self.current.stages.append((phase, self.latest))
-        elif phase == Phase.RUNNING and self.current is not None:
-            self.current.stages.append(("FIRST_STEP", self.latest))
-        elif phase in (Phase.ENDING, Phase.ENDED):
-            self.current = None
-        if phase == Phase.RUNNING and self.training is None:
+            self._open()
+        elif phase in OVER:
+            self.since = None
+        if phase == RunPhase.RUNNING and self.training is None:
             self.training = self.latest  # later when the script protects its state
 
     def _action(self, action: dict[str, Any]) -> None:
@@ -193,8 +123,7 @@ class Account:
             self._took_over.update(action["workers"][rank] for rank in action["replaced"])
             self.restarts += bool(action.get("fresh") and action.get("attempt"))
         elif kind == "Say" and action.get("what") in ("stuck", "restarting", "world_stopped", "peer_failed"):
-            self.current = self.current or Current(self.latest)
-            self.current.said = str(action.get("detail", ""))
+            self._open()
         elif kind == "End":
             self.exit_code, self.ended = int(action["code"]), self.latest
 
@@ -202,10 +131,8 @@ class Account:
         note = raw["note"]
         if note == "incident":
             self.incidents.append(raw)
-            self.current = None
+            self.since = None
         elif note == "summary":
             self.summary = raw
         elif note == "fault":
             self.faults.append(raw.get("fired", {}))
-        elif note == "quarantine":
-            self.quarantined.append(raw)

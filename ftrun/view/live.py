@@ -80,7 +80,7 @@ class _View:
     """What is shown and how: the newest picture, the chosen incident, pause and help."""
 
     def __init__(self, run: RunInfo, interval: float) -> None:
-        self._watcher = snapshot.Watcher(run)
+        self._watcher = snapshot.RunWatcher(run)
         self._interval = interval
         self._picture: dict[str, Any] | None = None
         self._selected: int | None = None

@@ -45,7 +45,7 @@ def _world(publish: dict[str, Any]) -> bool:
     return all(0 <= rank < len(publish["workers"]) for rank in publish["replaced"])
 
 
-_VICTIM = record(
+VICTIM = record(
     {"rank": whole, "cell": whole, "cause": text},
     {"step": maybe(whole), "phase": text, "seen_ms": maybe(number), "fault": text, "evidence": text},
 )
@@ -55,7 +55,7 @@ _MOVES = record({"rank": whole, "cell": whole, "moves": listed(row(text, whole, 
 _NOTES = {
     "incident": record(
         {
-            "victims": listed(_VICTIM),
+            "victims": listed(VICTIM),
             "sources": mapped(record({"name": text, "bytes": whole}), digits),
             "ms": mapped(number),
             **dict.fromkeys(("generation", "resume", "redone", "began_ns"), whole),

@@ -230,5 +230,5 @@ def _replaced(incident: dict[str, Any], rank: str) -> bool:
 
 
 def _source(source: dict[str, Any]) -> str:
-    words = {"adopt": "adopted in place", "peer": "from a peer", "remote": "from another node"}
+    words = {"adopt": "adopted in place", "peer": "from a peer"}
     return f"{words.get(source['name'], 'from ' + source['name'])}, {size(source['bytes'])}"

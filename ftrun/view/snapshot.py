@@ -11,33 +11,39 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ftrun.control.phases import Phase as Machine
+from ftrun.control.phases import OVER, REPAIRING
+from ftrun.control.phases import RunPhase as Machine
 from ftrun.core import paths
 from ftrun.core.errors import PlatformError
+from ftrun.core.journal import Tail
 from ftrun.core.runs import RunInfo
-from ftrun.core.shape import loads, record, text
+from ftrun.core.shape import listed, loads, maybe, number, record, row, text
 from ftrun.core.shared import gate, left_out, steps
 from ftrun.core.shared.board import Board, Cell, F, Flag, Head, Inexact, collective_name, collective_of, phase_name
 from ftrun.core.shared.world import World, read_world
+from ftrun.core.system import files
 from ftrun.view import devices, fold
-from ftrun.view.journal import REPAIRING, Account, Tail
+from ftrun.view.journal import Account
+from ftrun.view.records import VICTIM
 
 SCHEMA = 1  # of the picture, as `ftrun status --json` prints it; grows only when a field changes its meaning or goes
 HEALTHY, STARTING, RECOVERING, DEGRADED, ENDED = "healthy", "starting", "recovering", "degraded", "ended"
 _PARKED = record({"line": text})
+_INCIDENT = record({"since": number, "victims": listed(VICTIM), "stages": listed(row(text, number)), "said": text})
+_HEAD = record({"phase": text, "incident": maybe(_INCIDENT)})
 _INCIDENTS = 20  # newest ones in a picture
 
 
 def take(run: RunInfo, ranks: int | None = None) -> dict[str, Any]:
     """The picture of `run`. Errors: OSError, PlatformError when the directory goes away meanwhile."""
-    watcher = Watcher(run)
+    watcher = RunWatcher(run)
     try:
         return watcher.look(ranks)
     finally:
         watcher.close()
 
 
-class Watcher:
+class RunWatcher:
     """Looks at one run again and again; what did not change is not read twice. Errors: OSError, PlatformError."""
 
     def __init__(self, run: RunInfo) -> None:
@@ -61,21 +67,22 @@ class Watcher:
         self._read_journal()
         world = self._read_world()
         account, word = self.account, gate.unpack(board.gate())
+        head = _head(board)
         self._used = fold.used_cells(board, self._used)
         holders = {p.cell: p.rank for p in world.places} if world else {}
         spares = [i for i in fold.living(board, self._used) if i not in holders]
         found = devices.read(self.run.path)
-        shown, folded = fold.choose(board, self._used, holders, ranks, now, word)
+        shown, folded = fold.choose(board, self._used, holders, ranks, now)
         workers = [self._worker(board.cell(i), holders[i], now, found, why) for i, why in shown.items()]
         workers += [self._worker(board.cell(i), None, now, found) for i in spares[:ranks]]
         first = board.cell(next(iter(holders))) if holders else None
         well, oldest = fold.healthy(board, holders, self._used, now)
-        state = self._state(len(spares), len(holders) - well, found) if self.run.alive() else ENDED
+        state = self._state(head["phase"], len(spares), len(holders) - well, found) if self.run.alive() else ENDED
         return {
             "schema": SCHEMA,
             "run": self.run.run_id,
             "state": state,
-            "machine": account.phase,
+            "machine": head["phase"],
             "pid": self.run.pid,
             "seconds": round(time.time() - self.run.started, 3),
             "argv": self.run.raw.get("argv", []),
@@ -96,7 +103,7 @@ class Watcher:
             "restarts": account.restarts,
             "inexact": self._inexact(),
             "left_out": left_out.names(self.run.path),
-            "current": self._current(now, folded),
+            "current": self._current(now / 1e9, head["phase"], head["incident"]),
             "incidents": [_incident(i, account) for i in reversed(account.incidents[-_INCIDENTS:])],
             "incidents_total": len(account.incidents),
             "devices": found,
@@ -131,9 +138,8 @@ class Watcher:
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
-    def _state(self, spares: int, unwell: int, found: list[dict[str, Any]]) -> str:
-        machine = self.account.phase
-        if machine in (Machine.ENDING, Machine.ENDED):
+    def _state(self, machine: str, spares: int, unwell: int, found: list[dict[str, Any]]) -> str:
+        if machine in OVER:
             return ENDED
         if machine in (Machine.NEW, Machine.STARTING):
             return STARTING
@@ -158,18 +164,17 @@ class Watcher:
             bits |= word
         return [str(flag.name).lower() for flag in Inexact if flag & bits]
 
-    def _current(self, now: int, folded: dict[str, Any]) -> dict[str, Any] | None:
-        current = self.account.current
-        if current is None:
+    def _current(self, now: float, machine: str, incident: dict[str, Any] | None) -> dict[str, Any] | None:
+        if incident is None:
             return None
         moved, total = fold.moved(self._board, self._used)
         return {
-            "phase": self.account.phase if self.account.phase in REPAIRING else "FIRST_STEP",
-            "seconds": round(now / 1e9 - current.since, 3),
-            "victims": current.victims,
-            "said": current.said,
+            "phase": machine if machine in REPAIRING else "FIRST_STEP",
+            "seconds": round(now - incident["since"], 3),
+            "victims": incident["victims"],
+            "said": incident["said"],
             "stages": [
-                {"phase": phase, "after_ms": round((t - current.since) * 1e3, 1)} for phase, t in current.stages
+                {"phase": phase, "after_ms": round((t - incident["since"]) * 1e3, 1)} for phase, t in incident["stages"]
             ],
             "bytes": {"moved": moved, "total": total} if total else None,
         }
@@ -208,14 +213,20 @@ class Watcher:
 
     def _parked_at(self, cell: int) -> str | None:
         if cell not in self._parked:
-            try:
-                told = loads((self.run.path / "errors" / f"parked-{cell}.json").read_bytes())
-            except (OSError, ValueError):
-                return None
+            told = files.read_json(self.run.path / "errors" / f"parked-{cell}.json")
             if not _PARKED(told):
                 return None
             self._parked[cell] = told["line"]
         return self._parked[cell]
+
+
+def _head(board: Board) -> dict[str, Any]:
+    """What the launcher says of the whole run: its phase, and the incident that goes on."""
+    with contextlib.suppress(ValueError):
+        head = loads(board.run_text())
+        if _HEAD(head):
+            return dict(head)
+    return {"phase": str(Machine.NEW), "incident": None}
 
 
 def _next_step(last: int, cell: Cell | None) -> int:

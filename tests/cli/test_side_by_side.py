@@ -158,7 +158,7 @@ TABLE = (
         "torchrun spawns with multiprocessing, which closes stdin and buffers stdout; ours are as without --run-path",
         lines="run-path",
     ),
-    Allowed("python.threads", "one waits for the controller's bell", lambda a, b: set(b) - set(a) == {"ftrun-doorbell"}, PYTHONS),
+    Allowed("python.threads", "one waits for the launcher's bell", lambda a, b: set(b) - set(a) == {"ftrun-control"}, PYTHONS),
     Allowed("torch.seed", "by chance", lines="usual"),
     Allowed("torch.first number", "by chance", lines="usual"),
     Allowed("kernel.leads its *", "torchrun spawns with multiprocessing; we end groups", lambda a, b: b, "run-path"),

@@ -165,7 +165,7 @@ def test_default(action: argparse.Action, plan: Plan) -> None:
 
 
 def test_every_abbreviation_means_what_it_means_there() -> None:
-    ours = spelling.Table(OPTIONS)
+    ours = spelling.Spellings(OPTIONS)
     tried = 0
     for action in ACTIONS:
         for full in action.option_strings:
@@ -180,7 +180,7 @@ def test_every_abbreviation_means_what_it_means_there() -> None:
 
 def test_an_abbreviation_of_older_torchruns_keeps_its_meaning() -> None:
     """2.14's --log-line-prefix-template made --log_ ambiguous there."""
-    ours = spelling.Table(OPTIONS)
+    ours = spelling.Spellings(OPTIONS)
     assert ours.find("--log_").name == "log-dir"
     assert ours.find("--log_l").name == "log-line-prefix-template"
 

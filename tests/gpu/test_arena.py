@@ -19,7 +19,7 @@ from ftrun.native import transfer
 from ftrun.native.transfer import CHECK_BACK, Terms
 from ftrun.worker.memory.arena import OPEN, Arena
 from ftrun.worker.memory.segment import Segment
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 from tests.gpu.gpu_model import Gpu, QueuedSGD
 
 gpu = Gpu(1)
@@ -48,7 +48,7 @@ def same(a, b):
 
 model, optimizer = build()
 before = values(model, optimizer)
-state = Protected([model], [optimizer], {})
+state = ProtectedState([model], [optimizer], {})
 assert state.gpu == 1
 arena = Arena.create(0, state.bytes_now(), state.gpu)
 heard = []
@@ -82,7 +82,7 @@ def test_what_was_laid_out_is_found_again(control: Control) -> None:
         manifest = other.read_manifest()
         assert other.seal == 1 and manifest.layout_word() == state.manifest.layout_word()
         second, its = build()
-        replacement = Protected([second], [its], {})
+        replacement = ProtectedState([second], [its], {})
         replacement.attach(other, manifest)
         assert same(values(model, optimizer), values(second, its))
         step(second, its)
@@ -150,7 +150,7 @@ def test_a_replica_takes_it_over(control: Control) -> None:
         assert len(asked) == 2
         fresh.write_manifest(state.manifest)
         second, its = build()
-        Protected([second], [its], {}).attach(fresh, fresh.read_manifest())
+        ProtectedState([second], [its], {}).attach(fresh, fresh.read_manifest())
         assert same(values(model, optimizer), values(second, its))
         """,
     )

@@ -17,7 +17,7 @@ import ctypes, json
 import torch
 from ftrun.worker.memory import gpu_memory
 from ftrun.worker.memory.arena import Arena
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 from tests.gpu.gpu_model import Gpu, QueuedSGD
 
 driver = ctypes.CDLL("libcuda.so.1")
@@ -31,7 +31,7 @@ def note(name):
 model = gpu.take(torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(8))))
 note("model")
 optimizer = QueuedSGD(model.parameters(), gpu)
-state = Protected([model], [optimizer], {})
+state = ProtectedState([model], [optimizer], {})
 arena = Arena.create(0, state.bytes_now(), state.gpu)
 note("arena")
 state.move_in(arena)

@@ -225,10 +225,10 @@ import json
 import torch
 from ftrun.native import cuda
 from ftrun.worker.memory.arena import Arena
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 model = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192, bias=False, device="cuda") for _ in range(16)))
 size = sum(p.numel() * p.element_size() for p in model.parameters())
-state = Protected([model], [torch.optim.SGD(model.parameters(), lr=0.1)], {})
+state = ProtectedState([model], [torch.optim.SGD(model.parameters(), lr=0.1)], {})
 arena = Arena.create(0, state.bytes_now(), state.gpu)
 torch.cuda.empty_cache()
 ballast = torch.empty(cuda.room(0)[0] - (5 << 29), dtype=torch.uint8, device="cuda")

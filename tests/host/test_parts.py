@@ -25,7 +25,7 @@ from ftrun.core.system import procfs
 from ftrun.helpers.fd_store import FdStore
 from ftrun.host.account import messages
 from ftrun.host.account.incident import Incident, Victim
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.loop import EventLoop
 from ftrun.host.detect import disk_space, heartbeat
 from ftrun.host.detect.hang import describe
 from ftrun.host.detect.heartbeat import BeatWatch
@@ -182,7 +182,7 @@ def test_directory_of_a_dead_launcher_is_taken_over(runs_root: Path) -> None:
 
 
 def test_output_never_blocks_on_a_reader_that_waits() -> None:
-    loop = Loop()
+    loop = EventLoop()
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     outlet = Outlet(writer, loop, lambda why: pytest.fail(why))
@@ -288,9 +288,9 @@ def test_out_of_memory_kills_are_counted_once(tmp_path: Path, monkeypatch: pytes
         counter.write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {number}\n")
 
     kills(3)
-    monkeypatch.setattr(oom_kills, "_counter_file", lambda root, pid: counter)
+    monkeypatch.setattr(oom_kills, "group_files", lambda *_: iter([counter]))
     monkeypatch.setattr(oom_kills, "_open_kernel", lambda: None)
-    watch = oom_kills.Kills(tmp_path)
+    watch = oom_kills.Kills()
     for pid in range(1, 6):
         watch.watch(pid)
     assert watch.evidence(1) == "", "kills before its time are no news"
@@ -315,7 +315,7 @@ def test_a_full_file_system_is_told_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(disk_space, "_LEAST", 20 * 4096)
     monkeypatch.setattr(disk_space.os, "statvfs", statvfs)
     monkeypatch.setattr(disk_space, "_EVERY", 0.01)
-    monkeypatch.setattr(disk_space, "_kinds", lambda: [("/", "ext4"), (str(tmp_path / "b"), "tmpfs")])
+    monkeypatch.setattr(disk_space, "mount", lambda path: ("tmpfs" if path == tmp_path / "b" else "ext4", []))
     watch = disk_space.RoomWatch({"a file": tmp_path / "a", "the board": tmp_path / "b"})
     try:
         found = wait_for(watch.news, "the full disk")
@@ -371,7 +371,7 @@ def test_fence_sees_the_end_and_its_reason_before_anybody_reaped(tmp_path: Path)
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     assert not fence.quiet(process.pid)
     procfs.kill_group(process.pid)
-    assert fence.wait_quiet(process.pid, 5)
+    wait_for(lambda: fence.quiet(process.pid), "the end of its threads", 5)
     assert fence.peek_exit(process.pid) == 128 + signal.SIGKILL
     process.wait()
     assert fence.quiet(process.pid)

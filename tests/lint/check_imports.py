@@ -1,4 +1,5 @@
-"""Checks the direction of every import in ftrun/, that files import each other in no circle, and who may import torch.
+"""Checks the direction of every import in ftrun/, that files import each other in no circle, who may import torch, and that
+no two classes have one name.
 
 Run by `make lint`; exit 1 with a list, and a line of figures.
 
@@ -196,6 +197,16 @@ def graph(sources: dict[str, tuple[str, bool]]) -> dict[str, set[str]]:
     return {module: targets - {"ftrun"} for module, targets in found.items()}
 
 
+def same_names(sources: dict[str, tuple[str, bool]]) -> list[str]:
+    """Classes whose name another class of the package has: a person who reads one cannot tell which is meant."""
+    places: dict[str, list[str]] = {}
+    for module, (source, _) in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{module}:{node.lineno}")
+    return [f"{at[0]}: another class is called {name}: {', '.join(at[1:])}" for name, at in places.items() if at[1:]]
+
+
 def read(root: Path) -> dict[str, tuple[str, bool]]:
     """Every module of the package under `root`: its source, and whether it is a package."""
     modules = {}
@@ -212,6 +223,7 @@ def check(root: Path) -> list[str]:
     wrong = []
     for module, (source, is_package) in modules.items():
         wrong += complaints(module, source, is_package)
+    wrong += same_names(modules)
     wrong += [f"{circle[0]}:1: imports itself through {', '.join(circle[1:])}" for circle in circles(graph(modules))]
     return wrong
 

@@ -1,4 +1,4 @@
-"""Life locks, watchers and the beat thread, with real processes that are really killed."""
+"""Liveness locks, watchers and the beat thread, with real processes that are really killed."""
 
 from __future__ import annotations
 

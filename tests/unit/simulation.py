@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from ftrun.control import events as ev
 from ftrun.control import machine as m
-from ftrun.control.machine import Phase
+from ftrun.control.machine import RunPhase
 from ftrun.control.replay import replay
 from ftrun.core.faults import Fault
-from tests.unit.driver import STAGES, Driver
+from tests.unit.driver import STAGES, Driver, says
 
 SERVICES = ("fork server", "store", "fd store")
 
@@ -178,7 +177,7 @@ class Simulation:
         self.probes.append(order.device)
 
     def do_say(self, order: ev.Say) -> None:
-        assert order.what in m.SAYS
+        says((order,))
 
     def do_terminate(self, order: ev.Terminate) -> None:
         assert self.run.state.phase in m.OVER
@@ -367,7 +366,7 @@ class Simulation:
             assert worker.rank == process.rank
         held = [c for c in state.holder if c is not None]
         assert sorted(held) == [w.cell for w in state.workers if w.rank is not None]
-        if state.phase not in (Phase.STOPPING, Phase.RESTARTING):
+        if state.phase not in (RunPhase.STOPPING, RunPhase.RESTARTING):
             assert None not in state.holder
         assert len(state.spares()) <= self.run.config.spares
         for rank, cell in enumerate(state.lost):
@@ -381,12 +380,12 @@ class Simulation:
     def somebody_is_waited_for(self) -> None:
         """Unless it is quiet there is always a deadline or an answer that must come."""
         state = self.run.state
-        waits = {Phase.STARTING: "start", Phase.RESTARTING: "backoff"}
-        if state.phase is Phase.RESTARTING:
+        waits = {RunPhase.STARTING: "start", RunPhase.RESTARTING: "backoff"}
+        if state.phase is RunPhase.RESTARTING:
             backoff = waits[state.phase] in self.deadlines or not state.backoff_over
             assert self.starting or state.leaving or backoff or state.waiting
             assert not state.leaving or "leave" in self.deadlines
-        elif state.phase is Phase.STOPPING and not state.published and not state.waiting:
+        elif state.phase is RunPhase.STOPPING and not state.published and not state.waiting:
             assert state.generation in self.owed or any(w.dying for w in state.workers)
 
     def finish(self) -> None:
@@ -414,5 +413,3 @@ class Simulation:
                 self.expire(next(iter(self.deadlines)))
         assert self.over is not None, f"does not end: {self.run.state}"
         assert replay(self.run.journal) == []
-        state = self.run.state
-        assert m.State.from_json(json.loads(json.dumps(state.to_json()))) == state

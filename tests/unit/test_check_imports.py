@@ -61,3 +61,10 @@ def test_a_circle_is_found_also_through_late_imports_and_those_for_types() -> No
         "ftrun.host.d": ("from ftrun.host import a", False),
     }
     assert check_imports.circles(check_imports.graph(sources)) == [["ftrun.host.a", "ftrun.host.b", "ftrun.host.c"]]
+
+
+def test_two_classes_of_one_name_are_refused() -> None:
+    one = "class Loop:\n    class Inner: ...\n"
+    sources = {"ftrun.a": (one, False), "ftrun.b": ("class Other: ...\n\nclass Loop: ...\n", False)}
+    assert check_imports.same_names(sources) == ["ftrun.a:1: another class is called Loop: ftrun.b:3"]
+    assert check_imports.same_names({"ftrun.a": (one, False)}) == []

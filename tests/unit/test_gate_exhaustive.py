@@ -187,7 +187,7 @@ def _agent_moves(rules: Rules, model: Model) -> Iterator[Model]:
         else:
             yield model._replace(agent=agent._replace(pc=READ, raw=0))
     elif agent.pc == DECIDE:
-        resume = gate.resume_step(model.words)
+        resume = 1 + max(gate.unpack(raw).last for raw in model.words)
         if rules.decide_from_cells:
             resume = max(r.step + (r.pc == UPDATE) for r in model.ranks)
         yield model._replace(agent=agent._replace(pc=WRITE, resume=resume))

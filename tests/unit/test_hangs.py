@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ftrun.control import hangs
-from ftrun.control.hangs import Limits, Rank, Verdict, Watch
+from ftrun.control.hangs import HangVerdict, Limits, Rank, Watch
 from ftrun.core.faults import Fault
 from ftrun.core.shared import replicas
 
@@ -41,13 +41,13 @@ class World:
             for _ in range(round((typical or 0) / PAUSE)):
                 self.look([rank(0, mark=(self.ticks,)), rank(1, mark=(self.ticks,))])
 
-    def look(self, ranks: list[Rank], pause: float = PAUSE) -> Verdict | None:
+    def look(self, ranks: list[Rank], pause: float = PAUSE) -> HangVerdict | None:
         self.now += pause
         self.ticks += 1
         alive = [replace(r, python=self.ticks) if r.python == 0 else r for r in ranks]
         return self.watch.look(self.now, 1, self.last, alive)
 
-    def wait(self, ranks: list[Rank], seconds: float = 1000.0) -> tuple[float, Verdict | None]:
+    def wait(self, ranks: list[Rank], seconds: float = 1000.0) -> tuple[float, HangVerdict | None]:
         """Look until there is a verdict; how long that took."""
         begin = self.now
         while self.now - begin < seconds:
@@ -57,7 +57,7 @@ class World:
         return self.now - begin, None
 
 
-def blamed(verdict: Verdict | None) -> list[tuple[int, str]]:
+def blamed(verdict: HangVerdict | None) -> list[tuple[int, str]]:
     assert verdict is not None
     return [(a.cell, a.fault.value) for a in verdict.accused]
 
@@ -152,7 +152,7 @@ def test_ten_times_a_typical_step_is_no_hang() -> None:
 
 
 def test_a_held_gil_is_told_from_a_busy_python() -> None:
-    """Its doorbell thread does not look any more, so its own word about a collective is worth nothing either."""
+    """Its control thread does not look any more, so its own word about a collective is worth nothing either."""
     for state in (rank(2, python=5), inside(2, 2, python=5)):
         seconds, verdict = World().wait([inside(0), inside(1), state])
         assert blamed(verdict) == [(2, "gil")] and 60.0 <= seconds <= 61.0

@@ -6,7 +6,7 @@ import pytest
 
 from ftrun.control import events as ev
 from ftrun.control import machine as m
-from ftrun.control.machine import Phase
+from ftrun.control.machine import RunPhase
 from ftrun.control.policy import Overrides
 from ftrun.control.replay import replay
 from tests.unit.driver import Driver, kinds, only, says
@@ -91,11 +91,11 @@ def test_waiting_for_a_device() -> None:
 
 def test_waiting_before_the_first_world() -> None:
     run = Driver(devices=(A, B), quarantined=(A,), wait_for_device=True).begin()
-    assert run.at(Phase.RESTARTING) and run.state.waiting
+    assert run.at(RunPhase.RESTARTING) and run.state.waiting
     actions = run.send(ev.DeviceBack(run.t, A))
     assert only(actions, ev.Publish).workers == (0, 1)
     run.raise_world()
-    assert run.at(Phase.RUNNING) and run.state.armed
+    assert run.at(RunPhase.RUNNING) and run.state.armed
 
 
 def test_a_device_that_was_in_quarantine_before_is_not_given_out() -> None:
@@ -162,7 +162,7 @@ def test_the_machine_fails() -> None:
     assert says(actions) == ["node_failed"] and only(actions, ev.End).code == 75
     unused = three()
     assert says(unused.send(ev.DeviceFault(0.0, "xid", (C,), code=79))) == ["device_quarantined"]
-    assert unused.at(Phase.RUNNING)
+    assert unused.at(RunPhase.RUNNING)
 
 
 def test_a_device_that_another_run_gave_up_is_given_to_nobody() -> None:
@@ -173,7 +173,7 @@ def test_a_device_that_another_run_gave_up_is_given_to_nobody() -> None:
     assert says(run.close()) == ["devices_exhausted"]
     mine = three()
     assert says(mine.send(ev.DeviceOut(0.0, B, "Xid 48"))) == ["device_quarantined"]  # who has it keeps it
-    assert mine.at(Phase.RUNNING)
+    assert mine.at(RunPhase.RUNNING)
     assert says(mine.fault(1, 48)) == ["died"]  # until it fails here too
 
 
@@ -181,14 +181,14 @@ def test_a_device_that_another_run_gave_up_is_given_to_nobody() -> None:
 def test_what_is_only_reported(code: int) -> None:
     run = three()
     assert says(run.fault(1, code)) == ["device_reported"]
-    assert run.at(Phase.RUNNING)
+    assert run.at(RunPhase.RUNNING)
 
 
 def test_a_device_of_ours_that_nobody_uses_kills_nobody() -> None:
     run = three()
     assert says(run.send(ev.DeviceFault(0.0, "xid", (B,), code=13))) == ["device_reported"]
     assert says(run.send(ev.DeviceFault(0.0, "xid", (B,), code=48))) == ["device_quarantined"]
-    assert run.at(Phase.RUNNING)
+    assert run.at(RunPhase.RUNNING)
 
 
 def test_an_xid_after_its_workers_death_does_not_strike_the_replacement() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftrun.control import events as ev
-from ftrun.control.machine import Phase
+from ftrun.control.machine import RunPhase
 from ftrun.control.policy import Overrides
 from ftrun.control.replay import replay
 from tests.unit.driver import Driver, kinds, only, says
@@ -20,7 +20,7 @@ def test_the_world_stops_at_once_and_is_published_when_gate_and_code_are_known(f
     run = Driver().up()
     cell = run.holder(1)
     assert kinds(dying(run, 1)) == ["CloseGate", "Deadline"]
-    assert run.at(Phase.STOPPING) and run.state.generation == 2
+    assert run.at(RunPhase.STOPPING) and run.state.generation == 2
     if first == "gate":
         assert run.close() == ()
         actions = run.kill(cell)
@@ -31,7 +31,7 @@ def test_the_world_stops_at_once_and_is_published_when_gate_and_code_are_known(f
     assert (world.generation, world.resume, world.replaced, world.lost) == (2, 5, (1,), (cell,))
     for stage in ("stopped", "cleaned", "reset", "restored", "resumed", "first_done"):
         run.answer(stage)
-    assert run.at(Phase.RUNNING) and replay(run.journal) == []
+    assert run.at(RunPhase.RUNNING) and replay(run.journal) == []
 
 
 def test_the_same_exit_a_second_time_ends_the_run_though_its_code_shows_late() -> None:
@@ -52,9 +52,9 @@ def test_a_row_of_the_users_policy_is_asked_when_the_code_is_known(fault: str) -
     run = Driver(policy=Overrides(faults=((fault, "stop"),))).up()
     cell = run.holder(1)
     dying(run, 1)
-    assert run.at(Phase.STOPPING)
+    assert run.at(RunPhase.STOPPING)
     assert "stopped_by_policy" in says(run.kill(cell, cause="SIGKILL", fault=fault))
-    assert run.at(Phase.ENDING)
+    assert run.at(RunPhase.ENDING)
 
 
 def test_two_that_die_together_are_one_generation() -> None:
@@ -94,7 +94,7 @@ def test_a_code_that_never_shows_holds_the_world_no_longer_than_a_stop_may_take(
 
 def test_what_is_not_repaired_in_place_waits_for_the_code() -> None:
     run = Driver(max_restarts=1).up(protect=False)
-    assert dying(run, 1) == () and run.at(Phase.RUNNING)
+    assert dying(run, 1) == () and run.at(RunPhase.RUNNING)
     assert "restarting" in says(run.kill(run.holder(1)))
 
 
@@ -106,4 +106,4 @@ def test_another_rank_that_finishes_between_a_death_and_its_code_is_no_obstacle_
     run.close()
     run.send(ev.Finished(run.t, run.holder(1)))
     run.kill(cell)
-    assert run.state.phase is not Phase.RESTARTING
+    assert run.state.phase is not RunPhase.RESTARTING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftrun.control import events as ev
-from ftrun.control.machine import Phase
+from ftrun.control.machine import RunPhase
 from tests.unit.driver import Driver, in_restart, kinds, only, says
 
 
@@ -15,7 +15,7 @@ def test_a_death_after_the_loop_stops_nobody() -> None:
     actions = run.kill(1, loop_done=True)
     assert kinds(actions) == ["Fence", "Say", "Publish", "Deadline"]
     assert only(actions, ev.Publish) == ev.Publish(2, -1, (0, 3, 2), (1,), (1,), tail=True)
-    assert run.at(Phase.RUNNING)
+    assert run.at(RunPhase.RUNNING)
     # Its replacement dies before it has the state, and another rank with it.
     published = only(run.kill(3), ev.Publish)
     assert (published.workers, published.replaced, published.lost) == ((0, 4, 2), (1,), (1,))
@@ -39,7 +39,7 @@ def test_a_replacement_after_the_loop_that_never_gets_there_is_replaced_too() ->
     assert run.expire("recover", 2) == (), "that one is over"
     run.send(ev.Stage(0.0, 5, 3, "restored"))
     assert run.expire("recover") == (), "it is there: how long the script's tail takes is its own business"
-    assert run.at(Phase.RUNNING)
+    assert run.at(RunPhase.RUNNING)
 
 
 def test_after_a_tail_the_gate_is_closed_into_the_next_generation() -> None:
@@ -69,7 +69,7 @@ def test_a_second_signal_kills_those_that_leave_too() -> None:
 def test_the_run_is_done_when_every_rank_has_finished() -> None:
     run = Driver().begin()
     run.send(ev.Finished(0.0, 1))
-    assert run.at(Phase.STARTING)
+    assert run.at(RunPhase.STARTING)
     actions = run.send(ev.Finished(0.0, 0))
     assert actions == (ev.Say("done"), ev.Terminate("done"), ev.End(0, "done"))
     assert run.kill(1) == ()
@@ -84,4 +84,4 @@ def test_signals_end_the_run() -> None:
     actions = run.send(ev.Signalled(0.0, 15))
     assert kinds(actions) == ["Fence", "Fence", "Fence", "End"]
     assert only(actions, ev.End).code == 130
-    assert run.at(Phase.ENDED)
+    assert run.at(RunPhase.ENDED)

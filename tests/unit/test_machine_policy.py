@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ftrun.control import events as ev
-from ftrun.control.machine import Phase
+from ftrun.control.machine import RunPhase
 from ftrun.control.policy import Overrides
 from tests.unit.driver import Driver, kinds, only, says
 
@@ -72,7 +72,7 @@ def test_too_many_replacements_within_the_window() -> None:
     actions = run.kill(run.holder(0))
     assert says(actions) == ["died", "too_many_replacements"]
     assert only(actions, ev.End).code == 75
-    assert run.at(Phase.ENDING)
+    assert run.at(RunPhase.ENDING)
 
 
 def test_a_drain_is_no_failure() -> None:
@@ -80,7 +80,7 @@ def test_a_drain_is_no_failure() -> None:
     for _ in range(3):
         assert says(run.kill(run.holder(1), cause="drain", fault="drain")) == ["died"]
         run.recover()
-    assert run.at(Phase.RUNNING)
+    assert run.at(RunPhase.RUNNING)
     assert says(run.kill(run.holder(1))) == ["died", "too_many_replacements"]
 
 
@@ -90,7 +90,7 @@ def test_old_replacements_are_forgotten() -> None:
         run.kill(run.holder(0))
         run.recover()
         run.t += 60.0
-    assert run.at(Phase.RUNNING)
+    assert run.at(RunPhase.RUNNING)
 
 
 def test_an_exception_heard_only_after_its_recovery_starts_no_new_one() -> None:
@@ -98,7 +98,7 @@ def test_an_exception_heard_only_after_its_recovery_starts_no_new_one() -> None:
     run.kill(1)
     run.recover()
     assert run.send(ev.Raised(0.0, 0, 5, "ValueError", 1)) == ()
-    assert run.at(Phase.RUNNING)
+    assert run.at(RunPhase.RUNNING)
 
 
 def test_a_report_changes_nothing_and_names_the_rank() -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ftrun.control import events as ev
 from ftrun.control import machine as m
-from ftrun.control.machine import Phase
+from ftrun.control.machine import RunPhase
 from tests.unit.driver import Driver
 from tests.unit.simulation import SERVICES, Simulation
 
@@ -278,5 +278,5 @@ def test_long_stories_of_faults_end() -> None:
         "code 75",
     ):
         assert seen[what] > 1, what
-    assert seen[f"Raised in {Phase.RESUMING}"] > 0
-    assert seen[f"Unconnected in {Phase.RESETTING}"] > 1
+    assert seen[f"Raised in {RunPhase.RESUMING}"] > 0
+    assert seen[f"Unconnected in {RunPhase.RESETTING}"] > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftrun.control import events as ev
-from ftrun.control.machine import Phase
+from ftrun.control.machine import RunPhase
 from tests.unit.driver import STAGES, Driver, in_restart, kinds, only, says
 
 
@@ -31,7 +31,7 @@ def test_a_script_without_protect_restarts_as_often_as_asked() -> None:
         ev.Deadline("start", 2, 300.0),
     )
     run.raise_world(protect=False)
-    assert run.at(Phase.RUNNING)
+    assert run.at(RunPhase.RUNNING)
     actions = run.kill(4, cause="exit 1", code=1)
     assert says(actions) == ["died", "failed"]
     assert only(actions, ev.End).code == 1
@@ -46,16 +46,16 @@ def test_start_up_failures_restart_with_a_growing_pause() -> None:
         run.send(ev.Grouped(run.t, run.holder(0)))
         actions = run.kill(run.holder(1))
         run.send(ev.ServiceReady(run.t, "store"))
-        assert run.at(Phase.RESTARTING)
+        assert run.at(RunPhase.RESTARTING)
         run.leave()
         waits = [a.seconds for a in actions if isinstance(a, ev.Deadline) and a.name == "backoff"]
         pauses += waits
         if waits:
-            assert run.at(Phase.RESTARTING)
+            assert run.at(RunPhase.RESTARTING)
             run.expire("backoff", 1)
-            assert run.at(Phase.RESTARTING)
+            assert run.at(RunPhase.RESTARTING)
             run.expire("backoff")
-        assert run.at(Phase.STARTING)
+        assert run.at(RunPhase.STARTING)
     assert pauses == [0.5, 1.0, 2.0]
     run.raise_world(protect=False)
     run.t = 70.0
@@ -120,19 +120,19 @@ def test_a_store_that_dies_while_restarting_is_waited_for() -> None:
     run.leave()
     assert ev.StartService("store") in run.send(ev.ServiceDied(0.0, "store"))
     run.send(ev.ServiceReady(0.0, "fd store"))
-    assert run.at(Phase.RESTARTING)
+    assert run.at(RunPhase.RESTARTING)
     run.send(ev.ServiceReady(0.0, "store"))
-    assert run.at(Phase.STARTING)
+    assert run.at(RunPhase.STARTING)
 
 
 def test_workers_that_do_not_leave_are_killed() -> None:
     run = in_restart()
     run.send(ev.ServiceReady(0.0, "store"))
-    assert run.at(Phase.RESTARTING)
+    assert run.at(RunPhase.RESTARTING)
     assert run.state.leaving == (1,)
     actions = run.expire("leave")
     assert actions[0] == ev.Fence(1)
-    assert run.at(Phase.STARTING)
+    assert run.at(RunPhase.STARTING)
 
 
 @pytest.mark.parametrize("parked", [False, True])
@@ -183,7 +183,7 @@ def test_everyone_goes_back_to_the_snapshot_when_no_replica_is_left() -> None:
     generation = run.state.generation
     actions = run.send(ev.Unrestorable(0.0, first, generation, "all died", 6))
     assert says(actions) == ["rolling_back"]
-    assert run.at(Phase.STOPPING)
+    assert run.at(RunPhase.STOPPING)
     # the other one gave up as well, in the world before: it hears of the snapshot by itself
     assert run.send(ev.Unrestorable(0.0, second, generation, "all died", 6)) == ()
     publish = only(run.close(last=7), ev.Publish)
@@ -191,7 +191,7 @@ def test_everyone_goes_back_to_the_snapshot_when_no_replica_is_left() -> None:
     assert publish.workers == (first, second) and publish.replaced == (0, 1)
     for stage in STAGES:
         run.answer(stage)
-    assert run.at(Phase.RUNNING)
+    assert run.at(RunPhase.RUNNING)
     run.kill(first)
     publish = only(run.close(last=6), ev.Publish)
     assert not publish.rollback and publish.resume == 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftrun.control import events as ev
-from ftrun.control.machine import Phase
+from ftrun.control.machine import RunPhase
 from ftrun.control.policy import Overrides
 from ftrun.core.faults import Fault
 from tests.unit.driver import STAGES, Driver, in_incident, kinds, only, says
@@ -39,7 +39,7 @@ def test_a_script_that_asks_for_no_rank_has_no_spares() -> None:
     assert run.send(ev.Finished(0.0, 2)) == (ev.Fence(2), ev.Say("spare_unneeded", 2))
     assert run.send(ev.Finished(0.0, 1)) == (ev.Fence(1),)
     assert run.state.spares() == []
-    assert run.at(Phase.RUNNING)
+    assert run.at(RunPhase.RUNNING)
 
 
 def test_a_parked_spare_starts_the_count_anew() -> None:
@@ -99,7 +99,7 @@ def test_exceptions_for_want_of_a_store_are_not_the_programs() -> None:
     run.close()
     run.send(ev.ServiceDied(0.0, "store"))
     run.kill(run.holder(1), code=1, cause="exit 1", signature="DistNetworkError at train.py:3")
-    assert run.at(Phase.STOPPING)
+    assert run.at(RunPhase.STOPPING)
     run.send(ev.ServiceReady(0.0, "store"))
     run.recover()
 
@@ -140,7 +140,7 @@ def test_connections_that_fail_for_ever_end_the_run() -> None:
     run = in_incident(3, max_replacements=2)
     for _ in range(9):
         actions = run.send(unconnected(run, 0))
-        if run.at(Phase.ENDING):
+        if run.at(RunPhase.ENDING):
             break
         run.close()
     assert says(actions)[-1] == "too_many_replacements"

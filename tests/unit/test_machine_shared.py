@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftrun.control import events as ev
-from ftrun.control.machine import Phase
+from ftrun.control.machine import RunPhase
 from tests.unit.driver import Driver
 
 
@@ -23,12 +23,12 @@ def test_a_death_is_never_the_end_by_itself() -> None:
         actions = run.send(ev.Died(run.t, run.holder(1), "exit 1", 1))
         assert whats(actions) == ["died", "world_stopped"]
         assert ev.StartService("store") in actions
-        assert run.at(Phase.RESTARTING)
+        assert run.at(RunPhase.RESTARTING)
         run.leave()
         run.t += 100.0
         run.send(ev.Expired(run.t, "backoff", run.state.generation))
         run.send(ev.ServiceReady(run.t, "store"))
-        assert run.at(Phase.STARTING)
+        assert run.at(RunPhase.STARTING)
         run.raise_world(protect=False)
     assert run.state.restarts == 0
 
@@ -48,7 +48,7 @@ def test_another_nodes_failure_stops_everyone() -> None:
     assert run.send(ev.PeerFailed(run.t, "node 1 is gone", 1)) == ()
     run.leave()
     run.send(ev.ServiceReady(run.t, "store"))
-    assert run.at(Phase.STARTING)
+    assert run.at(RunPhase.STARTING)
 
 
 def test_a_world_that_breaks_during_the_pause_is_not_started() -> None:
@@ -57,21 +57,21 @@ def test_a_world_that_breaks_during_the_pause_is_not_started() -> None:
         run.send(ev.PeerFailed(run.t, "node 1 is gone", 1))
         run.leave()
         run.send(ev.ServiceReady(run.t, "store"))
-        if run.at(Phase.RESTARTING):
+        if run.at(RunPhase.RESTARTING):
             break
-    assert run.at(Phase.RESTARTING)
+    assert run.at(RunPhase.RESTARTING)
     assert run.send(ev.PeerFailed(run.t, "node 1 is gone", 1)) == (ev.StartService("store"),)
     run.send(ev.Expired(run.t, "backoff", run.state.generation))
-    assert run.at(Phase.RESTARTING)
+    assert run.at(RunPhase.RESTARTING)
     run.send(ev.ServiceReady(run.t, "store"))
-    assert run.at(Phase.STARTING)
+    assert run.at(RunPhase.STARTING)
 
 
 def test_a_node_that_is_done_waits_for_the_others() -> None:
     run = node()
     assert run.send(ev.Finished(run.t, run.holder(0))) == ()
     assert run.send(ev.Finished(run.t, run.holder(1))) == (ev.NodeDone(),)
-    assert run.at(Phase.RUNNING)
+    assert run.at(RunPhase.RUNNING)
     actions = run.send(ev.WorldEnded(run.t, 0, "done"))
     assert whats(actions) == ["done"] and actions[-1] == ev.End(0, "done")
 
@@ -82,7 +82,7 @@ def test_a_node_that_is_done_starts_again_with_the_others() -> None:
         run.send(ev.Finished(run.t, run.holder(rank)))
     run.send(ev.PeerFailed(run.t, "rank 3 failed", 1, 3))
     run.send(ev.ServiceReady(run.t, "store"))
-    assert run.at(Phase.STARTING) and not any(w.finished for w in run.state.workers)
+    assert run.at(RunPhase.STARTING) and not any(w.finished for w in run.state.workers)
 
 
 def test_the_end_on_another_node() -> None:
@@ -100,5 +100,5 @@ def test_nobody_came() -> None:
 def test_the_store_of_the_world_dies(started: bool) -> None:
     run = node() if started else Driver(2, 0, shared=True).begin()
     actions = run.send(ev.ServiceDied(run.t, "store"))
-    assert run.at(Phase.RESTARTING) and ev.StartService("store") in actions
+    assert run.at(RunPhase.RESTARTING) and ev.StartService("store") in actions
     assert run.send(ev.ServiceDied(run.t, "store"))[-1] == ev.StartService("store")

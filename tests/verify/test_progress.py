@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 PROGRAM = """
-from ftrun.verify.progress import Progress
-with Progress("verify") as progress:
+from ftrun.verify.progress import ProgressBar
+with ProgressBar("verify") as progress:
     progress.begin("clean")
     progress.show(3, 12)
     progress.done("clean: exit code 0")

@@ -9,14 +9,18 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ftrun.control.events import Action, Event, Message
+from ftrun.control.phases import RunPhase
 from ftrun.core import paths
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Board, Cell, F, Head
 from ftrun.core.shared.world import Place, World, read_world, write_world
 from ftrun.core.system.procfs import process_start
+from ftrun.host.account.run_head import RunHead
 
 RECORDED = Path(__file__).with_name("recorded.json")
 WORDS = 128
@@ -77,8 +81,24 @@ def put(root: Path, name: str = "lab", ranks: int | None = None, until: str = ""
     write_world(run_dir, World(generation, 0, tuple(Place(r, r, r) for r in range(ranks)), "127.0.0.1", 1))
     facts = {"pid": pid, "start": process_start(pid), "started": time.time() - recorded["age"], "logs": str(root)}
     (run_dir / paths.RUN_FILE).write_text(json.dumps({**recorded["run"], **facts, "world_size": ranks}))
-    (run_dir / paths.JOURNAL).write_text(journal_text(recorded["journal"], until))
+    journal = journal_text(recorded["journal"], until)
+    (run_dir / paths.JOURNAL).write_text(journal)
+    for _ in follow(board, journal):
+        pass
     return board
+
+
+def follow(board: Board, journal: str) -> Iterator[dict[str, Any]]:
+    """Let the launcher's account of the run follow a journal: what the board says after each answer."""
+    head = RunHead(board, lambda rank: rank)
+    for line in map(json.loads, journal.splitlines()):
+        if "event" in line:
+            event = Message.from_json(line["event"])
+        elif "actions" in line:
+            assert isinstance(event, Event)
+            actions = [Message.from_json(action) for action in line["actions"]]
+            head.saw(event, tuple(a for a in actions if isinstance(a, Action)), RunPhase(line["phase"]), line["t"])
+            yield json.loads(board.run_text())
 
 
 def _fill(cell: Cell, recorded: dict[str, Any], now: int) -> None:

@@ -128,7 +128,11 @@ def damaged_board(data: bytes, dice: random.Random) -> bytes:
         return dice.choice(BYTES)(data, dice)
     words = bytearray(data)
     for _ in range(dice.choice((1, 4, 200))):
-        at = 8 * (dice.randrange(16) if dice.random() < 0.15 else 512 + dice.randrange(6 * boards.WORDS))
+        at = 8 * (
+            dice.choice((dice.randrange(16), dice.randrange(64, 120)))
+            if dice.random() < 0.15
+            else 512 + dice.randrange(6 * boards.WORDS)
+        )
         if boards.LOCKS.start <= at // 8 % boards.WORDS < boards.LOCKS.stop:
             continue
         value = dice.choice((0, 1, 7, 255, 2**31, 2**40, 2**63, 2**64 - 1, dice.getrandbits(64)))

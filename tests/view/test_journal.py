@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.core.shared.board import Board
+from ftrun.control.events import Begin, Died, Publish, Say
+from ftrun.control.phases import REPAIRING, RunPhase
+from ftrun.core.journal import Tail, lines
+from ftrun.core.shared.board import RUN_BYTES, Board
 from ftrun.host.account.incident import Incident, Victim
-from ftrun.view.journal import Account, Tail, lines
+from ftrun.host.account.run_head import RunHead
+from ftrun.view.journal import Account
 from tests.view import boards
 from tests.view.conftest import Looking
 
@@ -50,19 +54,28 @@ def test_account_of_the_recorded_run() -> None:
     lost = sum(i["total_ms"] for i in account.incidents) / 1000
     assert account.lost(now) == pytest.approx(lost) and account.training is not None
     wanted = (now - account.training - lost) / (now - account.began)
-    assert account.effective(now) == pytest.approx(wanted) and account.current is None
+    assert account.effective(now) == pytest.approx(wanted) and account.since is None
 
 
 def test_account_at_every_moment() -> None:
-    """However far the journal came: an incident that goes on is known by its rank and stage, and one that is over is not."""
-    stages: dict[int, list[str]] = {}
-    account = Account()
+    account, goes_on = Account(), set()
     for line in recorded():
         account.add(line)
         ratio = account.effective(account.latest)
         assert ratio is None or 0 <= ratio <= 1
-        if account.current is not None:
-            stages[account.current.victims[0]["rank"]] = [phase for phase, _ in account.current.stages]
+        goes_on.add(account.since)
+    assert len(goes_on - {None}) == 2, "two incidents, and each began once"
+
+
+def test_the_board_at_every_moment(tmp_path: Path) -> None:
+    """However far the run came: an incident that goes on is known by its rank and stage, and one that is over is not."""
+    stages: dict[int, list[str]] = {}
+    for head in boards.follow(Board.create(tmp_path / "board", 8), b"\n".join(recorded()).decode()):
+        incident = head["incident"]
+        assert (incident is not None) >= (head["phase"] in REPAIRING)
+        if incident is not None and incident["victims"]:
+            stages[incident["victims"][0]["rank"]] = [phase for phase, _ in incident["stages"]]
+    assert head == {"phase": "RUNNING", "incident": None}
     whole = ["STOPPING", "CLEANING", "RESETTING", "RESTORING", "RESUMING", "FIRST_STEP"]
     assert stages == {2: whole, 1: whole}
 
@@ -185,3 +198,20 @@ def test_every_field_is_documented(looking: Looking) -> None:
     incident = Incident(0, 0).facts(Board.open(looking.root / "lab" / "board"), {})
     for fields in (picture, picture["workers"][0], picture["incidents"][0], victim, incident):
         assert set(fields) <= known, set(fields) - known
+
+
+def test_a_text_about_the_run_is_cut_to_its_room(tmp_path: Path) -> None:
+    board = Board.create(tmp_path / "board", 8)
+    head = RunHead(board, lambda rank: rank)
+    workers = tuple(range(400))
+    head.saw(Begin(1.0), (Publish(1, 0, workers, (), ()),), RunPhase.RUNNING, 1.0)
+    for rank in workers:
+        head.saw(
+            Died(2.0, rank, "SIGKILL", step=7, phase="backward"),
+            (Say("stuck", detail="x" * 500),),
+            RunPhase.STOPPING,
+            2.0,
+        )
+    shown = json.loads(board.run_text())
+    assert len(board.run_text()) <= RUN_BYTES and shown["phase"] == "STOPPING" and shown["incident"]["since"] == 2.0
+    assert [v["rank"] for v in shown["incident"]["victims"]][:3] == [0, 1, 2]

@@ -6,18 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.control import events as ev
-from ftrun.core import paths
-from ftrun.core.shared.board import Board, F, sum_word
+from ftrun.core.shared.board import F, sum_word
 from ftrun.core.shared.world import Place, World
-from ftrun.host.base.loop import Loop
-from ftrun.host.base.settings import Settings
 from ftrun.host.detect.detectors import Detectors
 from ftrun.host.workers.pool import Worker, WorkerPool
 from ftrun.worker.recovery.replacement import donors
+from tests.host.parts import Recorder, launch_context
 
 
 def test_it_is_marked_before_its_death_is_told(tmp_path: Path) -> None:
-    board = Board.create(tmp_path / paths.BOARD, 8)
     told: list[tuple[str, int, int]] = []
 
     def emit(event: ev.Event) -> None:
@@ -26,13 +23,15 @@ def test_it_is_marked_before_its_death_is_told(tmp_path: Path) -> None:
             told.append((event.fault, cell[F.CORRUPT], cell[F.FENCED]))
 
     nothing: Any = None
-    pool = WorkerPool(tmp_path, board, Loop(), nothing, emit, lambda *_, **__: None, set)
+    context = launch_context(tmp_path, Recorder(emit), nproc=4)
+    board = context.board
+    pool = WorkerPool(context, nothing, set)
     for rank in range(4):
         worker = pool.workers[rank] = Worker(board.cell(rank), rank)
         worker.cell[F.SUM] = 7 if rank != 2 else 8
         worker.cell[F.SUM_AT] = sum_word(5, True)
         worker.cell[F.REPLICAS] = 1
-    detectors = Detectors(Settings(argv=("train.py",), nproc=4), tmp_path, tmp_path, board, pool, emit)
+    detectors = Detectors(context, pool)
     try:
         detectors.look(True, 1, list(pool.workers.values()), True)
     finally:

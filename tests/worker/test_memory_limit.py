@@ -18,7 +18,7 @@ import torch
 from ftrun.core.system import cgroup
 from ftrun.worker.memory import segment
 from ftrun.worker.memory.arena import Arena
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 from tests.conftest import ROOT, Ftrun
 
 ROOM = 700 << 20  # for the models of two ranks, beside what the imports take, which differs from torch to torch
@@ -145,7 +145,7 @@ def test_the_limit_is_looked_at_for_each_parameter_only_where_it_is_tight(
 ) -> None:
     params = [torch.nn.Parameter(torch.ones(64)) for _ in range(20)]
     optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
-    state = Protected([torch.nn.ParameterList(params)], [optimizer], {})
+    state = ProtectedState([torch.nn.ParameterList(params)], [optimizer], {})
     state.move_in(Arena.create(0, state.bytes_now()))
     for param in params:
         param.grad = torch.ones_like(param)

@@ -12,7 +12,7 @@ from ftrun.worker.kept import snapshot
 from ftrun.worker.kept.snapshot_store import BadSnapshot, Places, Store
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.segment import Segment
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 SIZE = 5000
 FACTS = {"world_size": 4, "committed": 4 * SIZE, "committed_gpu": 40, "layout": 7}
@@ -83,7 +83,7 @@ def test_damaged_facts_are_found(store: Store, memory: Segment) -> None:
 def test_all_of_a_model_without_ddp_is_the_rank_s_own() -> None:
     model = torch.nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    state = Protected([model], [optimizer], {})
+    state = ProtectedState([model], [optimizer], {})
     arena = Arena.create(0, state.bytes_now())
     state.move_in(arena)
     model(torch.ones(1, 8)).sum().backward()
@@ -102,7 +102,7 @@ def test_what_lies_behind_a_tensor_of_no_elements_is_the_rank_s_own_all_the_same
             self.none = torch.nn.Parameter(torch.empty(0, 4))
 
     first, second = Hollow(), torch.nn.Linear(8, 4, bias=False)
-    state = Protected([first, second], [torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)], {})
+    state = ProtectedState([first, second], [torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)], {})
     arena = Arena.create(0, state.bytes_now())
     state.move_in(arena)
     hollow, weight = state.manifest.entries

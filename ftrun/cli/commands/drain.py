@@ -47,9 +47,7 @@ def drain(
         if not live.confirmed(f"move rank {rank} of run {found.run.run_id} away from process {_pid(cell)}?", yes):
             tell("nothing was moved")
             return 1
-        return _move(found, rank, cell, wait, as_json)
-    except (live.NotLive, UsageError) as error:
-        return live.fail(error)
+        return _move(found, rank, wait, as_json)
     except OSError as error:
         tell(f"error: nothing was moved: {error}")
         return 1
@@ -73,7 +71,7 @@ def _check(rank: int, cell: Cell) -> None:
         )
 
 
-def _move(found: Live, rank: int, old: Cell, wait: float, as_json: bool) -> int:
+def _move(found: Live, rank: int, wait: float, as_json: bool) -> int:
     from ftrun.cli.commands.inject import ask
     from ftrun.core.faults import Fault
     from ftrun.core.shared.board import F

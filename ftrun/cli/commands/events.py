@@ -7,9 +7,8 @@ import sys
 import typer
 
 from ftrun.cli.main import app
-from ftrun.core.text import printable, tell
+from ftrun.core.text import printable
 
-EXIT_NO_RUN = 4
 EPILOG = (
     "Examples: `ftrun events` lists what happened in the newest run; `ftrun events brave-otter --follow` goes on until the run "
     "ends; `ftrun events --json | jq 'select(.note == \"incident\")'`. The fields are described in ftrun/view/SCHEMA.md. "
@@ -25,13 +24,10 @@ def events(
 ) -> int:
     from ftrun.core.errors import PlatformError
     from ftrun.view.events import stream
-    from ftrun.view.find import find, missing
+    from ftrun.view.find import require
     from ftrun.view.text import for_encoding
 
-    found = find(run_id)
-    if found is None:
-        tell(f"error: {missing(run_id)}")
-        return EXIT_NO_RUN
+    found = require(run_id)
     lines = stream(found, follow, as_json)
     while True:
         try:

@@ -19,12 +19,12 @@ import typer
 from typer.core import TyperCommand
 
 from ftrun.cli.main import app
-from ftrun.core.errors import UsageError
+from ftrun.core.errors import EXIT_NOT_RUNNING, NoRunError, UsageError
 from ftrun.core.text import tell
 
 if TYPE_CHECKING:
     from ftrun.cli.live import Live
-    from ftrun.faults.kinds import Kind
+    from ftrun.faults.kinds import FaultKind
     from ftrun.faults.requests import Request
 
 _WAIT = 60.0  # seconds
@@ -36,7 +36,7 @@ _RUN_AND_KIND = typer.Argument(None, metavar="[RUN] KIND", help="The run's name,
 class Wish:
     """What was typed, checked as far as that goes without a run."""
 
-    kind: Kind
+    kind: FaultKind
     argument: float | None
     rank: int | None
     at: str
@@ -118,8 +118,6 @@ def inject_fault(
             return 1
         _sleep(found, after)
         return _at_once(found, wish, target) if wish.at_once else _ask(found, wish, target)
-    except (live.NotLive, UsageError) as error:
-        return live.fail(error)
     except OSError as error:
         tell(f"error: nothing was injected: {error}")
         return 1
@@ -176,11 +174,9 @@ def _whom(found: Live, wish: Wish, rank: int) -> str:
 
 
 def _sleep(found: Live, seconds: float) -> None:
-    from ftrun.cli.commands.status import EXIT_NOT_RUNNING
-    from ftrun.cli.live import NotLive
 
     if found.ended_within(seconds):
-        raise NotLive(f"run {found.run.run_id} ended before the fault was due", EXIT_NOT_RUNNING)
+        raise NoRunError(f"run {found.run.run_id} ended before the fault was due", EXIT_NOT_RUNNING)
 
 
 # ---- from outside ----------------------------------------------------------------------------------------------------

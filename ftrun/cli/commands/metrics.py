@@ -12,7 +12,6 @@ import typer
 from ftrun.cli.main import app
 from ftrun.core.text import tell
 
-EXIT_NO_RUN = 4
 EPILOG = (
     "Examples: `ftrun metrics | grep incidents`; `ftrun metrics brave-otter --file /var/lib/node_exporter/ftrun.prom`; "
     "`ftrun metrics --port 9400`, then curl http://127.0.0.1:9400/metrics. A run does the same by itself with --metrics-file and "
@@ -33,16 +32,13 @@ def metrics(
     as_json: bool = typer.Option(False, "--json", help="One look as JSON: a list of name, labels and value."),
 ) -> int:
     from ftrun.core.errors import FtrunError, UsageError
-    from ftrun.core.runs import find_run
+    from ftrun.core.runs import live_run
     from ftrun.host.services.metrics_exporter import address, bound, require_writable
     from ftrun.view.exporter import Exporter, keep, serve
 
     if as_json and (file or port is not None):
         raise UsageError("--json is for one look, without --file and --port")
-    run = find_run(run_id)
-    if run is None:
-        tell(f"error: no live run{'' if run_id is None else f' named {run_id}'}")
-        return EXIT_NO_RUN
+    run = live_run(run_id)
     if file:
         require_writable(Path(file), "--file")
     listener = None if port is None else bound(port, "--port")

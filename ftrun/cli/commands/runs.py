@@ -14,7 +14,6 @@ import typer
 from ftrun.cli.main import app
 from ftrun.core.text import printable, tell
 
-EXIT_NO_RUN = 4
 _BEYOND = 15.0  # seconds that a run may need beyond the time that its workers get
 
 
@@ -49,24 +48,19 @@ def stop(
         None, "--wait", metavar="S", help="Seconds to wait for its end (default: its shutdown timeout and 15 more)."
     ),
 ) -> int:
-    from ftrun.core.runs import find_run
+    from ftrun.core.runs import live_run
+    from ftrun.core.waiting import wait_for
 
-    run = find_run(run_id)
-    if run is None:
-        tell(f"error: no live run{'' if run_id is None else f' named {run_id}'}")
-        return EXIT_NO_RUN
+    run = live_run(run_id)
     with contextlib.suppress(ProcessLookupError):  # it ends just now
         os.kill(run.pid, signal.SIGTERM)
     seconds = float(run.raw.get("shutdown_timeout", 30.0)) + _BEYOND if wait is None else wait
-    deadline = time.monotonic() + seconds
-    while run.alive() or _is_there(run.path, run.raw["start"]):
-        if time.monotonic() > deadline:
-            tell(
-                f"error: run {run.run_id} (process {run.pid}) still ends after {seconds:g} s; "
-                f"to kill its workers at once: ftrun stop {run.run_id}"
-            )
-            return 1
-        time.sleep(0.02)
+    if not wait_for(lambda: not run.alive() and not _is_there(run.path, run.raw["start"]), seconds, 0.02):
+        tell(
+            f"error: run {run.run_id} (process {run.pid}) still ends after {seconds:g} s; "
+            f"to kill its workers at once: ftrun stop {run.run_id}"
+        )
+        return 1
     tell(f"run {run.run_id} ended")
     return 0
 

@@ -10,9 +10,10 @@ from typing import Any
 import typer
 
 from ftrun.cli.main import app
-from ftrun.core.text import page, tell
+from ftrun.core.errors import EXIT_NOT_RUNNING, NoRunError, PlatformError
+from ftrun.core.text import page
 
-EXIT_UNHEALTHY, EXIT_NOT_RUNNING, EXIT_NO_RUN = 1, 3, 4
+_UNHEALTHY = 1
 _ROWS_PIPED = 64  # ranks described one by one when nobody scrolls; --json has all
 
 EPILOG = (
@@ -45,8 +46,7 @@ def status(
             return exit_code(watch(run, interval))
         picture = snapshot.take(run, None if as_json else _ROWS_PIPED)
     except OSError:
-        tell(f"error: run {run.run_id} starts or ends just now")
-        return EXIT_NOT_RUNNING
+        raise NoRunError(f"run {run.run_id} starts or ends just now", EXIT_NOT_RUNNING) from None
     _show(picture, as_json)
     return exit_code(picture["state"])
 
@@ -57,7 +57,7 @@ def exit_code(state: str) -> int:
 
     if state == snapshot.ENDED:
         return EXIT_NOT_RUNNING
-    return 0 if state == snapshot.HEALTHY else EXIT_UNHEALTHY
+    return 0 if state == snapshot.HEALTHY else _UNHEALTHY
 
 
 def _show(picture: dict[str, Any], as_json: bool) -> None:
@@ -71,14 +71,12 @@ def _show(picture: dict[str, Any], as_json: bool) -> None:
 
 
 def _not_live(run_id: str | None, as_json: bool) -> int:
-    from ftrun.core.errors import PlatformError
-    from ftrun.view.find import find, missing
+    from ftrun.view.find import require
     from ftrun.view.finished import ended_picture, ended_text
 
-    found = find(run_id) if run_id is not None else None
-    if found is None:
-        tell(f"error: {missing(run_id) if run_id else 'no live run'}")
-        return EXIT_NO_RUN
+    if run_id is None:
+        raise NoRunError("no live run")
+    found = require(run_id)
     try:
         picture = ended_picture(found)
     except OSError as error:

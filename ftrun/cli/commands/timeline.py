@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ftrun.cli.main import app
-from ftrun.core.errors import FtrunError, PlatformError, UsageError
+from ftrun.core.errors import FtrunError, NoRunError, PlatformError, UsageError
 from ftrun.core.text import page, printable, tell
 
 if TYPE_CHECKING:
     from ftrun.view.find import Found
     from ftrun.view.journal import Account
 
-EXIT_NO_RUN = 4
 FORMATS = ("text", "svg", "html", "trace")
 EPILOG = (
     "Examples: `ftrun timeline` tells of the last incident of the newest run; `ftrun timeline brave-otter --incident 1 "
@@ -37,17 +36,14 @@ def timeline(
     as_json: bool = typer.Option(False, "--json", help="The incident as JSON."),
 ) -> int:
     from ftrun.core.amounts import count
-    from ftrun.view.find import find, missing
+    from ftrun.view.find import require
     from ftrun.view.finished import read
 
     if form not in FORMATS:
         raise UsageError(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
     if as_json and form != "text":
         raise UsageError("--json and --format do not go together")
-    found = find(run_id)
-    if found is None:
-        tell(f"error: {missing(run_id)}")
-        return EXIT_NO_RUN
+    found = require(run_id)
     try:
         if form == "trace":
             return _trace(found, output)
@@ -97,24 +93,23 @@ def _text(told: Any, account: Account, output: str | None) -> int:
 
 
 def _trace(found: Found, output: str | None) -> int:
-    from ftrun.view.journal import lines
+    from ftrun.core.journal import lines
+    from ftrun.view.journal import parse
     from ftrun.view.timeline.trace import document
 
-    _write(document(lines(found.journal), found.run_id), output)
+    _write(document(lines(found.journal, parse), found.run_id), output)
     return 0
 
 
 def _nothing(found: Found, account: Account, asked: int | None, form: str, as_json: bool) -> int:
     if asked is not None:
         have = f"it had {len(account.incidents)}" if account.incidents else "it had none"
-        tell(f"error: run {found.run_id} has no incident {asked}; {have}")
-        return EXIT_NO_RUN
+        raise NoRunError(f"run {found.run_id} has no incident {asked}; {have}")
     said = _none_because(found, account)
     if form == "text" and not as_json:
         print(printable(f"run {found.run_id}: {said}"))
         return 0
-    tell(f"error: run {found.run_id} had no incident that could be drawn; {said}")
-    return EXIT_NO_RUN
+    raise NoRunError(f"run {found.run_id} had no incident that could be drawn; {said}")
 
 
 def _none_because(found: Found, account: Account) -> str:
@@ -122,9 +117,9 @@ def _none_because(found: Found, account: Account) -> str:
     more = f"; what there is: ftrun events {found.run_id if found.live else found.journal.parent}"
     if account.unread:
         return f"no incident in the lines that could be read{more}"
-    if account.current and found.live:
+    if account.since is not None and found.live:
         return "one is being repaired just now: ftrun status"
-    if account.current:
+    if account.since is not None:
         return f"it was cut off while an incident was being repaired{more}"
     if found.live or account.exit_code == 0:
         return "no incident, nothing failed"

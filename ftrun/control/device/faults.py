@@ -11,9 +11,9 @@ from dataclasses import replace
 from ftrun.control import budgets, incidents, policy, restarts
 from ftrun.control.device import state as devices
 from ftrun.control.events import CloseGate, DeviceBack, DeviceFault, DeviceOut, Devices, Probe, Probed, Say
-from ftrun.control.phases import Phase
+from ftrun.control.phases import RunPhase
 from ftrun.control.responses import Response
-from ftrun.control.states import Config, Result, State, Worker
+from ftrun.control.states import Config, Result, State, WorkerState
 from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE
 from ftrun.core.faults import Fault
 
@@ -24,7 +24,7 @@ def known(config: Config, state: State, event: Devices) -> Result:
     """The devices are counted, once. When that comes after the first world, its ranks have what they found."""
     if state.devices:
         return state, ()
-    found = event.devices[: config.nproc] if state.phase is not Phase.NEW else ()
+    found = event.devices[: config.nproc] if state.phase is not RunPhase.NEW else ()
     device = found if len(found) == config.nproc else ()
     return replace(state, devices=event.devices, device=device, quarantine=event.quarantined), ()
 
@@ -103,7 +103,7 @@ def back(config: Config, state: State, event: DeviceBack) -> Result:
         suspects=tuple((d, t) for d, t in state.suspects if d != event.device),
     )
     said = Say("device_back", detail=devices.name(state, (event.device,)))
-    if state.waiting and state.phase is Phase.RESTARTING:
+    if state.waiting and state.phase is RunPhase.RESTARTING:
         state, orders = restarts.go_on(config, state, event.t)
         return state, (said, *orders)
     if state.waiting:
@@ -121,7 +121,7 @@ def _suspect(config: Config, state: State, event: DeviceFault, what: str) -> Res
 
 
 def _reset_links(config: Config, state: State, what: str) -> Result:
-    meeting = state.phase is Phase.STOPPING and not state.published  # all connections are about to be made again
+    meeting = state.phase is RunPhase.STOPPING and not state.published  # all connections are about to be made again
     if not state.armed or meeting or any(w.finished for w in state.workers):
         return state, (Say("device_reported", detail=what),)
     state, orders = incidents.stop(config, state)
@@ -131,9 +131,9 @@ def _reset_links(config: Config, state: State, what: str) -> Result:
 def _quarantine(config: Config, state: State, event: DeviceFault, bad: Sequence[str], what: str) -> Result:
     state, orders = devices.condemn(state, bad, what)
 
-    def hit(worker: Worker) -> bool:
+    def hit(worker: WorkerState) -> bool:
         device = devices.of_rank(state, worker.rank)
-        soon = device in bad and (worker.rank in state.replaced or state.phase is Phase.STARTING)
+        soon = device in bad and (worker.rank in state.replaced or state.phase is RunPhase.STARTING)
         return not worker.finished and (worker.cell in event.workers or device in event.siblings or soon)
 
     victims = [w for w in state.ranked() if hit(w)]
@@ -143,6 +143,6 @@ def _quarantine(config: Config, state: State, event: DeviceFault, bad: Sequence[
     return state, (*orders, *more)
 
 
-def _running(state: State, cells: Sequence[int]) -> list[Worker]:
+def _running(state: State, cells: Sequence[int]) -> list[WorkerState]:
     """Those of `cells` that hold a rank and have used their device: a new holder without its state has not."""
     return [w for w in state.ranked() if w.cell in cells and not w.finished and w.rank not in state.replaced]

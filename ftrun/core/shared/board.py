@@ -19,13 +19,15 @@ from ftrun.core.errors import PlatformError
 from ftrun.core.shared import gate
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
-VERSION = 3
+VERSION = 4
 CELL_BYTES = 1024
 ROWS_KEPT = 5  # attempts at a step whose phases stay readable, see ftrun.core.shared.steps
 ROW_WORDS = 8
 _CELLS_AT = 4096
 _WORD = 8
 _SHIFT_ZERO = 1 << 40
+RUN_WORDS = 224  # of one text about the run
+RUN_BYTES = (RUN_WORDS - 1) * 8
 
 
 class Head:
@@ -45,6 +47,8 @@ class Head:
     GATE_BELL = 11  # 32-bit futex word: rung at each arrival and opening, so that only ranks at the gate wake
     REQUESTS = 12  # number of the newest fault or drain that a person asked for (ftrun.faults.requests)
     WAITING = 14  # launcher: 1 = no healthy device for every rank; whoever waits for a world waits on
+    RUN = 15  # launcher: number of the newest text about the run, which is in slot RUN % 2; 0 = there is none
+    RUN_TEXT = 64  # two slots of RUN_WORDS words: length in bytes, then the text
 
 
 class F:
@@ -64,7 +68,7 @@ class F:
     FLAGS = 11  # see Flag
     ATTEMPT = 12  # Step.attempt
     DEVICE = 13  # device index + 1; 0 = cpu
-    PYTHON = 14  # ns, by the doorbell thread: some Python of the process runs
+    PYTHON = 14  # ns, by the control thread: some Python of the process runs
     WORK = 15  # ns of its own work in its last step, without waiting for others
     # answers to a generation bump: the generation answered, and when (ns)
     STOPPED = 16
@@ -140,7 +144,7 @@ def phase_name(word: int) -> str:
 class Flag(enum.IntFlag):
     """Milestones of a worker incarnation; bits are only ever added."""
 
-    ALIVE = 1  # its life lock is held
+    ALIVE = 1  # its liveness lock is held
     PARKED = 2  # a spare waits for a rank
     GROUP = 4  # has an "ftrun" process group
     PROTECTED = 8  # protect() returned and a loop begins
@@ -163,15 +167,12 @@ class Busy(enum.IntFlag):
 
 
 class Source(enum.IntEnum):
-    """Where a replaced rank's state came from; the order is the ladder's."""
+    """Where a replaced rank's state came from."""
 
     NONE = 0
     ADOPT = 1
     PEER = 2
-    REMOTE = 3
     SNAPSHOT = 4
-    CHECKPOINT = 5
-    RESTART = 6
 
 
 class Inexact(enum.IntFlag):
@@ -299,6 +300,23 @@ class Board:
 
     def __setitem__(self, field: int, value: int) -> None:
         self._words[field] = value
+
+    def show_run(self, text: bytes) -> None:
+        """Put what the run as a whole does where `run_text` finds it whole. At most RUN_BYTES bytes."""
+        number = self[Head.RUN] + 1
+        at = Head.RUN_TEXT + number % 2 * RUN_WORDS
+        self._map[(at + 1) * _WORD : (at + 1) * _WORD + len(text)] = text
+        self[at] = len(text)
+        self[Head.RUN] = number
+
+    def run_text(self) -> bytes:
+        """The newest text of `show_run`, empty before the first."""
+        while number := self[Head.RUN]:
+            at = Head.RUN_TEXT + number % 2 * RUN_WORDS
+            text = self._map[(at + 1) * _WORD : (at + 1) * _WORD + min(self[at], RUN_BYTES)]
+            if self[Head.RUN] == number:  # else this slot may be written by now
+                return text
+        return b""
 
     def cell(self, index: int) -> Cell:
         """The cell of incarnation `index`. IndexError outside the board."""

@@ -76,11 +76,6 @@ def closed(raw: int, generation: int) -> int | None:
     return pack(GateWord(generation, True, word.last))
 
 
-def resume_step(words: Iterable[int]) -> int:
-    """The gate number at which the world resumes, from the closed words of all nodes."""
-    return 1 + max(unpack(raw).last for raw in words)
-
-
 def decided(raw: int, resume: int) -> int:
     """A closed word with the decision written back: ranks still waiting at gate `resume` - 1 then pass."""
     return pack(unpack(raw)._replace(last=resume - 1))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
 
 
 def groups(pid: int | str = "self") -> dict[str, str]:
@@ -15,15 +18,26 @@ def groups(pid: int | str = "self") -> dict[str, str]:
     return {name: path for _, controllers, path in fields for name in controllers.split(",")}
 
 
+def group_files(pid: int | str, controller: str, v1: str, v2: str) -> Iterator[Path]:
+    """The file `v1` of the controller's group that `pid` is in, and `v2` of its group of version 2, as far as they exist.
+
+    In a container the path may be the host's: then the file at the root of the mount is ours.
+    """
+    own = groups(pid)
+    found = [(_ROOT / controller, own[controller], v1)] if controller in own else []
+    found += [(base, own[""], v2) for base in (_ROOT, _ROOT / "unified") if "" in own]
+    for base, group, name in found:
+        yield from [path for path in (base / group.strip("/") / name, base / name) if path.is_file()][:1]
+
+
 def memory_left() -> int | None:
     """Bytes that this process's cgroup and those above it may still take; None when no limit can be read."""
     left: list[int] = []
     own = groups()
     if "" in own:
-        left += _left_under(Path("/sys/fs/cgroup"), own[""], "memory.max", "memory.current", "")
+        left += _left_under(_ROOT, own[""], "memory.max", "memory.current", "")
     if "memory" in own:
-        root = Path("/sys/fs/cgroup/memory")
-        left += _left_under(root, own["memory"], "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+        left += _left_under(_ROOT / "memory", own["memory"], "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
     return min(left, default=None)
 
 

@@ -1,10 +1,13 @@
-"""Writing a file whole or not at all, and for its owner alone."""
+"""Files that processes leave for each other: for their owner alone, written whole or not at all, read as far as they are there."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
+
+from ftrun.core.shape import loads
 
 
 def write_private(path: Path, data: str) -> None:
@@ -47,3 +50,12 @@ def replace(path: Path, data: str, *, private: bool = False) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, {} when there is none or it is damaged."""
+    try:
+        raw = loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return raw if isinstance(raw, dict) else {}

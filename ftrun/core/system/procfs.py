@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 
 def stat(pid: int | str, task: int | str | None = None) -> list[str] | None:
@@ -21,6 +22,47 @@ def stat(pid: int | str, task: int | str | None = None) -> list[str] | None:
         return None
     finally:
         os.close(fd)
+
+
+def tasks(pid: int | str) -> list[str]:
+    """The threads of a process, [] when it is gone."""
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def children(pid: int | str) -> list[int]:
+    """Processes whose parent is a thread of `pid`, zombies among them."""
+    found: list[int] = []
+    for task in tasks(pid):
+        with contextlib.suppress(OSError):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found
+
+
+def status(pid: int | str, task: int | str | None = None) -> dict[str, str]:
+    """The fields of /proc/PID/status (or of one task's), {} when it is gone."""
+    try:
+        lines = (
+            Path(f"/proc/{pid}/status" if task is None else f"/proc/{pid}/task/{task}/status").read_text().splitlines()
+        )
+    except OSError:
+        return {}
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def mount(folder: Path) -> tuple[str, list[str]]:
+    """Type and options of the file system that holds `folder`; ("?", []) when nothing tells."""
+    found = "/", "?", ""
+    where = os.path.realpath(folder)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            _, at, kind, options, *_ = line.split()
+            at = at.replace("\\040", " ")
+            if Path(where).is_relative_to(at) and len(at) >= len(found[0]):
+                found = at, kind, options
+    return found[1], found[2].split(",")
 
 
 def process_start(pid: int) -> int | None:

@@ -10,20 +10,19 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ftrun.control import blame
 from ftrun.control.blame import Failure
 from ftrun.control.events import Action, Died, Event, Publish, Raised, Say, Terminate, WorldEnded
-from ftrun.core import paths
+from ftrun.core import paths, symptoms
 from ftrun.core.amounts import seconds, times
 from ftrun.core.errors import EXIT_OK, EXIT_SIGNAL
-from ftrun.host.base.settings import Output
+from ftrun.host.base.context import LaunchContext
 from ftrun.host.output.logformat import on_console
-from ftrun.host.workers import fence
 from ftrun.host.workers.pool import Worker
 
 _INDENT = "  "
@@ -39,7 +38,7 @@ _GAVE_UP = {
 
 
 @dataclass
-class Facts:
+class FailureFacts:
     """What the report says of a failure beyond what it takes to judge it. `code` None = not known."""
 
     pid: int
@@ -54,25 +53,20 @@ class Facts:
     evidence: str = ""
 
 
-@dataclass
 class Failures:
-    """One per run. `workers` are the worker pool's; `folder` is the log folder."""
+    """One per run. `workers` are the worker pool's."""
 
-    workers: Mapping[int, Worker]
-    folder: Path
-    output: Output
-    max_restarts: int
-    say: Callable[..., None]
-    host: str = field(default_factory=lambda: os.uname().nodename)
-    attempt: int = 0
-    restarts: int = 0
-    _open: dict[int, Failure] = field(default_factory=dict)  # by cell: not repaired (yet)
-    _facts: dict[int, Facts] = field(default_factory=dict)
-    _local: dict[int, int] = field(default_factory=dict)  # cell -> local rank
-    _replaced: dict[int, set[int]] = field(default_factory=dict)  # local rank -> cells that took it over
-    _holders: tuple[int, ...] = ()  # cells of the present world, by local rank
-    _verdict: Say | None = None
-    _elsewhere: bool = False  # another node's failure ended the run
+    def __init__(self, context: LaunchContext, workers: Mapping[int, Worker]) -> None:
+        self._context = context
+        self._workers = workers
+        self._attempt = self._restarts = 0
+        self._open: dict[int, Failure] = {}  # by cell: not repaired (yet)
+        self._facts: dict[int, FailureFacts] = {}
+        self._local: dict[int, int] = {}  # cell -> local rank
+        self._replaced: dict[int, set[int]] = {}  # local rank -> cells that took it over
+        self._holders: tuple[int, ...] = ()  # cells of the present world, by local rank
+        self._verdict: Say | None = None
+        self._elsewhere = False  # another node's failure ended the run
 
     # -- while the run goes on ---------------------------------------------------------------------------------------
 
@@ -98,15 +92,15 @@ class Failures:
     def _published(self, world: Publish) -> None:
         if world.fresh:
             self._open.clear()
-            self.restarts += int(world.attempt > self.attempt)
-            self.attempt = world.attempt
+            self._restarts += int(world.attempt > self._attempt)
+            self._attempt = world.attempt
         self._holders = world.workers
         self._local.update({cell: local for local, cell in enumerate(world.workers)})
         for local in world.replaced:
             self._replaced.setdefault(local, set()).add(world.workers[local])
 
     def _died(self, event: Died) -> None:
-        worker = self.workers.get(event.worker)
+        worker = self._workers.get(event.worker)
         if worker is None or worker.rank is None:
             return
         known = self._facts.get(event.worker)
@@ -123,7 +117,7 @@ class Failures:
         facts.fault, facts.evidence = event.fault, event.evidence
 
     def _raised(self, event: Raised) -> None:
-        worker = self.workers.get(event.worker)
+        worker = self._workers.get(event.worker)
         if worker is not None and worker.rank is not None:
             self._add(worker, worker.error, "exception", None)
             self._facts[worker.index].fault, self._facts[worker.index].evidence = event.fault, event.evidence
@@ -141,7 +135,7 @@ class Failures:
             str(error.get("where", "")),
         )
         step = cell.step
-        self._facts[worker.index] = Facts(
+        self._facts[worker.index] = FailureFacts(
             worker.pid, code, step, cell.phase.name.lower(), str(error.get("traceback", "")), "", 0.0
         )
 
@@ -173,22 +167,22 @@ class Failures:
         if stopped:
             lines.append(self._stopped_line(stopped, signum, killed))
         for line in lines:
-            self.say(line, "error")
+            self._context.listener.log(line, "error")
         return {
             "root": None if verdict.root is None else self._to_json(verdict.root),
             "same": [f.rank for f in verdict.same],
             "others": [self._to_json(f) for f in verdict.others],
             "bereft": [f.rank for f in verdict.bereft],
             "stopped": stopped,
-            "restarts": self.restarts,
+            "restarts": self._restarts,
             "replaced": {str(local): len(cells) for local, cells in self._replaced.items()},
         }
 
     def _judge(self, told_at: float) -> blame.Verdict | None:
         for cell, failure in self._open.items():
             if failure.cause == "died":  # seen before its exit code was
-                self._facts[cell].code = code = self.workers[cell].code
-                self._open[cell] = replace(failure, cause=fence.cause_of(code))
+                self._facts[cell].code = code = self._workers[cell].code
+                self._open[cell] = replace(failure, cause=symptoms.cause_of(code))
         # what happened after we told everybody to end is our own doing
         own = [f for f in self._open.values() if not told_at or f.at <= told_at]
         if self._elsewhere:
@@ -198,7 +192,7 @@ class Failures:
             return blame.judge(own)  # the worker that found no source did nothing wrong
         if said is not None and said.worker is not None and said.rank is not None:
             if all(f.cell != said.worker for f in own):
-                worker = self.workers.get(said.worker)
+                worker = self._workers.get(said.worker)
                 if worker is not None and worker.rank is not None:
                     if said.worker not in self._open:  # condemned by the machine itself: a deadline passed
                         self._add(worker, {}, said.detail, None)
@@ -209,7 +203,7 @@ class Failures:
 
     def _root_lines(self, root: Failure) -> list[str]:
         facts = self._facts[root.cell]
-        shown = bool(facts.traceback) and on_console(self.output, self._local_rank(root), "stderr")
+        shown = bool(facts.traceback) and on_console(self._context.settings.output, self._local_rank(root), "stderr")
         lines = [f"root cause: {_headline(root, facts)}"]
         if root.kind:
             lines.append(f"{_INDENT}{_last_line(root)}{' (traceback above)' if shown else ''}")
@@ -226,8 +220,8 @@ class Failures:
         lines = [f"also failed: {_headline(other, facts)}{what}", _INDENT + self._who(other, facts)]
         return [*lines, f"{_INDENT}log: {', '.join(self._logs(other))}"]
 
-    def _who(self, failure: Failure, facts: Facts) -> str:
-        return f"local_rank {self._local_rank(failure)}, host {self.host}, pid {facts.pid}, {_ended(facts)}"
+    def _who(self, failure: Failure, facts: FailureFacts) -> str:
+        return f"local_rank {self._local_rank(failure)}, host {os.uname().nodename}, pid {facts.pid}, {_ended(facts)}"
 
     def _logs(self, failure: Failure) -> list[str]:
         """Files of its rank that have something in them."""
@@ -241,15 +235,15 @@ class Failures:
         return self._local.get(failure.cell, failure.rank)
 
     def _error_file(self, cell: int) -> Path:
-        return paths.error_file(self.folder.absolute(), self.attempt, self._local.get(cell, 0))
+        return paths.error_file(self._context.logs.absolute(), self._attempt, self._local.get(cell, 0))
 
     def _what_was_done(self, root: Failure) -> str:
         done = []
         cells = len(self._replaced.get(self._local_rank(root), ()))
         if cells:
             done.append(f"replaced rank {root.rank} {times(cells)}")
-        if self.restarts:
-            done.append(f"started all workers again {times(self.restarts)}")
+        if self._restarts:
+            done.append(f"started all workers again {times(self._restarts)}")
         why = self._why()
         return f"ftrun {' and '.join(done)}, then gave up: {why}" if done else f"ftrun did not retry: {why}"
 
@@ -260,14 +254,14 @@ class Failures:
             return _GAVE_UP[what].format(detail=said.detail)
         if said is not None and said.worker in self._facts and self._facts[said.worker].final:
             return "the script or the machine must change first"
-        if self.max_restarts:
-            return f"no restart is left (--max-restarts {self.max_restarts})"
+        if self._context.settings.max_restarts:
+            return f"no restart is left (--max-restarts {self._context.settings.max_restarts})"
         return "no restart is allowed (--max-restarts 0)"
 
     def _stopped(self, verdict: blame.Verdict) -> list[int]:
         """Ranks that ran until we ended them."""
         failed = {f.rank for f in (*verdict.own, *verdict.bereft)}
-        present = [self.workers[cell] for cell in self._holders if cell in self.workers]
+        present = [self._workers[cell] for cell in self._holders if cell in self._workers]
         return sorted({w.rank for w in present if w.rank is not None and w.code != 0} - failed)
 
     def _stopped_line(self, stopped: list[int], signum: int, killed: list[int]) -> str:
@@ -291,7 +285,7 @@ class Failures:
 
     def _to_json(self, failure: Failure) -> dict[str, Any]:
         facts = self._facts[failure.cell]
-        return {**vars(failure), **vars(facts), "host": self.host, "logs": self._logs(failure)}
+        return {**vars(failure), **vars(facts), "host": os.uname().nodename, "logs": self._logs(failure)}
 
 
 def _recorded(path: Path) -> dict[str, Any]:
@@ -308,15 +302,15 @@ def _recorded(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _ended(facts: Facts) -> str:
+def _ended(facts: FailureFacts) -> str:
     """`exit code 3`, `signal SIGKILL (exit code 137)`."""
     if facts.code is None:
         return "did not end by itself"
-    name = fence.cause_of(facts.code)
+    name = symptoms.cause_of(facts.code)
     return f"exit code {facts.code}" if name.startswith("exit ") else f"signal {name} (exit code {facts.code})"
 
 
-def _headline(failure: Failure, facts: Facts) -> str:
+def _headline(failure: Failure, facts: FailureFacts) -> str:
     """Who failed, how, and when."""
     if failure.kind:
         how = f"raised {failure.kind}{f' at {failure.where}' if failure.where else ''}"
@@ -325,7 +319,7 @@ def _headline(failure: Failure, facts: Facts) -> str:
     elif facts.code is None:
         how = f"failed ({facts.evidence or failure.cause})"  # condemned
     else:
-        name = fence.cause_of(facts.code)
+        name = symptoms.cause_of(facts.code)
         how = f"left with exit code {facts.code}" if name.startswith("exit ") else f"died of {name}"
     return f"rank {failure.rank} {how}, {_clock(failure.at)}"
 
@@ -336,7 +330,7 @@ def _last_line(failure: Failure) -> str:
     return f"{failure.kind}: {first}" if first else failure.kind
 
 
-def _where(facts: Facts) -> str:
+def _where(facts: FailureFacts) -> str:
     if facts.early == blame.BEFORE_SCRIPT:
         return f"it never came up: it died {blame.BEFORE_SCRIPT}'s first line, {seconds(facts.age)} after its start"
     if facts.early == blame.AT_START and not facts.final:

@@ -21,6 +21,7 @@ _FIELDS = (
     ("resume", F.RESUMED, F.RESUMED_NS),
     ("first_step", F.FIRST_DONE, F.FIRST_DONE_NS),
 )
+_AS_THEY_ARE = ("generation", "resume", "redone", "restart", "rollback", "survivors", "last", "stuck", "spares")
 
 
 @dataclass
@@ -71,17 +72,9 @@ class Incident:
             at = end
         replaced = [rank for rank in cells if cells[rank][F.SOURCE] and cells[rank][F.RESTORED] == self.generation]
         return {
-            "generation": self.generation,
-            "resume": self.resume,
-            "redone": self.redone,
-            "restart": self.restart,
-            "rollback": self.rollback,
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
             "fault": self.fault or next((v.fault for v in self.victims), ""),
             "evidence": self.evidence or next((v.evidence for v in self.victims), ""),
-            "survivors": self.survivors,
-            "last": self.last,
-            "stuck": self.stuck,
-            "spares": self.spares,
             "victims": [vars(v) for v in self.victims],
             "sources": {str(rank): _source(cells[rank]) for rank in replaced},
             "ms": {name: round(value, 3) for name, value in parts.items()},
@@ -106,8 +99,4 @@ class Incident:
 
 
 def _source(cell: Cell) -> dict[str, Any]:
-    try:
-        name = Source(cell[F.SOURCE]).name.lower()
-    except ValueError:
-        name = str(cell[F.SOURCE])
-    return {"name": name, "bytes": cell[F.SOURCE_BYTES], "cell": cell.index}
+    return {"name": Source(cell[F.SOURCE]).name.lower(), "bytes": cell[F.SOURCE_BYTES], "cell": cell.index}

@@ -6,8 +6,7 @@ Called after the machine's actions were carried out, so that no sentence delays 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from ftrun.control.events import (
@@ -27,16 +26,17 @@ from ftrun.control.events import (
     Signalled,
     Stuck,
 )
-from ftrun.control.machine import INCIDENT, Phase
+from ftrun.control.machine import INCIDENT, RunPhase
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate, left_out
-from ftrun.core.shared.board import Board, Cell, F, Flag, Inexact
+from ftrun.core.shared.board import Cell, F, Flag, Inexact
 from ftrun.core.shared.steps import phase_at
 from ftrun.faults.trigger import fired
 from ftrun.host.account import messages, transfer_times
 from ftrun.host.account.attempt import Attempt
 from ftrun.host.account.incident import Incident, Victim
 from ftrun.host.account.phase_record import PhaseRecord
+from ftrun.host.base.context import SERVICES_LOG, LaunchContext
 
 _FOLLOWING = ("failed", "restarting", "failed_again", "world_stopped")  # they name the dead rank themselves
 _SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
@@ -50,26 +50,19 @@ _SIGNS: dict[str, int] = {
 
 
 class Narrator:
-    """`say` takes a sentence for stderr and its level (info, warning, error), `note` a fact for the journal."""
+    """One per run."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        board: Board,
-        services_log: Path,
-        say: Callable[..., None],
-        note: Callable[..., None],
-    ) -> None:
-        self._run_dir = run_dir
-        self._board = board
-        self._services_log = services_log
-        self._say = say
-        self._note = note
+    def __init__(self, context: LaunchContext) -> None:
+        self._run_dir = context.run_dir
+        self._board = context.board
+        self._logs = context.logs
+        self._log = context.listener.log
+        self._note = context.listener.note
         self._incident: Incident | None = None
         self._dying: dict[int, tuple[int, int]] = {}  # cell -> (when the fault struck, when the loop woke for it), ns
         self._phases = PhaseRecord()  # of that incident
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
-        self._told: set[tuple[int, int]] = set()  # (rank, cell) of the replacements told in this incident
+        self._logged: set[tuple[int, int]] = set()  # (rank, cell) of the replacements told in this incident
         self._replaced: set[int] = set()  # ranks with a new worker since the last incident was over
         self._shift = 0  # step index minus gate number
         self._reached = 0  # steps that some rank had begun when the gate was closed, as a gate number + 1
@@ -121,7 +114,7 @@ class Narrator:
         old = [self._board.cell(cell) for rank, cell in self.holders.items() if rank not in self._replaced]
         return any(c.step - c.shift > last for c in old if c.step is not None)
 
-    def saw(self, event: Event, actions: tuple[Action, ...], phase: Phase, woke: int) -> None:
+    def saw(self, event: Event, actions: tuple[Action, ...], phase: RunPhase, woke: int) -> None:
         """The machine was told `event`, ordered `actions` and is now in `phase`; the loop woke for it at `woke` ns."""
         if isinstance(event, Dying) and phase in INCIDENT:
             began = self._began(event.worker, woke)
@@ -147,15 +140,15 @@ class Narrator:
                 first = min(c.shift for c in cells)
                 self._settle(first - self._thrown_first)
                 self._attempt.begin(time.monotonic_ns(), first)
-        if isinstance(event, Signalled) and phase is Phase.ENDED:
-            self._say(messages.signalled_again(event.signum), "warning")
+        if isinstance(event, Signalled) and phase is RunPhase.ENDED:
+            self._log(messages.signalled_again(event.signum), "warning")
         for action in actions:
             if isinstance(action, OpenGate):
                 self._look_at_phases()
-                self._tell_replaced()
+                self._log_replaced()
             elif isinstance(action, Say):
-                self._hear(action, event, actions, phase)
-        if self._incident is not None and self._incident.restart and phase is Phase.RUNNING:
+                self._on_say(action, event, actions, phase)
+        if self._incident is not None and self._incident.restart and phase is RunPhase.RUNNING:
             self._restarted()
 
     def _begin(self, event: Died | Raised, woke: int) -> None:
@@ -191,7 +184,7 @@ class Narrator:
 
     def _new_incident(self, began: int, detected: int) -> Incident:
         self._settle(0)
-        self._incident, self._phases, self._told = Incident(began, detected), PhaseRecord(), set()
+        self._incident, self._phases, self._logged = Incident(began, detected), PhaseRecord(), set()
         return self._incident
 
     def _look_at_phases(self) -> None:
@@ -221,17 +214,17 @@ class Narrator:
                 return at
         return None
 
-    def _hear(self, say: Say, event: Event, actions: tuple[Action, ...], phase: Phase) -> None:
+    def _on_say(self, say: Say, event: Event, actions: tuple[Action, ...], phase: RunPhase) -> None:
         if say.what == "died":
             followed = any(isinstance(a, Say) and a.what in _FOLLOWING for a in actions)
             if not followed and say.rank is not None:
-                self._say_died(say, phase)
+                self._log_death(say, phase)
         elif say.what in ("raised", "raised_again"):
             step = self._board.cell(say.worker).step if say.worker is not None else None
             line = _RAISED[say.what](say.rank or 0, say.detail, step)
             if isinstance(event, Raised) and event.fault == Fault.NONFINITE:
                 line = messages.poisoned(event.evidence, again=say.what == "raised_again")
-            self._say(line, messages.level(say.what))
+            self._log(line, messages.level(say.what))
         elif say.what in ("restarting", "world_stopped", "peer_failed"):
             self.restarts += 1
             now = time.monotonic_ns()
@@ -240,45 +233,45 @@ class Narrator:
                 self._throw_away(incident.began)
             incident.restart = True
             late = messages.early(event.early, event.age) if isinstance(event, Died) and event.early else ""
-            self._say((messages.said(say) or "") + (f"; it failed {late}" if late else ""), messages.level(say.what))
+            self._log((messages.said(say) or "") + (f"; it failed {late}" if late else ""), messages.level(say.what))
         elif say.what == "recovered":
             self._recovered()
         elif say.what == "spare_unneeded":
             self._note("spare-unneeded", worker=say.worker, why="the script ended without asking for its rank")
         elif say.what == "failed" and isinstance(event, Died) and event.early and not event.final:
-            self._say(f"{messages.said(say)}, {messages.early(event.early, event.age)}", messages.level(say.what))
+            self._log(f"{messages.said(say)}, {messages.early(event.early, event.age)}", messages.level(say.what))
         else:
             words = messages.said(say)
             if words:
-                self._say(words, messages.level(say.what))
+                self._log(words, messages.level(say.what))
             if say.what == "service_given_up":
-                self._say(messages.last_words(self._services_log), messages.level(say.what))
+                self._log(messages.last_words(self._logs / SERVICES_LOG), messages.level(say.what))
 
-    def _say_died(self, say: Say, phase: Phase) -> None:
+    def _log_death(self, say: Say, phase: RunPhase) -> None:
         victims = self._incident.victims if self._incident else []
         victim = next((v for v in reversed(victims) if v.cell == say.worker), None)
         if victim is None:
             cell = self._board.cell(say.worker or 0)
             victim = Victim(say.rank or 0, cell.index, cell.step, cell.phase.name.lower(), say.detail)
         survivors = len(self.holders) - len({v.rank for v in victims})
-        self._say(messages.failed(victim, survivors, phase in INCIDENT), messages.level(say.what))
+        self._log(messages.failed(victim, survivors, phase in INCIDENT), messages.level(say.what))
 
-    def _tell_replaced(self) -> None:
+    def _log_replaced(self) -> None:
         incident = self._incident
         if incident is None:
             return
         sources = incident.facts(self._board, self.holders)["sources"]
         for rank in sorted(self._replaced):
             cell = self.holders.get(rank)
-            if cell is None or (rank, cell) in self._told:
+            if cell is None or (rank, cell) in self._logged:
                 continue
-            self._told.add((rank, cell))
+            self._logged.add((rank, cell))
             was_spare = self._spares_used.get(rank) == cell
             redone = bool(incident.redone)
-            self._say(messages.replaced(rank, cell, was_spare, incident.resume, redone, sources.get(str(rank))))
+            self._log(messages.replaced(rank, cell, was_spare, incident.resume, redone, sources.get(str(rank))))
 
     def _recovered(self) -> None:
-        self._tell_replaced()
+        self._log_replaced()
         self._look_at_phases()
         self._replaced = set()
         incident, self._incident = self._incident, None
@@ -290,7 +283,7 @@ class Narrator:
         self._account(facts)
         moved = transfer_times.gather(self._run_dir, self.holders, incident.generation, incident.began)
         self._note("incident", **facts, phases=self._phases.facts(incident.began), moves=moved)
-        self._say(messages.recovered(facts))
+        self._log(messages.recovered(facts))
 
     def _restarted(self) -> None:
         incident, self._incident = self._incident, None
@@ -298,7 +291,7 @@ class Narrator:
         now = time.monotonic_ns()
         facts = incident.facts(self._board, {})
         facts["total_ms"] = round((now - incident.began) / 1e6, 3)
-        self._say(f"all workers run again after {facts['total_ms'] / 1000:.2f} s")
+        self._log(f"all workers run again after {facts['total_ms'] / 1000:.2f} s")
         self._restart = facts
         if not self._thrown:
             self._settle(0)
@@ -322,7 +315,7 @@ class Narrator:
         self._account(facts)
         self._note("incident", **facts)
         if again:
-            self._say(messages.thrown_away(again, facts["again_ms"]))
+            self._log(messages.thrown_away(again, facts["again_ms"]))
 
     def _account(self, facts: Mapping[str, Any]) -> None:
         self.incidents += 1
@@ -346,7 +339,7 @@ class Narrator:
         if self.incidents:
             lost = self.lost_ms / 1000
             lines = messages.summary(
-                messages.run_shown(self._services_log.parent),
+                messages.run_shown(self._logs),
                 self.incidents,
                 drawn,
                 self.restarts,
@@ -357,7 +350,7 @@ class Narrator:
             )
             # a run that failed has no result to speak of, and its report says who raised
             for line in lines if code == 0 else lines[:1]:
-                self._say(line)
+                self._log(line)
         facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
         forgotten = left_out.names(self._run_dir)
         exact = code == 0 and not self.inexact and not self.restarts and not (self.incidents and forgotten)

@@ -30,7 +30,7 @@ _INEXACT = {
     Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its device memory and taken from a peer",
 }
 
-_WORDS = {
+WORDS = {
     "failed_again": "rank {rank} failed a second time in the same way ({detail}); the run ends",
     "too_many_replacements": (
         "rank {rank} died too often ({detail}); the run ends so that it can be requeued "
@@ -75,7 +75,7 @@ _VERBS: dict[str, str] = {
 }
 _CAUSE_SAYS_ALL = ("", Fault.EXIT, Fault.SIGNAL, Fault.EXCEPTION)
 
-# what ends the run; the rest of _WORDS can be lived with
+# what ends the run; the rest of WORDS can be lived with
 _ENDS = {"failed", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"} | {
     "stopped_by_policy",
     "node_failed",
@@ -87,7 +87,7 @@ def level(what: str) -> str:
     """How grave a thing to say is: info, warning or error."""
     if what in _ENDS:
         return "error"
-    return "warning" if what in _WORDS or what in ("died", "raised", "raised_again") else "info"
+    return "warning" if what in WORDS or what in ("died", "raised", "raised_again") else "info"
 
 
 def started(run_id: str, workers: int, spares: int, device: str, logs: str) -> str:
@@ -174,9 +174,7 @@ def _from(source: Mapping[str, Any] | None) -> str:
     words = {
         "adopt": f"; state adopted in place, {moved} moved",
         "peer": f"; state copied from a peer, {moved}",
-        "remote": f"; state received from another node, {moved}",
         "snapshot": f"; state loaded from the host snapshot, {moved}",
-        "checkpoint": f"; state loaded from the checkpoint, {moved}",
     }
     return words.get(str(source["name"]), "")
 
@@ -203,7 +201,7 @@ def said(say: Say) -> str | None:
     if say.what == "signalled":
         name = signal.Signals(int(say.detail)).name
         return f"got {name}; ending the workers"
-    words = _WORDS.get(say.what)
+    words = WORDS.get(say.what)
     who = "" if say.rank is None else f"rank {say.rank}: "
     return (
         words.format(rank=say.rank, worker=say.worker, detail=say.detail, attempt=say.attempt, who=who)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ftrun.core.shared.moves import Move, file_name
+from ftrun.core.system import files
 
 RANKS_MOST = 16  # ranks whose transfers are kept: a person looks at some
 
@@ -18,19 +17,12 @@ def gather(run_dir: Path, holders: Mapping[int, int], generation: int, began: in
     came from, and the ms (from `began`, ns) at which it began and ended. The files are taken away."""
     folder = run_dir / "errors"
     found: list[dict[str, Any]] = []
-    try:
-        there = set(os.listdir(folder))
-    except FileNotFoundError:
-        return []  # nothing failed so that a file was left
     for rank, cell in sorted(holders.items()):
         path = folder / f"{file_name(cell, generation)}.json"
-        if path.name not in there:
+        done = [Move(*row) for row in files.read_json(path).get("moves", ())]
+        if not done:
             continue
-        try:
-            done = [Move(*row) for row in json.loads(path.read_text())["moves"]]
-            path.unlink()
-        except (OSError, ValueError, TypeError, KeyError):
-            continue  # not ours, or not whole
+        path.unlink()
         if len(found) < RANKS_MOST:
             rows = [[m.stage, m.source, _ms(m.begin - began), _ms(m.end - began)] for m in done]
             found.append({"rank": rank, "cell": cell, "moves": rows})

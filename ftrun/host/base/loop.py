@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 
-class Loop:
+class EventLoop:
     """`run_once` waits for the next thing and calls its handlers."""
 
     def __init__(self) -> None:

@@ -6,16 +6,14 @@ Each look reads words on the board and turns what is wrong into an event that na
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 from ftrun.control import events as ev
 from ftrun.control.hangs import Limits
 from ftrun.control.stragglers import Stragglers
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate, replicas
-from ftrun.core.shared.board import Board, F, Phase, sum_of
-from ftrun.host.base.settings import Settings
+from ftrun.core.shared.board import F, Phase, sum_of
+from ftrun.host.base.context import LaunchContext
 from ftrun.host.detect.disk_space import RoomWatch
 from ftrun.host.detect.hang import HangWatch
 from ftrun.host.detect.heartbeat import BeatWatch
@@ -30,25 +28,18 @@ _NAMES = {
 
 
 class Detectors:
-    """One per run. `emit` takes events for the machine."""
+    """One per run."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        run_dir: Path,
-        logs: Path,
-        board: Board,
-        pool: WorkerPool,
-        emit: Callable[[ev.Event], None],
-    ) -> None:
-        self._board = board
+    def __init__(self, context: LaunchContext, pool: WorkerPool) -> None:
+        settings = context.settings
+        self._board = context.board
         self._pool = pool
-        self._emit = emit
+        self._emit = context.listener.on_event
         self._beats = BeatWatch(settings.heartbeat_interval, settings.heartbeat_timeout)
         limits = Limits(settings.hang_timeout, settings.hang_floor, settings.hang_ceiling)
-        self._hangs = HangWatch(limits, self._beats.pause, run_dir)
+        self._hangs = HangWatch(limits, self._beats.pause, context.run_dir)
         self._stragglers = Stragglers()
-        self._room = RoomWatch({"lines of the workers' logs": logs, "the journal": run_dir})
+        self._room = RoomWatch({"lines of the workers' logs": context.logs, "the journal": context.run_dir})
         self._compared: set[tuple[int, int, int]] = set()  # generation, gate and first worker of replicas compared last
         self._work: tuple[int, int] = (-1, -1)  # the same of the last step whose times were read
         self._differing = False  # that replicas differ was told

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from ftrun.core.faults import Fault
+from ftrun.core.system.procfs import mount
 
 _LEAST = 8 << 20  # bytes
 _EVERY = 2.0  # seconds
@@ -19,7 +20,7 @@ class RoomWatch:
     def __init__(self, places: dict[str, Path]) -> None:
         self._places = places
         self._full: dict[str, tuple[Fault, str]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ftrun-room", daemon=True)
         self._thread.start()
@@ -30,20 +31,19 @@ class RoomWatch:
     def news(self) -> list[tuple[Fault, str]]:
         """What became full since the last question."""
         full = dict(self._full)
-        self._told &= full.keys()
-        fresh = [found for what, found in full.items() if what not in self._told]
-        self._told |= full.keys()
+        self._reported &= full.keys()
+        fresh = [found for what, found in full.items() if what not in self._reported]
+        self._reported |= full.keys()
         return fresh
 
     def _run(self) -> None:
-        kinds = _kinds()
         while True:
-            self._full = {what: full for what, path in self._places.items() if (full := _look(what, path, kinds))}
+            self._full = {what: full for what, path in self._places.items() if (full := _look(what, path))}
             if self._stop.wait(_EVERY):
                 return
 
 
-def _look(what: str, path: Path, kinds: list[tuple[str, str]]) -> tuple[Fault, str] | None:
+def _look(what: str, path: Path) -> tuple[Fault, str] | None:
     try:
         facts = os.statvfs(path)
     except OSError:
@@ -51,19 +51,7 @@ def _look(what: str, path: Path, kinds: list[tuple[str, str]]) -> tuple[Fault, s
     left = facts.f_bavail * facts.f_frsize
     if not facts.f_blocks or (left >= _LEAST and facts.f_favail != 0) or (facts.f_files == 0 and left >= _LEAST):
         return None
-    real = os.path.realpath(path)
-    mounts = [(point, kind) for point, kind in kinds if real == point or real.startswith(point.rstrip("/") + "/")]
-    kind = max(mounts, key=lambda m: len(m[0]))[1] if mounts else ""
-    fault = Fault.MEMORY_FULL if kind in _MEMORY else Fault.DISK_FULL
+    fault = Fault.MEMORY_FULL if mount(path)[0] in _MEMORY else Fault.DISK_FULL
     name = "shared memory" if fault is Fault.MEMORY_FULL else "the disk"
     room = "no file can be made any more" if left >= _LEAST else f"{left / 1e6:.1f} MB are left"
     return fault, f"{name} under {path} is full ({room}): {what} may be lost; make room there"
-
-
-def _kinds() -> list[tuple[str, str]]:
-    """Mount points and the kinds of their file systems."""
-    try:
-        lines = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return []
-    return [(fields[1].replace("\\040", " "), fields[2]) for line in lines if len(fields := line.split()) > 2]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ftrun.control.hangs import Accused, Limits, Rank, Verdict, Watch
+from ftrun.control.hangs import Accused, HangVerdict, Limits, Rank, Watch
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Busy, Cell, F, Flag, Phase, collective_name, collective_of
+from ftrun.core.system import files
 from ftrun.host.detect import heartbeat
 
 _BODY = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE)
@@ -27,12 +27,7 @@ class HangWatch:
         """The world is being repaired: what it takes is not the length of a step."""
         self._watch.quiet()
 
-    @property
-    def typical(self) -> float | None:
-        """Seconds of a typical step, None while that is not known."""
-        return self._watch.typical
-
-    def look(self, raw_gate: int, cells: Sequence[Cell]) -> Verdict | None:
+    def look(self, raw_gate: int, cells: Sequence[Cell]) -> HangVerdict | None:
         """Who holds the world up, from the gate word and the cells of every rank."""
         word = gate.unpack(raw_gate)
         ranks = [describe(c, word) for c in cells]
@@ -44,17 +39,14 @@ class HangWatch:
             self.quiet()  # a debugger has its reasons; a stopped process is the beat's business
             return None
         accused = tuple(Accused(a.cell, a.fault, a.evidence + self._line(a)) for a in verdict.accused)
-        return Verdict(accused, verdict.what, verdict.evidence)
+        return HangVerdict(accused, verdict.what, verdict.evidence)
 
     def _line(self, accused: Accused) -> str:
-        """Where a busy rank's Python was when its doorbell thread looked last."""
+        """Where a busy rank's Python was when its control thread looked last."""
         if accused.fault is not Fault.HANG:
             return ""
-        try:
-            raw = json.loads((self._run_dir / "errors" / f"where-{accused.cell}.json").read_text())
-            return f"; last seen at {raw['line']}"
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
+        line = files.read_json(self._run_dir / "errors" / f"where-{accused.cell}.json").get("line")
+        return f"; last seen at {line}" if line else ""
 
 
 def describe(cell: Cell, word: gate.GateWord) -> Rank:

@@ -7,17 +7,17 @@ look at the process, nothing more: what a late launcher or a paused machine miss
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 from ftrun.core.shared.board import F
-from ftrun.core.system.cgroup import groups
+from ftrun.core.system.cgroup import group_files
+from ftrun.core.system.procfs import status
 from ftrun.host.workers.pool import Worker
 
 LOOKS = 4  # looks in one interval between two beats
 _OVERDUE = 1.1  # intervals: a beat that is later than this is looked into
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 class BeatWatch:
@@ -65,7 +65,7 @@ class BeatWatch:
 
 def why_still(pid: int) -> str:
     """What keeps a process from running, as a sentence's end; "" when nothing does or a debugger holds it."""
-    fields = _status(pid)
+    fields = status(pid)
     if not fields or fields.get("TracerPid", "0") != "0":
         return ""
     if fields.get("State", "").startswith("T"):
@@ -76,28 +76,13 @@ def why_still(pid: int) -> str:
 
 def traced(pid: int) -> bool:
     """True when a debugger or a profiler holds the process."""
-    return _status(pid).get("TracerPid", "0") != "0"
-
-
-def _status(pid: int) -> dict[str, str]:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return status(pid).get("TracerPid", "0") != "0"
 
 
 def _frozen_cgroup(pid: int) -> str:
     """The freezer (v1) or cgroup (v2) that keeps `pid` still; "" when there is none."""
-    own = groups(pid)
-    files = []
-    if "freezer" in own:
-        files.append((_CGROUPS / "freezer" / own["freezer"].strip("/") / "freezer.state", "FROZEN"))
-    if "" in own:
-        for root in (_CGROUPS, _CGROUPS / "unified"):
-            files.append((root / own[""].strip("/") / "cgroup.events", "frozen 1"))
-    for path, word in files:
+    for path in group_files(pid, "freezer", "freezer.state", "cgroup.events"):
         with contextlib.suppress(OSError):
-            if word in path.read_text():
+            if re.search("^(FROZEN|frozen 1)$", path.read_text(), re.MULTILINE):
                 return str(path.parent)
     return ""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ftrun.core.errors import UsageError
+from ftrun.core.system.visible import VARIABLE, entries
 from ftrun.host.devices.visible import choose
 
 _COUNT = "from ftrun.helpers import nvml_reader; nvml_reader.count_devices()"
-
 
 _COUNT_PATIENCE = 20.0  # seconds
 
@@ -33,7 +33,7 @@ def count_by_nvml(environ: Mapping[str, str]) -> int:
         gpus = json.loads(done.stdout)["gpus"]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError):
         return 0
-    return len(choose(environ.get("CUDA_VISIBLE_DEVICES"), gpus))
+    return len(choose(environ.get(VARIABLE), gpus))
 
 
 MAX_WORKERS = 4096
@@ -72,16 +72,9 @@ def worker_count(text: str) -> int:
 
 def gpu_count() -> int:
     """GPUs this process may use: CUDA_VISIBLE_DEVICES if set, else the /dev/nvidia<N> files. Loads no driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = os.environ.get(VARIABLE)
     present = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir("/dev"))
-    if visible is None or not present:
-        return present
-    count = 0
-    for part in visible.split(","):
-        if not part.strip() or part.strip().startswith("-"):
-            break  # CUDA ignores everything after the first invalid entry
-        count += 1
-    return count
+    return present if named is None or not present else len(entries(named))
 
 
 def xpu_count(devices: Path = Path("/sys/class/drm")) -> int:

@@ -15,17 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftrun.control.events import DeviceBack, DeviceFault, DeviceOut, Devices, Event, Probe, Probed
+from ftrun.control.events import DeviceBack, DeviceFault, DeviceOut, Devices, Probe, Probed
 from ftrun.control.events import Quarantine as QuarantineOrder
 from ftrun.control.states import State
 from ftrun.core import paths
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate
-from ftrun.core.shared.board import Board, Head
+from ftrun.core.shared.board import Head
 from ftrun.core.system import files
-from ftrun.host.base.loop import Loop
+from ftrun.core.system.visible import VARIABLE, entries
+from ftrun.host.base.context import LaunchContext
 from ftrun.host.devices import visible
-from ftrun.host.devices.quarantine import Quarantine
+from ftrun.host.devices.quarantine import QuarantineFile
 from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
 
@@ -43,9 +44,9 @@ _DEVICE_FILE = re.compile(r"/dev/(nvidia\d+|nvidiactl|dxg)$")
 
 def present(environ: Mapping[str, str], dev: Path = Path("/dev")) -> bool:
     """May this run use GPUs? Loads nothing: device files, or a variable that names devices."""
-    named = environ.get("CUDA_VISIBLE_DEVICES")
+    named = environ.get(VARIABLE)
     if named is not None:
-        return named.strip().startswith(("GPU-", "MIG-")) or named.strip()[:1].isdigit()
+        return bool(entries(named))
     return any(re.fullmatch(r"nvidia\d+|dxg", name) for name in os.listdir(dev))
 
 
@@ -94,49 +95,44 @@ def uses_gpus(pid: int, proc: Path = Path("/proc")) -> bool:
 
 
 class DeviceWatch:
-    """Starts the watcher, hears it and tells the machine."""
+    """Starts the watcher of the devices and makes events of what it says.
+
+    `state`: the machine's; `world_rank` makes a rank of the world of one of this node.
+    """
 
     def __init__(
         self,
-        run_dir: Path,
-        board: Board,
-        loop: Loop,
+        context: LaunchContext,
         services: Services,
         pool: WorkerPool,
-        shared_quarantine: str | None,
+        state: Callable[[], State],
+        world_rank: Callable[[int], int],
     ) -> None:
         """Errors: ConfigError, OSError."""
         self.wanted = present(os.environ)
-        self._run_dir = run_dir
-        self._loop = loop
+        self._run_dir = context.run_dir
+        self._board = context.board
+        self._loop = context.loop
+        self._emit = context.listener.on_event
+        self._log = context.listener.log
+        self._note = context.listener.note
         self._services = services
-        self._board = board
         self._pool = pool
+        self._state = state
+        self._world_rank = world_rank
         self._devices: list[visible.Visible] = []
-        self._quarantine = Quarantine(run_dir, shared_quarantine) if self.wanted else None
+        self._quarantine = QuarantineFile(context.run_dir, context.settings.quarantine_file) if self.wanted else None
         self._when_known: list[Callable[[], None]] = []
         self._known = self._quarantine is None or not self._quarantine.reasons
-        self._heard = time.monotonic()
+        self._last_message = time.monotonic()
         self._silent = False
         self._deaths = 0
         self._ever = False
         self._pids: dict[str, list[int]] = {}
-        self._told: dict[tuple[str, str, int], float] = {}
+        self._newest: dict[tuple[str, str, int], float] = {}
         self._probing: dict[str, object] = {}
         self._waited_for = False
         self._unwritten = False
-
-    def tell(self, emit: Callable[[Event], None], say: Callable[..., None], note: Callable[..., None]) -> None:
-        """Where events go, sentences for stderr, and facts for the journal; call before `start`."""
-        self._emit, self._say, self._note = emit, say, note
-
-    def ask(self, state: Callable[[], State], world_rank: Callable[[int], int]) -> None:
-        """How to learn who holds which rank; `world_rank` makes one of the world of a rank of this node.
-
-        Call before `start`.
-        """
-        self._state = state
-        self._world_rank = world_rank
 
     def _holders(self) -> list[Holder]:
         """The living workers that hold a rank, and the device that each rank was given."""
@@ -167,21 +163,21 @@ class DeviceWatch:
 
     # -- what the watcher says ---------------------------------------------------------------------------------------
 
-    def heard(self, message: dict[str, Any]) -> None:
-        self._heard, self._silent = time.monotonic(), False
+    def on_message(self, message: dict[str, Any]) -> None:
+        self._last_message, self._silent = time.monotonic(), False
         handler = _HANDLERS.get(message["op"])
         if handler is not None:
             handler(self, message)
 
     def _inventory(self, message: dict[str, Any]) -> None:
         assert self._quarantine is not None
-        self._devices = visible.choose(os.environ.get("CUDA_VISIBLE_DEVICES"), message["gpus"])
+        self._devices = visible.choose(os.environ.get(VARIABLE), message["gpus"])
         unusable = message["unusable"]
         self._note("devices", devices=[vars(d) for d in self._devices], unusable=unusable, error=message["error"])
         for index, why in unusable.items():
-            self._say(f"GPU {index} cannot be used: {why}", "warning")
+            self._log(f"GPU {index} cannot be used: {why}", "warning")
         if message["error"] and any(name.startswith("nvidia") for name in os.listdir("/dev")):
-            self._say(f"NVML cannot be used ({message['error']}); faults of devices are not seen", "warning")
+            self._log(f"NVML cannot be used ({message['error']}); faults of devices are not seen", "warning")
         if self._devices:
             uuids = tuple(d.uuid for d in self._devices)
             bad = tuple(uuid for uuid in uuids if uuid in self._quarantine.reasons)
@@ -196,7 +192,7 @@ class DeviceWatch:
 
     def _give_up_waiting(self) -> None:
         if not self._known:
-            self._say(f"NVML did not name the devices in {_PATIENCE:g} s; starting without watching them", "warning")
+            self._log(f"NVML did not name the devices in {_PATIENCE:g} s; starting without watching them", "warning")
             self._go_on()
 
     def _event(self, message: dict[str, Any]) -> None:
@@ -206,8 +202,8 @@ class DeviceWatch:
         self._note("device-event", **{key: message[key] for key in message if key != "op"}, ours=bool(about))
         now = time.monotonic()
         key = (message["gpu"], kind, code)
-        echo = now - self._told.get(key, -_ECHO) < _ECHO
-        self._told[key] = now
+        echo = now - self._newest.get(key, -_ECHO) < _ECHO
+        self._newest[key] = now
         if about and not echo:
             self._remember(message["pids"])
             self.fault(
@@ -275,7 +271,7 @@ class DeviceWatch:
     def _wedge(self, message: dict[str, Any]) -> None:
         where = self._place(message["gpu"])
         self._note("driver-wedged", gpu=message["gpu"], call=message["call"], seconds=message["seconds"])
-        self._say(
+        self._log(
             f"the driver does not return from {message['call']}{where}, {message['seconds']:g} s by now", "warning"
         )
         for device in [d.uuid for d in self._devices if d.gpu == message["gpu"] and d.uuid in self._probing]:
@@ -283,7 +279,7 @@ class DeviceWatch:
 
     def _unwedge(self, message: dict[str, Any]) -> None:
         self._note("driver-answers", gpu=message["gpu"], call=message["call"])
-        self._say(f"the driver answers again{self._place(message['gpu'])}")
+        self._log(f"the driver answers again{self._place(message['gpu'])}")
 
     def _place(self, gpu: str) -> str:
         return f" of {gpu[:12]}" if gpu else ""
@@ -297,7 +293,7 @@ class DeviceWatch:
         if self._quarantine is not None:
             wrong = self._quarantine.add(order.device, order.reason)
             if wrong:
-                self._say(wrong, "warning")
+                self._log(wrong, "warning")
 
     def probe(self, order: Probe) -> None:
         """Have the device probed; a driver that does not answer in time has answered."""
@@ -324,7 +320,7 @@ class DeviceWatch:
         """The run waits for a device, or does not: tell the workers, and once a person what can be done about it."""
         self._board[Head.WAITING] = int(waiting)
         if waiting and not self._waited_for and self._quarantine is not None:
-            self._say(f"to give a device back to the run, delete its entry in {self._quarantine.path}")
+            self._log(f"to give a device back to the run, delete its entry in {self._quarantine.path}")
         self._waited_for = waiting
 
     # -- silence -----------------------------------------------------------------------------------------------------
@@ -338,11 +334,11 @@ class DeviceWatch:
             self._note("device-released", device=device)
             self._emit(DeviceBack(time.monotonic(), device))
             self._renew()
-        silence = time.monotonic() - self._heard - self._loop.due
+        silence = time.monotonic() - self._last_message - self._loop.due
         if silence > _SILENCE and not self._silent and self._services.nvml.pid:
             self._silent = True
             self._note("watcher-silent", seconds=round(silence, 1))
-            self._say(f"the watcher of the devices has been silent for {silence:.0f} s", "warning")
+            self._log(f"the watcher of the devices has been silent for {silence:.0f} s", "warning")
         self._loop.after(_LOOK, self._look)
 
     def _renew(self) -> None:
@@ -359,9 +355,9 @@ class DeviceWatch:
             self._answer(device, False, "the watcher died")
         if self._deaths < _DEATHS:
             self._services.start_nvml()
-            self._heard = time.monotonic()
+            self._last_message = time.monotonic()
             return
-        self._say("the watcher of the devices died too often; their faults are no longer seen", "warning")
+        self._log("the watcher of the devices died too often; their faults are no longer seen", "warning")
         self._go_on()
 
 

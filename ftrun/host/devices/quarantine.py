@@ -53,7 +53,7 @@ def _entries(path: Path, text: str) -> dict[str, dict[str, Any]]:
     return raw
 
 
-class Quarantine:
+class QuarantineFile:
     """The quarantine of one run. Errors are raised at the start only: later ones are given back as sentences."""
 
     def __init__(self, run_dir: Path, shared: str | None) -> None:

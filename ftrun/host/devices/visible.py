@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ftrun.core.system.visible import entries
+
 
 @dataclass(frozen=True)
 class Visible:
@@ -41,7 +43,7 @@ def choose(variable: str | None, gpus: Sequence[dict[str, Any]]) -> list[Visible
     if variable is None:
         return [device for devices in have for device in devices]
     chosen: list[Visible] = []
-    for part in (part.strip() for part in variable.split(",")):
+    for part in entries(variable):
         found = _named(part, have)
         if not found or any(device in chosen for device in found):
             break  # as CUDA does
@@ -55,8 +57,6 @@ def _named(part: str, have: list[list[Visible]]) -> list[Visible]:
     if part.startswith("MIG-GPU-"):  # the old form: MIG-GPU-<uuid>/<gi>/<ci>
         gpu, _, instance = part.removeprefix("MIG-").partition("/")
         return [d for devices in have for d in devices if d.gpu == gpu and f"{d.gi}/{d.ci}" == instance]
-    if not part.startswith(("GPU-", "MIG-")):
-        return []
     found = [d for devices in have for d in devices if d.uuid.startswith(part)]
     if not found:
         found = [d for devices in have for d in devices if d.gpu.startswith(part)]

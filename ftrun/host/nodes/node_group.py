@@ -13,56 +13,86 @@ from typing import Any, Protocol
 
 from ftrun.control import events as ev
 from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.context import LaunchContext
 from ftrun.host.nodes import sentences
 from ftrun.host.nodes.carriers.carrier import Record
 from ftrun.host.nodes.membership.member import News
-from ftrun.host.nodes.membership.open import Meeting
+from ftrun.host.nodes.membership.open import Rendezvous
 from ftrun.host.nodes.membership.session import Session
-from ftrun.host.nodes.membership.table import Place, sentence, weight
+from ftrun.host.nodes.membership.table import NodePlace, sentence, weight
 
 
-class Listener(Protocol):
-    """What an agent offers."""
-
-    def happened(self, event: ev.Event) -> None: ...
+class StoreHost(Protocol):
+    """Who runs this node's store, and publishes worlds."""
 
     def serve_world(self, addr: str) -> None:
-        """Start a store that listens on `addr`; its address goes to `Peers.store_up`."""
+        """Start a store that listens on `addr`; its address goes to `store_up`."""
 
     def meet(self, store: tuple[str, int]) -> None:
         """A world is complete; its workers meet at `store`."""
 
 
+class SoleNode:
+    """A run on this machine alone: what `Peers` is for several."""
+
+    place: NodePlace | None = None
+
+    def __init__(self, context: LaunchContext) -> None:
+        self.run_id = context.run_dir.name
+        self.store_port = context.settings.nodes.master_port
+        self._host: StoreHost | None = None
+
+    def start(self, host: StoreHost) -> None:
+        self._host = host
+        self.next_round()
+
+    def close(self) -> None:
+        """Nobody is to be left."""
+
+    def global_rank(self, local: int) -> int:
+        return local
+
+    def attempt(self, own: int) -> int:
+        return own
+
+    def same_port(self, port: int) -> int:
+        return port
+
+    def saw(self, event: ev.Event, actions: Iterable[ev.Action]) -> None:
+        """Nobody is to be told."""
+
+    def next_round(self) -> None:
+        assert self._host is not None
+        self._host.serve_world("127.0.0.1")
+
+    def store_up(self, host: str, port: int) -> None:
+        assert self._host is not None
+        self._host.meet((host, port))
+
+
 class Peers:
     """The other agents. `place`: where this node stands in the present world."""
 
-    def __init__(
-        self,
-        meeting: Meeting,
-        nproc: int,
-        loop: Loop,
-        say: Callable[..., None],
-        note: Callable[..., None],
-    ) -> None:
+    store_port = 0  # where a store is to listen: anywhere
+
+    def __init__(self, context: LaunchContext, meeting: Rendezvous) -> None:
         self.run_id = meeting.run_id
-        self.place = Place(-1, 0, 1, 0, nproc, 0)
-        self._host = os.uname().nodename
-        self._nproc = nproc
+        self._nproc = context.settings.nproc
+        self.place = NodePlace(-1, 0, 1, 0, self._nproc, 0)
+        self._name = os.uname().nodename
         self._terms = meeting.terms
-        self._loop = loop
-        self._say = say
-        self._note = note
-        self._listener: Listener | None = None
+        self._loop = context.loop
+        self._listener = context.listener
+        self._host: StoreHost | None = None
         self._inbox: deque[News] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._session = Session(meeting.opener, meeting.terms, meeting.pause, self._tell)
+        self._session = Session(meeting.opener, meeting.terms, meeting.pause, self._on_news)
         self._failure: Record | None = None  # why our workers stop, if that came from this node
         self._ended = False  # everyone knows that the run is over, or nobody can be told
 
-    def start(self, listener: Listener) -> None:
-        self._listener = listener
-        self._loop.watch(self._bell, self._hear)
+    def start(self, host: StoreHost) -> None:
+        self._host = host
+        self._loop.watch(self._bell, self._read_news)
         self._session.start()
 
     def close(self) -> None:
@@ -71,7 +101,16 @@ class Peers:
         self._loop.forget(self._bell)
 
     def global_rank(self, local: int) -> int:
+        """The machine counts this node's ranks from 0; everybody else counts those of the world."""
         return self.place.first_rank + local
+
+    def attempt(self, own: int) -> int:
+        """The machine counts this node's worlds, everybody else the restarts that the run has spent."""
+        return self.place.restarts
+
+    def same_port(self, port: int) -> int:
+        """Where the next store listens, after one on `port` died: the nodes meet anew, and learn where."""
+        return self.store_port
 
     # -- to the others -----------------------------------------------------------------------------------------------
 
@@ -82,10 +121,10 @@ class Peers:
                 self._failure = {**self._about(action, "failed"), "weight": _weight_of(event)}
             elif isinstance(action, ev.NodeDone):
                 self._session.finished()
-                self._say(sentences.node_done(self.place.nodes))
+                self._listener.log(sentences.node_done(self.place.nodes))
             elif isinstance(action, ev.End) and not self._ended:
                 self._ended = True
-                self._session.end(self._last_words(event, action, actions))
+                self._session.end(self._last_words(action, actions))
         if isinstance(event, ev.ServiceDied) and event.service == "store":
             self._failure = {"kind": "store", "cause": "the store of its workers died", **self._where()}
 
@@ -98,14 +137,14 @@ class Peers:
         self._session.store_up(host, port)
 
     def _where(self) -> Record:
-        return {"node": self.place.node, "host": self._host}
+        return {"node": self.place.node, "host": self._name}
 
     def _about(self, say: ev.Say, kind: str) -> Record:
         rank = None if say.rank is None else self.global_rank(say.rank)
         return {"kind": kind, "rank": rank, "local_rank": say.rank, "cause": say.detail, **self._where()}
 
-    def _last_words(self, event: ev.Event, end: ev.End, actions: Iterable[ev.Action]) -> Record:
-        here = f"node {self.place.node} ({self._host})"
+    def _last_words(self, end: ev.End, actions: Iterable[ev.Action]) -> Record:
+        here = f"node {self.place.node} ({self._name})"
         if end.code > EXIT_SIGNAL:
             return {"code": end.code, "detail": f"{here} was ended: {end.reason}", **self._where()}
         said = next((a for a in actions if isinstance(a, ev.Say) and a.rank is not None and a.what != "died"), None)
@@ -116,75 +155,77 @@ class Peers:
 
     # -- from the others ---------------------------------------------------------------------------------------------
 
-    def _tell(self, news: News) -> None:
+    def _on_news(self, news: News) -> None:
         # in the session's thread
         self._inbox.append(news)
         os.eventfd_write(self._bell, 1)
 
-    def _hear(self) -> None:
+    def _read_news(self) -> None:
         os.eventfd_read(self._bell)
         while self._inbox:
             news = self._inbox.popleft()
-            _HEARD[news.kind](self, news)
+            _ON_NEWS[news.kind](self, news)
 
     def _waiting(self, news: News) -> None:
         assert news.record is not None
         here, least, most = (int(news.record[k]) for k in ("here", "least", "most"))
-        self._note("nodes", round=news.round, **news.record)
+        self._listener.note("nodes", round=news.round, **news.record)
         if here < most:
-            self._say(sentences.waiting_for_nodes(here, least, most, self._terms.join_timeout, self._terms.last_call))
+            self._listener.log(
+                sentences.waiting_for_nodes(here, least, most, self._terms.join_timeout, self._terms.last_call)
+            )
 
     def _stale(self, news: News) -> None:
-        self._say(
+        self._listener.log(
             f"found what an earlier run {self.run_id} left: none of its nodes moved for {self._terms.keep_alive:g} s; "
             "starting anew"
         )
 
     def _host_round(self, news: News) -> None:
-        assert self._listener is not None and news.record is not None
-        self._listener.serve_world(str(news.record["addr"]))
+        assert self._host is not None and news.record is not None
+        self._host.serve_world(str(news.record["addr"]))
 
     def _ready(self, news: News) -> None:
-        assert self._listener is not None and news.table is not None and news.record is not None
+        assert self._host is not None and news.table is not None and news.record is not None
         self.place = news.table.place(news.record["me"])
         host, port = str(news.record["host"]), int(news.record["port"])
         # restarts are counted for the whole world: every node of it has this number
-        self._note("world", store=[host, port], **vars(self.place), table=news.table.to_record())
-        self._say(sentences.world_ready(self.place, self._nproc, f"{host}:{port}", news.table.why))
+        self._listener.note("world", store=[host, port], **vars(self.place), table=news.table.to_record())
+        self._listener.log(sentences.world_ready(self.place, self._nproc, f"{host}:{port}", news.table.why))
         self._failure = None
-        self._listener.meet((host, port))
+        self._host.meet((host, port))
 
     def _broken(self, news: News) -> None:
-        assert self._listener is not None and news.record is not None
+        assert news.record is not None
         reason = news.record
-        self._note("world-broken", **reason)
+        self._listener.note("world-broken", **reason)
         happened = ev.PeerFailed(time.monotonic(), sentence(reason), reason.get("node"), reason.get("rank"))
-        self._listener.happened(happened)
+        self._listener.on_event(happened)
 
     def _over(self, news: News) -> None:
-        assert self._listener is not None and news.record is not None
+        assert news.record is not None
         record = news.record
-        self._note("world-over", **record)
+        self._listener.note("world-over", **record)
         if not self._ended:
             self._ended = True
             code = EXIT_OK if record["code"] == EXIT_OK else EXIT_FAILED
             elsewhere = record.get("node") != self.place.node
-            self._listener.happened(ev.WorldEnded(time.monotonic(), code, str(record["detail"]), elsewhere))
+            self._listener.on_event(ev.WorldEnded(time.monotonic(), code, str(record["detail"]), elsewhere))
 
     def _lost(self, news: News) -> None:
-        assert self._listener is not None and news.record is not None
-        self._note("world-lost", **news.record)
+        assert news.record is not None
+        self._listener.note("world-lost", **news.record)
         if not self._ended:
             self._ended = True
             record: dict[str, Any] = news.record
-            self._listener.happened(ev.WorldEnded(time.monotonic(), int(record["code"]), str(record["detail"]), True))
+            self._listener.on_event(ev.WorldEnded(time.monotonic(), int(record["code"]), str(record["detail"]), True))
 
 
 def _weight_of(event: ev.Event) -> int:
     return weight(event.code, event.signature) if isinstance(event, ev.Died) else 0
 
 
-_HEARD: dict[str, Callable[[Peers, News], None]] = {
+_ON_NEWS: dict[str, Callable[[Peers, News], None]] = {
     "waiting": Peers._waiting,
     "stale": Peers._stale,
     "host": Peers._host_round,

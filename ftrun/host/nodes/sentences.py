@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftrun.core.amounts import count
-from ftrun.host.nodes.membership.table import Place
+from ftrun.host.nodes.membership.table import NodePlace
 
 
 def waiting_for_nodes(here: int, least: int, most: int, patience: float, last_call: float) -> str:
@@ -12,7 +12,7 @@ def waiting_for_nodes(here: int, least: int, most: int, patience: float, last_ca
     return f"{count(here, 'node')} here, room for {most}; waiting {last_call:g} s for more"
 
 
-def world_ready(place: Place, workers: int, store: str, why: str) -> str:
+def world_ready(place: NodePlace, workers: int, store: str, why: str) -> str:
     last = place.first_rank + workers - 1
     ranks = f"rank {last}" if workers == 1 else f"ranks {place.first_rank} to {last}"
     after = f" after: {why}" if why else ""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ftrun.core import paths
-from ftrun.host.output.logformat import STREAMS, Place
+from ftrun.host.output.logformat import STREAMS, LogPlace
 
 _HELD_MAX = 1 << 20  # bytes of an unfinished line that are kept back while another incarnation may write
 _COPY = 1 << 20
@@ -125,10 +125,10 @@ class Files:
         self._on_unsaved = on_unsaved
         self._files: dict[Path, LogFile] = {}
 
-    def folder_of(self, place: Place) -> Path:
+    def folder_of(self, place: LogPlace) -> Path:
         return paths.attempt_logs(self.folder, place.attempt) / place.folder
 
-    def file(self, place: Place, stream: str) -> LogFile:
+    def file(self, place: LogPlace, stream: str) -> LogFile:
         return self._file(self.folder_of(place) / f"{stream}.log")
 
     def filtered(self, attempt: int, stream: str) -> LogFile:
@@ -141,7 +141,7 @@ class Files:
             self._files[path] = LogFile(path, self._on_unsaved)
         return self._files[path]
 
-    def remove_empty(self, place: Place) -> None:
+    def remove_empty(self, place: LogPlace) -> None:
         """Remove the folder of a spare that has written nothing, or whose files were moved."""
         folder = self.folder_of(place)
         with contextlib.suppress(OSError):

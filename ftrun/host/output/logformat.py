@@ -24,7 +24,7 @@ _TORCHRUN_FIELDS = {"role_name": "role", "local_rank": "local_rank", "rank": "ra
 
 
 @dataclass(frozen=True)
-class Place:
+class LogPlace:
     """Whose output it is: incarnation `cell` in its `attempt`; a spare while `local_rank` is None."""
 
     cell: int
@@ -94,11 +94,11 @@ class Format:
             "stderr": [f.encode(errors="surrogateescape") for f in output.stderr_filters],
         }
 
-    def shown(self, place: Place, stream: str) -> bool:
+    def shown(self, place: LogPlace, stream: str) -> bool:
         """Does the console get this stream?"""
         return on_console(self._output, _number(place), stream)
 
-    def prefix(self, place: Place, stream: str) -> bytes:
+    def prefix(self, place: LogPlace, stream: str) -> bytes:
         output, spare = self._output, f"spare{place.cell}"
         rank = None if place.local_rank is None else place.local_rank + self.rank_offset
         if output.template:
@@ -116,7 +116,7 @@ class Format:
             text = f"[spare {place.cell}] " if rank is None else f"[rank {rank}] "
         return text.encode(errors="surrogateescape")
 
-    def style(self, place: Place, stream: str) -> Style:
+    def style(self, place: LogPlace, stream: str) -> Style:
         if self._output.format != "json":
             return _Text(self.prefix(place, stream))
         rank = None if place.local_rank is None else place.local_rank + self.rank_offset
@@ -188,6 +188,6 @@ class _Json:
         return printable(f"{head}{json.dumps(line, ensure_ascii=False)}}}").encode() + b"\n"
 
 
-def _number(place: Place) -> int:
+def _number(place: LogPlace) -> int:
     """The local rank that options are looked up with; no option names that of a spare."""
     return -1 if place.local_rank is None else place.local_rank

@@ -13,10 +13,10 @@ import termios
 from pathlib import Path
 
 from ftrun.core import paths
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.loop import EventLoop
 from ftrun.host.base.settings import Output
 from ftrun.host.output.logfiles import Files, Sink
-from ftrun.host.output.logformat import Format, Place, Style
+from ftrun.host.output.logformat import Format, LogPlace, Style
 from ftrun.host.output.nonblocking_writer import BACKLOG_MAX, RETRY, Outlet, same_file
 
 _READ = 1 << 16
@@ -31,7 +31,7 @@ class _Pipe:
     filtered: Sink | None  # gets the lines that a filter wants
     filtered_prefix: bytes
 
-    def __init__(self, stream: str, outlet: Outlet, place: Place, logs: Logs) -> None:
+    def __init__(self, stream: str, outlet: Outlet, place: LogPlace, logs: Logs) -> None:
         self.stream = stream
         self.outlet = outlet
         self.fd, self.writer = os.pipe()
@@ -45,7 +45,7 @@ class _Pipe:
         self.filtered = None
         self._settle(place)
 
-    def move(self, place: Place) -> None:
+    def move(self, place: LogPlace) -> None:
         """From now on lines are from `place`. What a spare wrote before goes with it; also possible after its end."""
         old, files = self._place, self._logs.files
         if not self.closed:
@@ -59,7 +59,7 @@ class _Pipe:
         else:
             self._settle(place)
 
-    def _settle(self, place: Place) -> None:
+    def _settle(self, place: LogPlace) -> None:
         form = self._logs.format
         self.style = form.style(place, self.stream)
         self.shown = form.shown(place, self.stream)
@@ -121,7 +121,7 @@ class _Pipe:
 class WorkerLog:
     """One incarnation's two pipes. Give `out_w` and `err_w` away; they are closed by whoever sends them."""
 
-    def __init__(self, place: Place, logs: Logs) -> None:
+    def __init__(self, place: LogPlace, logs: Logs) -> None:
         self.place = place
         self._logs = logs
         self._both = (_Pipe("stdout", logs.out, place, logs), _Pipe("stderr", logs.err, place, logs))
@@ -132,7 +132,7 @@ class WorkerLog:
 
     def take_rank(self, local_rank: int, attempt: int) -> None:
         """The worker got a rank: what it wrote so far goes to the end of that rank's files, and it goes on there."""
-        old, self.place = self.place, Place(self.place.cell, local_rank, attempt)
+        old, self.place = self.place, LogPlace(self.place.cell, local_rank, attempt)
         self._logs.drain(self.place)
         for pipe in self._both:
             pipe.move(self.place)
@@ -187,7 +187,7 @@ class WorkerLog:
 class Logs:
     """The output of all workers of a run, and our own messages. `folder` exists and is this run's alone."""
 
-    def __init__(self, folder: Path, loop: Loop, output: Output, run: str, role: str = "default") -> None:
+    def __init__(self, folder: Path, loop: EventLoop, output: Output, run: str, role: str = "default") -> None:
         self.folder = folder
         self.loop = loop
         self.format = Format(output, run, role)
@@ -209,7 +209,7 @@ class Logs:
 
     def open(self, cell: int, local_rank: int | None, attempt: int) -> WorkerLog:
         """Pipes for a new worker; without a local rank it is a spare."""
-        place = Place(cell, local_rank, attempt)
+        place = LogPlace(cell, local_rank, attempt)
         if local_rank is not None:
             self.drain(place)
         log = WorkerLog(place, self)
@@ -220,24 +220,24 @@ class Logs:
         """Where that worker leaves its error."""
         return paths.error_file(self.folder, attempt, local_rank)
 
-    def drain(self, place: Place) -> None:
+    def drain(self, place: LogPlace) -> None:
         """Take the last words of those who had this rank before."""
         for log in list(self._open):
             held = log.place
             if held.cell != place.cell and (held.local_rank, held.attempt) == (place.local_rank, place.attempt):
                 log.drain()
 
-    def say(self, line: str, level: str = "info") -> None:
+    def log(self, line: str, level: str = "info") -> None:
         """A sentence of ours on stderr; `level` is info, warning or error."""
         self.err.write((b"" if self.err.at_start else b"\n") + self.format.message(line, level))
 
     def _stdout_gone(self, why: str) -> None:
-        self.say(f"stdout is gone ({why}); the run goes on without it", "warning")
+        self.log(f"stdout is gone ({why}); the run goes on without it", "warning")
 
     def _unsaved(self, path: Path, why: str) -> None:
         if not self._unsaved_said:
             self._unsaved_said = True
-            self.say(f"workers' output is not saved any more: {path}: {why}; the run goes on", "warning")
+            self.log(f"workers' output is not saved any more: {path}: {why}; the run goes on", "warning")
 
     def closed(self, log: WorkerLog) -> None:
         self._open.remove(log)

@@ -10,7 +10,7 @@ import select
 from collections import deque
 from collections.abc import Callable
 
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.loop import EventLoop
 
 BACKLOG_MAX = 16 << 20  # bytes waiting for a slow reader before the workers have to wait
 _ATOMIC = select.PIPE_BUF  # a pipe that polls writable takes this much without blocking
@@ -20,7 +20,7 @@ RETRY = 0.02  # seconds until a reader that did not keep up is tried again
 class Outlet:
     """One of our own output descriptors, written only when it can take data."""
 
-    def __init__(self, fd: int, loop: Loop, on_broken: Callable[[str], None]) -> None:
+    def __init__(self, fd: int, loop: EventLoop, on_broken: Callable[[str], None]) -> None:
         self.fd = fd
         self.waiting = 0
         self.broken = False

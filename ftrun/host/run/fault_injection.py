@@ -12,47 +12,39 @@ from typing import Any
 
 from ftrun.core import amounts, paths
 from ftrun.core.faults import Fault as Found
-from ftrun.core.shared.board import Board, Head
+from ftrun.core.shared.board import Head
 from ftrun.core.system.procfs import process_start
 from ftrun.faults import device, oom, requests, trigger
 from ftrun.faults.plan import load_plan
 from ftrun.host.account import messages
-from ftrun.host.base.settings import Settings
+from ftrun.host.base.context import LaunchContext
 from ftrun.host.workers.pool import WorkerPool
 
 
 class FaultDesk:
-    """`note` takes facts for the journal, `say` sentences for the person, `device_said` what a watcher of devices would say."""
+    """`on_device` takes what the watcher of the devices would say."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        run_dir: Path,
-        board: Board,
-        pool: WorkerPool,
-        note: Callable[..., None],
-        say: Callable[..., None],
-        device_said: Callable[[dict[str, Any]], None],
-    ) -> None:
-        self._plan = run_dir / paths.FAULT_PLAN if settings.fault_plan else None
-        self._run_dir = run_dir
-        self._board = board
+    def __init__(self, context: LaunchContext, pool: WorkerPool, on_device: Callable[[dict[str, Any]], None]) -> None:
+        settings = context.settings
+        self._run_dir = context.run_dir
+        self._plan = self._run_dir / paths.FAULT_PLAN if settings.fault_plan else None
+        self._board = context.board
         self._pool = pool
-        self._note = note
-        self._say = say
-        self._device_said = device_said
-        self._heard = 0
+        self._note = context.listener.note
+        self._log = context.listener.log
+        self._on_device = on_device
+        self._seen = 0
         self._requests: set[int] = set()
         self._files: set[str] = set()
         self._groups: dict[int, Path] = {}  # process -> the memory cgroup made for it
         if settings.random_faults:
             rate, _, seed = settings.random_faults.partition(":")
-            note("random-faults", rate=float(rate), seed=int(seed), first=0, kind="")
+            self._note("random-faults", rate=float(rate), seed=int(seed), first=0, kind="")
 
     def look(self) -> None:
         """Journal what was asked for and what fired since the last look; a drain that is ready is carried out."""
-        if self._board[Head.REQUESTS] != self._heard:
-            self._heard = self._board[Head.REQUESTS]
+        if self._board[Head.REQUESTS] != self._seen:
+            self._seen = self._board[Head.REQUESTS]
             for request in requests.pending(self._run_dir):
                 if request.number not in self._requests:
                     self._requests.add(request.number)
@@ -73,10 +65,10 @@ class FaultDesk:
             self._note(
                 "random-faults", rate=request.rate, seed=request.seed, first=request.step or 0, kind=request.kind
             )
-            self._say(messages.random_faults(request.rate, request.seed))
+            self._log(messages.random_faults(request.rate, request.seed))
         elif request.op == requests.DEVICE:
             requests.take(self._run_dir, request.number)
-            self._device_said(device.message(request))
+            self._on_device(device.message(request))
         else:
             self._note("request", request=vars(request))
 
@@ -88,7 +80,7 @@ class FaultDesk:
         if firing.kind == Found.DRAIN:
             self._drain(firing)
         elif firing.source != "plan":
-            self._say(messages.injected(firing.kind, firing.rank, firing.phase, firing.step), "warning")
+            self._log(messages.injected(firing.kind, firing.rank, firing.phase, firing.step), "warning")
 
     def _tidy(self) -> None:
         """Remove memory cgroups whose process is gone; before, it may not have entered its own yet."""
@@ -109,9 +101,9 @@ class FaultDesk:
         self.look()
         if self._plan is not None:
             for fault, count in trigger.unfired(load_plan(self._plan), self._run_dir):
-                self._say(f"planned fault did not fire ({amounts.count(count, 'time')} of {fault.times}): {fault}")
+                self._log(f"planned fault did not fire ({amounts.count(count, 'time')} of {fault.times}): {fault}")
                 self._note("unfired", fault=str(fault), count=count)
         for request in requests.pending(self._run_dir):
             if request.op != requests.RANDOM:
-                self._say(f"requested fault did not fire: {request}")
+                self._log(f"requested fault did not fire: {request}")
                 self._note("unfired", fault=str(request), count=0)

@@ -12,7 +12,6 @@ import resource
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,20 @@ from ftrun.core.amounts import count
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.core.shared.board import Board, Head
 from ftrun.core.system import files, procfs
+from ftrun.core.waiting import wait_for
 from ftrun.faults import device
 from ftrun.host.account import messages
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.context import SERVICES_LOG, LaunchContext
+from ftrun.host.base.loop import EventLoop
 from ftrun.host.base.settings import Settings, run_name
 from ftrun.host.devices.counting import gpu_count
-from ftrun.host.nodes.membership.open import Meeting, arrange
-from ftrun.host.nodes.node_group import Peers
+from ftrun.host.nodes.membership.open import Rendezvous, arrange
+from ftrun.host.nodes.node_group import Peers, SoleNode
 from ftrun.host.output.logfiles import claim_folder
 from ftrun.host.output.logs import Logs
 from ftrun.host.run import needs_torch
-from ftrun.host.run.agent import SERVICES_LOG, Agent
+from ftrun.host.run.agent import Agent
+from ftrun.host.run.listener import RunListener
 from ftrun.host.rundir import rundir
 from ftrun.host.rundir.journal import Journal
 from ftrun.host.services.metrics_exporter import Monitoring
@@ -145,7 +147,7 @@ class _Run:
         run_dir: Path,
         signals_r: int,
         stdin: int | None,
-        meeting: Meeting | None,
+        meeting: Rendezvous | None,
         monitoring: Monitoring,
     ) -> None:
         self._monitoring = monitoring
@@ -153,7 +155,7 @@ class _Run:
         self._settings = settings
         self._run_dir = run_dir
         self._signals_r = signals_r
-        self._loop = Loop()
+        self._loop = EventLoop()
         env = dict(os.environ)
         env[paths.ENV_RUN_DIR] = str(run_dir)
         env["PYTHONUNBUFFERED"] = "1"
@@ -165,7 +167,7 @@ class _Run:
         if self._limited:
             env["OMP_NUM_THREADS"] = "1"
         self._env = env
-        self._services = Services(run_dir, env, _fork_server_mode(settings), self._heard, stdin)
+        self._services = Services(run_dir, env, _fork_server_mode(settings), self._on_message, stdin)
         self._agent: Agent | None = None
 
     def run(self) -> int:
@@ -175,19 +177,17 @@ class _Run:
             with contextlib.suppress(OSError):
                 self._services.log_to(folder / SERVICES_LOG)
             self._services.start_fork_server()
-            logs = self._logs = Logs(folder, self._loop, self._settings.output, self._run_dir.name, self._settings.role)
+            logs = Logs(folder, self._loop, self._settings.output, self._run_dir.name, self._settings.role)
             board = self._board()
             self._services.start_fd_store()
             journal = Journal(self._run_dir / paths.JOURNAL)
+            self._log = logs.log
             self._welcome(folder, why_not)
             self._monitor(folder)
-            peers = None
-            if self._meeting is not None:
-                peers = Peers(self._meeting, self._settings.nproc, self._loop, self._say, journal.note)
-            agent = Agent(
-                self._settings, self._run_dir, board, self._loop, self._services, journal, logs, self._say, peers
-            )
-            self._agent = agent
+            listener = RunListener(journal, logs)
+            context = LaunchContext(self._settings, self._run_dir, folder, board, self._loop, listener)
+            nodes = SoleNode(context) if self._meeting is None else Peers(context, self._meeting)
+            agent = self._agent = Agent(context, listener, self._services, journal, logs, nodes)
             self._loop.watch(self._signals_r, self._signal, urgent=True)
             code = agent.run()
             logs.close(_READER_PATIENCE)
@@ -221,25 +221,22 @@ class _Run:
         shown = folder if folder.is_absolute() else Path(os.curdir) / folder
         text = str(shown) if folder.is_absolute() else f"./{folder}"
         device = "cuda" if gpu_count() else "cpu"
-        self._say(messages.started(self._run_dir.name, settings.nproc, settings.spares, device, text))
+        self._log(messages.started(self._run_dir.name, settings.nproc, settings.spares, device, text))
         if why_not:
-            self._say(why_not, "warning")
+            self._log(why_not, "warning")
         if self._limited:
-            self._say(messages.threads_limited())
+            self._log(messages.threads_limited())
 
     def _monitor(self, folder: Path) -> None:
         why_not = self._monitoring.start(self._run_dir, self._env, folder / SERVICES_LOG)
         if why_not:
-            self._say(why_not, "warning")
+            self._log(why_not, "warning")
         elif self._monitoring.where:
-            self._say(self._monitoring.where)
+            self._log(self._monitoring.where)
 
-    def _say(self, line: str, level: str = "info") -> None:
-        self._logs.say(line, level)
-
-    def _heard(self, service: str, message: dict[str, Any]) -> None:
+    def _on_message(self, service: str, message: dict[str, Any]) -> None:
         if self._agent is not None:
-            self._agent.heard(service, message)
+            self._agent.on_message(service, message)
 
     def _signal(self) -> None:
         assert self._agent is not None
@@ -259,27 +256,23 @@ class _Run:
         try:
             journal.copy_to(folder / paths.JOURNAL)
         except OSError as error:
-            self._say(f"the journal is not kept: {error.strerror}; nothing can show this run later", "warning")
+            self._log(f"the journal is not kept: {error.strerror}; nothing can show this run later", "warning")
         if journal.broken:
-            self._say(f"the journal is incomplete: {journal.broken}", "warning")
+            self._log(f"the journal is incomplete: {journal.broken}", "warning")
 
     def _clean_up(self) -> None:
         """End everything that is still there, whatever happened before."""
         self._services.end()
-        deadline = time.monotonic() + 5.0
-        while time.monotonic() < deadline:
-            # children of a dead fork server become ours
-            for pid in fence.own_children():
-                if pid in self._services.pids() or fence.is_ours(pid):
-                    procfs.kill_group(pid)
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                if not any(p in self._services.pids() or fence.is_ours(p) for p in fence.own_children()):
-                    return
-                time.sleep(0.001)
+        wait_for(self._nobody_left, 5.0, 0.001)
+
+    def _nobody_left(self) -> bool:
+        # children of a dead fork server become ours
+        left = [p for p in procfs.children("self") if p in self._services.pids() or fence.is_ours(p)]
+        for pid in left:
+            procfs.kill_group(pid)
+        for _ in procfs.reaped():
+            pass
+        return not left
 
 
 def _standard_descriptors() -> int | None:

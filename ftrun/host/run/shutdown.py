@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 
 from ftrun.control.blame import ranks
-from ftrun.core.shared.board import Board, Head
+from ftrun.core.shared.board import Head
 from ftrun.core.system import procfs
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.context import LaunchContext
 from ftrun.host.workers.pool import Worker, WorkerPool
 
 # Ranks that fail together (one bug, or a group closed in a `finally`) report within this time: the cause is among them
@@ -23,23 +22,14 @@ SAME_SIGNAL = 0.05  # seconds; a wrapper (uv run, srun) passes on the Ctrl-C tha
 
 
 class Ending:
-    """The end of one run. `shutdown_timeout`: seconds that workers get between the signal and SIGKILL."""
+    """The end of one run."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        board: Board,
-        loop: Loop,
-        shutdown_timeout: float,
-        say: Callable[..., None],
-        note: Callable[..., None],
-    ) -> None:
+    def __init__(self, context: LaunchContext, pool: WorkerPool) -> None:
         self._pool = pool
-        self._board = board
-        self._loop = loop
-        self._timeout = shutdown_timeout
-        self._say = say
-        self._note = note
+        self._board = context.board
+        self._loop = context.loop
+        self._timeout = context.settings.shutdown_timeout  # seconds that workers get between the signal and SIGKILL
+        self._listener = context.listener
         self._signals: list[tuple[int, float]] = []
         self.began = 0.0  # unix time at which workers were told to end; 0 = none was
         self.signum: int = signal.SIGKILL  # what they were told, if they were
@@ -60,11 +50,11 @@ class Ending:
                 worker.fencing = True  # a world that was just published may count it in already: its end is our doing
                 procfs.kill_group(worker.pid)
         if self._signals or not self._ranked():
-            self._tell()
+            self._signal_all()
         else:
-            self._loop.after(SETTLE, self._tell)
+            self._loop.after(SETTLE, self._signal_all)
 
-    def _tell(self) -> None:
+    def _signal_all(self) -> None:
         if self.began:
             return
         self._board[Head.ENDING] = 1
@@ -77,7 +67,7 @@ class Ending:
             procfs.kill_group(worker.pid, signal.SIGCONT)  # a frozen worker hears nothing before it is thawed
         self._board.ring_workers()
         if told:
-            self._note("told-to-end", signal=signal.Signals(self.signum).name, ranks=[w.rank for w in told])
+            self._listener.note("told-to-end", signal=signal.Signals(self.signum).name, ranks=[w.rank for w in told])
             self._loop.after(self._timeout, self._kill)
 
     def _kill(self) -> None:
@@ -87,8 +77,10 @@ class Ending:
         self.killed = sorted(w.rank for w in stubborn if w.rank is not None)
         if self.killed:
             name = signal.Signals(self.signum).name
-            self._note("killed", ranks=self.killed, after=self._timeout)
-            self._say(f"{ranks(self.killed)} did not end within {self._timeout:g} s of {name}; killed", "warning")
+            self._listener.note("killed", ranks=self.killed, after=self._timeout)
+            self._listener.log(
+                f"{ranks(self.killed)} did not end within {self._timeout:g} s of {name}; killed", "warning"
+            )
 
     def _ranked(self) -> list[Worker]:
         return [w for w in self._pool.living() if w.pid and w.rank is not None]

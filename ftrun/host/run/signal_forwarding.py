@@ -11,12 +11,11 @@ import enum
 import os
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 from ftrun.control.blame import ranks
 from ftrun.core.amounts import count
-from ftrun.host.base.loop import Loop
+from ftrun.core.system import procfs
+from ftrun.host.base.context import LaunchContext
 from ftrun.host.workers.pool import WorkerPool
 
 PATIENCE = 60.0  # seconds that a rank has to install a handler before the signal is given up
@@ -25,16 +24,13 @@ _HARMLESS = (signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)  # ignored unless h
 
 
 class Forwarder:
-    """`say` takes a sentence, `note` a fact for the journal."""
+    """One per run."""
 
-    def __init__(
-        self, pool: WorkerPool, loop: Loop, nproc: int, say: Callable[..., None], note: Callable[..., None]
-    ) -> None:
+    def __init__(self, context: LaunchContext, pool: WorkerPool) -> None:
         self._pool = pool
-        self._loop = loop
-        self._nproc = nproc
-        self._say = say
-        self._note = note
+        self._loop = context.loop
+        self._nproc = context.settings.nproc
+        self._listener = context.listener
         self._waiting: dict[int, tuple[set[int], float]] = {}  # signal -> (ranks that got it, until when)
         self._blocked: set[tuple[int, int]] = set()  # (process, signal) as of the last look
         self._looking = False
@@ -44,13 +40,15 @@ class Forwarder:
         self._waiting[signum] = (set(), time.monotonic() + PATIENCE)
         name = signal.Signals(signum).name
         sent = self._deliver(signum)
-        self._note("forwarded", signal=name, ranks=sent)
+        self._listener.note("forwarded", signal=name, ranks=sent)
         missing = self._nproc - len(sent)
         if missing:
-            self._say(f"got {name}; {count(missing, 'worker')} of {self._nproc} will get it once it is handled there")
+            self._listener.log(
+                f"got {name}; {count(missing, 'worker')} of {self._nproc} will get it once it is handled there"
+            )
             self._look_later()
         else:
-            self._say(f"got {name}; passed on to {ranks(sent)}")
+            self._listener.log(f"got {name}; passed on to {ranks(sent)}")
             del self._waiting[signum]
 
     def _look_later(self) -> None:
@@ -64,14 +62,14 @@ class Forwarder:
             name = signal.Signals(signum).name
             sent = self._deliver(signum)
             if sent:
-                self._note("forwarded", signal=name, ranks=sent)
+                self._listener.note("forwarded", signal=name, ranks=sent)
             if len(got) >= self._nproc:
                 del self._waiting[signum]
             elif time.monotonic() > until:
                 del self._waiting[signum]
                 missing = count(self._nproc - len(got), "worker")
                 why = "not handled there, it would have ended the process"
-                self._say(f"{name} was not passed on to {missing}: {why}", "warning")
+                self._listener.log(f"{name} was not passed on to {missing}: {why}", "warning")
         self._look_later()
 
     def _deliver(self, signum: int) -> list[int]:
@@ -90,12 +88,12 @@ class Forwarder:
     def _takes(self, pid: int, signum: int) -> bool:
         answer = answer_of(pid, signum)
         before = (pid, signum) in self._blocked
-        (self._blocked.add if answer is Answer.BLOCKED else self._blocked.discard)((pid, signum))
+        (self._blocked.add if answer is SignalAnswer.BLOCKED else self._blocked.discard)((pid, signum))
         # every process blocks all signals for a moment when it starts a child
-        return answer is Answer.TAKEN or (answer is Answer.BLOCKED and before)
+        return answer is SignalAnswer.TAKEN or (answer is SignalAnswer.BLOCKED and before)
 
 
-class Answer(enum.Enum):
+class SignalAnswer(enum.Enum):
     """What a process does with a signal."""
 
     TAKEN = "handles or ignores it"
@@ -103,24 +101,17 @@ class Answer(enum.Enum):
     DIES = "ends, or is gone"
 
 
-def answer_of(pid: int, signum: int) -> Answer:
+def answer_of(pid: int, signum: int) -> SignalAnswer:
     """What the signal would do to the process now."""
     if signum in _HARMLESS:
-        return Answer.TAKEN
-    try:
-        threads = [_signals(task) for task in Path(f"/proc/{pid}/task").iterdir()]
-    except OSError:
-        return Answer.DIES
+        return SignalAnswer.TAKEN
+    threads = [procfs.status(pid, task) for task in procfs.tasks(pid)]
 
     def in_all(name: str) -> bool:
-        return all(fields.get(name, 0) >> (signum - 1) & 1 for fields in threads)
+        return bool(threads) and all(int(fields.get(name, "0"), 16) >> (signum - 1) & 1 for fields in threads)
 
     if in_all("SigCgt") or in_all("SigIgn"):
-        return Answer.TAKEN
-    return Answer.BLOCKED if in_all("SigBlk") else Answer.DIES  # else a thread takes it that does not block it
-
-
-def _signals(task: Path) -> dict[str, int]:
-    """The signal masks of a thread. Errors: OSError when it is gone."""
-    lines = (line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if line.startswith("Sig"))
-    return {name: int(mask, 16) for name, mask in lines if name != "SigQ"}
+        return SignalAnswer.TAKEN
+    return (
+        SignalAnswer.BLOCKED if in_all("SigBlk") else SignalAnswer.DIES
+    )  # else a thread takes it that does not block it

@@ -9,7 +9,7 @@ from typing import Any
 
 from ftrun.core import environment, paths
 from ftrun.host.base.settings import Settings
-from ftrun.host.nodes.membership.table import Place
+from ftrun.host.nodes.membership.table import NodePlace
 from ftrun.host.workers.pool import Worker
 
 _ORPHAN_GRACE = 2.0
@@ -24,7 +24,7 @@ class Specs:
         self._logs = logs
         self._run_id = run_id
 
-    def of(self, worker: Worker, store: tuple[str, int], attempt: int, place: Place | None) -> dict[str, Any]:
+    def of(self, worker: Worker, store: tuple[str, int], attempt: int, place: NodePlace | None) -> dict[str, Any]:
         """`store`: host and port of the workers' store; `place`: where this node stands, None = it is the only one."""
         settings, output = self._settings, self._settings.output
         return {
@@ -48,7 +48,7 @@ class Specs:
             "plain": place is not None,
         }
 
-    def _variables(self, store: tuple[str, int], attempt: int, place: Place | None) -> dict[str, str]:
+    def _variables(self, store: tuple[str, int], attempt: int, place: NodePlace | None) -> dict[str, str]:
         settings = self._settings
         env = environment.run_variables(
             world_size=place.world_size if place else settings.nproc,

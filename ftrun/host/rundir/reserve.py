@@ -18,11 +18,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Reserve:
-    """Of one run directory. `say` tells the person at the terminal."""
+    """Of one run directory. `log` takes sentences for the person at the terminal."""
 
-    def __init__(self, run_dir: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, run_dir: Path, log: Callable[[str], None]) -> None:
         self._path = run_dir / paths.RESERVE
-        self._say = say
+        self._log = log
         self._kept = False
         self.keep()
 
@@ -48,7 +48,7 @@ class Reserve:
             if error.errno not in _FULL or not self._kept:
                 raise
             self._give_up()
-            self._say(
+            self._log(
                 f"no space is left in {self._path.parent.parent} (a full /dev/shm?); the repair goes on in a reserve of "
                 f"{_BYTES >> 10} kB, which is made again when there is room: free some"
             )

@@ -48,17 +48,17 @@ def remove_stale(root: Path) -> None:
             continue
         run = read_run(path)
         if run is not None and not run.alive():
-            _keep_journal(run)
-            _discard(path)
+            bury(run)
 
 
-def _keep_journal(run: RunInfo) -> None:
-    """Launcher and fd store were both killed: do what they would have done at the end."""
+def bury(run: RunInfo) -> None:
+    """Do what a launcher that was killed would have done at its end: keep the journal with the logs, remove the directory."""
     logs = Path(str(run.raw.get("logs", "")))
     kept = logs / paths.JOURNAL
     if logs.is_absolute() and logs.is_dir() and not kept.exists():
         with contextlib.suppress(OSError):
             files.copy_private(run.path / paths.JOURNAL, kept)
+    remove(run.path)
 
 
 def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
@@ -99,10 +99,6 @@ def amend(path: Path, facts: dict[str, Any]) -> None:
 
 def remove(path: Path) -> None:
     """Remove a run directory that is ours."""
-    _discard(path)
-
-
-def _discard(path: Path) -> None:
     # renamed first, so that nobody can find half of a directory under the run's name
     grave = path.with_name(f".old.{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):

@@ -5,16 +5,15 @@ Requests wait here while a helper is away. Never decides whether one is started 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ftrun.core.shared import wire
-from ftrun.host.base.loop import Loop
+from ftrun.core.system.procfs import kill_group
+from ftrun.host.base.loop import EventLoop
 from ftrun.host.services import spawn
 
 _NVML = "from ftrun.helpers import nvml_reader; nvml_reader.main()"
@@ -32,7 +31,7 @@ class Helper:
         self._on_message = on_message
         self._sock: socket.socket | None = None
         self._waiting: list[tuple[dict[str, Any], tuple[int, ...]]] = []
-        self.loop: Loop | None = None
+        self.loop: EventLoop | None = None
 
     def start(self, args: tuple[str, ...], env: Mapping[str, str], out: int, stdin: int | None = None) -> None:
         """Errors: OSError."""
@@ -44,11 +43,11 @@ class Helper:
         if self.loop is not None:
             self.attach(self.loop)
 
-    def attach(self, loop: Loop) -> None:
+    def attach(self, loop: EventLoop) -> None:
         """From now on `loop` serves this helper's socket."""
         self.loop = loop
         if self._sock is not None:
-            loop.watch(self._sock.fileno(), self._hear, urgent=True)
+            loop.watch(self._sock.fileno(), self._receive, urgent=True)
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         """Send now, or once the helper is ready. Descriptors sent are closed here."""
@@ -71,7 +70,7 @@ class Helper:
             for fd in fds:
                 os.close(fd)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while self._sock is not None:
             try:
                 frame = wire.receive(self._sock)
@@ -100,8 +99,8 @@ class Helper:
         return any(message["op"] == op for message, _ in self._waiting)
 
     def ended(self) -> None:
-        """The process was reaped: hear its last words, then forget it."""
-        self._hear()
+        """The process was reaped: read its last words, then forget it."""
+        self._receive()
         self._close()
         self.pid = 0
 
@@ -114,13 +113,11 @@ class Helper:
             self._sock = None
 
     def kill(self) -> None:
-        if self.pid:
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
+        kill_group(self.pid)
 
 
 class Services:
-    """The helpers of a run. `on_message(service, message)` hears what they say; `stdin` is for the workers.
+    """The helpers of a run. `on_message(service, message)` takes what they say; `stdin` is for the workers.
 
     `mode`: how the fork server starts workers, see fork_server.ForkServer.
     """
@@ -182,8 +179,7 @@ class Services:
         """Does this answer belong to the last order for a store? A store that came too late is ended here."""
         if message["order"] == self._store_order:
             return True
-        with contextlib.suppress(OSError):
-            os.kill(message["pid"], signal.SIGKILL)
+        kill_group(message["pid"])
         return False
 
     def fork(self, cell: int, spec: dict[str, Any], out: int, err: int) -> None:
@@ -197,10 +193,8 @@ class Services:
 
     def retire_store(self) -> None:
         """End the store without mourning it: a new one takes its place."""
-        pid, self.store_pid = self.store_pid, 0
-        if pid:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        kill_group(self.store_pid)
+        self.store_pid = 0
 
     def pids(self) -> set[int]:
         return {pid for pid in (self.fork_server.pid, self.store_pid, self.fd_store.pid, self.nvml.pid) if pid}

@@ -1,20 +1,17 @@
 """Making sure that a worker runs no more code, and learning how it ended before anybody could reap it.
 
-Reads /proc and sends SIGKILL; never waits longer than it is told to.
+Reads /proc; never waits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import time
 from pathlib import Path
 
-from ftrun.core.system.procfs import exit_code, stat
+from ftrun.core.system.procfs import exit_code, stat, tasks
 
 _PF_EXITING = 0x4
-_PAUSE = 0.0002
 _LOWEST = 19  # niceness
 # indices into /proc/PID/stat after the command's closing parenthesis (field number - 3)
 _STATE, _GROUP, _FLAGS, _VSIZE, _EXIT_CODE = 0, 2, 6, 20, 49
@@ -32,12 +29,7 @@ def step_aside(pid: int) -> None:
 
 def quiet(pid: int) -> bool:
     """True when no task of the process will run user code again."""
-    folder = f"/proc/{pid}/task"
-    try:
-        tasks = os.listdir(folder)
-    except OSError:
-        return True
-    for task in tasks:
+    for task in tasks(pid):
         fields = stat(pid, task)
         if fields is not None and not int(fields[_FLAGS]) & _PF_EXITING and fields[_STATE] not in "ZX":
             return False
@@ -64,25 +56,8 @@ def ended(pid: int) -> bool:
         fields = stat(entry)
         if fields is None or (int(entry) != pid and int(fields[_GROUP]) != pid):
             continue
-        if fields[_STATE] not in "ZX" or len(_tasks(entry)) > 1:
+        if fields[_STATE] not in "ZX" or len(tasks(entry)) > 1:
             return False
-    return True
-
-
-def _tasks(pid: str) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-
-
-def wait_quiet(pid: int, seconds: float) -> bool:
-    """Poll `quiet` for at most `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not quiet(pid):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_PAUSE)
     return True
 
 
@@ -95,25 +70,6 @@ def peek_exit(pid: int) -> int | None:
     if not status and fields[_STATE] != "Z":
         return None
     return exit_code(status)
-
-
-def cause_of(code: int | None) -> str:
-    """How a death is called: `SIGKILL`, `exit 3`, or `died` while nothing is known."""
-    if code is None:
-        return "died"
-    if code > 128:
-        with contextlib.suppress(ValueError):
-            return signal.Signals(code - 128).name
-    return f"exit {code}"
-
-
-def own_children() -> list[int]:
-    """Processes whose parent is this one, adopted orphans among them."""
-    found: list[int] = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):
-            found += map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
-    return found
 
 
 def is_ours(pid: int) -> bool:

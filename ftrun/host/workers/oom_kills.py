@@ -11,19 +11,17 @@ import os
 import re
 from pathlib import Path
 
-from ftrun.core.system.cgroup import groups
+from ftrun.core.system.cgroup import group_files
 
-_ROOT = Path("/sys/fs/cgroup")
 _KERNEL = "/dev/kmsg"
 _KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Killed process (\d+)")
 _RECORD = 8192
 
 
 class Kills:
-    """Asks whether an out-of-memory kill came since the last question. `root`: where the cgroup file systems are."""
+    """Asks whether an out-of-memory kill came since the last question."""
 
-    def __init__(self, root: Path = _ROOT) -> None:
-        self._root = root
+    def __init__(self) -> None:
         self._files: dict[int, Path] = {}  # pid -> its cgroup's counter
         self._seen: dict[Path, int] = {}  # kills that are accounted for
         self._latest: dict[Path, int] = {}  # kills counted at the last call of `expire`
@@ -32,7 +30,7 @@ class Kills:
 
     def watch(self, pid: int) -> None:
         """Remember the counter of the cgroup that a new process is in. Call while it lives."""
-        path = _counter_file(self._root, pid)
+        path = next(group_files(pid, "memory", "memory.oom_control", "memory.events"), None)
         if path is not None:
             self._files[pid] = path
             self._seen.setdefault(path, _count(path))
@@ -87,25 +85,6 @@ def _open_kernel() -> int | None:
         os.close(fd)
         return None
     return fd
-
-
-def _counter_file(root: Path, pid: int) -> Path | None:
-    """The file that counts the kills of the memory cgroup that `pid` is in."""
-    own = groups(pid)
-    if "memory" in own:
-        found = _under(root / "memory", own["memory"], "memory.oom_control")
-        if found is not None:
-            return found
-    v2 = own.get("")
-    return None if v2 is None else _under(root, v2, "memory.events") or _under(root / "unified", v2, "memory.events")
-
-
-def _under(root: Path, group: str, name: str) -> Path | None:
-    """In a container the path may be the host's: then the file at the root of the mount is ours."""
-    for path in (root / group.strip("/") / name, root / name):
-        if path.is_file():
-            return path
-    return None
 
 
 def _count(path: Path) -> int:

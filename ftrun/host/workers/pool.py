@@ -6,12 +6,10 @@ Handlers only emit events; what follows from them is the machine's business. A w
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ftrun import native
@@ -35,9 +33,10 @@ from ftrun.control.events import (
 from ftrun.core import symptoms
 from ftrun.core.errors import EXIT_SIGNAL
 from ftrun.core.faults import Fault
-from ftrun.core.shared.board import Board, Cell, F, Flag
-from ftrun.core.system import procfs
-from ftrun.host.base.loop import Loop
+from ftrun.core.shared.board import Cell, F, Flag
+from ftrun.core.system import files, procfs
+from ftrun.core.waiting import wait_for
+from ftrun.host.base.context import LaunchContext
 from ftrun.host.output.logs import Logs, WorkerLog
 from ftrun.host.workers import fence
 from ftrun.host.workers.oom_kills import Kills
@@ -47,7 +46,7 @@ _CODE_PATIENCE = 1.0  # seconds to wait for it; the world is being stopped meanw
 _CODE_LATEST, _CODE_LATE_LOOK = 10.0, 0.1  # seconds after which it is done without, and between two looks until then
 _CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
 _CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
-_FENCE_INLINE = 0.005
+_FENCE_INLINE, _FENCE_LOOK = 0.005, 0.0002
 _FENCE_DEADLINE = 5.0
 _LOOK, _LOOK_GPU = 0.001, 0.005  # seconds between two looks at a process that is being fenced
 _STAGES = (
@@ -79,8 +78,8 @@ class Worker:
         self.cause = ""  # why it was condemned, when it was
         self.fault = Fault.SIGNAL  # the same by name, and how it is known
         self.evidence = ""
-        self.reported = False  # its end was told to the machine, or is held back
-        self.lost = False  # its life lock is gone
+        self.reported = False  # its end was reported to the machine, or is held back
+        self.lost = False  # its liveness lock is gone
         self.ended = False  # reaped
         self.flags = 0
         self.raised = 0
@@ -104,29 +103,20 @@ class Worker:
 
 
 class WorkerPool:
-    """All incarnations of a run; `emit` takes events, `note` facts for the journal, `services` names our helpers."""
+    """All incarnations of a run; `services` names our helpers."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        board: Board,
-        loop: Loop,
-        logs: Logs,
-        emit: Callable[[Event], None],
-        note: Callable[..., None],
-        services: Callable[[], set[int]],
-    ) -> None:
+    def __init__(self, context: LaunchContext, logs: Logs, services: Callable[[], set[int]]) -> None:
         self.workers: dict[int, Worker] = {}
-        self.locked = True  # do workers hold life locks? a program that replaced the worker's code cannot
         self.ending = False  # workers are told to end: a signal is ours from now on
-        self._run_dir = run_dir
-        self._board = board
-        self._loop = loop
-        self._logs = logs
-        self._emit = emit
+        self.logs = logs
+        self._locked = context.settings.kind != "program"  # a program that replaced the worker's code holds no lock
+        self._run_dir = context.run_dir
+        self._board = context.board
+        self._loop = context.loop
+        self._emit = context.listener.on_event
+        self._note = context.listener.note
         self._by_pid: dict[int, Worker] = {}
         self._held: list[Died] = []  # ends that seem to follow from another's, which is awaited
-        self._note = note
         self._services = services
         self._kills = Kills()
 
@@ -157,11 +147,11 @@ class WorkerPool:
         elif worker.ordered or worker.ended:
             return None
         worker.ordered = True
-        worker.log = self._logs.open(index, self._local(rank), attempt)
+        worker.log = self.logs.open(index, self._local(rank), attempt)
         return worker
 
     def _local(self, rank: int | None) -> int | None:
-        return None if rank is None else rank - self._logs.rank_offset
+        return None if rank is None else rank - self.logs.rank_offset
 
     def order_lost(self, kept: set[int]) -> None:
         """The fork server died: fork orders it had taken and not answered are void, those of `kept` still wait."""
@@ -169,7 +159,7 @@ class WorkerPool:
         for worker in self.workers.values():
             if worker.ordered and not worker.pid and not worker.ended and worker.index not in kept:
                 worker.ordered = False
-        for pid in fence.own_children():
+        for pid in procfs.children("self"):
             # forked just before the fork server's end, so nobody knows which one it is
             if pid not in known and pid not in self._services() and fence.is_ours(pid):
                 procfs.kill_group(pid)
@@ -195,7 +185,7 @@ class WorkerPool:
         if worker.rank != rank:
             worker.rank = rank
             if worker.log is not None:
-                worker.log.take_rank(rank - self._logs.rank_offset, attempt)
+                worker.log.take_rank(rank - self.logs.rank_offset, attempt)
 
     # -- the board ---------------------------------------------------------------------------------------------------
 
@@ -212,8 +202,8 @@ class WorkerPool:
         flags = cell[F.FLAGS]
         changed, worker.flags = flags ^ worker.flags, flags
         if changed & flags & Flag.ALIVE:
-            if self.locked:
-                self._watch_life(worker)
+            if self._locked:
+                self._watch_lock(worker)
             self._emit(Started(now, index))
         for flag, kind in _MILESTONES:
             if changed & flags & flag:
@@ -256,22 +246,18 @@ class WorkerPool:
             worker.log.drain()
 
     def _read_error(self, name: str) -> dict[str, Any]:
-        try:
-            raw = json.loads((self._run_dir / "errors" / f"{name}.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return raw if isinstance(raw, dict) else {}
+        return files.read_json(self._run_dir / "errors" / f"{name}.json")
 
     # -- death -------------------------------------------------------------------------------------------------------
 
-    def _watch_life(self, worker: Worker) -> None:
+    def _watch_lock(self, worker: Worker) -> None:
         if worker.ended or worker.watch:
             return
         worker.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._loop.watch(worker.eventfd, lambda: self._life_lost(worker), urgent=True)
+        self._loop.watch(worker.eventfd, lambda: self._lock_lost(worker), urgent=True)
         worker.watch = native.watch_start(worker.cell.field_address(F.LIFE), worker.eventfd)
 
-    def _life_lost(self, worker: Worker) -> None:
+    def _lock_lost(self, worker: Worker) -> None:
         self._loop.forget(worker.eventfd)
         worker.lost, worker.ours = True, worker.fencing
         flags = worker.cell[F.FLAGS]
@@ -279,24 +265,24 @@ class WorkerPool:
             worker.cell[F.DETECTED_NS] = time.monotonic_ns()
             self.scan()  # what was reached before the death counts: it may be that all ranks are protected by now
             self._emit(Dying(time.monotonic(), worker.index))
-            self._report_early(worker, time.monotonic() + _CODE_PATIENCE)
+            self._await_code(worker, _CODE_LOOK, time.monotonic() + _CODE_PATIENCE, early=True)
         else:
             self._report_later(worker)
 
-    def _report_early(self, worker: Worker, deadline: float) -> None:
-        """Before it is reaped, as soon as its exit code shows: a busy machine may run its last thread late.
+    def _await_code(self, worker: Worker, pause: float, latest: float, early: bool = False) -> None:
+        """Report its end as soon as its exit code shows, at `latest` without.
 
-        Once it is set it shows, or it is 0, which cannot be told from none before the very end.
+        `early`: before it is reaped. Once the code is set it shows, or it is 0, which cannot be told from none before the very
+        end. A busy machine may run its last thread late.
         """
         if worker.reported:
             return
         code = worker.code if worker.code is not None else fence.peek_exit(worker.pid)
-        if code is None and fence.code_is_set(worker.pid):
-            self._report(worker, fence.peek_exit(worker.pid))
-        elif code is None and time.monotonic() < deadline:
-            self._loop.after(_CODE_LOOK, lambda: self._report_early(worker, deadline))
+        settled = code is not None or (early and fence.code_is_set(worker.pid))
+        if not settled and time.monotonic() < latest:
+            self._loop.after(pause, lambda: self._await_code(worker, pause, latest, early))
         else:
-            self._report(worker, code)
+            self._report(worker, fence.peek_exit(worker.pid) if code is None else code)
 
     def _gone(self, worker: Worker) -> None:
         """The pidfd says so: the exit code comes from the fork server, or from our own wait when that is dead."""
@@ -319,16 +305,7 @@ class WorkerPool:
     def _report_later(self, worker: Worker) -> None:
         """The fork server says with which code, soon; on a busy machine it may take its time, and so may the process to end."""
         latest = time.monotonic() + _CODE_LATEST
-        self._loop.after(_CODE_PATIENCE, lambda: self._report_ended(worker, latest))
-
-    def _report_ended(self, worker: Worker, latest: float) -> None:
-        if worker.reported:
-            return
-        code = worker.code if worker.code is not None else fence.peek_exit(worker.pid)
-        if code is None and time.monotonic() < latest:
-            self._loop.after(_CODE_LATE_LOOK, lambda: self._report_ended(worker, latest))
-        else:
-            self._report(worker, code)
+        self._loop.after(_CODE_PATIENCE, lambda: self._await_code(worker, _CODE_LATE_LOOK, latest))
 
     def exited(self, pid: int, code: int | None) -> bool:
         """`pid` was reaped, None: nobody knows with which code; False when it is no worker."""
@@ -376,7 +353,7 @@ class WorkerPool:
         death = Died(
             now,
             worker.index,
-            worker.cause or fence.cause_of(code),
+            worker.cause or symptoms.cause_of(code),
             code,
             cell.step,
             cell.phase.name.lower(),
@@ -394,7 +371,7 @@ class WorkerPool:
                 self._await_cause()
         else:
             self._emit(death)
-            self._tell_held()
+            self._emit_held()
 
     def _await_cause(self) -> None:
         """Who lost a peer is reported after it: two ends that come close together are not learnt of in their order."""
@@ -405,9 +382,9 @@ class WorkerPool:
         if others and time.monotonic() < self._held[0].t + patience:
             self._loop.after(_CAUSE_LOOK, self._await_cause)
         else:
-            self._tell_held()
+            self._emit_held()
 
-    def _tell_held(self) -> None:
+    def _emit_held(self) -> None:
         held, self._held = self._held, []
         for death in held:
             self._emit(death)
@@ -460,7 +437,7 @@ class WorkerPool:
                 self._fenced(worker, 1)
             return
         procfs.kill_group(worker.pid)
-        if not worker.cell[F.DEVICE] and fence.wait_quiet(worker.pid, _FENCE_INLINE):
+        if not worker.cell[F.DEVICE] and wait_for(lambda: fence.quiet(worker.pid), _FENCE_INLINE, _FENCE_LOOK):
             self._fenced(worker, 1)
         else:
             self._fence_later(worker, time.monotonic() + _FENCE_DEADLINE)

@@ -7,14 +7,9 @@ from collections.abc import Iterator
 from ftrun.core.amounts import count, milliseconds
 from ftrun.view.timeline import transfer
 from ftrun.view.timeline.svg_parts import LEFT, RIGHT, WIDTH, rect, words_at
-from ftrun.view.timeline.transfer import Piece, Row, Transfer
+from ftrun.view.timeline.transfer import Transfer, TransferPiece, TransferRow
 
-COLOURS = {
-    transfer.H2D: "#FFFFFF",
-    transfer.SRC: "#FFD54A",
-    transfer.DST: "#FFF3C4",
-    transfer.RELOAD: "#F2A541",
-}
+COLOURS = {transfer.H2D: "#FFFFFF", transfer.SRC: "#FFD54A", transfer.DST: "#FFF3C4", transfer.RELOAD: "#F2A541"}
 _TOP, _ROW, _BAR = 52, 22, 16
 _WHERE = {True: "sends", False: "takes"}
 
@@ -49,7 +44,7 @@ def _legend(what: Transfer, y: float) -> Iterator[str]:
         x += 130
 
 
-def _row(what: Transfer, row: Row, y: float, named: bool) -> Iterator[str]:
+def _row(what: Transfer, row: TransferRow, y: float, named: bool) -> Iterator[str]:
     if named:
         yield f'<line x1="16" x2="{LEFT + WIDTH + RIGHT - 16}" y1="{y - 2}" y2="{y - 2}" stroke="#ddd"/>'
         yield words_at(16, y + 12, f"rank {row.rank}", font_weight="bold")
@@ -58,7 +53,7 @@ def _row(what: Transfer, row: Row, y: float, named: bool) -> Iterator[str]:
         yield from _piece(what, row, piece, y)
 
 
-def _piece(what: Transfer, row: Row, piece: Piece, y: float) -> Iterator[str]:
+def _piece(what: Transfer, row: TransferRow, piece: TransferPiece, y: float) -> Iterator[str]:
     scale = WIDTH / max(what.end - what.begin, 1e-9)
     begin, length = LEFT + (piece.begin - what.begin) * scale, (piece.end - piece.begin) * scale
     whose = "its own" if piece.source == row.rank else f"rank {piece.source}'s"

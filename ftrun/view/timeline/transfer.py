@@ -19,7 +19,7 @@ _SENDING = (H2D, SRC)
 
 
 @dataclass(frozen=True)
-class Piece:
+class TransferPiece:
     """One chunk in one stage. `source`: the rank whose bytes they were."""
 
     kind: str
@@ -29,19 +29,19 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Row:
+class TransferRow:
     """One thread of a rank: what it `sends` (from the host into its buffers), or what it takes into its weights."""
 
     rank: int
     sends: bool
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TransferPiece, ...]
 
 
 @dataclass(frozen=True)
 class Transfer:
     """All that moved. `ranks`: how many took part; of some only, there are rows. `begin`, `end`: of the first and last piece."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TransferRow, ...]
     ranks: int
     begin: float
     end: float
@@ -57,15 +57,17 @@ def transfer(raw: Mapping[str, Any]) -> Transfer | None:
     noted = [entry for entry in raw.get("moves") or () if entry["moves"]]
     if not noted:
         return None
-    rows: list[Row] = []
-    pieces: list[Piece] = []
+    rows: list[TransferRow] = []
+    pieces: list[TransferPiece] = []
     for entry in noted:
-        mine = [Piece(KINDS[s], int(source), float(b), float(e)) for s, source, b, e in entry["moves"] if s in KINDS]
+        mine = [
+            TransferPiece(KINDS[s], int(source), float(b), float(e)) for s, source, b, e in entry["moves"] if s in KINDS
+        ]
         pieces += mine
         for sends in (True, False):
             part = sorted((p for p in mine if (p.kind in _SENDING) == sends), key=lambda p: p.begin)
             if part and len(rows) < 2 * RANKS_MOST:
-                rows.append(Row(int(entry["rank"]), sends, tuple(part)))
+                rows.append(TransferRow(int(entry["rank"]), sends, tuple(part)))
     if not pieces:
         return None
     return Transfer(tuple(rows), len(noted), min(p.begin for p in pieces), max(p.end for p in pieces))

@@ -40,10 +40,7 @@ _MOST = 8  # ranks that are named one by one
 _SOURCES = {
     "adopt": "its weights and optimizer state had outlived it in shared memory and were adopted in place",
     "peer": "its weights and optimizer state were copied from another rank",
-    "remote": "its weights and optimizer state came from another node",
     "snapshot": "the state came from the host snapshot",
-    "checkpoint": "the state came from the checkpoint",
-    "restart": "the script was started anew",
 }
 
 

@@ -44,7 +44,7 @@ from ftrun.worker.recovery.replacement import restore
 from ftrun.worker.runtime import compiling, torch_private
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.step.body import Body
 from ftrun.worker.step.loop import Loop
 
@@ -102,7 +102,7 @@ def protect(
             "train on cuda or cpu, or run the script without protect() (all workers restart on a failure)"
         )
     _check_torch(context, modules)
-    state = Protected(modules, optimizers, stateful, _ranks_of(replicas))
+    state = ProtectedState(modules, optimizers, stateful, _ranks_of(replicas))
     given = [*modules, *optimizers, *stateful.values()]
     _job = Job(_guard(context, state, LeftOut(context, state, given, list(ignore))), modules, optimizers, stateful)
     return _job
@@ -149,7 +149,7 @@ def _ranks_of(replicas: Any) -> tuple[int, ...]:
         ) from None
 
 
-def _guard(context: Context, state: Protected, left_out: LeftOut) -> Loop:
+def _guard(context: Context, state: ProtectedState, left_out: LeftOut) -> Loop:
     groups = registry()
     if not dist.is_initialized():
         raise UsageError('protect() before init_process_group("ftrun"): make the process group first')
@@ -183,7 +183,7 @@ def _guard(context: Context, state: Protected, left_out: LeftOut) -> Loop:
     return loop
 
 
-def _kit(context: Context, groups: Registry, state: Protected, left_out: LeftOut) -> Kit:
+def _kit(context: Context, groups: Registry, state: ProtectedState, left_out: LeftOut) -> Kit:
     ledger = Ledger(state)
     snapshots = Snapshots(context, state, ledger)
     kit = Kit(context, groups, state, ledger, Reducers(state.modules, groups), Kept(context, state, ledger), snapshots)

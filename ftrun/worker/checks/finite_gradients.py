@@ -15,7 +15,7 @@ from ftrun.core.shared.board import F, Phase
 from ftrun.worker.comm.collective_replay import tensors_of
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 _REDUCING = {
     "allreduce": 0, "allreduce_coalesced": 0, "reduce": 0, "_reduce_scatter_base": 1, "reduce_scatter_single": 1,
@@ -32,7 +32,7 @@ _AFTER_YOU = 1.0  # seconds
 class FiniteGradients(StepObserver):
     """`nonfinite` is redo or stop."""
 
-    def __init__(self, context: Context, state: Protected, nonfinite: str) -> None:
+    def __init__(self, context: Context, state: ProtectedState, nonfinite: str) -> None:
         self._context = context
         self._state = state
         self._words = context.cell.words()

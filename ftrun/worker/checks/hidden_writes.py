@@ -7,7 +7,7 @@ from typing import Any
 from ftrun.core.errors import UsageError
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Position
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 _GUARDED = 3  # first steps in which all parameters are looked at; then every 100th. In between a sample is
 
@@ -15,7 +15,7 @@ _GUARDED = 3  # first steps in which all parameters are looked at; then every 10
 class HiddenWrites(StepObserver):
     """Compares checksums at the start of a body, at its gate, at its end and at the next hand-out. Errors: UsageError."""
 
-    def __init__(self, position: Position, state: Protected) -> None:
+    def __init__(self, position: Position, state: ProtectedState) -> None:
         self._position = position
         self._state = state
         self._bodies = 0

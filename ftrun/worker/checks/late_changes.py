@@ -15,10 +15,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ftrun.core.errors import UsageError
 from ftrun.worker.runtime.callers import caller
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 
-def watch(state: Protected) -> None:
+def watch(state: ProtectedState) -> None:
     """From here on: no new parameter or buffer in a protected model, no foreign optimizer on its parameters, no later DDP."""
     parts = {id(part) for root in state.modules for part in root.modules()}
     tensors = {id(param) for param in state.tensors}

@@ -23,7 +23,7 @@ from ftrun.worker.runtime.callers import is_script
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Position
 from ftrun.worker.runtime.run_link import Context
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 _SECOND_LOOK = 3  # bodies
 _ATOMS = (type(None), int, float, str, bytes, complex)
@@ -33,7 +33,7 @@ _ABSENT = object()  # a name that was not there at the first look
 class LeftOut(StepObserver):
     """`given`: the objects that protect() was given; `ignore`: those that are meant to stay out, or the names of variables."""
 
-    def __init__(self, context: Context, state: Protected, given: list[Any], ignore: list[Any]) -> None:
+    def __init__(self, context: Context, state: ProtectedState, given: list[Any], ignore: list[Any]) -> None:
         self._context = context
         self._position: Position = context.position
         self._state = state

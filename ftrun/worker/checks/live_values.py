@@ -26,7 +26,7 @@ from ftrun import native
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.runtime.callers import is_script
 from ftrun.worker.runtime.torch_private import writes_to
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 _ATOMS = (type(None), int, float, str, bytes, complex)
 _DEEPEST = 12
@@ -52,7 +52,7 @@ class Unknown:
 class LiveValues:
     """`known`: ids of objects that stand for nothing, since they are guarded, or meant to stay out."""
 
-    def __init__(self, state: Protected, known: set[int]) -> None:
+    def __init__(self, state: ProtectedState, known: set[int]) -> None:
         self._state = state
         self._known = known
 

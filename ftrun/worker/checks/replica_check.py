@@ -17,7 +17,7 @@ from ftrun.worker.kept.handover import fetch
 from ftrun.worker.memory.arena import Arena, Entry
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 _FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are replicas
 
@@ -25,7 +25,7 @@ _FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are r
 class ReplicaCheck(StepObserver):
     """Compares every `every` steps beside; 0 = only after repairs and at the end."""
 
-    def __init__(self, context: Context, state: Protected, every: int) -> None:
+    def __init__(self, context: Context, state: ProtectedState, every: int) -> None:
         self._context = context
         self._state = state
         self._every = every

@@ -58,7 +58,7 @@ def _unpacked(blob: bytes, like: torch.Tensor) -> torch.Tensor:
     return torch.sparse_coo_tensor(indices, values, like.shape).to(like.device)
 
 
-class Entry:
+class ReplayEntry:
     """One collective before the first step: what it gave, or how it failed; neither while nobody has waited for it."""
 
     def __init__(self, name: str, recorder: Recorder) -> None:
@@ -83,13 +83,13 @@ class Recorder:
         self.replaying = False
         self.overflow = False
         self.groups = 0  # that the replaced rank made
-        self._entries: list[Entry] = []
+        self._entries: list[ReplayEntry] = []
         self._bytes = 0
         self._next = 0
 
-    def reserve(self, name: str) -> Entry:
+    def reserve(self, name: str) -> ReplayEntry:
         """Note a collective that begins now; its end goes into the entry, by `Entry.store` or `Entry.fail`."""
-        entry = Entry(name, self)
+        entry = ReplayEntry(name, self)
         self._entries.append(entry)
         return entry
 

@@ -30,7 +30,7 @@ from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Recorder, tensors_of
 from ftrun.worker.comm.collectives import COLLECTIVES, DIRECT, averaging_integers, fill_local
 from ftrun.worker.comm.connect import Connecting
-from ftrun.worker.comm.work import Direct, Finished, Pending
+from ftrun.worker.comm.work import Direct, FinishedWork, Pending
 from ftrun.worker.runtime import torch_private
 from ftrun.worker.runtime.callers import caller, inside_ddp_constructor
 from ftrun.worker.runtime.observer import Observers
@@ -121,14 +121,14 @@ class SwapGroup(ProcessGroup):
         outputs = tensors_of(args[0]) if args and name != "send" else []
         if registry.local:
             fill_local(name, args)
-            return Finished(outputs)
+            return FinishedWork(outputs)
         replay = registry.admit(name)
         if registry.recorder.replaying:
             if not replay:
                 fill_local(name, args)
-                return Finished(outputs)
+                return FinishedWork(outputs)
             registry.recorder.replay(name, outputs)
-            return Finished(outputs)
+            return FinishedWork(outputs)
         context.check_stop_in_collective()
         if registry.broken is not None:
             registry.check()

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import Work
 
 from ftrun.worker.comm.backend import Inner
-from ftrun.worker.comm.collective_replay import Entry
+from ftrun.worker.comm.collective_replay import ReplayEntry
 from ftrun.worker.runtime import torch_private
 
 
@@ -51,7 +51,7 @@ def _on_gpu(tensors: list[torch.Tensor]) -> bool:
     return any([t.is_cuda for t in tensors])
 
 
-class Finished(Work):
+class FinishedWork(Work):
     """A Work that is done: for collectives that are replayed or skipped."""
 
     def __init__(self, result: list[torch.Tensor]) -> None:
@@ -82,7 +82,7 @@ class Pending(Work):
         work: Any,
         result: list[torch.Tensor],
         divide: Callable[[], None] | None,
-        entry: Entry | None,
+        entry: ReplayEntry | None,
     ) -> None:
         super().__init__()
         self._group = group
@@ -189,7 +189,7 @@ class Direct(Work):
     """A point-to-point Work, which has no future in Gloo: waits in the inner group, woken by its sockets' end."""
 
     def __init__(
-        self, group: WorkOwner, work: Any, name: str, received: list[torch.Tensor], entry: Entry | None
+        self, group: WorkOwner, work: Any, name: str, received: list[torch.Tensor], entry: ReplayEntry | None
     ) -> None:
         super().__init__()
         self._group = group

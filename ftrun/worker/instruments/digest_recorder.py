@@ -34,7 +34,7 @@ from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state import serialization
 from ftrun.worker.state.loader_position import leaves
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 Digests = list[tuple[str, int]]  # name, as KIND:WHAT, and 64 bits
 
@@ -44,7 +44,9 @@ _PROGRESS = struct.Struct("<qq")  # steps begun, steps of the loop; one entry a 
 class DigestRecorder(StepObserver):
     """The digests of one incarnation of a rank."""
 
-    def __init__(self, context: Context, state: Protected, ledger: Ledger, left_out: LeftOut, folder: Path) -> None:
+    def __init__(
+        self, context: Context, state: ProtectedState, ledger: Ledger, left_out: LeftOut, folder: Path
+    ) -> None:
         self._context = context
         self._position = context.position
         self._state = state

@@ -22,7 +22,7 @@ from ftrun.faults.trigger import CannotStrike, Trigger
 from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Where
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 Prepared = tuple[str, Callable[[], None]]
 
@@ -30,7 +30,7 @@ Prepared = tuple[str, Callable[[], None]]
 class FaultEffects(StepObserver):
     """Lets the faults of this rank strike, by the plan and the chance that its run was started with, if any."""
 
-    def __init__(self, registry: Registry, state: Protected) -> None:
+    def __init__(self, registry: Registry, state: ProtectedState) -> None:
         context = registry.context
         path = os.environ.get(ENV_FAULT_PLAN)
         chance = os.environ.get(ENV_RANDOM_FAULTS)
@@ -46,7 +46,7 @@ class FaultEffects(StepObserver):
 
     def _strike(self, phase: str, number: int) -> None:
         trigger = self._trigger
-        if trigger.armed or self._board.requests() != trigger.heard:
+        if trigger.armed or self._board.requests() != trigger.seen:
             trigger.fire(phase, self._position.index_of(number), self._position.attempt)
 
     def handed_out(self, number: int) -> None:
@@ -72,7 +72,7 @@ class FaultEffects(StepObserver):
 class _Nan:
     """One value of what this rank computes is NaN: of the model's output (so of the loss), or of one gradient."""
 
-    def __init__(self, state: Protected) -> None:
+    def __init__(self, state: ProtectedState) -> None:
         self._state = state
 
     def prepare(self, phase: str, seed: int) -> Prepared:
@@ -116,7 +116,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 class _Bitflip:
     """One bit of one parameter, where it lies in the arena."""
 
-    def __init__(self, state: Protected) -> None:
+    def __init__(self, state: ProtectedState) -> None:
         self._state = state
 
     def prepare(self, phase: str, seed: int) -> Prepared:

@@ -17,13 +17,13 @@ from ftrun.worker.memory.gpu_memory import Chunk, DeviceMemory, unsettled
 from ftrun.worker.memory.segment import Segment
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state import rng
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 
 class Kept:
     """What this rank has at the fd store. Calls give False when there is no fd store now: try again when there is."""
 
-    def __init__(self, context: Context, state: Protected, ledger: Ledger) -> None:
+    def __init__(self, context: Context, state: ProtectedState, ledger: Ledger) -> None:
         self._context = context
         self._state = state
         self._ledger = ledger
@@ -78,7 +78,7 @@ class Kept:
         return True
 
 
-def use_gpu(context: Context, state: Protected) -> int | None:
+def use_gpu(context: Context, state: ProtectedState) -> int | None:
     """The GPU that the model is on, None = none. From here on this worker's end is waited for before its memory is used."""
     gpu = state.gpu
     if gpu is not None:

@@ -13,7 +13,7 @@ import torch
 from ftrun.core.errors import UsageError
 from ftrun.worker.kept.recovery_points import END, GATE, LATE, RECORDING, START, Slots
 from ftrun.worker.state import rng, serialization
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 Captured = tuple[rng.State, dict[str, bytes]]  # of the random streams, and packed Python state
 Grads = list["torch.Tensor | None"]
@@ -28,7 +28,7 @@ def read_state(slots: Slots, slot: int) -> dict[str, Any]:
 class Ledger:
     """The slots of this rank, with what has to be remembered between writing one and the next."""
 
-    def __init__(self, state: Protected) -> None:
+    def __init__(self, state: ProtectedState) -> None:
         self.slots: Slots
         self.loader: Any = None  # position and batch in flight, kept by job.batches
         self.loader_state: Any = None  # the place from a slot, until job.batches takes it

@@ -20,7 +20,7 @@ from ftrun.worker.kept.snapshot_store import BadSnapshot, Places, Store
 from ftrun.worker.memory.arena import Manifest
 from ftrun.worker.memory.segment import Segment, room_for
 from ftrun.worker.runtime.run_link import Context
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 NAME = "snapshot"  # of the segment at the fd store
 _NO_STEP = -1
@@ -29,7 +29,7 @@ _NO_STEP = -1
 class Snapshots:
     """Takes this rank's snapshots, every `every` steps; 0 = never."""
 
-    def __init__(self, context: Context, state: Protected, ledger: Ledger) -> None:
+    def __init__(self, context: Context, state: ProtectedState, ledger: Ledger) -> None:
         self._context = context
         self._state = state
         self._ledger = ledger
@@ -118,7 +118,7 @@ def layout_of(manifest: Manifest) -> int:
     return int.from_bytes(hashlib.sha256(repr(rows).encode()).digest()[:8], "little")
 
 
-def own_places(state: Protected, manifest: Manifest, world_size: int, on_gpu: bool) -> list[tuple[int, int]]:
+def own_places(state: ProtectedState, manifest: Manifest, world_size: int, on_gpu: bool) -> list[tuple[int, int]]:
     """(offset, size) of what no other rank is known to have the same: private parameters, and all of a model without DDP.
 
     In the host's part of the arena, or in that on a GPU.

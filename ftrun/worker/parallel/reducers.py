@@ -9,7 +9,6 @@ run did. After a recovery before it every rank only resets, and torch lays the b
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -157,9 +156,7 @@ class _One:
     def _publish(self) -> None:
         """Rank 0 of this module's group leaves its order in the run directory, whole, before it enters another step."""
         if self.fact is not None and self.ddp.process_group.rank() == 0:
-            temporary = self._path().with_suffix(".tmp")
-            files.write_private(temporary, json.dumps(self.fact[0]))
-            os.replace(temporary, self._path())
+            files.replace(self._path(), json.dumps(self.fact[0]), private=True)
 
     def _read(self) -> bool:
         """Take the published order; False when there is none."""

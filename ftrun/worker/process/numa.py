@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
+from ftrun.core.system.visible import entries
+
 _SYS = Path("/sys")
 _PROC = Path("/proc")
 
@@ -111,7 +113,7 @@ def _gpus(visible: str | None, proc: Path) -> list[str]:
     if visible is None:
         return [address for name, address in found.items() if name.isdigit()]
     chosen: list[str] = []
-    for part in (part.strip() for part in visible.split(",")):
+    for part in entries(visible):
         match = [
             address for name, address in found.items() if name == part or (part[:4] == "GPU-" and name.startswith(part))
         ]

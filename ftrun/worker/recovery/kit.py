@@ -13,11 +13,11 @@ from ftrun.worker.parallel.reducers import Reducers
 from ftrun.worker.runtime.observer import Observers
 from ftrun.worker.runtime.position import Position
 from ftrun.worker.runtime.run_link import Context
-from ftrun.worker.state.protected_state import Protected
+from ftrun.worker.state.protected_state import ProtectedState
 
 
 @dataclass
-class Pending:
+class PendingRecovery:
     """What a recovery leaves for the step loop to do."""
 
     resume: int = -1  # gate number at which a replacement enters the loop; -1 = it did, or is none
@@ -32,12 +32,12 @@ class Kit:
 
     context: Context
     registry: Registry
-    state: Protected
+    state: ProtectedState
     ledger: Ledger
     reducers: Reducers
     handover: Kept
     snapshots: Snapshots
-    pending: Pending = field(default_factory=Pending)
+    pending: PendingRecovery = field(default_factory=PendingRecovery)
 
     @property
     def position(self) -> Position:

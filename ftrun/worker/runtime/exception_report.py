@@ -13,10 +13,12 @@ import sysconfig
 import time
 import traceback
 import zlib
+from pathlib import Path
 from types import TracebackType
 
 from ftrun.core import paths, symptoms
 from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, DeviceError, NonFiniteError, PlatformError, UsageError
+from ftrun.core.system import files
 from ftrun.worker.runtime.run_link import Context
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -135,7 +137,4 @@ def _leave_error_file(message: str, text: str, now: float) -> None:
         return
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        temporary = f"{path}.{os.getpid()}"
-        with open(temporary, "w") as file:
-            json.dump(paths.error_record(message, text, now), file)
-        os.replace(temporary, path)
+        files.replace(Path(path), json.dumps(paths.error_record(message, text, now)))

@@ -184,9 +184,7 @@ class Context:
         """Write an error file (whole or not at all) for the launcher."""
         folder = self.run_dir / "errors"
         folder.mkdir(mode=0o700, exist_ok=True)
-        temporary = folder / f".{name}.{os.getpid()}"
-        files.write_private(temporary, json.dumps(facts))
-        os.replace(temporary, folder / f"{name}.json")
+        files.replace(folder / f"{name}.json", json.dumps(facts), private=True)
 
     def is_main_process(self) -> bool:
         """False in a process forked by the script (a DataLoader worker)."""

@@ -25,7 +25,7 @@ _SAMPLE = 16384  # bytes
 _Owner = tuple[int, int]  # of optimizer state: number of the optimizer, number of the parameter in it
 
 
-class Protected:
+class ProtectedState:
     """Model(s), optimizer(s) and stateful objects of one rank, over its arena."""
 
     def __init__(

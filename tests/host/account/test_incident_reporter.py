@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ftrun.control.events import CloseGate, Died, Grouped, Protected, Publish, Raised, Say
-from ftrun.control.machine import Phase as State
+from ftrun.control.machine import RunPhase as State
 from ftrun.core.shared import gate
-from ftrun.core.shared.board import Board, F, Flag, Phase
+from ftrun.core.shared.board import F, Flag, Phase
 from ftrun.core.shared.steps import StepLog
 from ftrun.host.account.attempt import Attempt
 from ftrun.host.account.incident_reporter import Narrator
+from tests.host.parts import Recorder, launch_context
 
 MS = 1_000_000
 
 
 def test_a_rank_that_raised_is_told_as_it_was_then(tmp_path: Path) -> None:
     """It raised in its backward pass; by now all ranks were reset, and it is in the forward pass of the step again."""
-    notes: list[dict[str, Any]] = []
-    board = Board.create(tmp_path / "board", 4)
-    narrator = Narrator(
-        tmp_path, board, tmp_path / "log", lambda *_: None, lambda note, **facts: notes.append({"note": note, **facts})
-    )
+    recorder = Recorder()
+    context = launch_context(tmp_path, recorder, nproc=2)
+    board, narrator = context.board, Narrator(context)
     for index in range(2):
         cell, log = board.cell(index), StepLog(board.cell(index))
         cell[F.RANK], cell[F.STEP], cell[F.PHASE] = index + 1, 8, Phase.FORWARD
@@ -38,7 +36,7 @@ def test_a_rank_that_raised_is_told_as_it_was_then(tmp_path: Path) -> None:
     narrator.saw(Raised(0.123, 0, 7, "ValueError at x.py:1"), (CloseGate(2),), State.STOPPING, 122 * MS)
     narrator.published(Publish(2, 7, (0, 1), (), ()), {})
     narrator.saw(Grouped(0.2, 3), (Say("recovered"),), State.RUNNING, 200 * MS)
-    (incident,) = (note for note in notes if note["note"] == "incident")
+    (incident,) = (note for note in recorder.notes if note["note"] == "incident")
     (victim,) = incident["victims"]
     assert (victim["rank"], victim["phase"], victim["seen_ms"]) == (0, "backward", 2.0)
     parts = incident["ms"]
@@ -49,16 +47,9 @@ def test_a_rank_that_raised_is_told_as_it_was_then(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("goes_on_with", "again"), [(0, 10), (6, 4)])
 def test_a_restart_counts_the_steps_that_are_done_again(tmp_path: Path, goes_on_with: int, again: int) -> None:
     """From its beginning, or from where a checkpoint of the script's own goes on; and the time that they had taken."""
-    notes: list[dict[str, Any]] = []
-    said: list[str] = []
-    board = Board.create(tmp_path / "board", 8)
-    narrator = Narrator(
-        tmp_path,
-        board,
-        tmp_path / "log",
-        lambda line, *_: said.append(line),
-        lambda note, **f: notes.append({"note": note, **f}),
-    )
+    recorder = Recorder()
+    context = launch_context(tmp_path, recorder, nproc=2)
+    board, narrator = context.board, Narrator(context)
 
     def protect(cells: tuple[int, ...], first: int) -> None:
         narrator.published(Publish(1, 0, cells, (), (), fresh=True), {})
@@ -81,12 +72,12 @@ def test_a_restart_counts_the_steps_that_are_done_again(tmp_path: Path, goes_on_
     took = (time.monotonic_ns() - began) / 1e6
     assert board.swap_gate(board.gate(), gate.pack(gate.GateWord(2, False, -1)))
     protect((2, 3), goes_on_with)
-    (incident,) = (note for note in notes if note["note"] == "incident")
+    (incident,) = (note for note in recorder.notes if note["note"] == "incident")
     assert incident["restart"] and incident["redone"] == again
     assert 50 * again / 10 <= incident["again_ms"] <= took * again / 10
-    assert any(f"{again} steps done again since all workers started again" in line for line in said)
+    assert any(f"{again} steps done again since all workers started again" in line for line in recorder.lines)
     narrator.end(0)
-    summary = notes[-1]
+    summary = recorder.notes[-1]
     assert summary["redone"] == again
     assert summary["lost_ms"] == pytest.approx(incident["total_ms"] + incident["again_ms"])
 

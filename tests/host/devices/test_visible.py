@@ -12,7 +12,7 @@ import pytest
 from ftrun.core.errors import ConfigError, UsageError
 from ftrun.host.devices import devices, quarantine, visible
 from ftrun.host.devices.devices import Holder, users
-from ftrun.host.devices.quarantine import Quarantine
+from ftrun.host.devices.quarantine import QuarantineFile
 
 GPUS: list[dict[str, Any]] = [
     {"index": 0, "uuid": "GPU-aa11", "name": "X", "mig": []},
@@ -107,9 +107,9 @@ def test_quarantine_is_kept_for_later_runs_and_released_by_hand(tmp_path: Path) 
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
-    first = Quarantine(one, str(shared))
+    first = QuarantineFile(one, str(shared))
     assert first.add("GPU-a", "Xid 48") == ""
-    second = Quarantine(two, str(shared))
+    second = QuarantineFile(two, str(shared))
     assert second.reasons == {"GPU-a": "Xid 48"}
     assert second.add("GPU-b", "lost") == ""
     assert quarantine.read(shared) == {"GPU-a": "Xid 48", "GPU-b": "lost"}
@@ -124,7 +124,7 @@ def test_quarantine_is_kept_for_later_runs_and_released_by_hand(tmp_path: Path) 
 
 
 def test_without_a_shared_file_the_runs_own_is_edited(tmp_path: Path) -> None:
-    mine = Quarantine(tmp_path, None)
+    mine = QuarantineFile(tmp_path, None)
     mine.add("GPU-a", "Xid 48")
     mine.path.write_text("{half")
     assert mine.look() == ([], {})
@@ -135,7 +135,7 @@ def test_without_a_shared_file_the_runs_own_is_edited(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_told_and_lives_on_in_memory(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    mine = Quarantine(tmp_path, str(folder / "q.json"))
+    mine = QuarantineFile(tmp_path, str(folder / "q.json"))
     folder.rmdir()
     folder.touch()
     assert "cannot be written" in mine.add("GPU-a", "Xid 48")

@@ -10,7 +10,7 @@ import pytest
 
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import CarrierLost, Record
-from ftrun.host.nodes.membership.member import Me, Member, News, Terms
+from ftrun.host.nodes.membership.member import Me, Member, MemberTerms, News
 from ftrun.host.nodes.membership.table import root_cause, weight
 
 STEP = 0.1
@@ -47,7 +47,7 @@ class Agent:
         self.offset = offset  # no two machines have the same clock
         self.heard: list[News] = []
         self.error: Exception | None = None
-        wanted = Terms(**{**play.terms, **terms})
+        wanted = MemberTerms(**{**play.terms, **terms})
         me = Me(who, f"host-{who}", f"addr-{who}", nproc, rank)
         self.member = Member(play.memory, me, wanted, self.hear, self.now())
 

@@ -15,7 +15,7 @@ import pyte
 import pytest
 
 from ftrun.core.errors import UsageError
-from ftrun.host.base.loop import Loop
+from ftrun.host.base.loop import EventLoop
 from ftrun.host.base.settings import Output
 from ftrun.host.base.streams import Std, Streams, parse
 from ftrun.host.output.logfiles import claim_folder
@@ -51,7 +51,7 @@ class Scene:
     """`Logs` with a console of its own and workers that are written for by the test."""
 
     def __init__(self, folder: Path, output: Output | None = None, role: str = "default") -> None:
-        self.loop = Loop()
+        self.loop = EventLoop()
         self.logs = Logs(folder, self.loop, output or Output(), "brave-otter", role)
         self.out, self.err = Console(), Console()
         self.logs.out, self.logs.err = self.out, self.err  # type: ignore[assignment]
@@ -324,7 +324,7 @@ def test_json_lines(tmp_path: Path) -> None:
     log, spare = scene.worker(1, 1, 2), scene.worker(9, None)
     scene.write(log, b'say "hi" \xc3\xa9\n\xff\xfe bytes\n\r10%\r\n', b"bad\n")
     scene.write(spare, b"waiting\n")
-    scene.logs.say("rank 2 died\nand more", "warning")
+    scene.logs.log("rank 2 died\nand more", "warning")
     scene.end(log, spare)
     out = [json.loads(line) for line in scene.out.lines]
     for raw in out:

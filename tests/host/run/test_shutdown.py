@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ftrun.host.base.loop import Loop
 from ftrun.host.run import signal_forwarding
 from tests.conftest import Ftrun, Run, processes_of, wait_for
 from tests.host import direct
+from tests.host.parts import Recorder, launch_context
 
 STUBBORN = """
 import os, signal, sys, time
@@ -323,18 +323,16 @@ for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK):
 """
 
 
-def test_a_signal_that_is_blocked_for_a_moment_is_held_back() -> None:
-    loop = Loop()
+def test_a_signal_that_is_blocked_for_a_moment_is_held_back(tmp_path: Path) -> None:
+    recorder = Recorder()
+    context = launch_context(tmp_path, recorder)
     with subprocess.Popen(
         [sys.executable, "-c", ANSWERS], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         worker = SimpleNamespace(rank=0, pid=process.pid, reported=False)
         pool = SimpleNamespace(living=lambda: [worker])
-        said: list[str] = []
-        forwarder = signal_forwarding.Forwarder(
-            pool, loop, 1, lambda text, *_: said.append(text), lambda *_, **__: None
-        )  # type: ignore[arg-type]
+        forwarder = signal_forwarding.Forwarder(context, pool)  # type: ignore[arg-type]
         process.stdout.readline()
         answers = {
             s: signal_forwarding.answer_of(process.pid, s) for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
@@ -342,19 +340,19 @@ def test_a_signal_that_is_blocked_for_a_moment_is_held_back() -> None:
         forwarder.forward(signal.SIGUSR2)
         print(file=process.stdin, flush=True)
         process.stdout.readline()
-        loop.run_once()  # the next look
+        context.loop.run_once()  # the next look
         assert (
-            signal_forwarding.answer_of(process.pid, signal.SIGUSR2) is signal_forwarding.Answer.DIES
+            signal_forwarding.answer_of(process.pid, signal.SIGUSR2) is signal_forwarding.SignalAnswer.DIES
             and process.poll() is None
         )
         process.kill()
     assert answers == {
-        signal.SIGUSR1: signal_forwarding.Answer.TAKEN,
-        signal.SIGUSR2: signal_forwarding.Answer.BLOCKED,
-        signal.SIGWINCH: signal_forwarding.Answer.TAKEN,
+        signal.SIGUSR1: signal_forwarding.SignalAnswer.TAKEN,
+        signal.SIGUSR2: signal_forwarding.SignalAnswer.BLOCKED,
+        signal.SIGWINCH: signal_forwarding.SignalAnswer.TAKEN,
     }
-    assert said == ["got SIGUSR2; 1 worker of 1 will get it once it is handled there"]
-    assert signal_forwarding.answer_of(process.pid, signal.SIGUSR1) is signal_forwarding.Answer.DIES, "it is gone"
+    assert recorder.lines == ["got SIGUSR2; 1 worker of 1 will get it once it is handled there"]
+    assert signal_forwarding.answer_of(process.pid, signal.SIGUSR1) is signal_forwarding.SignalAnswer.DIES, "it is gone"
 
 
 # ---- ftrun stop ------------------------------------------------------------------------------------------------------

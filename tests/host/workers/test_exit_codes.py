@@ -12,25 +12,24 @@ from typing import Any
 import pytest
 
 from ftrun.control import events as ev
-from ftrun.core import paths
 from ftrun.core.faults import Fault
-from ftrun.core.shared.board import Board, F, Flag
-from ftrun.host.base.loop import Loop
+from ftrun.core.shared.board import F, Flag
 from ftrun.host.workers.pool import Worker, WorkerPool
+from tests.host.parts import Recorder, launch_context
 
 
 class Dying:
-    """A worker pool of one rank whose life lock is gone while its process still runs: it ends when and how the test says."""
+    """A worker pool of one rank whose liveness lock is gone while its process still runs: it ends when and how the test says."""
 
     def __init__(self, folder: Path) -> None:
-        board = Board.create(folder / paths.BOARD, 2)
-        self.loop = Loop()
+        context = launch_context(folder, Recorder(self._hear))
+        self.loop = context.loop
         self.told: list[ev.Died] = []
         self.dying = 0
         self.finished = 0
         nothing: Any = None
-        self.pool = WorkerPool(folder, board, self.loop, nothing, self._hear, lambda *_, **__: None, set)
-        self.worker = self.pool.workers[0] = Worker(board.cell(0), 0)
+        self.pool = WorkerPool(context, nothing, set)
+        self.worker = self.pool.workers[0] = Worker(context.board.cell(0), 0)
         self.worker.cell[F.FLAGS] = Flag.LOOPING
         self.worker.flags = int(Flag.LOOPING)
         ear, self._mouth = os.pipe()
@@ -50,7 +49,7 @@ class Dying:
             self.told.append(event)
 
     def life_lost(self) -> None:
-        self.pool._life_lost(self.worker)
+        self.pool._lock_lost(self.worker)
 
     def exits(self, code: int) -> None:
         """The process has ended and nobody has reaped it."""

@@ -13,9 +13,9 @@ import os
 import selectors
 import socket
 import threading
-import time
 from typing import Any
 
+from ftrun.core.waiting import wait_for
 from ftrun.host.nodes.carriers.carrier import OVER, Record
 from ftrun.host.nodes.messages import MAX_FRAME, VERSION, pack, take
 
@@ -53,9 +53,7 @@ class Server:
 
     def stop(self, patience: float) -> None:
         """End once every client has left, or after `patience` seconds."""
-        deadline = time.monotonic() + patience
-        while self._peers and self._thread.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: not self._peers or not self._thread.is_alive(), patience, 0.01)
         self._stopping = True
         os.eventfd_write(self._wake, 1)
         self._thread.join(2.0)

@@ -20,7 +20,7 @@ from typing import Any
 
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
-from ftrun.host.nodes.membership.table import Table, over_after, root_cause
+from ftrun.host.nodes.membership.table import RoundTable, over_after, root_cause
 from ftrun.host.nodes.messages import VERSION
 
 _EAGER = 3.0  # seconds in which a joining agent beats fast, so that the others see soon that it lives
@@ -28,7 +28,7 @@ _EAGER_BEAT = 0.2
 
 
 @dataclass(frozen=True)
-class Terms:
+class MemberTerms:
     """What was asked for. Times in seconds. `by_rank`: node ranks are given, and every one must come."""
 
     least: int
@@ -64,7 +64,7 @@ class News:
     kind: str
     round: int = -1
     record: Record | None = None
-    table: Table | None = None
+    table: RoundTable | None = None
 
 
 class _Sight:
@@ -80,11 +80,13 @@ class _Sight:
 class Member:
     """One agent in one run. Errors of every method: CarrierLost, OSError (for now), UsageError."""
 
-    def __init__(self, carrier: Carrier, me: Me, terms: Terms, tell: Callable[[News], None], now: float) -> None:
+    def __init__(
+        self, carrier: Carrier, me: Me, terms: MemberTerms, on_news: Callable[[News], None], now: float
+    ) -> None:
         self._carrier = carrier
         self._me = me
         self._terms = terms
-        self._tell = tell
+        self._on_news = on_news
         self._view: Mapping[str, Record] = {}
         self._sights: dict[str, _Sight] = {}
         self._state = "joining"
@@ -96,11 +98,11 @@ class Member:
         self._joining_since = now
         self._last_call_since: float | None = None
         self._left = -1  # the last round that we have left, or were not in
-        self._table: Table | None = None  # of the round that we are in
+        self._table: RoundTable | None = None  # of the round that we are in
         self._ready = False
         self._hosting = False
         self._failure: Record | None = None  # of our last round
-        self._told: tuple[str, int, int] | None = None
+        self._reported: tuple[str, int, int] | None = None
         self.over = False
 
     @property
@@ -153,7 +155,7 @@ class Member:
         self._observe(now)
         if OVER in self._view:
             self.over = True
-            self._tell(News("over", self._about, self._view[OVER]))
+            self._on_news(News("over", self._about, self._view[OVER]))
             return
         if self._table is None:
             self._join(now)
@@ -224,9 +226,9 @@ class Member:
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
-    def _latest(self) -> Table | None:
+    def _latest(self) -> RoundTable | None:
         rounds = [int(n.partition(".")[2]) for n in self._view if n.startswith("round.")]
-        return Table.from_record(self._view[f"round.{max(rounds)}"]) if rounds else None
+        return RoundTable.from_record(self._view[f"round.{max(rounds)}"]) if rounds else None
 
     def _join(self, now: float) -> None:
         last = self._latest()
@@ -246,20 +248,20 @@ class Member:
         if broken:
             self._form(last, target, joiners, now)
         elif last is not None and all(self._vanished(m.id, now) for m in last.members):
-            self._tell(News("stale", last.round))
+            self._on_news(News("stale", last.round))
             self._break(last.round, {"kind": "vanished", "cause": "every node of it is gone"})
-        self._tell_waiting(target, joiners)
+        self._report_waiting(target, joiners)
         if now - self._joining_since > self._terms.join_timeout:
             self._too_late(len(joiners), last)
 
-    def _tell_waiting(self, target: int, joiners: list[str]) -> None:
+    def _report_waiting(self, target: int, joiners: list[str]) -> None:
         told = ("waiting", target, len(joiners))
-        if told != self._told:
-            self._told = told
+        if told != self._reported:
+            self._reported = told
             facts = {"here": len(joiners), "least": self._terms.least, "most": self._terms.most}
-            self._tell(News("waiting", target, facts))
+            self._on_news(News("waiting", target, facts))
 
-    def _too_late(self, here: int, last: Table | None) -> None:
+    def _too_late(self, here: int, last: RoundTable | None) -> None:
         seconds, least = self._terms.join_timeout, self._terms.least
         if last is not None and here >= least:
             text = f"no place became free within {seconds:g} s: the run goes on with {len(last.members)} nodes"
@@ -288,7 +290,7 @@ class Member:
                     f"node rank {self._me.node_rank} is taken by {record.get('host')}; give every node another --node-rank"
                 )
 
-    def _form(self, last: Table | None, target: int, joiners: list[str], now: float) -> None:
+    def _form(self, last: RoundTable | None, target: int, joiners: list[str], now: float) -> None:
         """Close round `target` if it is complete and we are the one to do so."""
         before = [m.id for m in last.members] if last is not None else []
         places = {who: k for k, who in enumerate(before)}
@@ -305,13 +307,13 @@ class Member:
             order = sorted(joiners, key=lambda who: (places.get(who, late), seen.get(who, -1)))
         gone = [m for m in last.members if self._vanished(m.id, now)] if last is not None else []
         reason = self._why(last, joiners) if last is not None else {}
-        table = Table.follow(last, reason, gone, [self._about_node(who) for who in order[: self._terms.most]])
+        table = RoundTable.follow(last, reason, gone, [self._about_node(who) for who in order[: self._terms.most]])
         if table.restarts > self._terms.max_restarts:
             self._carrier.create(OVER, over_after(reason, self._terms.max_restarts))
         else:
             self._carrier.create(f"round.{target}", table.to_record())
 
-    def _why(self, last: Table, joiners: list[str]) -> Record:
+    def _why(self, last: RoundTable, joiners: list[str]) -> Record:
         records: list[Record] = [
             {"failure": self._failure} if who == self._me.id else self._record(who) for who in joiners
         ]
@@ -340,7 +342,7 @@ class Member:
 
     # -- in a round --------------------------------------------------------------------------------------------------
 
-    def _enter(self, table: Table) -> None:
+    def _enter(self, table: RoundTable) -> None:
         self._table, self._ready, self._hosting = table, False, False
         self._about, self._state, self._dirty = table.round, "in", True
 
@@ -351,15 +353,15 @@ class Member:
         self._join(now)
         self._keep_beating(now)
 
-    def _take_part(self, table: Table, now: float) -> None:
+    def _take_part(self, table: RoundTable, now: float) -> None:
         number = table.round
         reason = self._view.get(f"break.{number}")
         if reason is not None:
             if not self._ready:
                 self._join_again(now)
-            elif self._told != ("broken", number, 0):
-                self._told = ("broken", number, 0)
-                self._tell(News("broken", number, reason))
+            elif self._reported != ("broken", number, 0):
+                self._reported = ("broken", number, 0)
+                self._on_news(News("broken", number, reason))
             return
         if not self._ready:
             self._meet(table)
@@ -374,14 +376,14 @@ class Member:
                 return
         self._look_for_more(table, now)
 
-    def _meet(self, table: Table) -> None:
+    def _meet(self, table: RoundTable) -> None:
         if table.members[0].id == self._me.id and not self._hosting:
             self._hosting = True
-            self._tell(News("host", table.round, {"addr": self._me.addr}))
+            self._on_news(News("host", table.round, {"addr": self._me.addr}))
         store = self._view.get(f"store.{table.round}")
         if store is not None:
             self._ready = True
-            self._tell(News("ready", table.round, {**store, "me": self._me.id}, table))
+            self._on_news(News("ready", table.round, {**store, "me": self._me.id}, table))
 
     def _finished(self, who: str, number: int) -> bool:
         if who == self._me.id:
@@ -389,7 +391,7 @@ class Member:
         record = self._record(who)
         return record.get("state") == "finished" and record.get("round") == number
 
-    def _look_for_more(self, table: Table, now: float) -> None:
+    def _look_for_more(self, table: RoundTable, now: float) -> None:
         """The first live member makes room for those who came late."""
         if not self._ready or not self._terms.grow or len(table.members) >= self._terms.most:
             return

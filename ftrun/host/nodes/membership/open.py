@@ -10,7 +10,7 @@ from ftrun.core.errors import UsageError
 from ftrun.host.base.settings import Nodes, check_run_id
 from ftrun.host.nodes.carriers import client, folder
 from ftrun.host.nodes.carriers.carrier import Carrier
-from ftrun.host.nodes.membership.member import Me, Terms
+from ftrun.host.nodes.membership.member import Me, MemberTerms
 from ftrun.host.nodes.membership.session import Opener
 
 C10D_PORT = 29400
@@ -24,7 +24,7 @@ _IGNORED = ("read_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_in
 _IGNORED_TOO = ("store_type", "use_libuv", "rank")
 
 
-def _terms(nodes: Nodes, max_restarts: int) -> Terms:
+def _terms(nodes: Nodes, max_restarts: int) -> MemberTerms:
     conf = dict(nodes.conf)
     times = {name: _seconds(name, conf.pop(name)) for name in _SECONDS if name in conf}
     join = conf.pop("join", "late")
@@ -45,15 +45,15 @@ def _terms(nodes: Nodes, max_restarts: int) -> Terms:
         )
     if static and not 0 <= (nodes.rank or 0) < nodes.most:
         raise UsageError(f"--node-rank {nodes.rank} must be from 0 to {nodes.most - 1}")
-    return Terms(
+    return MemberTerms(
         least=nodes.least,
         most=nodes.most,
         by_rank=static,
         max_restarts=max_restarts,
-        join_timeout=times.get("join_timeout", times.get("timeout", Terms.join_timeout)),
-        last_call=times.get("last_call_timeout", Terms.last_call),
-        keep_alive=times.get("keep_alive", Terms.keep_alive),
-        beat=min(times.get("beat", Terms.beat), times.get("keep_alive", Terms.keep_alive) / 4),
+        join_timeout=times.get("join_timeout", times.get("timeout", MemberTerms.join_timeout)),
+        last_call=times.get("last_call_timeout", MemberTerms.last_call),
+        keep_alive=times.get("keep_alive", MemberTerms.keep_alive),
+        beat=min(times.get("beat", MemberTerms.beat), times.get("keep_alive", MemberTerms.keep_alive) / 4),
         grow=join == "late",
     )
 
@@ -69,16 +69,16 @@ def _seconds(name: str, text: str) -> float:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """A rendezvous that can begin. `pause`: seconds between two looks."""
 
     run_id: str
-    terms: Terms
+    terms: MemberTerms
     opener: Opener
     pause: float
 
 
-def check(nodes: Nodes, max_restarts: int) -> Terms:
+def check(nodes: Nodes, max_restarts: int) -> MemberTerms:
     """What the options of one of several nodes ask for; looks at nothing but them. Errors: UsageError."""
     terms = _terms(nodes, max_restarts)
     if nodes.backend == "file":
@@ -91,17 +91,17 @@ def check(nodes: Nodes, max_restarts: int) -> Terms:
     return terms
 
 
-def arrange(nodes: Nodes, run_id: str | None, nproc: int, max_restarts: int) -> Meeting | None:
+def arrange(nodes: Nodes, run_id: str | None, nproc: int, max_restarts: int) -> Rendezvous | None:
     """How to meet the other nodes; None when there are none. Errors: UsageError."""
     if nodes.most == 1 or nodes.standalone:
         return None
     name = check_run_id(run_id or NO_NAME)  # it names a folder
     terms = check(nodes, max_restarts)
     opener, pause = _opener(nodes, name, nproc, terms)
-    return Meeting(name, terms, opener, pause)
+    return Rendezvous(name, terms, opener, pause)
 
 
-def _opener(nodes: Nodes, run_id: str, nproc: int, terms: Terms) -> tuple[Opener, float]:
+def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[Opener, float]:
     host = os.uname().nodename
     who = f"{host.partition('.')[0]}-{os.getpid()}-{os.urandom(4).hex()}"
 
@@ -127,7 +127,7 @@ def _opener(nodes: Nodes, run_id: str, nproc: int, terms: Terms) -> tuple[Opener
     return open_tcp, _LOOK_TCP
 
 
-def _folder_opener(nodes: Nodes, run_id: str, terms: Terms, me: Callable[[str], Me]) -> Opener:
+def _folder_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[str], Me]) -> Opener:
     own = folder.prepare(nodes.endpoint, run_id)
 
     def open_folder(stopped: Callable[[], bool]) -> tuple[Carrier, Me] | None:

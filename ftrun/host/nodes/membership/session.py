@@ -1,6 +1,6 @@
 """The thread that follows the rules of a rendezvous, so that a slow folder or server never holds up the agent's loop.
 
-Orders go in through a queue, news come out through `tell`, from this thread.
+Orders go in through a queue, news come out through `on_news`, from this thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, FtrunError, UsageError
 from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost, Record
-from ftrun.host.nodes.membership.member import Me, Member, News, Terms
+from ftrun.host.nodes.membership.member import Me, Member, MemberTerms, News
 
 _EACH_PEER = 0.01  # seconds added to the pause between two looks for each other agent
 _PARTING = 8.0  # seconds that `close` waits for the thread
@@ -25,11 +25,11 @@ Opener = Callable[[Callable[[], bool]], tuple[Carrier, Me] | None]
 class Session:
     """One agent's part in a rendezvous. `pause`: seconds between two looks, with few nodes."""
 
-    def __init__(self, opener: Opener, terms: Terms, pause: float, tell: Callable[[News], None]) -> None:
+    def __init__(self, opener: Opener, terms: MemberTerms, pause: float, on_news: Callable[[News], None]) -> None:
         self._opener = opener
         self._terms = terms
         self._pause = pause
-        self._tell = tell
+        self._on_news = on_news
         self._orders: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ftrun-nodes", daemon=True)
@@ -83,10 +83,10 @@ class Session:
             code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
             expected = isinstance(error, (FtrunError, OSError))
             text = str(error) if expected else f"the rendezvous failed: {type(error).__name__}: {error}"
-            self._tell(News("lost", -1, {"code": code, "detail": text}))
+            self._on_news(News("lost", -1, {"code": code, "detail": text}))
 
     def _follow(self, carrier: Carrier, me: Me) -> None:
-        member = Member(carrier, me, self._terms, self._tell, time.monotonic())
+        member = Member(carrier, me, self._terms, self._on_news, time.monotonic())
         trouble = 0.0  # when the carrier first failed, 0 = it works
         order: tuple[str, tuple[Any, ...]] | None = None
         while True:

@@ -21,7 +21,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """Where one node stands. `restarts` are counted for the whole world."""
 
     round: int
@@ -33,14 +33,16 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Table:
+class RoundTable:
     round: int
     members: tuple[Node, ...]
     restarts: int = 0
     why: str = ""  # what ended the round before
 
     @staticmethod
-    def follow(last: Table | None, reason: Mapping[str, Any], gone: Sequence[Node], nodes: Sequence[Record]) -> Table:
+    def follow(
+        last: RoundTable | None, reason: Mapping[str, Any], gone: Sequence[Node], nodes: Sequence[Record]
+    ) -> RoundTable:
         """The table after `last`, which ended for `reason` and of which `gone` did not come again.
 
         A failure is charged to the restarts of the world, unless a node was lost: then it only was what the other nodes
@@ -48,31 +50,33 @@ class Table:
         """
         members = tuple(Node(r["id"], r["host"], r["addr"], int(r["nproc"])) for r in nodes)
         if last is None:
-            return Table(0, members)
+            return RoundTable(0, members)
         charged = reason.get("kind") == "failed" and not gone
         if len(gone) == len(last.members):
-            return Table(last.round + 1, members)
+            return RoundTable(last.round + 1, members)
         why = f"{', '.join(f'node {last.index(m.id)} ({m.host})' for m in gone)} lost" if gone else sentence(reason)
-        return Table(last.round + 1, members, last.restarts + int(charged), why)
+        return RoundTable(last.round + 1, members, last.restarts + int(charged), why)
 
     def index(self, who: str) -> int | None:
         return next((at for at, member in enumerate(self.members) if member.id == who), None)
 
-    def place(self, who: str) -> Place:
+    def place(self, who: str) -> NodePlace:
         """Errors: ValueError when `who` takes no part."""
         at = self.index(who)
         if at is None:
             raise ValueError(f"{who} is not in round {self.round}")
         first = sum(m.nproc for m in self.members[:at])
         world = sum(m.nproc for m in self.members)
-        return Place(self.round, at, len(self.members), first, world, self.restarts)
+        return NodePlace(self.round, at, len(self.members), first, world, self.restarts)
 
     def to_record(self) -> Record:
         return asdict(self)
 
     @staticmethod
-    def from_record(raw: Mapping[str, Any]) -> Table:
-        return Table(int(raw["round"]), tuple(Node(**m) for m in raw["members"]), int(raw["restarts"]), str(raw["why"]))
+    def from_record(raw: Mapping[str, Any]) -> RoundTable:
+        return RoundTable(
+            int(raw["round"]), tuple(Node(**m) for m in raw["members"]), int(raw["restarts"]), str(raw["why"])
+        )
 
 
 def weight(code: int | None, signature: str) -> int:

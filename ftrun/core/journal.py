@@ -1,0 +1,49 @@
+"""Reading a journal, also while it is written. The launcher writes it: ftrun.host.rundir.journal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ftrun.core.shape import loads
+
+_CHUNK = 1 << 20
+
+
+class Tail:
+    """The lines of a journal, as far as they are complete. `read` gives those that came since the last call.
+
+    Keeps the file open, so that the last lines of a run can be read after its directory is gone. Errors: OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._torn = b""
+
+    def read(self) -> Iterator[bytes]:
+        while chunk := os.read(self._fd, _CHUNK):
+            *whole, self._torn = (self._torn + chunk).split(b"\n")
+            yield from whole
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def whole(line: bytes) -> dict[str, Any] | None:
+    """One line, None when it is damaged."""
+    try:
+        raw = loads(line)
+    except ValueError:
+        return None
+    return raw if isinstance(raw, dict) else None
+
+
+def lines(path: Path, parse: Callable[[bytes], dict[str, Any] | None] = whole) -> Iterator[dict[str, Any]]:
+    """Every readable line of a journal. Errors: OSError."""
+    tail = Tail(path)
+    try:
+        yield from filter(None, map(parse, tail.read()))
+    finally:
+        tail.close()

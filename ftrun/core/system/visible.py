@@ -1,0 +1,14 @@
+"""CUDA_VISIBLE_DEVICES, read as CUDA reads it. Matching its entries with devices is the caller's business."""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+_ENTRY = re.compile(r"\d+|(GPU|MIG)-.+")
+
+
+def entries(value: str) -> list[str]:
+    """What the variable names: indices and UUIDs. CUDA ignores the first invalid entry and all after it."""
+    return list(takewhile(_ENTRY.fullmatch, map(str.strip, value.split(","))))

@@ -1,0 +1,84 @@
+"""What the run as a whole does now: its phase, and the incident that goes on. Kept in the board's head for whoever looks from outside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftrun.control.events import Action, Died, Event, Publish, Raised, Say
+from ftrun.control.phases import OVER, REPAIRING, RunPhase
+from ftrun.core.shared.board import RUN_BYTES, Board
+
+_RESTARTS = ("restarting", "world_stopped", "peer_failed")
+
+
+@dataclass
+class OpenIncident:
+    """An incident that is not over. Times in seconds, monotonic. `stages`: phase of the controller, when it began."""
+
+    since: float
+    victims: list[dict[str, Any]] = field(default_factory=list)
+    stages: list[tuple[str, float]] = field(default_factory=list)
+    said: str = ""
+    restart: bool = False
+
+
+class RunHead:
+    """Follows the machine. `global_rank` makes a rank of the world of one of this node."""
+
+    def __init__(self, board: Board, global_rank: Callable[[int], int]) -> None:
+        self._board = board
+        self._global_rank = global_rank
+        self._phase = RunPhase.NEW
+        self._holders: tuple[int, ...] = ()
+        self._incident: OpenIncident | None = None
+        self._shown = b""
+
+    def saw(self, event: Event, actions: tuple[Action, ...], phase: RunPhase, now: float) -> None:
+        """The machine was told `event` at `now`, ordered `actions` and is in `phase`."""
+        if isinstance(event, (Died, Raised)) and event.worker in self._holders and self._phase not in OVER:
+            self._victim(event, now)
+        for action in actions:
+            if isinstance(action, Publish):
+                self._holders = action.workers
+            elif isinstance(action, Say) and action.what in ("stuck", *_RESTARTS):
+                incident = self._open(now)
+                incident.said, incident.restart = action.detail, action.what in _RESTARTS
+            elif isinstance(action, Say) and action.what == "recovered":
+                self._incident = None
+        if phase is not self._phase:
+            self._phase = phase
+            if phase in REPAIRING:
+                self._open(now).stages.append((str(phase), now))
+            elif phase in OVER or (self._incident and self._incident.restart):
+                self._incident = None
+            elif self._incident:
+                self._incident.stages.append(("FIRST_STEP", now))
+        self._show()
+
+    def _open(self, now: float) -> OpenIncident:
+        self._incident = self._incident or OpenIncident(now)
+        return self._incident
+
+    def _victim(self, event: Died | Raised, now: float) -> None:
+        rank, cell = self._global_rank(self._holders.index(event.worker)), event.worker
+        cause = (event.cause if isinstance(event, Died) else event.signature) or "?"
+        phase = event.phase if isinstance(event, Died) else ""
+        self._open(now).victims.append({"rank": rank, "cell": cell, "cause": cause, "step": event.step, "phase": phase})
+
+    def _show(self) -> None:
+        text = self._text()
+        while len(text) > RUN_BYTES and self._incident is not None:  # what came first says most
+            kept = vars(self._incident)
+            longest = max(("victims", "stages", "said"), key=lambda name: len(json.dumps(kept[name])))
+            kept[longest] = kept[longest][:-1]
+            text = self._text()
+        if text != self._shown:
+            self._shown = text
+            self._board.show_run(text)
+
+    def _text(self) -> bytes:
+        incident = self._incident and vars(self._incident)
+        return json.dumps({"phase": self._phase, "incident": incident}).encode()

@@ -1,0 +1,173 @@
+"""The worlds of a run: the store that their workers meet in, and the file that says who is who in each.
+
+The machine counts this node's ranks and restarts from 0; `nodes` knows those of the whole run.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from ftrun.control import events as ev
+from ftrun.core.shared.board import Head
+from ftrun.core.shared.world import Place, World, write_world
+from ftrun.host.account import messages
+from ftrun.host.base.context import LaunchContext
+from ftrun.host.nodes.node_group import Peers, SoleNode
+from ftrun.host.run import gates
+from ftrun.host.rundir.reserve import Reserve
+from ftrun.host.services.services import Services
+from ftrun.host.workers.pool import WorkerPool
+
+_RESERVE_AGAIN = 1.0  # seconds after a world was published until room for another one is looked for
+
+
+class WorldListener(Protocol):
+    """Who has the machine."""
+
+    def generation(self) -> int:
+        """The machine's newest one."""
+
+    def on_met(self) -> None:
+        """The workers of the first world can meet: the run may begin."""
+
+    def on_published(self, action: ev.Publish) -> None:
+        """A world was published."""
+
+
+class Worlds:
+    """`agent` hears how a world comes about."""
+
+    def __init__(
+        self,
+        context: LaunchContext,
+        services: Services,
+        pool: WorkerPool,
+        nodes: Peers | SoleNode,
+        agent: WorldListener,
+    ) -> None:
+        self._context = context
+        self._board = context.board
+        self._emit = context.listener.on_event
+        self._services = services
+        self._pool = pool
+        self._nodes = nodes
+        self._agent = agent
+        self._reserve = Reserve(context.run_dir, context.listener.log)
+        self.store: tuple[str, int] | None = None  # host and port
+        self.met = False  # there was a store once
+        self._asked = False
+        self._addr = ""  # where the store of this world listens, "" = it is another node's
+        self._port = nodes.store_port  # 0 = anywhere
+        self._unpublished: ev.Publish | None = None
+
+    # -- the store ---------------------------------------------------------------------------------------------------
+
+    def serve_world(self, addr: str) -> None:
+        """The workers are to meet in a store of ours, which listens on `addr`."""
+        self._addr = addr
+        self._services.retire_store()
+        self._ask_store()
+
+    def next_store(self) -> None:
+        """The machine wants another store."""
+        if self._services.store_pid:
+            self._port = self._nodes.store_port
+        self._services.retire_store()
+        self.store, self._addr = None, ""
+        self._nodes.next_round()
+
+    def _ask_store(self) -> None:
+        self.store = None
+        self._asked = True
+        self._services.start_store(self._addr, self._port, self._context.settings.nodes.master_port > 0)
+
+    def fork_server_ready(self) -> None:
+        """An order for a store that went down with the last fork server is given again."""
+        if self.store is None and not self._asked and self._addr:
+            self._ask_store()
+
+    def fork_server_ended(self) -> None:
+        if self.store is None and not self._services.store_pid:
+            self._asked = False
+
+    def on_store(self, message: dict[str, Any]) -> None:
+        """The fork server says what became of the order for a store."""
+        if not self._services.is_current(message):
+            return  # two orders crossed: workers would look for each other in a store that is gone
+        if message["op"] == "store-failed":
+            self._emit(ev.WorldEnded(time.monotonic(), 1, messages.cannot_listen(message)))
+            return
+        self._services.store_pid = message["pid"]
+        if message["op"] == "store":
+            self._services.guard()
+            self._nodes.store_up(message["host"], message["port"])
+
+    def store_ended(self) -> None:
+        """Its process was reaped. Workers that have not connected yet look for the next one where it was."""
+        self._services.store_pid = 0
+        if self.store is not None:
+            self._port = self._nodes.same_port(self.store[1])
+        self.store = None
+
+    def meet(self, store: tuple[str, int]) -> None:
+        """The store is up and, with several nodes, everyone is there."""
+        self.store = store
+        self._pool.logs.rank_offset = self._nodes.global_rank(0)
+        if self.met:
+            self._emit(ev.ServiceReady(time.monotonic(), "store"))
+        else:
+            self.met = True
+            self._agent.on_met()
+        if self._unpublished is not None:
+            action, self._unpublished = self._unpublished, None
+            if action.generation == self._agent.generation():  # else the world was stopped again since
+                self.publish(action)
+
+    # -- the world file ----------------------------------------------------------------------------------------------
+
+    def publish(self, action: ev.Publish) -> None:
+        """Write the world file and ring; later, when nobody can meet yet."""
+        if self.store is None:
+            self._unpublished = action
+            return
+        host, port = self.store
+        place = self._nodes.place
+        world = World(
+            generation=action.generation,
+            resume=action.resume,
+            places=tuple(
+                Place(self._nodes.global_rank(local), local, cell) for local, cell in enumerate(action.workers)
+            ),
+            store_host=host,
+            store_port=port,
+            replaced=action.replaced,
+            lost={str(rank): cell for rank, cell in zip(action.replaced, action.lost, strict=True)},
+            tail=action.tail,
+            fresh=action.fresh,
+            attempt=self._nodes.attempt(action.attempt),
+            group_rank=place.node if place else 0,
+            rollback=action.rollback,
+            devices=action.devices,
+        )
+        if action.fresh and action.attempt:
+            self._services.fd_store.send({"op": "drop"})
+        if action.rollback:
+            gates.rewind(self._board, action.generation, action.resume)
+        self._board[Head.ATTEMPT] = world.attempt
+        self._reserve.write(lambda: write_world(self._context.run_dir, world))
+        self._board[Head.PUBLISHED] = action.generation
+        self._board.ring_workers()
+        self._agent.on_published(action)
+
+    def hand_over(self, action: ev.Publish) -> dict[int, int]:
+        """After a world was published: its workers have their ranks. Gives the ranks that spares took, with their cells."""
+        self._context.loop.after(_RESERVE_AGAIN, self._reserve.keep)
+        spares: dict[int, int] = {}
+        for local, cell in enumerate(action.workers):
+            worker = self._pool.workers.get(cell)
+            if worker is not None:
+                if worker.was_spare and worker.rank is None:
+                    spares[local] = cell
+                self._pool.take_rank(cell, self._nodes.global_rank(local), self._nodes.attempt(action.attempt))
+        return spares
