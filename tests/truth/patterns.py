@@ -78,7 +78,7 @@ add(
     LEARN + "; sched.step()",
     setup=SCHEDULED,
     at="update",
-    often=True,
+    often=False,
 )
 add(
     "clipping",
@@ -124,7 +124,7 @@ add(
     "numpy's and Python's global streams",
     "yes",
     "x = x + float(np.random.rand()) + random.random()\n" + LEARN,
-    often=True,
+    often=False,
 )
 add(
     "eval-inside",
@@ -212,7 +212,7 @@ add(
     "loss_of(ddp(x), y).backward()\nfor p in ddp.parameters(): dist.all_reduce(p.grad); p.grad /= world\nopt.step(); opt.zero_grad()",
     setup="ddp = net(); opt = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)\njob = ftrun.protect(ddp, opt, replicas=dist.group.WORLD)",
     at="update",
-    often=True,
+    often=False,
 )
 LOADER = STD + "loader = DataLoader(TensorDataset(*data(0, 8 * STEPS)), batch_size=8)\n"
 EACH = "for step, (x, y) in job.batches(loader):"
@@ -238,7 +238,7 @@ add(
     ),
     loop=EACH,
     batch=False,
-    often=True,
+    often=False,
 )
 add(
     "batches-epoch",
@@ -554,7 +554,7 @@ add(
     "no",
     "n += 1\nfor g in opt.param_groups: g['lr'] = 0.1 / n\n" + LEARN,
     setup=STD + "n = 0\n",
-    often=True,
+    often=False,
 )
 
 # ---- nobody has the state ----
@@ -647,7 +647,7 @@ add(
     "refused",
     LEARN,
     setup="m = net(); opt = torch.optim.SGD(m.parameters(), lr=0.1)\njob = ftrun.protect(model=m, optimizer=opt)\nddp = DDP(m)",
-    often=True,
+    often=False,
 )
 add(
     "new-parameter",
@@ -706,7 +706,7 @@ add(
     "error",
     LEARN + "\nif step.index == 4 and rank == 1: raise ValueError('after the update')",
     at="",
-    often=True,
+    often=False,
 )
 add(
     "raises-always",
