@@ -320,6 +320,15 @@ add(
     after="end(model=ddp, opt=opt, scaler=scaler)",
     at="update",
 )
+add(
+    "extra-state",
+    "a counter of a model that its get_extra_state() holds",
+    "yes",
+    "m.calls += 1\n" + LEARN,
+    setup="class N(nn.Sequential):\n    calls = 0\n    def get_extra_state(s): return s.calls\n    def set_extra_state(s, calls): s.calls = calls\nm = N(*net()); ddp = DDP(m); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)\njob = ftrun.protect(model=ddp, optimizer=opt)",
+    after="end(model=ddp, opt=opt, calls=m.calls)",
+    at="update",
+)
 PATTERNS["recursive"] = Pattern(
     "a loop in a function, beside a function that calls itself",
     "yes",

@@ -103,7 +103,8 @@ class LeftOut(StepObserver):
         spaces.append(("torch.", _settings()))
         for i, root in enumerate(self._state.modules):
             for n, part in root.named_modules():
-                if not isinstance(part, DistributedDataParallel):
+                own = type(part).get_extra_state is not torch.nn.Module.get_extra_state  # it says itself what it holds
+                if not own and not isinstance(part, DistributedDataParallel):
                     spaces.append((f"model {i}.{n}.", attributes(part)))
         seen: set[int] = set()
         for prefix, names in spaces:

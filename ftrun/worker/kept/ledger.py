@@ -70,7 +70,7 @@ class Ledger:
         self.alive = self._state.grads_alive()
         captured = (rng.capture(), self._state.python_state())
         self._at_end = (tag, captured)
-        self._buffers_at_end = self._state.buffers_mark()
+        self._buffers_at_end = self._state.buffers_mark(tag)
         grads = self._state.grads() if accumulating and any(self.alive) else None
         self._write(END, tag, grads, captured)
 
@@ -124,7 +124,7 @@ class Ledger:
                     "do it inside `with step:`, or a replaced rank would miss it"
                 )
         self._state.settle_buffers()
-        if self._buffers_at_end != self._state.buffers_mark():
+        if self._buffers_at_end != self._state.buffers_mark(step):
             raise UsageError(
                 "a buffer of the model changed between the body of one step and the next (a forward in train mode after the "
                 "`with`?): do it inside `with step:`, or a replaced rank would miss it"

@@ -335,10 +335,9 @@ class ProtectedState:
                     written.append(entry.name)
         return written
 
-    def buffers_mark(self) -> tuple[int, list[int]]:
-        """What stands for the values of all buffers."""
-        offset, size = self.live_buffers()
-        return native.checksum(self.arena.segment.address + offset, size) if size else 0, self._gpu_versions()
+    def buffers_mark(self, turn: int) -> tuple[int, list[int]]:
+        """What stands for the values of the buffers: of those in the host's memory a small part, another one each turn."""
+        return self._hash_of_part(self.live_buffers(), turn), self._gpu_versions()
 
     def _buffer_bytes(self) -> memoryview:
         offset, size = self.live_buffers()
@@ -391,7 +390,10 @@ class ProtectedState:
 
     def sample(self, turn: int) -> int:
         """A hash of a small part of the parameters and the optimizer state in the host's memory, another one each turn."""
-        offset, size = self.arena.committed
+        return self._hash_of_part(self.arena.committed, turn)
+
+    def _hash_of_part(self, zone: tuple[int, int], turn: int) -> int:
+        offset, size = zone
         at = turn % (-(-size // _SAMPLE) or 1) * _SAMPLE
         return native.checksum(self.arena.segment.address + offset + at, min(_SAMPLE, size - at)) if size else 0
 
