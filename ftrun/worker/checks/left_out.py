@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import os
 import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType
@@ -109,7 +110,7 @@ class LeftOut(StepObserver):
         seen: set[int] = set()
         for prefix, names in spaces:
             for name, value in names.items():
-                if name.startswith("__") or inspect.ismodule(value) or id(value) in seen:
+                if name.startswith(("__", ".")) or inspect.ismodule(value) or id(value) in seen:
                     continue
                 if not isinstance(value, _ATOMS):
                     seen.add(id(value))
@@ -160,4 +161,8 @@ def _settings() -> dict[str, Any]:
 def _script_modules() -> list[tuple[str, ModuleType]]:
     """Modules of the script's own that it has imported."""
     found = [(name, module, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
-    return [(name, module) for name, module, file in found if name != "__main__" and file and is_script(file)]
+    return [
+        (name, module)
+        for name, module, file in found
+        if name != "__main__" and file and os.path.isabs(file) and is_script(file)
+    ]

@@ -105,7 +105,7 @@ def test_no_line_of_a_worker_looks_like_one_of_ours(tmp_path: Path) -> None:
     for data in forged:
         scene.write(log, err=data)
         scene.write(log, err=b"\r")
-        scene.logs.say("ours")
+        scene.logs.log("ours")
     scene.end(log)
     screen = pyte.Screen(100, 60)
     pyte.ByteStream(screen).feed(scene.err.data.replace(b"\n", b"\r\n"))
