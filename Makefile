@@ -133,7 +133,7 @@ chaos: setup  ## the slow tests, then whole runs with kills at random moments
 	$(PY) tests/e2e/chaos.py
 
 truth: setup  ## every pattern of training loops and 40 random scripts: clean, killed and under torchrun (half an hour)
-	$(PYTEST) -m "slow or not slow" tests/truth
+	$(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) tests/truth
 
 matrix: setup  ## every kind of fault in every phase (ten to twenty minutes); writes tests/e2e/matrix.json and the README's table
 	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_matrix.py::test_matrix; status=$$?; \

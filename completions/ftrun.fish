@@ -102,7 +102,7 @@ complete -c ftrun -n '__ftrun_in run' -l hang-timeout -d 'Seconds without any pr
 complete -c ftrun -n '__ftrun_in run' -l hang-floor -d 'The least that auto may come to.' -x
 complete -c ftrun -n '__ftrun_in run' -l hang-ceiling -d 'The most, and the patience with first steps, compilation, job.call and code between steps.' -x
 complete -c ftrun -n '__ftrun_in run' -l nonfinite -d 'Gradients that are not finite: do the step again and then stop, stop at once, or ignore them.' -x -a 'redo stop ignore'
-complete -c ftrun -n '__ftrun_in run' -l check-replicas -d 'Compare the replicas\' weights every K steps; 0 = never.' -x
+complete -c ftrun -n '__ftrun_in run' -l check-replicas -d 'Compare the replicas\' weights every K steps; 0 = at repairs and ends.' -x
 complete -c ftrun -n '__ftrun_in run' -l stop-timeout -d 'Seconds a worker gets to leave its step.' -x
 complete -c ftrun -n '__ftrun_in run' -l recover-timeout -d 'Seconds a repair may take before those who hold it up are replaced.' -x
 complete -c ftrun -n '__ftrun_in run' -l start-timeout -d 'Seconds a worker gets to start.' -x
@@ -184,7 +184,7 @@ complete -c ftrun -n '__ftrun_in verify' -l hang-timeout -d 'Seconds without any
 complete -c ftrun -n '__ftrun_in verify' -l hang-floor -d 'The least that auto may come to.' -x
 complete -c ftrun -n '__ftrun_in verify' -l hang-ceiling -d 'The most, and the patience with first steps, compilation, job.call and code between steps.' -x
 complete -c ftrun -n '__ftrun_in verify' -l nonfinite -d 'Gradients that are not finite: do the step again and then stop, stop at once, or ignore them.' -x -a 'redo stop ignore'
-complete -c ftrun -n '__ftrun_in verify' -l check-replicas -d 'Compare the replicas\' weights every K steps; 0 = never.' -x
+complete -c ftrun -n '__ftrun_in verify' -l check-replicas -d 'Compare the replicas\' weights every K steps; 0 = at repairs and ends.' -x
 complete -c ftrun -n '__ftrun_in verify' -l stop-timeout -d 'Seconds a worker gets to leave its step.' -x
 complete -c ftrun -n '__ftrun_in verify' -l recover-timeout -d 'Seconds a repair may take before those who hold it up are replaced.' -x
 complete -c ftrun -n '__ftrun_in verify' -l start-timeout -d 'Seconds a worker gets to start.' -x

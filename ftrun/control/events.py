@@ -111,7 +111,8 @@ class Died(Event):
     ("ValueError at train.py:31"), "" when there was none. `loop_done` as on the board. `final`: not 0 when it left with
     one of ftrun's own errors, which would only come again: the exit code with which the run ends. `early`: it came no
     further than its start (see blame.how_far); `age`: seconds it had lived. `fault`: a value of ftrun.core.faults.Fault,
-    "" = a process that is gone; `evidence`: one sentence that says how it is known.
+    "" = a process that is gone; `evidence`: one sentence that says how it is known. `outside`: the exception came from code
+    of the script that a replacement would never run ("after the update", "after the body", "after the loop"), "" = it did not.
     """
 
     t: float
@@ -127,6 +128,7 @@ class Died(Event):
     age: float = 0.0
     fault: str = ""
     evidence: str = ""
+    outside: str = ""
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
             state, more = budgets.finish(state, death.final, f"rank {worker.rank}: {said.detail}", said)
             return state, (*orders, *more)
     for death in deaths:
-        if state.armed and death.fault == Fault.EXCEPTION and death.phase == "update":
-            # the step counts, and what the body still had to do was not done: a replacement would never do it
+        if state.armed and death.fault == Fault.EXCEPTION and death.outside:
+            # as under torchrun: what the script still had to do there was not done, and a replacement would never do it
             worker = _holding(state, death.worker)
-            said = Say("failed", worker.cell, worker.rank, f"{death.signature or death.cause}, after the update")
+            said = Say("failed", worker.cell, worker.rank, f"{death.signature or death.cause}, {death.outside}")
             state, more = restarts.restart_or_end(config, state, death.t, said, full=False)
             return state, (*orders, *more)
     state, more, over = _as_the_policy_says(config, state, deaths)

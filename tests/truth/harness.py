@@ -48,9 +48,16 @@ def _run(folder: Path, command: Sequence[str]) -> Seen:
 
 
 def under_torchrun(folder: Path, script: Path) -> Seen:
-    """Stock torch may abort while it exits, when every rank has written what it holds: that is no failure of the script."""
+    """The run under torchrun, tried again once where stock torch fell over.
+
+    Stock torch may abort while it exits, when every rank has written what it holds: that is no failure of the script.
+    One run in a hundred aborts before all have written it (std::terminate in a rank that exits, and the agent ends the rest).
+    """
     command = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", str(RANKS), str(script)]
-    seen = _run(folder, command)
+    seen = _run(folder / "first", command)
+    if len(seen.ranks) < RANKS:
+        print("torchrun itself failed, and runs once more:", seen.output, sep="\n", flush=True)
+        seen = _run(folder / "second", command)
     return Seen(0, seen.ranks, seen.output) if len(seen.ranks) == RANKS else seen
 
 

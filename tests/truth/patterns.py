@@ -718,6 +718,22 @@ add(
     often=False,
 )
 add(
+    "raises-between",
+    "an exception after a body (a checkpoint that cannot be written)",
+    "error",
+    LEARN,
+    between="if step.index == 4 and rank == 1: raise OSError('between two bodies')",
+    at="",
+)
+add(
+    "raises-after-loop",
+    "an exception after the loop",
+    "error",
+    LEARN,
+    after="if rank == 1: raise OSError('after the loop')\n" + END,
+    at="",
+)
+add(
     "raises-always",
     "the same exception in a step and in its second try",
     "error",

@@ -1,4 +1,4 @@
-"""An exception after the update began: the step counts and the rest of its body would never be done, so the run ends."""
+"""An exception where a replacement would never run the code again (after the update, after a body, after the loop) ends the run."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def body(step):
 
 for step in job.steps(8):
     BODY
+AFTER
 digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 print("digest", digest, flush=True)
 """
@@ -40,8 +41,8 @@ SWALLOW = """try:
         pass"""
 
 
-def run(ftrun: Ftrun, condition: str, body: str = "body(step)", restarts: int = 0) -> Run:
-    script = ftrun.script(SCRIPT.replace("CONDITION", condition).replace("BODY", body))
+def run(ftrun: Ftrun, condition: str, body: str = "body(step)", restarts: int = 0, after: str = "") -> Run:
+    script = ftrun.script(SCRIPT.replace("CONDITION", condition).replace("BODY", body).replace("AFTER", after))
     started = ftrun.start("--nproc-per-node", 4, "--max-restarts", restarts, script)
     started.wait()
     return started
@@ -71,6 +72,25 @@ def test_one_rank_raises_after_its_update(ftrun: Ftrun, body: str) -> None:
     assert f"root cause: rank 2 raised {named}" in ended.stderr
     assert "bit-identical" not in ended.stderr and "is now" not in ended.stderr
     assert ("the script goes on after an exception" in ended.stderr) == (body == SWALLOW)
+
+
+@pytest.mark.parametrize(
+    ("body", "after", "place"),
+    [
+        ("body(step)\n    if job.rank == 2 and step.index == 3: raise OSError('no room')", "", "after the body"),
+        ("body(step)", "if job.rank == 2: raise OSError('no room')", "after the loop"),
+    ],
+    ids=["after a body", "after the loop"],
+)
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(ftrun: Ftrun, body: str, after: str, place: str) -> None:
+    """A replacement would not write it either, and nobody would hear of it."""
+    ended = run(ftrun, "False", body, after=after)
+    assert ended.process.returncode == 1, ended.stderr
+    assert "OSError: no room" in ended.stderr
+    root = next(line for line in ended.stderr.splitlines() if "root cause" in line)
+    assert "rank 2 raised OSError at " in root
+    assert place in ended.stderr
+    assert "bit-identical" not in ended.stderr and "is now" not in ended.stderr
 
 
 @pytest.mark.slow

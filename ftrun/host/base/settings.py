@@ -64,7 +64,7 @@ class Settings:
     `fault_text` is what was read there: a pipe cannot be read twice, and a file may be gone when a replacement needs it.
 
     `hang_timeout` None: learned from the run, between `hang_floor` and `hang_ceiling`. `nonfinite` is redo, stop or ignore;
-    `check_replicas` is in steps, 0 = never.
+    `check_replicas` is in steps, 0 = only after repairs and at the end.
 
     `kind` is script, module or program (--no-python). `signals` end the run and are passed on to the workers;
     `forward` are passed on and change nothing.

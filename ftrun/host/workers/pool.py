@@ -364,6 +364,7 @@ class WorkerPool:
             round(age, 3),
             fault,
             evidence,
+            str(error.get("outside", "")),
         )
         if fault == Fault.LINK.value and not (worker.cause or worker.ours or self.ending):
             self._held.append(death)

@@ -477,7 +477,7 @@ class Registry:
                 f"{name} after the gate, at {caller()}: communicate before optimizer.step(); "
                 "two optimizers with a backward between them are two `with step`"
             )
-        if where in (Where.LOOP, Where.HANDED_OUT) and not self.calling:
+        if where in (Where.LOOP, Where.LEFT, Where.HANDED_OUT) and not self.calling:
             raise UsageError(
                 f"{name} outside `with step`, at {caller()}: communicate in the body before optimizer.step(), "
                 "or in job.call(fn) between the loop's `for` and `with step:`"

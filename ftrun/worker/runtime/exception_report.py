@@ -65,6 +65,7 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
                 "fault": symptoms.of_exception(error).value,
                 "evidence": symptoms.exception_evidence(name, message, where),
                 "kind": kind,
+                "outside": context.position.outside,
                 "final": final_code(error),
                 "time": now,
             },

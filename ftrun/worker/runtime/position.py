@@ -14,11 +14,12 @@ class Where(IntEnum):
     """Which part of the run the main thread is in."""
 
     BEFORE = 0  # no step was handed out yet
-    LOOP = 1  # in a loop, but no step is handed out: the last body was left, or none began
+    LOOP = 1  # in our loop, and no step is handed out
     HANDED_OUT = 2  # the loop gave a step to the script, which did not enter its body yet
     BODY = 3  # in a body, before its gate
     PASSED = 4  # in a body, after its gate
-    BETWEEN = 5  # a loop has ended and no other began
+    LEFT = 5  # the script has left a body and did not ask for the next step yet
+    BETWEEN = 6  # a loop has ended and no other began
 
 
 class Position:
@@ -33,10 +34,18 @@ class Position:
         self.attempt = 0  # how often it was done again
         self.interruptible = False  # before its gate, an Interrupt may be raised in the main thread anywhere
         self.interrupt_sent = False  # and may not have arrived yet
+        self.raised_after_gate = False  # an exception left a body whose update had begun
 
     @property
     def in_body(self) -> bool:
         return self.where is Where.BODY or self.where is Where.PASSED
+
+    @property
+    def outside(self) -> str:
+        """What lies behind the script's code that runs now, if a replacement would never run that code; else ""."""
+        if self.raised_after_gate or self.where is Where.PASSED:
+            return "after the update"
+        return {Where.LEFT: "after the body", Where.BETWEEN: "after the loop"}.get(self.where, "")
 
     def index_of(self, number: int) -> int:
         """Step index of a gate number of the current loop."""

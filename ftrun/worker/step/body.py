@@ -73,6 +73,8 @@ class Step:
         self.let_out = True  # also what `_leave` raises leaves the body
         aborted = self._leave(body, error)
         self.let_out = error is not None and not aborted
+        if not self.let_out:
+            body.position.where = Where.LEFT
         return aborted
 
     def _leave(self, body: Body, error: BaseException | None) -> bool:
@@ -89,6 +91,7 @@ class Step:
         except Interrupt as interrupt:
             error = interrupt
         except Exception as failure:
+            body.position.raised_after_gate = body.position.where is Where.PASSED
             body.leave()
             report_exception(body.kit.context, failure, "body")
             raise
@@ -236,6 +239,7 @@ class Body:
         if context.stop_pending() and not passed:
             return True  # a consequence of the stop: whatever failed was cut off
         self.position.forbid_interrupts()
+        self.position.raised_after_gate = passed
         report_exception(context, error, "body")
         if passed or final_code(error) or symptoms.of_exception(error) is Fault.CUDA:
             return False  # after a CUDA error nothing works in this process: it ends, and is replaced

@@ -52,6 +52,7 @@ class Loop:
             step = Step(position.index_of(number), self.body)
             yield step
             self._outside_body("the next step")
+            position.where = Where.LOOP
             if not step.entered:
                 raise UsageError(f"step {step.index} was taken from the loop, but its `with step:` was skipped")
             if step.let_out:
