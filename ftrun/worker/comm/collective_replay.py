@@ -1,7 +1,8 @@
-"""Results of the collectives that a rank called before its first step: its replacement is handed them again.
+"""Results of the collectives that a rank called before its first step and between its loops: its replacement is handed them.
 
 A replacement runs the script from the top while its peers are long past it; what it asks them for there (a broadcast
-configuration, a barrier) is read from this record. DDP's constructor is left out: its effects are restored otherwise.
+configuration, a barrier, the accuracy after an epoch) is read from this record. DDP's constructor is left out: its effects are
+restored otherwise.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _unpacked(blob: bytes, like: torch.Tensor) -> torch.Tensor:
 
 
 class ReplayEntry:
-    """One collective before the first step: what it gave, or how it failed; neither while nobody has waited for it."""
+    """One collective outside the loops: what it gave, or how it failed; neither while nobody has waited for it."""
 
     def __init__(self, name: str, recorder: Recorder) -> None:
         self.name = name
@@ -111,7 +112,7 @@ class Recorder:
     def load(self, header: dict[str, Any], data: memoryview) -> None:
         """Take over a dead rank's record. Errors: WorkerError when it had outgrown its cap."""
         if header["overflow"]:
-            raise WorkerError(f"the collectives before the first step moved more than {CAP_BYTES >> 20} MiB")
+            raise WorkerError(f"the collectives outside the loops gave more than {CAP_BYTES >> 20} MiB, which is not kept")
         offset = 0
         self.groups = header["groups"]
         self._entries = []
@@ -127,7 +128,10 @@ class Recorder:
     def replay(self, name: str, outputs: list[torch.Tensor]) -> None:
         """Give the next recorded result. Errors: RuntimeError of a collective that failed; WorkerError when the script asks otherwise."""
         if self._next >= len(self._entries):
-            raise WorkerError(f"collective {name} was not called by the rank that this worker replaces")
+            raise WorkerError(
+                f"what collective {name} gave the rank that this worker replaces is not known: the rank died after its loop and "
+                "before the next one, or its script did not call it; communicate in the loop, by job.call(fn) before `with step:`"
+            )
         entry = self._entries[self._next]
         results = [b""] * len(outputs) if entry.results is None or entry.error else entry.results
         if entry.name != name or len(results) != len(outputs):

@@ -221,6 +221,8 @@ class SwapGroup(ProcessGroup):
         Raises Interrupt when the world was stopped, unless that came too late for this step.
         """
         self.registry.waited += time.monotonic_ns() - since
+        if over and self.registry.position.where is Where.BETWEEN:
+            self.registry.keep_record()  # a death before the next loop does not lose what this collective gave
         if over and self.registry.position.where is Where.PASSED:
             return  # begun and done before the gate: a rank that passed is not interrupted
         self.context.check_stop_in_collective()
@@ -336,6 +338,7 @@ class Registry:
         self.entries: dict[int, int] = {}  # group -> collectives of this iteration so far
         self.waited = 0  # ns that the main thread has waited in collectives
         self.observers = Observers()  # of the state that is protected, once there is one
+        self.keep_record: Callable[[], None] = lambda: None  # write the recorder's results where they outlive the process
         self.retired: list[Inner] = []  # inner groups that are to be destroyed when there is time
         self._made: dict[tuple[int, ...], int] = {}
         self._destroyed = 0  # how often the script has destroyed all its groups
@@ -465,12 +468,12 @@ class Registry:
     # -- rules -------------------------------------------------------------------------------------------------------
 
     def admit(self, name: str) -> bool:
-        """May this collective be called now? True = it is one of those recorded before the first step.
+        """May this collective be called now? True = it is one of those recorded, before the first step and between loops.
 
         Errors: UsageError with the script's file and line.
         """
         where = self.position.where
-        if where is Where.BEFORE:
+        if where in (Where.BEFORE, Where.BETWEEN):  # a fault in the middle of one between two loops is not mended in place
             return not inside_ddp_constructor()
         if where is Where.PASSED:
             raise UsageError(
@@ -482,7 +485,6 @@ class Registry:
                 f"{name} outside `with step`, at {caller()}: communicate in the body before optimizer.step(), "
                 "or in job.call(fn) between the loop's `for` and `with step:`"
             )
-        # between and after loops: allowed, but a fault in the middle is not mended in place
         return False
 
     def entered(self, name: str, group: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ftrun.core.errors import UsageError
-from ftrun.worker.kept.recovery_points import END, GATE, LATE, RECORDING, START, Slots
+from ftrun.worker.kept.recovery_points import END, GATE, LATE, START, Slots
 from ftrun.worker.state import rng, serialization
 from ftrun.worker.state.protected_state import ProtectedState
 
@@ -79,8 +79,8 @@ class Ledger:
         self.slots.write(LATE, step, serialization.encode(self._state.grads(), "gradients"))
 
     def recording(self, header: dict[str, Any], blobs: list[bytes]) -> None:
-        """Keep the results of the collectives before the first step."""
-        self.slots.write(RECORDING, 0, serialization.encode({"header": header, "blobs": list(blobs)}, "recording"))
+        """Keep the results of the collectives before the first step and between loops."""
+        self.slots.write_recording(serialization.encode({"header": header, "blobs": list(blobs)}, "recording"))
 
     def _write(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> None:
         if self.slots.keeps_old(slot, tag):

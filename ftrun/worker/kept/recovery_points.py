@@ -16,12 +16,12 @@ from ftrun.worker.runtime import crash_points
 from ftrun.worker.state import serialization
 
 START, GATE, END = 0, 1, 2
-RECORDING = 3  # collectives before the first step
-LATE = 4  # gradients that turned out, in the middle of a body, to be accumulated on
+LATE = 3  # gradients that turned out, in the middle of a body, to be accumulated on
+_RECORDINGS = (4, 5)  # collectives outside the loops, written in turns so that one of them is whole; the tag counts them
 _ROOM = 1 << 36  # address space for each; memory is taken as it is used
 _HEADER = native.SLOT_HEADER
 _TAG, _LENGTH, _SUM = 0, 8, 16
-LENGTH = 5 * _ROOM
+LENGTH = 6 * _ROOM
 _BROKEN = {GATE} if crash_points.broken("slots") else set()
 
 
@@ -55,6 +55,16 @@ class Slots:
         """Everything of any step is void: the world goes back to an earlier one."""
         for slot in (START, GATE, END, LATE):
             self.invalidate(slot)
+
+    @property
+    def recording(self) -> int:
+        """The slot with the newest recording; its tag is -1 when there is none."""
+        return max(_RECORDINGS, key=self.tag)
+
+    def write_recording(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Write it beside the one before, which holds until this one is sealed."""
+        newest = self.recording
+        self.write(min(_RECORDINGS, key=self.tag), self.tag(newest) + 1, pieces)
 
     def data(self, slot: int) -> memoryview:
         """The bytes of a slot as they are, not copied."""

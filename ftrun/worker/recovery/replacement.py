@@ -25,7 +25,7 @@ from ftrun.native import cuda
 from ftrun.native.transfer import Extent, TransferError
 from ftrun.worker.kept.handover import fetch, fetch_gpu, use_gpu
 from ftrun.worker.kept.ledger import read_state
-from ftrun.worker.kept.recovery_points import END, GATE, RECORDING, START, DamagedSlot, Slots
+from ftrun.worker.kept.recovery_points import END, GATE, START, DamagedSlot, Slots
 from ftrun.worker.kept.snapshot import newest_common
 from ftrun.worker.kept.snapshot_store import BadSnapshot
 from ftrun.worker.memory.arena import Arena, Manifest
@@ -68,7 +68,7 @@ def resume_of(context: Context) -> int:
 
 
 def load_recording(context: Context) -> tuple[dict[str, Any], memoryview]:
-    """What the replaced rank's collectives gave before its first step. Errors: NoSource."""
+    """What the replaced rank's collectives gave before its first step and between its loops. Errors: NoSource."""
     segment = fetch(context, context.rank, "slots")
     if segment is not None:
         context.mapped[(context.rank, "slots")] = segment
@@ -77,9 +77,9 @@ def load_recording(context: Context) -> tuple[dict[str, Any], memoryview]:
         slots = _slots_of_another(context)  # the fd store that had this rank's died with it
     if slots is None:
         raise NoSource("the fd store has no slots of this rank (its fd store died, or the rank died before protect)")
-    if slots.tag(RECORDING) < 0:
+    if slots.tag(slots.recording) < 0:
         raise NoSource("the replaced rank died before its first step, so what its collectives gave is not recorded")
-    saved = slots.read(RECORDING)
+    saved = slots.read(slots.recording)
     return saved["header"], memoryview(b"".join(saved["blobs"]))
 
 

@@ -27,6 +27,7 @@ class Loop:
         self._gate = Gate(kit)
         self._survivor = Survivor(kit)
         self.calls = Calls(kit, self._survivor)
+        kit.registry.keep_record = self._record
         self.body = Body(kit, self._gate, self.calls, self._survivor)
 
     def steps(self, first: int, length: int) -> Iterator[Step]:
@@ -38,6 +39,8 @@ class Loop:
         context.cell.drop_flag(Flag.LOOP_DONE)
         if position.where is Where.BEFORE:
             self._finish_recording()
+        elif position.where is Where.BETWEEN:
+            self._record()  # also what nobody has waited for
         number = self._enter()
         end = position.base + length
         while True:
@@ -80,11 +83,16 @@ class Loop:
         kit.context.cell.set_shift(first - position.base)
         return False
 
+    def _record(self) -> None:
+        """Keep the results of the collectives outside the loops."""
+        registry = self.kit.registry
+        self.kit.ledger.recording(*registry.recorder.dump(len(registry.groups)))
+
     def _finish_recording(self) -> None:
         """The first step is about to be handed out: keep the results of the collectives before it."""
         kit, recorder = self.kit, self.kit.registry.recorder
         if not recorder.replaying:
-            kit.ledger.recording(*recorder.dump(len(kit.registry.groups)))
+            self._record()
             kit.ledger.end(0, accumulating=False)  # what the script did since protect() counts
             kit.snapshots.take_if_due(0)
         recorder.replaying = False
