@@ -38,26 +38,19 @@ class Seen:
         return "no incident" if self.code == 0 else f"exit {self.code}"
 
 
-def _run(folder: Path, command: Sequence[str]) -> Seen:
-    out = folder / "out"
-    out.mkdir(parents=True)
-    env = {"TRUTH_OUT": str(out), "PYTHONPATH": str(harness.ROOT)}
-    outcome = harness.finish(harness.start(folder, command, env), ranks=0, timeout=120)
-    ranks = {r: json.loads(path.read_text()) for r in range(RANKS) if (path := out / f"{r}.json").exists()}
-    return Seen(outcome.code, ranks, outcome.output)
+def _environment(folder: Path) -> dict[str, str]:
+    return {"TRUTH_OUT": str(folder / "out"), "PYTHONPATH": str(harness.ROOT)}
+
+
+def _seen(outcome: harness.Outcome) -> Seen:
+    files = {r: outcome.folder / "out" / f"{r}.json" for r in range(RANKS)}
+    return Seen(outcome.code, {r: json.loads(f.read_text()) for r, f in files.items() if f.exists()}, outcome.output)
 
 
 def under_torchrun(folder: Path, script: Path) -> Seen:
-    """The run under torchrun, tried again once where stock torch fell over.
-
-    Stock torch may abort while it exits, when every rank has written what it holds: that is no failure of the script.
-    One run in a hundred aborts before all have written it (std::terminate in a rank that exits, and the agent ends the rest).
-    """
+    """Stock torch may abort while it exits, when every rank has written what it holds: that is no failure of the script."""
     command = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", str(RANKS), str(script)]
-    seen = _run(folder / "first", command)
-    if len(seen.ranks) < RANKS:
-        print("torchrun itself failed, and runs once more:", seen.output, sep="\n", flush=True)
-        seen = _run(folder / "second", command)
+    seen = _seen(harness.by_torch(folder, command, 0, _environment(folder)))
     return Seen(0, seen.ranks, seen.output) if len(seen.ranks) == RANKS else seen
 
 
@@ -65,7 +58,7 @@ def under_ftrun(folder: Path, script: Path, faults: Sequence[str] = (), options:
     line = harness.script_command(
         folder, script, (), faults, ranks=RANKS, options=["--max-replacements", "10", *options]
     )
-    return _run(folder, line)
+    return _seen(harness.finish(harness.start(folder, line, _environment(folder)), ranks=0, timeout=120))
 
 
 @dataclass(frozen=True)

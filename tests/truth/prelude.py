@@ -80,4 +80,5 @@ def digest(value: Any) -> Any:
 def end(**state: Any) -> None:
     """Leave digests of what this rank holds."""
     path = Path(os.environ["TRUTH_OUT"]) / f"{rank}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({name: digest(value) for name, value in state.items()}))

@@ -14,7 +14,9 @@ from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Recorder
 from ftrun.worker.comm.collectives import COLLECTIVES, averaging_integers
 from ftrun.worker.comm.process_group import SwapGroup
+from ftrun.worker.kept.recovery_points import Slots
 from ftrun.worker.runtime import torch_private
+from ftrun.worker.state import serialization
 
 NOT_COLLECTIVES = """
     BackendType CUSTOM GLOO MPI NCCL UCC UNDEFINED XCCL _add_ephemeral_timeout _backend_id _device_types
@@ -91,8 +93,10 @@ TENSORS = {
 def test_a_recorded_result_is_handed_out_as_it_was(tensor: torch.Tensor) -> None:
     kept, again = Recorder(), Recorder()
     kept.reserve("allreduce").store([tensor])
-    header, blobs = kept.dump(1)
-    again.load(header, memoryview(b"".join(blobs)))
+    slots = Slots.create(0)
+    for record in kept.opening(1):
+        slots.append(b"".join(serialization.plain(record)))
+    again.load(list(slots.log()))
     output = torch.zeros_like(tensor)
     again.replay("allreduce", [output])
     assert output.layout == tensor.layout

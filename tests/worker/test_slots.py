@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from ftrun.core.errors import WorkerError
+from ftrun.worker.kept import recovery_points
 from ftrun.worker.kept.ledger import read_state
 from ftrun.worker.kept.recovery_points import END, GATE, Slots
 from ftrun.worker.state import rng, serialization
+
+LOG = recovery_points._LOG * recovery_points._ROOM + recovery_points._HEADER  # where its first record begins
 
 
 @pytest.mark.parametrize("size", [0, 3 << 20])
@@ -109,3 +112,37 @@ def test_numpy_may_have_another_generator(kind: str) -> None:
         assert [float(np.random.randn()), *np.random.rand(3).tolist()] == wanted
     finally:
         np.random.set_bit_generator(usual)
+
+
+def _logged(*records: bytes) -> Slots:
+    slots = Slots.create(0)
+    for record in records:
+        slots.append(b"".join(serialization.plain(record)))
+    return slots
+
+
+def test_a_log_grows_by_records() -> None:
+    slots = _logged()
+    assert slots.logged == 0 and list(slots.log()) == []
+    slots = _logged(b"first", b"", b"s" * (3 << 20))
+    assert list(slots.log()) == [b"first", b"", b"s" * (3 << 20)]
+
+
+def test_a_record_that_was_overwritten_is_noticed() -> None:
+    slots = _logged(b"first", b"second")
+    before = slots.logged
+    slots.append(b"".join(serialization.plain(b"third")))
+    records = slots.log()
+    assert next(records) == b"first"
+    slots.segment.view(LOG + before - 1, 1)[0] ^= 1
+    with pytest.raises(WorkerError, match="overwritten"):
+        list(records)
+
+
+def test_a_record_that_is_not_whole_does_not_count() -> None:
+    """A rank that dies while it appends has changed only what lies behind the log's end."""
+    slots = _logged(b"first")
+    slots.segment.view(LOG + slots.logged, 16)[:] = b"\xff" * 16
+    assert list(slots.log()) == [b"first"]
+    slots.append(b"".join(serialization.plain(b"second")))
+    assert list(slots.log()) == [b"first", b"second"]

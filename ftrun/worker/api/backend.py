@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -9,9 +10,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ftrun.core.errors import WorkerError
 from ftrun.core.shared.board import Flag
 from ftrun.worker.comm import passthrough
-from ftrun.worker.comm.collective_replay import Recorder
 from ftrun.worker.comm.process_group import Registry
-from ftrun.worker.recovery.replacement import load_recording, report_no_source
+from ftrun.worker.recovery.replacement import read_log, report_no_source
 from ftrun.worker.runtime import compiling, torch_private
 from ftrun.worker.runtime.run_link import Context
 
@@ -36,7 +36,7 @@ def create(options: Any, _backend_options: Any) -> Any:
         _tell_of_the_first_update(context)
         compiling.stay_out()
         if context.restoring:
-            _replay(context, _registry.recorder)
+            _replay(context, _registry)
     group = _registry.create(options.group_rank, ranks, options.timeout)
     context.milestone(Flag.GROUP)
     return group
@@ -52,9 +52,10 @@ def _tell_of_the_first_update(context: Context) -> None:
     handle = register_optimizer_step_post_hook(stepped)
 
 
-def _replay(context: Context, recorder: Recorder) -> None:
+def _replay(context: Context, groups: Registry) -> None:
+    groups.unrestorable = functools.partial(report_no_source, context)
     try:
-        recorder.load(*load_recording(context))
+        groups.recorder.load(read_log(context))
     except WorkerError as error:
         report_no_source(context, error)
-    recorder.replaying = True
+    groups.recorder.replaying = True

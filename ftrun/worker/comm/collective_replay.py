@@ -7,6 +7,7 @@ restored otherwise.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -62,7 +63,8 @@ def _unpacked(blob: bytes, like: torch.Tensor) -> torch.Tensor:
 class ReplayEntry:
     """One collective outside the loops: what it gave, or how it failed; neither while nobody has waited for it."""
 
-    def __init__(self, name: str, recorder: Recorder) -> None:
+    def __init__(self, number: int, name: str, recorder: Recorder) -> None:
+        self.number = number
         self.name = name
         self._recorder = recorder
         self.results: list[bytes] | None = None
@@ -76,22 +78,28 @@ class ReplayEntry:
         """A replacement's script is told the same, as torch tells most things: by a RuntimeError."""
         self.error = str(error) or type(error).__name__
 
+    def record(self) -> dict[str, Any]:
+        """For the log in the slots segment."""
+        return {"number": self.number, "name": self.name, "error": self.error, "results": self.results}
+
 
 class Recorder:
-    """Collects while the script prepares; `dump` gives what the slots segment keeps; `load` makes it replay."""
+    """Collects what collectives outside the loops give, for the log in the slots segment; `load` makes it replay a log."""
 
     def __init__(self) -> None:
         self.replaying = False
         self.overflow = False
         self.groups = 0  # that the replaced rank made
         self._entries: list[ReplayEntry] = []
+        self._unsaved: list[ReplayEntry] = []  # of which the log has nothing yet
         self._bytes = 0
         self._next = 0
 
     def reserve(self, name: str) -> ReplayEntry:
         """Note a collective that begins now; its end goes into the entry, by `Entry.store` or `Entry.fail`."""
-        entry = ReplayEntry(name, self)
+        entry = ReplayEntry(len(self._entries), name, self)
         self._entries.append(entry)
+        self._unsaved.append(entry)
         return entry
 
     def has_room(self, outputs: list[torch.Tensor]) -> bool:
@@ -100,37 +108,45 @@ class Recorder:
         self.overflow = self.overflow or self._bytes > CAP_BYTES
         return not self.overflow
 
-    def dump(self, groups: int) -> tuple[dict[str, Any], list[bytes]]:
-        """(JSON header, blobs). `groups`: how many process groups the script made."""
-        if self.overflow:
-            return {"overflow": True, "entries": []}, []
-        sizes = [None if e.results is None else [len(blob) for blob in e.results] for e in self._entries]
-        entries = [[e.name, e.error, size] for e, size in zip(self._entries, sizes, strict=True)]
-        header = {"overflow": False, "groups": groups, "entries": entries}
-        return header, [blob for e in self._entries for blob in e.results or ()]
+    def unsaved(self) -> list[dict[str, Any]]:
+        """Records of the collectives that succeeded since the last call: a failure may be a peer's death, and be forgotten with it."""
+        ready = [entry for entry in self._unsaved if entry.results is not None]
+        self._unsaved = [entry for entry in self._unsaved if entry.results is None]
+        return self._records(ready)
 
-    def load(self, header: dict[str, Any], data: memoryview) -> None:
-        """Take over a dead rank's record. Errors: WorkerError when it had outgrown its cap."""
-        if header["overflow"]:
+    def settled(self) -> list[dict[str, Any]]:
+        """Records of the rest too, once the script has gone on: it got over those that failed, and waits for no other."""
+        rest, self._unsaved = self._unsaved, []
+        return self._records(rest)
+
+    def opening(self, groups: int) -> list[dict[str, Any]]:
+        """The first records of a log, with everything before the first step. `groups`: how many the script made."""
+        self._unsaved = []
+        return [*self._records(self._entries), {"groups": groups}]
+
+    def _records(self, entries: list[ReplayEntry]) -> list[dict[str, Any]]:
+        return [{"overflow": True}] if self.overflow and entries else [entry.record() for entry in entries]
+
+    def load(self, log: list[dict[str, Any]]) -> None:
+        """Take over a dead rank's log. Errors: WorkerError when it had outgrown its cap, or the rank had no first step."""
+        if any("overflow" in record for record in log):
             raise WorkerError(f"the collectives outside the loops gave more than {CAP_BYTES >> 20} MiB, which is not kept")
-        offset = 0
-        self.groups = header["groups"]
-        self._entries = []
-        for name, error, sizes in header["entries"]:
-            entry = self.reserve(name)
-            entry.error, entry.results = error, None if sizes is None else []
-            for size in sizes or ():
-                assert entry.results is not None
-                entry.results.append(bytes(data[offset : offset + size]))
-                offset += size
-        self._next = 0
+        groups = [record["groups"] for record in log if "groups" in record]
+        if not groups:
+            raise WorkerError("the replaced rank died before its first step, so what its collectives gave is not recorded")
+        self.groups = groups[0]
+        known = {record["number"]: record for record in log if "number" in record}
+        for number in itertools.takewhile(known.__contains__, itertools.count()):  # what comes after a gap is not known
+            entry = self.reserve(known[number]["name"])
+            entry.error, entry.results = known[number]["error"], known[number]["results"]
+        self._unsaved = []
 
     def replay(self, name: str, outputs: list[torch.Tensor]) -> None:
         """Give the next recorded result. Errors: RuntimeError of a collective that failed; WorkerError when the script asks otherwise."""
         if self._next >= len(self._entries):
             raise WorkerError(
-                f"what collective {name} gave the rank that this worker replaces is not known: the rank died after its loop and "
-                "before the next one, or its script did not call it; communicate in the loop, by job.call(fn) before `with step:`"
+                f"what collective {name} gave the rank that this worker replaces is not known: it died between two loops with this "
+                "collective still to come, or its script did not call it; communicate by job.call(fn) before `with step:`"
             )
         entry = self._entries[self._next]
         results = [b""] * len(outputs) if entry.results is None or entry.error else entry.results

@@ -127,7 +127,11 @@ class SwapGroup(ProcessGroup):
             if not replay:
                 fill_local(name, args)
                 return FinishedWork(outputs)
-            registry.recorder.replay(name, outputs)
+            try:
+                registry.recorder.replay(name, outputs)
+            except WorkerError as error:
+                registry.unrestorable(error)
+                raise
             return FinishedWork(outputs)
         context.check_stop_in_collective()
         if registry.broken is not None:
@@ -221,8 +225,8 @@ class SwapGroup(ProcessGroup):
         Raises Interrupt when the world was stopped, unless that came too late for this step.
         """
         self.registry.waited += time.monotonic_ns() - since
-        if over and self.registry.position.where is Where.BETWEEN:
-            self.registry.keep_record()  # a death before the next loop does not lose what this collective gave
+        if self.registry.position.where is Where.BETWEEN:
+            self.registry.keep_results()  # a death before the next loop does not lose them
         if over and self.registry.position.where is Where.PASSED:
             return  # begun and done before the gate: a rank that passed is not interrupted
         self.context.check_stop_in_collective()
@@ -338,7 +342,8 @@ class Registry:
         self.entries: dict[int, int] = {}  # group -> collectives of this iteration so far
         self.waited = 0  # ns that the main thread has waited in collectives
         self.observers = Observers()  # of the state that is protected, once there is one
-        self.keep_record: Callable[[], None] = lambda: None  # write the recorder's results where they outlive the process
+        self.unrestorable: Callable[[Exception], None] = lambda error: None  # tell that this rank cannot be replaced
+        self.keep_results: Callable[[], None] = lambda: None  # the recorder's, where they outlive the process
         self.retired: list[Inner] = []  # inner groups that are to be destroyed when there is time
         self._made: dict[tuple[int, ...], int] = {}
         self._destroyed = 0  # how often the script has destroyed all its groups

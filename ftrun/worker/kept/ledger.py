@@ -78,9 +78,10 @@ class Ledger:
         """A body turned out, after its hand-out, to accumulate on the gradients it found."""
         self.slots.write(LATE, step, serialization.encode(self._state.grads(), "gradients"))
 
-    def recording(self, header: dict[str, Any], blobs: list[bytes]) -> None:
-        """Keep the results of the collectives before the first step and between loops."""
-        self.slots.write_recording(serialization.encode({"header": header, "blobs": list(blobs)}, "recording"))
+    def log(self, records: list[dict[str, Any]]) -> None:
+        """Keep what collectives outside the loops gave."""
+        for record in records:
+            self.slots.append(b"".join(serialization.plain(record)))
 
     def _write(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> None:
         if self.slots.keeps_old(slot, tag):

@@ -6,7 +6,8 @@ written. A slot is only overwritten when the protocol can no longer ask for it, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ftrun import native
@@ -17,11 +18,12 @@ from ftrun.worker.state import serialization
 
 START, GATE, END = 0, 1, 2
 LATE = 3  # gradients that turned out, in the middle of a body, to be accumulated on
-_RECORDINGS = (4, 5)  # collectives outside the loops, written in turns so that one of them is whole; the tag counts them
+_LOG = 4  # what collectives outside the loops gave: records that are appended, each whole or not there
 _ROOM = 1 << 36  # address space for each; memory is taken as it is used
 _HEADER = native.SLOT_HEADER
 _TAG, _LENGTH, _SUM = 0, 8, 16
-LENGTH = 6 * _ROOM
+_RECORD = struct.Struct("<QQ")  # length and checksum, before each record of the log
+LENGTH = 5 * _ROOM
 _BROKEN = {GATE} if crash_points.broken("slots") else set()
 
 
@@ -57,14 +59,29 @@ class Slots:
             self.invalidate(slot)
 
     @property
-    def recording(self) -> int:
-        """The slot with the newest recording; its tag is -1 when there is none."""
-        return max(_RECORDINGS, key=self.tag)
+    def logged(self) -> int:
+        """Bytes of the log."""
+        return self.segment.load(_LOG * _ROOM + _LENGTH)
 
-    def write_recording(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Write it beside the one before, which holds until this one is sealed."""
-        newest = self.recording
-        self.write(min(_RECORDINGS, key=self.tag), self.tag(newest) + 1, pieces)
+    def append(self, record: bytes) -> None:
+        """Add a record to the log."""
+        begin, base = self.logged, _LOG * _ROOM + _HEADER
+        content = begin + _RECORD.size
+        self.segment.view(base + content, len(record))[:] = record
+        checksum = native.checksum(self.segment.address + base + content, len(record))
+        self.segment.view(base + begin, _RECORD.size)[:] = _RECORD.pack(len(record), checksum)
+        self.segment.store(_LOG * _ROOM + _LENGTH, content + len(record))  # from here on it counts
+
+    def log(self) -> Iterator[Any]:
+        """The records in the order of `append`, decoded. Errors: DamagedSlot."""
+        at, base = 0, _LOG * _ROOM + _HEADER
+        while at < self.logged:
+            size, checksum = _RECORD.unpack(self.segment.view(base + at, _RECORD.size))
+            at += _RECORD.size
+            if at + size > self.logged or native.checksum(self.segment.address + base + at, size) != checksum:
+                raise DamagedSlot("the log of a rank's collectives does not match its checksums: its memory was overwritten")
+            yield serialization.decode(self.segment.view(base + at, size))
+            at += size
 
     def data(self, slot: int) -> memoryview:
         """The bytes of a slot as they are, not copied."""

@@ -67,8 +67,8 @@ def resume_of(context: Context) -> int:
     return gate.unpack(context.board.gate()).last + 1 if world.tail else world.resume
 
 
-def load_recording(context: Context) -> tuple[dict[str, Any], memoryview]:
-    """What the replaced rank's collectives gave before its first step and between its loops. Errors: NoSource."""
+def read_log(context: Context) -> list[dict[str, Any]]:
+    """What the replaced rank's collectives gave before its first step and between its loops. Errors: NoSource, DamagedSlot."""
     segment = fetch(context, context.rank, "slots")
     if segment is not None:
         context.mapped[(context.rank, "slots")] = segment
@@ -77,10 +77,7 @@ def load_recording(context: Context) -> tuple[dict[str, Any], memoryview]:
         slots = _slots_of_another(context)  # the fd store that had this rank's died with it
     if slots is None:
         raise NoSource("the fd store has no slots of this rank (its fd store died, or the rank died before protect)")
-    if slots.tag(slots.recording) < 0:
-        raise NoSource("the replaced rank died before its first step, so what its collectives gave is not recorded")
-    saved = slots.read(slots.recording)
-    return saved["header"], memoryview(b"".join(saved["blobs"]))
+    return list(slots.log())
 
 
 def _slots_of_another(context: Context) -> Slots | None:

@@ -91,7 +91,6 @@ class Step:
         except Interrupt as interrupt:
             error = interrupt
         except Exception as failure:
-            body.position.raised_after_gate = body.position.where is Where.PASSED
             body.leave()
             report_exception(body.kit.context, failure, "body")
             raise
@@ -229,8 +228,9 @@ class Body:
         kit.snapshots.take_if_due(number + 1)
 
     def leave(self) -> None:
-        """The body was aborted."""
+        """The body was aborted, or raised."""
         self._grads = []
+        self.position.raised_after_gate = self.position.where is Where.PASSED
         self.position.leave_body()
 
     def raised(self, error: Exception) -> bool:
@@ -239,7 +239,6 @@ class Body:
         if context.stop_pending() and not passed:
             return True  # a consequence of the stop: whatever failed was cut off
         self.position.forbid_interrupts()
-        self.position.raised_after_gate = passed
         report_exception(context, error, "body")
         if passed or final_code(error) or symptoms.of_exception(error) is Fault.CUDA:
             return False  # after a CUDA error nothing works in this process: it ends, and is replaced

@@ -27,7 +27,7 @@ class Loop:
         self._gate = Gate(kit)
         self._survivor = Survivor(kit)
         self.calls = Calls(kit, self._survivor)
-        kit.registry.keep_record = self._record
+        kit.registry.keep_results = lambda: kit.ledger.log(kit.registry.recorder.unsaved())
         self.body = Body(kit, self._gate, self.calls, self._survivor)
 
     def steps(self, first: int, length: int) -> Iterator[Step]:
@@ -40,7 +40,7 @@ class Loop:
         if position.where is Where.BEFORE:
             self._finish_recording()
         elif position.where is Where.BETWEEN:
-            self._record()  # also what nobody has waited for
+            self.kit.ledger.log(self.kit.registry.recorder.settled())
         number = self._enter()
         end = position.base + length
         while True:
@@ -83,16 +83,12 @@ class Loop:
         kit.context.cell.set_shift(first - position.base)
         return False
 
-    def _record(self) -> None:
-        """Keep the results of the collectives outside the loops."""
-        registry = self.kit.registry
-        self.kit.ledger.recording(*registry.recorder.dump(len(registry.groups)))
-
     def _finish_recording(self) -> None:
         """The first step is about to be handed out: keep the results of the collectives before it."""
         kit, recorder = self.kit, self.kit.registry.recorder
+        if not kit.ledger.slots.logged:  # a first incarnation, or the predecessor's slots are lost
+            kit.ledger.log(recorder.opening(len(kit.registry.groups)))
         if not recorder.replaying:
-            self._record()
             kit.ledger.end(0, accumulating=False)  # what the script did since protect() counts
             kit.snapshots.take_if_due(0)
         recorder.replaying = False

@@ -1,6 +1,6 @@
 """LOCAL_RANK is read first and the model built after it; each process notes what it built: built_late.py OUT.
 
-Without LOCAL_RANK it only builds and notes. Each note is a digest of the weights and of where the random stream stands.
+In plain python it only builds and notes. Each note is a digest of the weights and of where the random stream stands.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def build() -> tuple[torch.nn.Module, str]:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    rank = os.environ.get("LOCAL_RANK", "plain")
+    rank = os.environ["LOCAL_RANK"] if "FTRUN_RUN_DIR" in os.environ else "plain"
     torch.set_num_threads(1)
     model, digest = build()
     (out / f"{rank}-{os.getpid()}").write_text(digest)

@@ -1,0 +1,76 @@
+"""What a replacement is told of the collectives outside the loops: in their order, and nothing that came after a gap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ftrun.core.errors import WorkerError
+from ftrun.worker.comm.collective_replay import Recorder
+
+
+def _given(log: list[dict[str, Any]], *names: str) -> list[float]:
+    """What a replacement's collectives give with that log."""
+    recorder, output = Recorder(), torch.zeros(())
+    recorder.load(log)
+    found = []
+    for name in names:
+        recorder.replay(name, [output])
+        found.append(float(output))
+    return found
+
+
+def _ended(recorder: Recorder, name: str, value: float) -> None:
+    recorder.reserve(name).store([torch.tensor(float(value))])
+
+
+def test_what_came_between_loops_follows_what_came_before_them() -> None:
+    recorder = Recorder()
+    _ended(recorder, "allreduce", 1)
+    log = recorder.opening(1)
+    assert recorder.unsaved() == [], "it is in the log already"
+    _ended(recorder, "broadcast", 2)
+    log += recorder.unsaved()
+    _ended(recorder, "allreduce", 3)
+    log += recorder.unsaved()
+    assert recorder.unsaved() == []
+    assert _given(log, "allreduce", "broadcast", "allreduce") == [1, 2, 3]
+
+
+def test_collectives_may_end_in_another_order_than_they_begin() -> None:
+    recorder = Recorder()
+    log = recorder.opening(1)
+    first, second = recorder.reserve("allreduce"), recorder.reserve("allreduce")
+    second.store([torch.tensor(2.0)])
+    log += recorder.unsaved()
+    with pytest.raises(WorkerError, match="not known"):
+        _given(log, "allreduce")
+    first.store([torch.tensor(1.0)])
+    log += recorder.unsaved()
+    assert _given(log, "allreduce", "allreduce") == [1, 2]
+
+
+def test_a_failure_counts_once_the_script_has_got_over_it() -> None:
+    recorder = Recorder()
+    log = recorder.opening(1)
+    recorder.reserve("allreduce").fail(RuntimeError("a peer died"))
+    log += recorder.unsaved()
+    with pytest.raises(WorkerError, match="not known"):
+        _given(log, "allreduce")
+    log += recorder.settled()
+    with pytest.raises(RuntimeError, match="a peer died"):
+        _given(log, "allreduce")
+
+
+def test_another_collective_than_the_replaced_rank_called() -> None:
+    recorder = Recorder()
+    _ended(recorder, "allreduce", 1)
+    with pytest.raises(WorkerError):
+        _given(recorder.opening(1), "broadcast")
+
+
+def test_a_rank_without_a_first_step_left_nothing() -> None:
+    with pytest.raises(WorkerError, match="before its first step"):
+        Recorder().load([])
