@@ -1,10 +1,11 @@
 """What ftrun costs per step: whole runs under ftrun and under torchrun take turns, on the same script without a fault.
 
-    python tests/bench/cost.py [--rounds N] [--steps N] [--results FOLDER]
+    python tests/bench/cost.py [--rounds N] [--steps N] [--before PROGRAM] [--results FOLDER]
 
 Wall clock and processor time of STEPS steps after WARM first ones, every check that ftrun makes included (replicas are
 compared in every 100th step). Processor time: of all ranks, and of the launcher and every process beside them. Each round
 is one pair of runs, so the cost of a round is of neighbours in time. ftrun has its defaults: one spare, all detectors.
+`--before`: the ftrun of another commit, in an environment of its own; it takes turns with the two, and has a table of its own.
 """
 
 from __future__ import annotations
@@ -45,13 +46,14 @@ class Cost:
         return self.ranks + self.others
 
 
-def one(system: str, folder: Path, arguments: list[str], steps: int) -> Cost:
+def one(system: str, folder: Path, arguments: list[str], steps: int, program: str | None = None) -> Cost:
     """Run the script to its end; count from the end of step WARM - 1."""
     (folder / "out").mkdir(parents=True)
     (folder / "out" / "hold").touch()  # at the end the processes wait to be read
     last = WARM + steps - 1
     words = ["--system", system, "--steps", str(last + 1), "--checkpoint-every", "0", *arguments]
-    running = harness.start(folder, runs.command(system, folder, "train.py", words, RANKS, 0))
+    command = runs.command(system, folder, "train.py", words, RANKS, 0)
+    running = harness.start(folder, [program, *command[1:]] if program else command)
 
     def others() -> float:
         workers = {done[0].pid for rank in range(RANKS) if (done := runs.read_times(folder, rank))}
@@ -88,28 +90,39 @@ def _cpu(pid: int) -> float:
 def main() -> int:
     parser = tables.arguments("Measure what a step costs under ftrun and under torchrun.")
     parser.add_argument("--steps", type=int, default=300, help="steps that are counted in each run")
+    parser.add_argument("--before", metavar="PROGRAM", help="the ftrun of another commit, to be measured as well")
     args = parser.parse_args()
     lines = []
     root = Path(tempfile.mkdtemp(prefix="ftrun-bench-"))
+    systems = ["ftrun", *(["before"] if args.before else []), "torchrun"]
     for model, arguments in MODELS.items():
-        found: dict[str, list[Cost]] = {"ftrun": [], "torchrun": []}
+        found: dict[str, list[Cost]] = {system: [] for system in systems}
         for number in range(args.rounds or 5):
-            for system in list(found)[:: 1 if number % 2 else -1]:
-                found[system].append(one(system, root / f"{system}-{number}", arguments, args.steps))
-                print(f"  {model}, round {number}, {system}: {found[system][-1]}", flush=True)
+            for system in systems[:: 1 if number % 2 else -1]:
+                folder = root / f"{system}-{number}"
+                if system == "before":
+                    cost = one("ftrun", folder, arguments, args.steps, os.path.abspath(args.before))
+                else:
+                    cost = one(system, folder, arguments, args.steps)
+                found[system].append(cost)
+                print(f"  {model}, round {number}, {system}: {cost}", flush=True)
         for what, part in (("wall clock", "wall"), ("processor time, all processes", "cpu")):
-            ours, theirs = ([float(getattr(c, part)) for c in found[system]] for system in found)
-            extra = [100 * (a / b - 1) for a, b in zip(ours, theirs, strict=True)]
-            lines.append([model, what, tables.figure(ours), tables.figure(theirs), tables.figure(extra, "%")])
-        beside = [tables.figure([c.others for c in found[system]]) for system in found]
-        lines.append([model, "of that, processes beside the ranks", *beside, ""])
+            parts = {system: [float(getattr(cost, part)) for cost in costs] for system, costs in found.items()}
+            extra = [
+                tables.figure([100 * (a / b - 1) for a, b in zip(parts[system], parts["torchrun"], strict=True)], "%")
+                for system in systems[:-1]
+            ]
+            lines.append([model, what, *(tables.figure(values) for values in parts.values()), *extra])
+        beside = [tables.figure([c.others for c in costs]) for costs in found.values()]
+        lines.append([model, "of that, processes beside the ranks", *beside, *[""] * (len(systems) - 1)])
     shutil.rmtree(root)
     notes = (
         f"Whole runs of {args.steps} steps after {WARM}, {RANKS} ranks, one run of each system in turn, no fault, no checkpoint; "
         "medians of runs, with the smallest and the largest. Cost: of each pair of neighbouring runs."
     )
-    head = ["model", "a step", "ftrun", "torchrun", "cost"]
-    tables.write(args.results, "step_cost", "Cost of a protected step", head, lines, notes)
+    head = ["model", "a step", *systems, "cost", *(["cost before"] if args.before else [])]
+    name = "step_cost_before_after" if args.before else "step_cost"
+    tables.write(args.results, name, "Cost of a protected step", head, lines, notes)
     return 0
 
 
