@@ -33,8 +33,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return digests(folder / "out")
 
 
-def run(folder: Path, faults: Sequence[Fault], options: Sequence[str] = ()) -> Outcome:
-    arguments = ["ftrun", str(folder / "out"), repr(tuple(faults))]
+def run(folder: Path, faults: Sequence[Fault], options: Sequence[str] = (), words: Sequence[str] = ()) -> Outcome:
+    arguments = ["ftrun", str(folder / "out"), repr(tuple(faults)), *words]
     return harness.finish(harness.start(folder, harness.script_command(folder, SCRIPT, arguments, options=options)), 0)
 
 
@@ -71,3 +71,26 @@ def test_no_replacement_repeats_what_follows_an_update(folder: Path, expected: d
     assert outcome.code == 1 - restarts, outcome.tail()
     assert "KeyboardInterrupt" in outcome.output
     assert digests(folder / "out") == (expected if restarts else {}), outcome.tail()
+
+
+@pytest.mark.parametrize(
+    ("faults", "began"),
+    [
+        pytest.param([(2, 3, 1)], {1: [0, 1, 2, 2, 3]}, id="in a step"),
+        pytest.param([(2, 0, 0), (3, 4, 0), (3, 5, 3)], {0: [0, 1, 2, 2, 3, 3], 3: [0, 1, 2, 3, 3]}, id="three times"),
+        pytest.param([(0, 0, 2)], {2: [0, 0, 1, 2, 3]}, id="in the first step"),
+        pytest.param([(1, "after", 3)], {3: [0, 1, 1, 2, 3]}, id="after an epoch's loop"),
+        pytest.param([(3, "after", 2)], {2: [0, 1, 2, 3, 3]}, id="after the last loop"),
+    ],
+)
+def test_a_replacement_begins_in_the_epoch_that_runs(
+    folder: Path, expected: dict[str, str], faults: list[Fault], began: dict[int, list[int]]
+) -> None:
+    """Whatever its script reads in the snapshot that was written meanwhile."""
+    outcome = run(folder, faults, words=["resumes"])
+    assert outcome.code == 0, outcome.tail()
+    assert len(harness.deaths(outcome)) == len(faults), outcome.tail()
+    assert digests(folder / "out") == expected, outcome.tail()
+    for rank in range(4):
+        lines = (folder / "out" / f"began-{rank}").read_text().splitlines()
+        assert [int(line.split()[0]) for line in lines] == began.get(rank, [0, 1, 2, 3]), outcome.tail()

@@ -75,6 +75,10 @@ class Job:
             if not step.entered:
                 raise UsageError(f"step {index} was taken from the loop, but its `with step:` was skipped")
 
+    def epochs(self, total: int, start: int = 0) -> Iterator[int]:
+        """Epochs `start` up to `total`, each with a loop. A replacement begins in the epoch that runs, not in a past one."""
+        return iter(range(start, total)) if self._loop is None else self._loop.epochs(start, total)
+
     def batches(self, loader: Iterable[Any], epochs: int = 1) -> Iterator[tuple[Step, Any]]:
         """(step, batch) over `epochs` passes of a loader; keeps its place, and gives the same batch when a step is redone."""
         position = LoaderPosition(loader)

@@ -90,6 +90,7 @@ class Recorder:
         self.replaying = False
         self.overflow = False
         self.groups = 0  # that the replaced rank made
+        self.marks: list[dict[str, Any]] = []  # where loops and epochs began, which the log has between the collectives
         self._entries: list[ReplayEntry] = []
         self._unsaved: list[ReplayEntry] = []  # of which the log has nothing yet
         self._bytes = 0
@@ -108,6 +109,15 @@ class Recorder:
         self.overflow = self.overflow or self._bytes > CAP_BYTES
         return not self.overflow
 
+    @property
+    def begun(self) -> int:
+        """Collectives outside the loops until here."""
+        return self._next if self.replaying else len(self._entries)
+
+    def skip_to(self, begun: int) -> None:
+        """A replacement does not run the code that called the first `begun` collectives."""
+        self._next = begun
+
     def unsaved(self) -> list[dict[str, Any]]:
         """Records of the collectives that succeeded since the last call: a failure may be a peer's death, and be forgotten with it."""
         ready = [entry for entry in self._unsaved if entry.results is not None]
@@ -122,7 +132,7 @@ class Recorder:
     def opening(self, groups: int) -> list[dict[str, Any]]:
         """The first records of a log, with everything before the first step. `groups`: how many the script made."""
         self._unsaved = []
-        return [*self._records(self._entries), {"groups": groups}]
+        return [*self._records(self._entries), {"groups": groups}, *self.marks]
 
     def _records(self, entries: list[ReplayEntry]) -> list[dict[str, Any]]:
         return [{"overflow": True}] if self.overflow and entries else [entry.record() for entry in entries]
@@ -140,6 +150,7 @@ class Recorder:
             entry = self.reserve(known[number]["name"])
             entry.error, entry.results = known[number]["error"], known[number]["results"]
         self._unsaved = []
+        self.marks = [record for record in log if "base" in record]
 
     def replay(self, name: str, outputs: list[torch.Tensor]) -> None:
         """Give the next recorded result. Errors: RuntimeError of a collective that failed; WorkerError when the script asks otherwise."""

@@ -29,11 +29,13 @@ class Loop:
         self.calls = Calls(kit, self._survivor)
         kit.registry.keep_results = lambda: kit.ledger.log(kit.registry.recorder.unsaved())
         self.body = Body(kit, self._gate, self.calls, self._survivor)
+        self._calls_of_epochs = 0
 
     def steps(self, first: int, length: int) -> Iterator[Step]:
         """`length` steps from step index `first` on."""
         context, position = self.kit.context, self.kit.position
         self._outside_body("job.steps")
+        first, length = self._as_begun(first, length)
         if self._is_over(first, length):
             return
         context.cell.drop_flag(Flag.LOOP_DONE)
@@ -62,6 +64,39 @@ class Loop:
                 give_up(context, step.index)
             number = number + 1 if step.committed else self._survivor.rejoin(rewind=True)
 
+    def epochs(self, start: int, total: int) -> Iterator[int]:
+        """Epochs `start` up to `total`; a replacement begins in the one that runs, and in none that is over."""
+        self._outside_body("job.epochs")
+        kit, position, recorder = self.kit, self.kit.position, self.kit.registry.recorder
+        call, self._calls_of_epochs = self._calls_of_epochs, self._calls_of_epochs + 1
+        known = [mark for mark in recorder.marks if mark.get("call") == call] if kit.pending.resume >= 0 else []
+        if known:
+            # what the script did between two loops is in no slot: where only that is done, it is done again
+            begun = [mark for mark in known if mark["base"] < kit.pending.resume or self._handed_out_before(mark["base"])]
+            here = (begun or known)[-1 if begun else 0]
+            for mark in recorder.marks:
+                if "length" in mark and position.base <= mark["base"] < here["base"]:
+                    kit.observers.loop_started(mark["first"], mark["length"])  # and over
+            start, position.base = here["epoch"], here["base"]
+            recorder.skip_to(here["collectives"])
+        for epoch in range(start, total):
+            self._mark(call=call, epoch=epoch, base=position.base, collectives=recorder.begun)
+            yield epoch
+            self._outside_body("the next epoch")
+        self._mark(call=call, epoch=max(start, total), base=position.base, collectives=recorder.begun)
+
+    def _handed_out_before(self, number: int) -> bool:
+        """Did the replaced rank die in the step that this replacement goes on with, and is that `number`?"""
+        return self.kit.pending.resume == number == self.kit.ledger.slots.tag(START)
+
+    def _mark(self, **mark: int) -> None:
+        """Note for a replacement where a loop or an epoch begins: what its own script says may be newer, from a file."""
+        recorder, ledger = self.kit.registry.recorder, self.kit.ledger
+        if mark not in recorder.marks:
+            recorder.marks.append(mark)
+            if ledger.slots.logged:
+                ledger.log([mark])
+
     def _outside_body(self, what: str) -> None:
         position = self.kit.position
         if position.in_body:
@@ -69,6 +104,17 @@ class Loop:
             raise UsageError(f"{what} was asked for inside the body of step {inside}; leave it first")
 
     # -- the ends of a loop ------------------------------------------------------------------------------------------
+
+    def _as_begun(self, first: int, length: int) -> tuple[int, int]:
+        """First step index and length of the next loop, as this rank's first incarnation gave them."""
+        base, marks = self.kit.position.base, self.kit.registry.recorder.marks
+        if self.kit.pending.resume >= 0:
+            first, length = next(
+                ((mark["first"], mark["length"]) for mark in marks if mark["base"] == base and "length" in mark),
+                (first, length),
+            )
+        self._mark(base=base, first=first, length=length)
+        return first, length
 
     def _is_over(self, first: int, length: int) -> bool:
         """Start a loop of `length` steps. True: a replacement came too late for it (its predecessor had left it)."""

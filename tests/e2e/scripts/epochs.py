@@ -1,7 +1,9 @@
-"""A loop for each epoch, with an evaluation between them that communicates: epochs.py ftrun|gloo OUT FAULTS.
+"""A loop for each epoch, with an evaluation between them that communicates: epochs.py ftrun|gloo OUT FAULTS [resumes].
 
 FAULTS is a tuple of (epoch, where, rank): a step's index, "before", "after" or "updated"; each happens once. The first three
 kill the rank: in a step, before the evaluation's collectives and after them; the last interrupts it after a step's update.
+
+`resumes`: by `job.epochs`, with a snapshot of its own after each epoch, from which the script goes on when it finds one.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,8 +24,22 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import ftrun
 
 
+class Found:
+    """What the evaluations gave."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[float, float]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": list(self.values)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = list(state["values"])
+
+
 def main() -> None:
     backend, out, faults = sys.argv[1], Path(sys.argv[2]), ast.literal_eval(sys.argv[3])
+    resumes = sys.argv[4:] == ["resumes"]
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     dist.init_process_group(backend)
@@ -45,10 +62,18 @@ def main() -> None:
     torch.manual_seed(rank)
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=4, sampler=sampler)
-    job = ftrun.protect(ddp, opt)
+    snapshot, start, found = out / "snapshot.pt", 0, Found()
+    if resumes and snapshot.exists():
+        state = torch.load(snapshot, weights_only=True)
+        model.load_state_dict(state["model"])
+        opt.load_state_dict(state["opt"])
+        found.load_state_dict(state["found"])
+        start = state["epoch"]
+    job = ftrun.protect(ddp, opt, found=found)
 
-    found = []
-    for epoch in range(4):
+    for epoch in job.epochs(4, start=start) if resumes else range(4):
+        with (out / f"began-{rank}").open("a") as began:
+            began.write(f"{epoch} {os.getpid()}\n")
         sampler.set_epoch(epoch)
         ddp.train()
         for step, (x, y) in job.batches(loader):
@@ -67,11 +92,14 @@ def main() -> None:
         dist.barrier()
         every = [torch.zeros(3) for _ in range(dist.get_world_size())]
         dist.all_gather(every, torch.rand(3))
-        found.append((wrong.item(), float(sum(every).sum())))
+        found.values.append((wrong.item(), float(sum(every).sum())))
         strike(epoch, "after")
+        if resumes and rank == 0:
+            kept = {"model": model.state_dict(), "opt": opt.state_dict(), "found": found.state_dict()}
+            torch.save({**kept, "epoch": epoch + 1}, snapshot)
     blobs = [p.detach().numpy().tobytes() for p in model.parameters()]
     blobs += [v.numpy().tobytes() for p in model.parameters() for v in opt.state[p].values()]
-    blobs += [repr(found).encode(), torch.get_rng_state().numpy().tobytes()]
+    blobs += [repr(found.values).encode(), torch.get_rng_state().numpy().tobytes()]
     (out / f"digest-{rank}").write_text(hashlib.sha256(b"".join(blobs)).hexdigest())
 
 
