@@ -94,3 +94,18 @@ def test_a_replacement_begins_in_the_epoch_that_runs(
     for rank in range(4):
         lines = (folder / "out" / f"began-{rank}").read_text().splitlines()
         assert [int(line.split()[0]) for line in lines] == began.get(rank, [0, 1, 2, 3]), outcome.tail()
+
+
+@pytest.mark.parametrize("how", ["range", "epochs"])
+def test_everyone_goes_back_to_an_earlier_loop(folder: Path, how: str) -> None:
+    """Twice: the evaluations that a snapshot has undone take place again, and a later replacement is given the new ones."""
+    script = harness.SCRIPTS / "goes_back.py"
+    command = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "4", str(script)]
+    theirs = harness.by_torch(folder / "stock", [*command, "gloo", str(folder / "stock" / "out"), "range"], 0)
+    assert theirs.code == 0, theirs.tail()
+    options = ["--snapshot-every", "5", "--max-replacements", "50"]
+    ours = harness.script_command(folder, script, ["ftrun", str(folder / "out"), how], options=options)
+    outcome = harness.finish(harness.start(folder, ours), 0)
+    assert outcome.code == 0, outcome.tail()
+    assert outcome.output.count("is older than the loop that this rank is in") == 5, outcome.tail()
+    assert digests(folder / "out") == digests(folder / "stock" / "out"), outcome.tail()

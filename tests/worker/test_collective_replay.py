@@ -52,6 +52,25 @@ def test_collectives_may_end_in_another_order_than_they_begin() -> None:
     assert _given(log, "allreduce", "allreduce") == [1, 2]
 
 
+def test_what_a_snapshot_has_undone_is_not_given_again() -> None:
+    first = Recorder()
+    _ended(first, "allreduce", 1)
+    log = first.opening(1)
+    _ended(first, "broadcast", 2)
+    log += first.unsaved()
+    back, output = Recorder(), torch.zeros(())
+    back.load(log)
+    back.replaying = True
+    back.replay("allreduce", [output])
+    assert back.begun == 1
+    log += back.end_replay()
+    _ended(back, "broadcast", 3)
+    log += back.unsaved()
+    assert _given(log, "allreduce", "broadcast") == [1, 3]
+    with pytest.raises(WorkerError, match="not known"):
+        _given(log, "allreduce", "broadcast", "broadcast")
+
+
 def test_a_failure_counts_once_the_script_has_got_over_it() -> None:
     recorder = Recorder()
     log = recorder.opening(1)

@@ -118,6 +118,12 @@ class Recorder:
         """A replacement does not run the code that called the first `begun` collectives."""
         self._next = begun
 
+    def end_replay(self) -> list[dict[str, Any]]:
+        """From here on collectives take place. Records for the log: what the rank called beyond this, a snapshot has undone."""
+        undone, self.replaying = self._entries[self._next :] if self.replaying else [], False
+        del self._entries[len(self._entries) - len(undone) :]
+        return [{"undone_from": self._next}] if undone else []
+
     def unsaved(self) -> list[dict[str, Any]]:
         """Records of the collectives that succeeded since the last call: a failure may be a peer's death, and be forgotten with it."""
         ready = [entry for entry in self._unsaved if entry.results is not None]
@@ -145,7 +151,12 @@ class Recorder:
         if not groups:
             raise WorkerError("the replaced rank died before its first step, so what its collectives gave is not recorded")
         self.groups = groups[0]
-        known = {record["number"]: record for record in log if "number" in record}
+        known: dict[int, dict[str, Any]] = {}
+        for record in log:
+            if "undone_from" in record:
+                known = {number: old for number, old in known.items() if number < record["undone_from"]}
+            elif "number" in record:
+                known[record["number"]] = record
         for number in itertools.takewhile(known.__contains__, itertools.count()):  # what comes after a gap is not known
             entry = self.reserve(known[number]["name"])
             entry.error, entry.results = known[number]["error"], known[number]["results"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
+import sys
 from typing import Any
 
 from ftrun.core.errors import DeviceError, WorkerError
@@ -25,14 +28,16 @@ _STOP = 60.0  # seconds in which the launcher stops a world whose reload failed
 def survivor_goes_back(kit: Kit) -> None:
     """Bring this rank back to the step at which its world resumes.
 
-    Raises Interrupt when the world is stopped meanwhile. Errors: WorkerError when it cannot be done here, which ends this
-    process: a replacement then does it.
+    Raises Interrupt when the world is stopped meanwhile. Ends this process where its script cannot go back so far: a
+    replacement's can. Errors: WorkerError when it cannot be done here, which ends this process as well.
     """
     context = kit.context
     world = context.world
     assert world is not None
     if world.resume < kit.position.base:
-        raise WorkerError(f"the host snapshot of step {world.resume} is older than the loop that this rank is in")
+        older = f"the host snapshot of step {world.resume} is older than the loop that this rank is in"
+        print(f"ftrun: rank {context.rank} makes room for a replacement: {older}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
     try:
         manifest, restart, moved = reload(kit, kit.state.arena)
     except TransferError as error:

@@ -137,7 +137,7 @@ class Loop:
         if not recorder.replaying:
             kit.ledger.end(0, accumulating=False)  # what the script did since protect() counts
             kit.snapshots.take_if_due(0)
-        recorder.replaying = False
+        kit.ledger.log(recorder.end_replay())
         # from here on this rank can be replaced: before, its record of collectives was not complete
         kit.context.milestone(Flag.PROTECTED | Flag.LOOPING)
 
