@@ -6,7 +6,10 @@ import argparse
 import collections
 import copy
 import functools
+import os
 import random
+import subprocess
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -104,8 +107,20 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }  # fmt: skip
 
 
+SAME: list[Callable[[], Any]] = [
+    lambda: {"a", "b", "c", "d", "e"},
+    lambda: {Box: 1, ("a", 1): 2, on_default: 3},
+    lambda: np.array([Box(), {"b", "c"}], dtype=object),
+    *(CASES[case][0] for case in ("list in dict", "closure", "method", "data set", "class")),
+]
+
+
 @pytest.fixture
 def values() -> LiveValues:
+    return looking()
+
+
+def looking() -> LiveValues:
     segment = types.SimpleNamespace(address=0, length=0)
     state = types.SimpleNamespace(arena=types.SimpleNamespace(segment=segment))
     return LiveValues(state, set())  # type: ignore[arg-type]
@@ -120,6 +135,20 @@ def test_a_change_is_seen(values: LiveValues, case: str) -> None:
         assert values.of(value) == before
     change(value)
     assert values.of(value) != before
+
+
+def test_two_processes_have_the_same_repr_of_the_same() -> None:
+    program = (
+        "from tests.worker import test_live_values as t; values = t.looking(); "
+        "print(*(values.of(make()) for make in t.SAME), sep='\\n')"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, check=True, capture_output=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1, found
 
 
 def test_what_holds_itself_comes_to_an_end(values: LiveValues) -> None:

@@ -1,7 +1,8 @@
 """What stands for a live value of a script: something small that is equal as long as the value is, as far as can be seen.
 
 It goes down into containers, closures, classes and objects of the script's own, and not into those of libraries, unless they
-have a state_dict(). It runs no code of the script but that.
+have a state_dict(). It runs no code of the script but that. What is the same in two processes has the same repr() in both:
+`ftrun verify` compares those.
 """
 
 from __future__ import annotations
@@ -49,6 +50,13 @@ class Unknown:
         return "unknown"
 
 
+class Here(int):
+    """An address or a hash: compared within a process, and no part of what two processes are compared by."""
+
+    def __repr__(self) -> str:
+        return "here"
+
+
 class LiveValues:
     """`known`: ids of objects that stand for nothing, since they are guarded, or meant to stay out."""
 
@@ -64,7 +72,7 @@ class LiveValues:
             return None
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if isinstance(value, np.ndarray | np.generic):
+        if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
             return str(value.dtype), value.shape, value.tobytes() if value.nbytes <= _BIG else None
         if isinstance(value, torch.Generator):
             return self._tensor(value.get_state())
@@ -75,7 +83,7 @@ class LiveValues:
         inner = self._inner(value)
         around = (*around, id(value))
         if isinstance(inner, dict):
-            return {key: self.of(inner[key], around) for key in _ends(list(inner))} | {_COUNT: len(inner)}
+            return {_key(key): self.of(inner[key], around) for key in _ends(list(inner))} | {_COUNT: len(inner)}
         if isinstance(inner, list):
             return len(inner), [self.of(part, around) for part in _ends(inner)]
         return inner
@@ -84,10 +92,11 @@ class LiveValues:
         """What a value holds, in a dict or a list; or what stands for it."""
         if isinstance(value, dict):
             return value
-        if isinstance(value, list | tuple | collections.deque):
+        if isinstance(value, list | tuple | collections.deque | np.ndarray):
             return list(value)
         if isinstance(value, set | frozenset):
-            return hash(frozenset(value))
+            few = len(value) <= _MANY and all(isinstance(part, _ATOMS) for part in value)
+            return sorted(map(repr, value)) if few else Here(hash(frozenset(value)))
         if isinstance(value, DataLoader):
             return [value.dataset, *(s for s in (value.sampler, value.batch_sampler) if not hasattr(s, "set_epoch"))]
         if isinstance(value, functools.partial):
@@ -113,12 +122,17 @@ class LiveValues:
         if segment.address <= tensor.data_ptr() < segment.address + segment.length:
             return None
         if not tensor.is_cpu:
-            return tensor.data_ptr(), writes_to(tensor)
+            return Here(tensor.data_ptr()), writes_to(tensor)
         if tensor.numel() * tensor.element_size() > _BIG:
-            return tuple(tensor.shape), tensor.data_ptr(), writes_to(tensor)
+            return tuple(tensor.shape), Here(tensor.data_ptr()), writes_to(tensor)
         data = tensor.detach().contiguous()
         size = data.numel() * data.element_size()
         return tuple(data.shape), native.checksum(data.data_ptr(), size, 0) if size else 0
+
+
+def _key(key: Any) -> Any:
+    parts = key if type(key) is tuple else (key,)
+    return key if all(isinstance(part, _ATOMS) for part in parts) else Here(hash(key))
 
 
 def _ends(parts: list[Any]) -> list[Any]:
@@ -158,7 +172,7 @@ def _of_the_script(kind: type) -> bool:
 def _held_by(function: Any) -> list[Any]:
     """What a function is made of, what it closes over, its defaults, and what was hung on it."""
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-    return [hash(function.__code__), *cells, function.__defaults__, function.__kwdefaults__, vars(function)]
+    return [Here(hash(function.__code__)), *cells, function.__defaults__, function.__kwdefaults__, vars(function)]
 
 
 def _is_filled(cell: Any) -> bool:
