@@ -6,7 +6,7 @@ No clock, no I/O, no torch here: it sorts what the launcher gathered.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 START_UP = 10.0  # seconds within which a worker without a group counts as starting up
@@ -108,20 +108,3 @@ def how_far(in_script: bool, grouped: bool, age: float) -> str:
     if not in_script:
         return BEFORE_SCRIPT
     return AT_START if not grouped and age < START_UP else LATER
-
-
-def ranks(numbers: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0, 2-5`: runs of three or more are drawn together."""
-    ordered = sorted(set(numbers))
-    parts: list[str] = []
-    at = 0
-    while at < len(ordered):
-        end = at
-        while end + 1 < len(ordered) and ordered[end + 1] == ordered[end] + 1:
-            end += 1
-        if end - at >= 2:
-            parts.append(f"{ordered[at]}-{ordered[end]}")
-        else:
-            parts += [str(n) for n in ordered[at : end + 1]]
-        at = end + 1
-    return f"rank{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ftrun.control.blame import ranks as named
 from ftrun.core.faults import Fault
+from ftrun.core.text import ranks as named
 
 STUCK_STEPS = 2.8  # typical steps after which a world of waiting ranks is stuck: told within three
 STUCK_LEAST = 0.9  # seconds: told within one

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 
 # control characters (also those of eight bits), what ends a line or turns the direction of writing, halves of a pair
 _OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -27,3 +28,20 @@ def page(text: str) -> str:
 def tell(sentence: str) -> None:
     """Say a sentence of ours on stderr."""
     print(f"ftrun: {printable(sentence)}", file=sys.stderr, flush=True)
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0, 2-5`: runs of three or more are drawn together."""
+    ordered = sorted(set(numbers))
+    parts: list[str] = []
+    at = 0
+    while at < len(ordered):
+        end = at
+        while end + 1 < len(ordered) and ordered[end + 1] == ordered[end] + 1:
+            end += 1
+        if end - at >= 2:
+            parts.append(f"{ordered[at]}-{ordered[end]}")
+        else:
+            parts += [str(n) for n in ordered[at : end + 1]]
+        at = end + 1
+    return f"rank{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"

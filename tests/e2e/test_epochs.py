@@ -87,7 +87,7 @@ def test_a_replacement_begins_in_the_epoch_that_runs(
     folder: Path, expected: dict[str, str], faults: list[Fault], began: dict[int, list[int]]
 ) -> None:
     """Whatever its script reads in the snapshot that was written meanwhile."""
-    outcome = run(folder, faults, words=["resumes"])
+    outcome = run(folder, faults, words=["resumes", "calls"])
     assert outcome.code == 0, outcome.tail()
     assert len(harness.deaths(outcome)) == len(faults), outcome.tail()
     assert digests(folder / "out") == expected, outcome.tail()
@@ -96,7 +96,127 @@ def test_a_replacement_begins_in_the_epoch_that_runs(
         assert [int(line.split()[0]) for line in lines] == began.get(rank, [0, 1, 2, 3]), outcome.tail()
 
 
-@pytest.mark.parametrize("how", ["range", "epochs"])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param([(1, "before", 2)], id="before its first collective"),
+        pytest.param([(1, "between", 2)], id="between two collectives"),
+        pytest.param([(3, "between", 0), (3, "after", 0)], id="in the last one, and after it"),
+        pytest.param([(0, "before", 1), (0, "between", 1), (0, "after", 3), (2, 2, 3), (2, "between", 2)], id="five"),
+    ],
+)
+@pytest.mark.parametrize("words", [["calls"], ["calls", "resumes"]], ids=["range", "epochs"])
+def test_killed_in_an_evaluation(folder: Path, expected: dict[str, str], faults: list[Fault], words: list[str]) -> None:
+    """All ranks make the evaluation again, and each appends what it gave once."""
+    outcome = run(folder, faults, ["--max-replacements", "9"], words)
+    assert outcome.code == 0, outcome.tail()
+    assert len(harness.deaths(outcome)) == len(faults), outcome.tail()
+    assert digests(folder / "out") == expected, outcome.tail()
+
+
+ALONE = """
+import sys, time
+import torch
+import torch.distributed as dist
+import ftrun
+
+dist.init_process_group("ftrun")
+rank, case = dist.get_rank(), sys.argv[1]
+model = torch.nn.Linear(4, 2)
+ddp = torch.nn.parallel.DistributedDataParallel(model) if case != "without DDP" else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+job = ftrun.protect(ddp, optimizer)
+for epoch in job.epochs(2):
+    for step in job.steps(3 + (case == "more steps" and rank == 1)):
+        with step:
+            ddp(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    if rank == 0 or case == "more steps":
+        job.call(lambda: None)
+"""
+
+
+@pytest.mark.parametrize("case", ["with DDP", "without DDP", "more steps"])
+def test_a_call_that_not_all_ranks_make_is_refused(folder: Path, case: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "alone.py"
+    script.write_text(ALONE)
+    outcome = harness.finish(harness.start(folder, harness.script_command(folder, script, [case])), 0)
+    assert outcome.code == 2, outcome.tail()
+    said = {
+        "with DDP": "rank 0 at the end of a job.call between two loops, ranks 1-3 in a step",
+        "without DDP": "rank 0 at the end of a job.call between two loops, ranks 1-3 in a step",
+        "more steps": "in a step; every rank makes the same steps and the same job.call",
+    }
+    assert "the ranks are not at the same place of the script: " in outcome.output
+    assert said[case] in outcome.output, outcome.tail()
+
+
+BUSY = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+import ftrun
+
+dist.init_process_group("ftrun")
+rank = dist.get_rank()
+model = torch.nn.Linear(4, 2)
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+job = ftrun.protect(ddp, optimizer)
+
+
+def evaluate() -> float:
+    tried = os.path.exists("killed")
+    if rank == 2 and not tried:
+        time.sleep(0.5)
+        open("killed", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    with torch.no_grad():
+        end = time.monotonic() + (0 if tried else 30)
+        while time.monotonic() < end:
+            sum(range(1000))
+    return float(rank)
+
+
+for step in job.steps(3):
+    if step.index == 2 and sys.argv[1] == "before a body":
+        print("gave", job.call(evaluate), flush=True)
+    with step:
+        ddp(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+if sys.argv[1] == "after the loop":
+    print("gave", job.call(evaluate), flush=True)
+print("learns", torch.is_grad_enabled(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("where", ["before a body", "after the loop"])
+def test_a_long_evaluation_is_left_when_a_rank_dies_in_it(folder: Path, where: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "busy.py"
+    script.write_text(BUSY)
+    line = harness.script_command(folder, script, [where], options=["--stop-timeout", "2"])
+    outcome = harness.finish(harness.start(folder, line), 0)
+    assert outcome.code == 0, outcome.tail()
+    assert len(harness.deaths(outcome)) == 1, outcome.tail()
+    assert outcome.output.count("] gave ") == 4 and outcome.output.count("] learns True") == 4, outcome.tail()
+    assert outcome.seconds < 25, "the survivors did the 30 seconds of their evaluation"
+
+
+def test_an_exception_in_an_evaluation_is_the_scripts(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "raises.py"
+    script.write_text(ALONE.replace("job.call(lambda: None)", "job.call(lambda: 1 / 0)"))
+    outcome = harness.finish(harness.start(folder, harness.script_command(folder, script, ["with DDP"])), 0)
+    assert outcome.code == 1, outcome.tail()
+    assert "rank 0 failed: ZeroDivisionError" in outcome.output and "after the loop" in outcome.output, outcome.tail()
+    assert not harness.deaths(outcome), outcome.tail()
+
+
+@pytest.mark.parametrize("how", ["range", "epochs", "calls"])
 def test_everyone_goes_back_to_an_earlier_loop(folder: Path, how: str) -> None:
     """Twice: the evaluations that a snapshot has undone take place again, and a later replacement is given the new ones."""
     script = harness.SCRIPTS / "goes_back.py"

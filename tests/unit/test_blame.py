@@ -8,6 +8,7 @@ from ftrun.control import blame
 from ftrun.control.blame import Failure
 from ftrun.control.machine import Config
 from ftrun.control.restarts import attempt_name
+from ftrun.core.text import ranks
 from ftrun.host.base.settings import Output
 from ftrun.host.base.streams import Std, Streams
 from ftrun.host.output.logformat import on_console
@@ -100,7 +101,7 @@ def test_how_far(in_script: bool, grouped: bool, age: float, expected: str) -> N
     ],
 )
 def test_ranks(numbers: list[int], text: str) -> None:
-    assert blame.ranks(numbers) == text
+    assert ranks(numbers) == text
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,9 @@ def test_an_exception_after_the_update_ends_the_run_or_restarts_all() -> None:
     """The step counts, and what the body had still to do would never be done."""
     for restarts, wanted in ((0, "failed"), (1, "restarting")):
         run = Driver(2, 0, max_restarts=restarts).up()
-        assert wanted in says(run.kill(0, signature="ValueError", code=1, fault="exception", outside="after the update"))
+        assert wanted in says(
+            run.kill(0, signature="ValueError", code=1, fault="exception", outside="after the update")
+        )
 
 
 @pytest.mark.parametrize("facts", [{"signature": "ValueError", "code": 1}, {"code": 3, "cause": "exit 3"}], ids=str)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ftrun.core.errors import WorkerError
+from ftrun.worker.comm import collective_replay
 from ftrun.worker.comm.collective_replay import Recorder
 
 
@@ -88,6 +89,21 @@ def test_another_collective_than_the_replaced_rank_called() -> None:
     _ended(recorder, "allreduce", 1)
     with pytest.raises(WorkerError):
         _given(recorder.opening(1), "broadcast")
+
+
+def test_results_without_room_are_missed_only_by_a_script_that_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collective_replay, "CAP_BYTES", 10)
+    recorder = Recorder()
+    recorder.reserve("allgather").store([torch.zeros(100)])
+    _ended(recorder, "allreduce", 1)
+    log = recorder.opening(1)
+    with pytest.raises(WorkerError, match="is not kept"):
+        _given(log, "allgather")
+    later, output = Recorder(), torch.zeros(())
+    later.load(log)
+    later.skip_to(1)
+    later.replay("allreduce", [output])
+    assert output == 1
 
 
 def test_a_rank_without_a_first_step_left_nothing() -> None:

@@ -159,11 +159,13 @@ class Flag(enum.IntFlag):
 
 
 class Busy(enum.IntFlag):
-    """Why a worker may go without a sign of life for longer than a step takes."""
+    """Why a worker may go without a sign of life for longer than a step takes, and at which kind of gate it is."""
 
     FIRST = 1  # this process has completed no body yet
     COMPILING = 2
     CALL = 4  # in job.call
+    AT_LOOP_END = 8  # at the gate after its loop's last step
+    AT_CALL_END = 16  # at the gate after a job.call between two loops
 
 
 class Source(enum.IntEnum):

@@ -21,6 +21,7 @@ from ftrun.control.events import Action, Died, Event, Publish, Raised, Say, Term
 from ftrun.core import paths, symptoms
 from ftrun.core.amounts import seconds, times
 from ftrun.core.errors import EXIT_OK, EXIT_SIGNAL
+from ftrun.core.text import ranks
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.output.logformat import on_console
 from ftrun.host.workers.pool import Worker
@@ -156,13 +157,13 @@ class Failures:
         stopped = self._stopped(verdict)
         lines = [] if verdict.root is None else self._root_lines(verdict.root)
         if verdict.same:
-            lines.append(f"{_INDENT}{blame.ranks([f.rank for f in verdict.same])} failed in the same way")
+            lines.append(f"{_INDENT}{ranks([f.rank for f in verdict.same])} failed in the same way")
         if verdict.root is not None:
             lines.append(_INDENT + self._what_was_done(verdict.root))
         for other in verdict.others:
             lines += self._other_lines(other)
         if verdict.bereft:
-            those = blame.ranks([f.rank for f in verdict.bereft])
+            those = ranks([f.rank for f in verdict.bereft])
             lines.append(f"{those} failed only because of it: {_last_line(verdict.bereft[0])}")
         if stopped:
             lines.append(self._stopped_line(stopped, signum, killed))
@@ -267,8 +268,8 @@ class Failures:
     def _stopped_line(self, stopped: list[int], signum: int, killed: list[int]) -> str:
         stubborn = [rank for rank in killed if rank in stopped]
         how = signal.Signals(signum).name
-        rest = f"; {blame.ranks(stubborn)} did not obey and had to be killed" if stubborn else ""
-        return f"no failure: {blame.ranks(stopped)} ended by ftrun ({how}){rest}"
+        rest = f"; {ranks(stubborn)} did not obey and had to be killed" if stubborn else ""
+        return f"no failure: {ranks(stopped)} ended by ftrun ({how}){rest}"
 
     def _leave_error_files(self, failures: tuple[Failure, ...]) -> None:
         """For an exception in a step body: its process was ended while it waited for the verdict."""

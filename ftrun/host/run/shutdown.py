@@ -9,9 +9,9 @@ from __future__ import annotations
 import signal
 import time
 
-from ftrun.control.blame import ranks
 from ftrun.core.shared.board import Head
 from ftrun.core.system import procfs
+from ftrun.core.text import ranks
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.workers.pool import Worker, WorkerPool
 

@@ -12,9 +12,9 @@ import os
 import signal
 import time
 
-from ftrun.control.blame import ranks
 from ftrun.core.amounts import count
 from ftrun.core.system import procfs
+from ftrun.core.text import ranks
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.workers.pool import WorkerPool
 

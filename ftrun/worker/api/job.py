@@ -95,8 +95,11 @@ class Job:
                 ledger.loader = ledger.loader_state = None
 
     def call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run a function that communicates, between hand-out and `with step`; done again by everyone after a fault."""
-        return self._loop.calls.run(lambda: fn(*args, **kwargs)) if self._loop else fn(*args, **kwargs)
+        """Run a function that communicates, such as an evaluation, and give its result; all do it again after a fault.
+
+        Call it between two loops, or between the hand-out of a step and `with step`. Errors: UsageError elsewhere.
+        """
+        return self._loop.call(lambda: fn(*args, **kwargs)) if self._loop else fn(*args, **kwargs)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from ftrun.worker.checks.finite_gradients import FiniteGradients
 from ftrun.worker.checks.hidden_writes import HiddenWrites
 from ftrun.worker.checks.left_out import LeftOut
 from ftrun.worker.checks.replica_check import ReplicaCheck
+from ftrun.worker.checks.same_gate import SameGate
 from ftrun.worker.checks.same_inputs import SameInputs
 from ftrun.worker.checks.step_time import StepTime
 from ftrun.worker.checks.stop_hooks import StopHooks
@@ -188,7 +189,7 @@ def _kit(context: Context, groups: Registry, state: ProtectedState, left_out: Le
     snapshots = Snapshots(context, state, ledger)
     kit = Kit(context, groups, state, ledger, Reducers(state.modules, groups), Kept(context, state, ledger), snapshots)
     groups.observers.add(StopHooks(groups, state.modules), StepTime(groups), HiddenWrites(context.position, state))
-    groups.observers.add(SameInputs(context))
+    groups.observers.add(SameInputs(context), SameGate(context))
     if context.nonfinite != "ignore":
         groups.observers.add(FiniteGradients(context, state, context.nonfinite))
     groups.observers.add(ReplicaCheck(context, state, context.check_replicas), left_out)

@@ -50,7 +50,7 @@ class LeftOut(StepObserver):
         self._told: set[str] = set()
 
     def loop_started(self, first: int, length: int) -> None:
-        self._loops += 1
+        self._loops += length > 0  # a job.call between two loops is none
 
     def body_started(self) -> None:
         self._bodies += 1

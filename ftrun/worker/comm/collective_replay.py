@@ -16,6 +16,7 @@ from ftrun.core.errors import WorkerError
 from ftrun.worker.runtime import torch_private
 
 CAP_BYTES = 64 << 20
+_LOST = "ftrun: not kept"  # in place of an error: the results had no room
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
@@ -72,7 +73,11 @@ class ReplayEntry:
 
     def store(self, outputs: list[torch.Tensor]) -> None:
         """It is over: keep what it gave."""
-        self.results = [_packed(t.detach()) for t in outputs] if self._recorder.has_room(outputs) else []
+        self.results = []
+        if self._recorder.has_room(outputs):
+            self.results = [_packed(t.detach()) for t in outputs]
+        else:
+            self.error = _LOST
 
     def fail(self, error: BaseException) -> None:
         """A replacement's script is told the same, as torch tells most things: by a RuntimeError."""
@@ -88,7 +93,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self.replaying = False
-        self.overflow = False
         self.groups = 0  # that the replaced rank made
         self.marks: list[dict[str, Any]] = []  # where loops and epochs began, which the log has between the collectives
         self._entries: list[ReplayEntry] = []
@@ -104,10 +108,12 @@ class Recorder:
         return entry
 
     def has_room(self, outputs: list[torch.Tensor]) -> bool:
-        """Count these results."""
-        self._bytes += sum(_size(t) for t in outputs)
-        self.overflow = self.overflow or self._bytes > CAP_BYTES
-        return not self.overflow
+        """Count these results. False: they are too many, and not kept; a replacement is given the others."""
+        size = sum(_size(t) for t in outputs)
+        if self._bytes + size > CAP_BYTES:
+            return False
+        self._bytes += size
+        return True
 
     @property
     def begun(self) -> int:
@@ -120,9 +126,15 @@ class Recorder:
 
     def end_replay(self) -> list[dict[str, Any]]:
         """From here on collectives take place. Records for the log: what the rank called beyond this, a snapshot has undone."""
-        undone, self.replaying = self._entries[self._next :] if self.replaying else [], False
-        del self._entries[len(self._entries) - len(undone) :]
-        return [{"undone_from": self._next}] if undone else []
+        replaying, self.replaying = self.replaying, False
+        return self.undo(self._next) if replaying else []
+
+    def undo(self, begun: int) -> list[dict[str, Any]]:
+        """Forget all but the first `begun` collectives. Records for the log."""
+        undone = self._entries[begun:]
+        del self._entries[begun:]
+        self._unsaved = [entry for entry in self._unsaved if entry not in undone]
+        return [{"undone_from": begun}] if undone else []
 
     def unsaved(self) -> list[dict[str, Any]]:
         """Records of the collectives that succeeded since the last call: a failure may be a peer's death, and be forgotten with it."""
@@ -141,15 +153,15 @@ class Recorder:
         return [*self._records(self._entries), {"groups": groups}, *self.marks]
 
     def _records(self, entries: list[ReplayEntry]) -> list[dict[str, Any]]:
-        return [{"overflow": True}] if self.overflow and entries else [entry.record() for entry in entries]
+        return [entry.record() for entry in entries]
 
     def load(self, log: list[dict[str, Any]]) -> None:
-        """Take over a dead rank's log. Errors: WorkerError when it had outgrown its cap, or the rank had no first step."""
-        if any("overflow" in record for record in log):
-            raise WorkerError(f"the collectives outside the loops gave more than {CAP_BYTES >> 20} MiB, which is not kept")
+        """Take over a dead rank's log. Errors: WorkerError when the rank had no first step."""
         groups = [record["groups"] for record in log if "groups" in record]
         if not groups:
-            raise WorkerError("the replaced rank died before its first step, so what its collectives gave is not recorded")
+            raise WorkerError(
+                "the replaced rank died before its first step, so what its collectives gave is not recorded"
+            )
         self.groups = groups[0]
         known: dict[int, dict[str, Any]] = {}
         for record in log:
@@ -168,12 +180,17 @@ class Recorder:
         if self._next >= len(self._entries):
             raise WorkerError(
                 f"what collective {name} gave the rank that this worker replaces is not known: it died between two loops with this "
-                "collective still to come, or its script did not call it; communicate by job.call(fn) before `with step:`"
+                "collective still to come, or its script did not call it; communicate in job.call(fn), which is done again by all ranks"
             )
         entry = self._entries[self._next]
         results = [b""] * len(outputs) if entry.results is None or entry.error else entry.results
         if entry.name != name or len(results) != len(outputs):
             raise WorkerError(f"collective {name} where the replaced rank called {entry.name}")
+        if entry.error == _LOST:
+            raise WorkerError(
+                f"the collectives outside the loops gave the rank that this worker replaces more than {CAP_BYTES >> 20} MiB, and what "
+                f"{name} gave is not kept; gather less there, or use job.epochs, so that no code of past epochs runs again"
+            )
         self._next += 1
         if entry.error:
             raise RuntimeError(entry.error)

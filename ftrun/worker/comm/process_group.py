@@ -478,7 +478,8 @@ class Registry:
         Errors: UsageError with the script's file and line.
         """
         where = self.position.where
-        if where in (Where.BEFORE, Where.BETWEEN):  # a fault in the middle of one between two loops is not mended in place
+        # a fault in the middle of one between two loops is not mended in place, unless it is in a job.call
+        if where in (Where.BEFORE, Where.BETWEEN, Where.CALL):
             return not inside_ddp_constructor()
         if where is Where.PASSED:
             raise UsageError(

@@ -79,7 +79,9 @@ class Slots:
             size, checksum = _RECORD.unpack(self.segment.view(base + at, _RECORD.size))
             at += _RECORD.size
             if at + size > self.logged or native.checksum(self.segment.address + base + at, size) != checksum:
-                raise DamagedSlot("the log of a rank's collectives does not match its checksums: its memory was overwritten")
+                raise DamagedSlot(
+                    "the log of a rank's collectives does not match its checksums: its memory was overwritten"
+                )
             yield serialization.decode(self.segment.view(base + at, size))
             at += size
 

@@ -71,7 +71,7 @@ class ControlThread:
         time.sleep(_COMPLETE_AFTER)
         for waker in list(context.wakers):
             waker.release(generation)
-        if position.in_body:
+        if position.interruptible:
             threading.Thread(target=self._insist, args=(generation,), daemon=True).start()
 
     def _insist(self, generation: int) -> None:
@@ -79,11 +79,11 @@ class ControlThread:
         context, position = self._context, self._position
         deadline = time.monotonic() + context.stop_timeout / 2
         while time.monotonic() < deadline:
-            if context.cell[F.STOPPED] >= generation or not position.in_body:
+            if context.generation >= generation or not position.interruptible:
                 return
             seen = context.board.worker_bell()
             context.board.wait_workers(seen, min(0.05, max(0.0, deadline - time.monotonic())))
         with position.lock:
-            if position.interruptible and context.stop_pending() and context.cell[F.STOPPED] < generation:
+            if position.interruptible and context.stop_pending():
                 position.interrupt_sent = True
                 interrupt_thread(self._main or 0, Interrupt)

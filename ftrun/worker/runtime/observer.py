@@ -42,6 +42,9 @@ class StepObserver:
     def arrived(self, number: int) -> None:
         """This rank has arrived at its gate, also at a virtual one."""
 
+    def waiting(self, number: int) -> None:
+        """This rank has waited at its gate for a tenth of a second, or was woken there: raising leaves the gate."""
+
     def may_open(self, number: int) -> bool:
         """Every rank has arrived: may this one open the gate? Asked again and again; never waits."""
         return True

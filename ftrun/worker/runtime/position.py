@@ -20,6 +20,7 @@ class Where(IntEnum):
     PASSED = 4  # in a body, after its gate
     LEFT = 5  # the script has left a body and did not ask for the next step yet
     BETWEEN = 6  # a loop has ended and no other began
+    CALL = 7  # in a function of job.call, between two loops
 
 
 class Position:
@@ -29,7 +30,7 @@ class Position:
         self.lock = threading.Lock()  # held to leave a body, and to answer or interrupt for a main thread in one
         self.where = Where.BEFORE
         self.base = 0  # gate number of the current loop's first step
-        self.first = 0  # its step index
+        self.first = 0  # its step index; between two loops, that after the last one
         self.number = -1  # gate number that was handed out last
         self.attempt = 0  # how often it was done again
         self.interruptible = False  # before its gate, an Interrupt may be raised in the main thread anywhere
@@ -45,7 +46,8 @@ class Position:
         """What lies behind the script's code that runs now, if a replacement would never run that code; else ""."""
         if self.raised_after_gate or self.where is Where.PASSED:
             return "after the update"
-        return {Where.LEFT: "after the body", Where.BETWEEN: "after the loop"}.get(self.where, "")
+        after = {Where.LEFT: "after the body", Where.BETWEEN: "after the loop", Where.CALL: "after the loop"}
+        return after.get(self.where, "")
 
     def index_of(self, number: int) -> int:
         """Step index of a gate number of the current loop."""
@@ -54,6 +56,11 @@ class Position:
     def enter_body(self) -> None:
         with self.lock:
             self.where = Where.BODY
+            self.interruptible = True
+
+    def allow_interrupts(self) -> None:
+        """In a function of job.call, which is done again whatever it was interrupted in."""
+        with self.lock:
             self.interruptible = True
 
     def leave_body(self) -> None:

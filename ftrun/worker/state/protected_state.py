@@ -488,7 +488,10 @@ class ProtectedState:
         return loose
 
     def apply_python_state(self, packed: dict[str, bytes]) -> None:
-        """Put back what `python_state` gave."""
+        """Put back what `python_state` gave; an object that holds it already is left alone.
+
+        The script may be about to use it, as in `found.values.append(job.call(evaluate))`, where the list was looked up before.
+        """
         state = {name: serialization.decode(data) for name, data in packed.items()}
         for i, optimizer in enumerate(self.optimizers):
             groups, loose = state[f"optimizer.{i}"]
@@ -510,7 +513,8 @@ class ProtectedState:
             for name, value in state.get(f"ddp.{i}", {}).items():
                 setattr(module, name, value)
         for name, thing in self.stateful.items():
-            _set_state(thing, state[name])
+            if serialization.pack(_get_state(thing), name) != packed[name]:
+                _set_state(thing, state[name])
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 

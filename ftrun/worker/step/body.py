@@ -24,7 +24,7 @@ from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.exception_report import final_code, report_exception
 from ftrun.worker.runtime.position import Interrupt, Where
 from ftrun.worker.runtime.torch_private import writes_to
-from ftrun.worker.step.calls import Calls
+from ftrun.worker.step.calls import Calls, restore_modes, thread_modes
 from ftrun.worker.step.gate import Gate
 
 
@@ -59,7 +59,7 @@ class Step:
         if body.position.in_body:
             inside = body.position.index_of(body.position.number)
             raise UsageError(f"`with step` inside the body of step {inside}; bodies do not nest")
-        self._modes = _thread_modes()
+        self._modes = thread_modes()
         body.begin()
         return self
 
@@ -94,7 +94,7 @@ class Step:
             body.leave()
             report_exception(body.kit.context, failure, "body")
             raise
-        _restore_modes(self._modes)
+        restore_modes(self._modes)
         if isinstance(error, Interrupt) and body.position.where is Where.PASSED:
             # the update is half done and cannot be undone: a replacement takes it from a replica
             os.kill(os.getpid(), signal.SIGKILL)
@@ -250,24 +250,3 @@ class Body:
         except Interrupt:
             return True
         return False
-
-
-def _thread_modes() -> tuple[Any, ...]:
-    """torch's settings of this thread that an interrupted `with` of the body may leave behind."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cuda"),
-    )
-
-
-def _restore_modes(modes: tuple[Any, ...]) -> None:
-    grad, cpu, cpu_type, cuda, cuda_type = modes
-    torch.set_grad_enabled(grad)
-    torch.set_autocast_enabled("cpu", cpu)
-    torch.set_autocast_dtype("cpu", cpu_type)
-    torch.set_autocast_enabled("cuda", cuda)
-    torch.set_autocast_dtype("cuda", cuda_type)
-    torch.clear_autocast_cache()

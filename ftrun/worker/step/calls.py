@@ -1,4 +1,4 @@
-"""job.call: functions that communicate, between the hand-out of a step and its body. After a stop everyone repeats them."""
+"""job.call between the hand-out of a step and its body: functions that communicate. After a stop everyone repeats them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import torch
 
 from ftrun.core.errors import UsageError
 from ftrun.core.shared.board import Busy
@@ -33,12 +35,14 @@ class Calls:
     def run(self, fn: Callable[[], T]) -> T:
         """The result of `fn`, called until it completes in a world that nobody stops. Errors: UsageError."""
         context, position = self._kit.context, self._kit.position
-        if position.where in (Where.BEFORE, Where.BETWEEN):
+        if position.where is Where.BEFORE:
             return fn()
         if position.in_body:
             raise UsageError("job.call inside `with step`: call the function directly there")
         if position.where is not Where.HANDED_OUT:
-            raise UsageError("job.call outside an iteration's start: call it between the loop's `for` and `with step:`")
+            raise UsageError(
+                "job.call outside an iteration's start: call it between the loop's `for` and `with step:`, or after the loop"
+            )
         if not self.made:
             self._before = rng.capture()
         self.made.append(fn)
@@ -55,15 +59,45 @@ class Calls:
                 again = True
 
     def _once(self, fn: Callable[[], T], again: bool) -> T:
-        registry, context = self._kit.registry, self._kit.context
+        registry, context, position = self._kit.registry, self._kit.context, self._kit.position
         registry.calling += 1
         context.busy(Busy.CALL, True)
+        modes = thread_modes()
         try:
+            position.allow_interrupts()
             if again:  # the replacement makes them all: so does everyone
                 rng.apply(self._before)
                 for earlier in self.made[:-1]:
                     earlier()
-            return fn()
+            result = fn()
+            position.forbid_interrupts()
+            return result
+        except BaseException as error:
+            position.forbid_interrupts()
+            if isinstance(error, Interrupt):
+                restore_modes(modes)
+            raise
         finally:
             registry.calling -= 1
             context.busy(Busy.CALL, False)
+
+
+def thread_modes() -> tuple[Any, ...]:
+    """torch's settings of this thread that an interrupted `with` of the script may leave behind."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+    )
+
+
+def restore_modes(modes: tuple[Any, ...]) -> None:
+    grad, cpu, cpu_type, cuda, cuda_type = modes
+    torch.set_grad_enabled(grad)
+    torch.set_autocast_enabled("cpu", cpu)
+    torch.set_autocast_dtype("cpu", cpu_type)
+    torch.set_autocast_enabled("cuda", cuda)
+    torch.set_autocast_dtype("cuda", cuda_type)
+    torch.clear_autocast_cache()

@@ -57,3 +57,5 @@ class Gate:
                     continue
             board.wait_gate(seen, _LOOK)
             complete = native.all_equal64(self._arrivals, wanted)
+            if not complete:
+                observers.waiting(number)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from ftrun.core.errors import UsageError, WorkerError
-from ftrun.core.shared.board import F, Flag, Phase
-from ftrun.worker.kept.recovery_points import START
+from ftrun.core.shared.board import Busy, F, Flag, Phase
+from ftrun.worker.kept.recovery_points import END, START
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.survivor import Survivor
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.exception_report import give_up
 from ftrun.worker.runtime.position import Interrupt, Where
 from ftrun.worker.step.body import Body, Step
-from ftrun.worker.step.calls import Calls
+from ftrun.worker.step.calls import Calls, restore_modes, thread_modes
 from ftrun.worker.step.gate import Gate
+
+T = TypeVar("T")
 
 
 class Loop:
@@ -37,12 +40,8 @@ class Loop:
         self._outside_body("job.steps")
         first, length = self._as_begun(first, length)
         if self._is_over(first, length):
+            self._continue_here()
             return
-        context.cell.drop_flag(Flag.LOOP_DONE)
-        if position.where is Where.BEFORE:
-            self._finish_recording()
-        elif position.where is Where.BETWEEN:
-            self.kit.ledger.log(self.kit.registry.recorder.settled())
         number = self._enter()
         end = position.base + length
         while True:
@@ -64,6 +63,51 @@ class Loop:
                 give_up(context, step.index)
             number = number + 1 if step.committed else self._survivor.rejoin(rewind=True)
 
+    def call(self, fn: Callable[[], T]) -> T:
+        """The result of `fn`, called until it completes in a world that nobody stops. Errors: UsageError."""
+        position = self.kit.position
+        if position.where is Where.BETWEEN or (position.where is Where.BEFORE and position.base > 0):
+            return self._call_between(fn)
+        return self.calls.run(fn)
+
+    def _call_between(self, fn: Callable[[], T]) -> T:
+        """As a loop without steps: what is at its start is put back before another try, and a gate ends it for all ranks."""
+        kit, context, position = self.kit, self.kit.context, self.kit.position
+        recorder = kit.registry.recorder
+        first, length = self._as_begun(position.first, 0)
+        if self._is_over(first, length):
+            result = fn()  # the others are past it: its collectives give what they gave then
+            self._continue_here()
+            return result
+        end = self._enter()
+        begun = recorder.begun
+        while True:
+            if not context.stop_pending():
+                kit.ledger.log(recorder.undo(begun))
+                self._hand_out(end, Where.LOOP)
+                self._survivor.step_begins()
+                modes = thread_modes()
+                try:
+                    context.busy(Busy.CALL, True)
+                    position.where = Where.CALL
+                    position.allow_interrupts()
+                    result = fn()
+                    position.forbid_interrupts()
+                except (Interrupt, Exception) as error:
+                    position.forbid_interrupts()
+                    if isinstance(error, Exception) and not context.stop_pending():
+                        raise
+                    restore_modes(modes)
+                else:
+                    kit.ledger.log(recorder.settled())
+                    if self._end(end, Busy.AT_CALL_END):
+                        return result
+                finally:
+                    context.busy(Busy.CALL, False)
+            position.where = Where.LOOP
+            if self._survivor.rejoin_at(end, rewind=True) is None:
+                os.kill(os.getpid(), signal.SIGKILL)  # everyone goes back to an earlier step: a replacement can
+
     def epochs(self, start: int, total: int) -> Iterator[int]:
         """Epochs `start` up to `total`; a replacement begins in the one that runs, and in none that is over."""
         self._outside_body("job.epochs")
@@ -72,7 +116,9 @@ class Loop:
         known = [mark for mark in recorder.marks if mark.get("call") == call] if kit.pending.resume >= 0 else []
         if known:
             # what the script did between two loops is in no slot: where only that is done, it is done again
-            begun = [mark for mark in known if mark["base"] < kit.pending.resume or self._handed_out_before(mark["base"])]
+            begun = [
+                mark for mark in known if mark["base"] < kit.pending.resume or self._handed_out_before(mark["base"])
+            ]
             here = (begun or known)[-1 if begun else 0]
             for mark in recorder.marks:
                 if "length" in mark and position.base <= mark["base"] < here["base"]:
@@ -118,16 +164,29 @@ class Loop:
 
     def _is_over(self, first: int, length: int) -> bool:
         """Start a loop of `length` steps. True: a replacement came too late for it (its predecessor had left it)."""
-        kit, position, resume = self.kit, self.kit.position, self.kit.pending.resume
+        kit, position = self.kit, self.kit.position
         kit.observers.loop_started(first, length)
-        if resume > position.base + length:
+        if kit.pending.resume > position.base + length:
             position.base += length + 1
-            if resume == position.base and kit.ledger.slots.tag(START) != resume:
-                self._put_back(position.base)  # the script goes on from here, if need be with another loop
+            position.first = first + length
             return True
         position.first = first
         kit.context.cell.set_shift(first - position.base)
         return False
+
+    def _continue_here(self) -> None:
+        """A replacement has left a loop, or a call, that is over: it may be here that the script does something again.
+
+        What it does begins with what the replaced rank had here, as far as a slot holds that.
+        """
+        kit, base = self.kit, self.kit.position.base
+        slots, ledger = kit.ledger.slots, kit.ledger
+        if kit.pending.resume == base and slots.tag(START) != base:
+            self._put_back(base)  # and the script goes on from here
+        elif slots.tag(END) == base:
+            ledger.put_back(ledger.read(END), 0)
+        elif slots.tag(START) == base:  # as of the beginning of a call that is over
+            ledger.put_back(ledger.read(START), 0)
 
     def _finish_recording(self) -> None:
         """The first step is about to be handed out: keep the results of the collectives before it."""
@@ -144,6 +203,11 @@ class Loop:
     def _enter(self) -> int:
         """Gate number at which this rank's loop starts."""
         kit, context = self.kit, self.kit.context
+        context.cell.drop_flag(Flag.LOOP_DONE)
+        if kit.position.where is Where.BEFORE:
+            self._finish_recording()
+        elif kit.position.where is Where.BETWEEN:
+            kit.ledger.log(kit.registry.recorder.settled())
         kit.position.where = Where.LOOP
         kit.ledger.new_loop()
         world = context.world
@@ -169,8 +233,8 @@ class Loop:
         except Interrupt:
             pass
 
-    def _end(self, end: int) -> bool:
-        """The virtual gate after a loop: replicas stay until every rank got here. False = stopped first."""
+    def _end(self, end: int, kind: Busy = Busy.AT_LOOP_END) -> bool:
+        """The virtual gate after a loop or a call: replicas stay until every rank got here. False = stopped first."""
         kit, context, position = self.kit, self.kit.context, self.kit.position
         position.where = Where.LOOP
         self._put_back(end)
@@ -184,13 +248,16 @@ class Loop:
             return False
         kit.observers.loop_ending(end)
         kit.ledger.gate(end, True, kit.state.grads())
-        if not self._gate.arrive(end):
+        context.busy(kind, True)
+        opened = self._gate.arrive(end)
+        context.busy(kind | Busy.CALL, False)
+        if not opened:
             return False
         kit.ledger.end(end + 1, accumulating=True)
         kit.state.arena.sealed(end + 1)
         context.board.ring_workers()  # a replacement may wait for this seal
         self._survivor.step_done(end)
-        position.base = end + 1
+        position.first, position.base = position.index_of(end), end + 1
         position.where = Where.BETWEEN
         context.phase(Phase.DONE)
         context.milestone(Flag.LOOP_DONE)
@@ -198,8 +265,8 @@ class Loop:
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
-    def _hand_out(self, number: int) -> None:
-        """The loop is about to give a step to the script: seal its START slot, or put back what it holds."""
+    def _hand_out(self, number: int, where: Where = Where.HANDED_OUT) -> None:
+        """The loop is about to give a step to the script, or a call begins: seal its START slot, or put back what it holds."""
         kit, context, position = self.kit, self.kit.context, self.kit.position
         if number == position.number:
             position.attempt += 1
@@ -207,7 +274,7 @@ class Loop:
         elif kit.pending.restart is None:
             position.attempt = 0
         position.number = number
-        position.where = Where.HANDED_OUT
+        position.where = where
         self.calls.forget()
         kit.registry.handed_out()
         context.cell[F.ATTEMPT] = position.attempt
@@ -222,7 +289,8 @@ class Loop:
             if crash_points.armed:
                 crash_points.point("slot-start", number, context.rank)
         context.phase(Phase.IDLE)
-        kit.observers.handed_out(number)
+        if where is Where.HANDED_OUT:
+            kit.observers.handed_out(number)
 
     def _put_back(self, number: int) -> None:
         """Put back what a slot holds, once."""

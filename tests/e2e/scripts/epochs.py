@@ -1,8 +1,10 @@
-"""A loop for each epoch, with an evaluation between them that communicates: epochs.py ftrun|gloo OUT FAULTS [resumes].
+"""A loop for each epoch, with an evaluation between them that communicates: epochs.py ftrun|gloo OUT FAULTS [resumes] [calls].
 
-FAULTS is a tuple of (epoch, where, rank): a step's index, "before", "after" or "updated"; each happens once. The first three
-kill the rank: in a step, before the evaluation's collectives and after them; the last interrupts it after a step's update.
+FAULTS is a tuple of (epoch, where, rank): a step's index, "before", "between", "after" or "updated"; each happens once. All but
+the last kill the rank: in a step, before the evaluation's collectives, between two of them and after them; the last interrupts it
+after a step's update.
 
+`calls`: the evaluation is a function that is given to `job.call`.
 `resumes`: by `job.epochs`, with a snapshot of its own after each epoch, from which the script goes on when it finds one.
 """
 
@@ -13,6 +15,7 @@ import hashlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,7 @@ class Found:
 
 def main() -> None:
     backend, out, faults = sys.argv[1], Path(sys.argv[2]), ast.literal_eval(sys.argv[3])
-    resumes = sys.argv[4:] == ["resumes"]
+    resumes, calls = "resumes" in sys.argv[4:], "calls" in sys.argv[4:]
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     dist.init_process_group(backend)
@@ -71,6 +74,18 @@ def main() -> None:
         start = state["epoch"]
     job = ftrun.protect(ddp, opt, found=found)
 
+    def evaluate(epoch: int) -> tuple[float, float]:
+        ddp.eval()
+        strike(epoch, "before")
+        with torch.no_grad():
+            wrong = nn.functional.cross_entropy(model(data.tensors[0]), data.tensors[1]) + rank
+        dist.all_reduce(wrong)
+        strike(epoch, "between")
+        dist.barrier()
+        every = [torch.zeros(3) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, torch.rand(3))
+        return wrong.item(), float(sum(every).sum())
+
     for epoch in job.epochs(4, start=start) if resumes else range(4):
         with (out / f"began-{rank}").open("a") as began:
             began.write(f"{epoch} {os.getpid()}\n")
@@ -84,15 +99,10 @@ def main() -> None:
                 opt.step()
                 opt.zero_grad()
                 strike(epoch, "updated")
-        ddp.eval()
-        strike(epoch, "before")
-        with torch.no_grad():
-            wrong = nn.functional.cross_entropy(model(data.tensors[0]), data.tensors[1]) + rank
-        dist.all_reduce(wrong)
-        dist.barrier()
-        every = [torch.zeros(3) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, torch.rand(3))
-        found.values.append((wrong.item(), float(sum(every).sum())))
+        if calls:
+            found.values.append(job.call(evaluate, epoch))
+        else:
+            found.values.append(evaluate(epoch))
         strike(epoch, "after")
         if resumes and rank == 0:
             kept = {"model": model.state_dict(), "opt": opt.state_dict(), "found": found.state_dict()}
@@ -105,3 +115,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    time.sleep(0.1)  # a Gloo thread of plain torch that gives up a tensor while the interpreter ends aborts the process

@@ -1,6 +1,6 @@
 """Each rank trains a model of its own in four epochs, and dies where only a host snapshot has its state.
 
-goes_back.py ftrun|gloo OUT range|epochs
+goes_back.py ftrun|gloo OUT range|epochs|calls
 """
 
 from __future__ import annotations
@@ -44,7 +44,13 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     found = Found()
     job = ftrun.protect(model, optimizer, found=found)
-    for epoch in job.epochs(4) if how == "epochs" else range(4):
+
+    def evaluate() -> float:
+        total = model.weight.detach().sum() + torch.rand(())
+        dist.all_reduce(total)
+        return total.item()
+
+    for epoch in range(4) if how == "range" else job.epochs(4):
         for step in job.steps(6):
             with step:
                 model(torch.randn(4, 6)).square().mean().backward()
@@ -55,9 +61,7 @@ def main() -> None:
                 if backend == "ftrun" and (epoch, step.index, rank) in KILLS and not mark.exists():
                     mark.touch()
                     os.kill(os.getpid(), signal.SIGKILL)
-        total = model.weight.detach().sum() + torch.rand(())
-        dist.all_reduce(total)
-        found.values.append(total.item())
+        found.values.append(job.call(evaluate) if how == "calls" else evaluate())
     blobs = [repr(found.values).encode(), torch.get_rng_state().numpy().tobytes()]
     for parameter in model.parameters():
         blobs += [parameter.detach().numpy().tobytes(), optimizer.state[parameter]["momentum_buffer"].numpy().tobytes()]

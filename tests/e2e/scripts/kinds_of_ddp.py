@@ -135,3 +135,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    time.sleep(0.1)  # a Gloo thread of plain torch that gives up a tensor while the interpreter ends aborts the process

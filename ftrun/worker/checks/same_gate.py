@@ -1,0 +1,64 @@
+"""All ranks are at the same kind of gate: one that called a function, or did a step, which the others did not is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ftrun.core.errors import UsageError
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import Busy, Cell, F, Phase
+from ftrun.core.text import ranks
+from ftrun.worker.runtime.observer import StepObserver
+from ftrun.worker.runtime.run_link import Context
+
+_KINDS = Busy.AT_LOOP_END | Busy.AT_CALL_END
+_WORDS = {
+    0: "in a step",
+    Busy.AT_LOOP_END: "at the end of the loop",
+    Busy.AT_CALL_END: "at the end of a job.call between two loops",
+}
+
+
+class SameGate(StepObserver):
+    """Looks when every rank has arrived, so that each is still at the gate."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def waiting(self, number: int) -> None:
+        """At the gate of a loop's end, or a call's, no other rank is in the body of a step with this number. Errors: UsageError."""
+        context = self._context
+        here = context.cell[F.BUSY] & _KINDS
+        if not here:
+            return
+        ahead = [rank for rank, cell in enumerate(context.cells()) if _body_of(cell) >= number]
+        if ahead and self._is_shut(number):
+            raise UsageError(_sentence({here: [context.rank], 0: ahead}))
+
+    def may_open(self, number: int) -> bool:
+        """Errors: UsageError, on each rank that would open the gate."""
+        cells = self._context.cells()
+        first = cells[0][F.BUSY] & _KINDS
+        if all([cell[F.BUSY] & _KINDS == first for cell in cells]):
+            return True
+        if not self._is_shut(number):
+            return False  # another rank has opened it, and the first ones went on
+        found: dict[int, list[int]] = {}
+        for rank, cell in enumerate(cells):
+            found.setdefault(cell[F.BUSY] & _KINDS, []).append(rank)
+        raise UsageError(_sentence(found))
+
+    def _is_shut(self, number: int) -> bool:
+        return gate.verdict(self._context.board.gate(), self._context.generation, number) == gate.WAIT
+
+
+def _body_of(cell: Cell) -> int:
+    """Gate number of the step whose body a rank is in, before its gate; -1: in none."""
+    step, shift, phase = cell[F.STEP], cell.shift, cell.phase
+    within = phase in (Phase.FORWARD, Phase.BACKWARD) and cell[F.STEP] == step
+    return step - 1 - shift if within else -1
+
+
+def _sentence(found: Mapping[int, Sequence[int]]) -> str:
+    where = ", ".join(f"{ranks(those)} {_WORDS[Busy(kind)]}" for kind, those in found.items())
+    return f"the ranks are not at the same place of the script: {where}; every rank makes the same steps and the same job.call"
