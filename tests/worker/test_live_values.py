@@ -115,19 +115,30 @@ SAME: list[Callable[[], Any]] = [
 ]
 
 
+class Looks:
+    """A look of its own for each value."""
+
+    def __init__(self) -> None:
+        self._values = looking()
+
+    def of(self, value: Any) -> Any:
+        self._values.look()
+        return self._values.of(value)
+
+
 @pytest.fixture
-def values() -> LiveValues:
-    return looking()
+def values() -> Looks:
+    return Looks()
 
 
 def looking() -> LiveValues:
     segment = types.SimpleNamespace(address=0, length=0)
-    state = types.SimpleNamespace(arena=types.SimpleNamespace(segment=segment))
+    state = types.SimpleNamespace(arena=types.SimpleNamespace(segment=segment), with_epochs=set())
     return LiveValues(state, set())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_change_is_seen(values: LiveValues, case: str) -> None:
+def test_a_change_is_seen(values: Looks, case: str) -> None:
     make, change = CASES[case]
     value = make()
     before = values.of(value)
@@ -139,7 +150,7 @@ def test_a_change_is_seen(values: LiveValues, case: str) -> None:
 
 def test_two_processes_have_the_same_repr_of_the_same() -> None:
     program = (
-        "from tests.worker import test_live_values as t; values = t.looking(); "
+        "from tests.worker import test_live_values as t; values = t.looking(); values.look(across=True); "
         "print(*(values.of(make()) for make in t.SAME), sep='\\n')"
     )
     found = {
@@ -151,7 +162,7 @@ def test_two_processes_have_the_same_repr_of_the_same() -> None:
     assert len(found) == 1, found
 
 
-def test_what_holds_itself_comes_to_an_end(values: LiveValues) -> None:
+def test_what_holds_itself_comes_to_an_end(values: Looks) -> None:
     def depth(n: int) -> int:
         return n if n < 1 else depth(n - 1)
 
@@ -160,7 +171,25 @@ def test_what_holds_itself_comes_to_an_end(values: LiveValues) -> None:
     assert values.of(ring) == values.of(ring)
 
 
-def test_a_file_is_no_state(values: LiveValues, tmp_path: Path) -> None:
+def test_what_many_hold_is_looked_at_once(values: Looks) -> None:
+    """As in the modules of a framework, where everything leads to everything."""
+    shared: Any = [0]
+    for _ in range(40):
+        shared = {n: [shared] for n in range(20)}
+    before = values.of(shared)
+    assert values.of(shared) == before
+    inner = shared
+    for _ in range(40):
+        inner = inner[7][0]
+    inner[0] = 1
+    assert values.of(shared) != before
+
+
+def test_the_order_of_a_dict_is_no_change(values: Looks) -> None:
+    assert values.of({"a": 1, "b": [2]}) == values.of({"b": [2], "a": 1}) != values.of({"a": 2, "b": [1]})
+
+
+def test_a_file_is_no_state(values: Looks, tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         before = values.of(file)
         file.write("x")

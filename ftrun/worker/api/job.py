@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from ftrun.core.errors import UsageError
 from ftrun.worker.state.loader_position import LoaderPosition
+from ftrun.worker.state.plain_values import PlainValues, Variables
 from ftrun.worker.step.body import Step
 from ftrun.worker.step.loop import Loop
 
@@ -83,8 +85,9 @@ class Job:
         """(step, batch) over `epochs` passes of a loader; keeps its place, and gives the same batch when a step is redone."""
         position = LoaderPosition(loader)
         ledger = self._loop.kit.ledger if self._loop else None
-        if ledger is not None:
+        if self._loop is not None and ledger is not None:
             ledger.loader = position
+            self._loop.kit.state.with_epochs |= {id(thing) for thing in position.with_epochs()}
         try:
             for step in self.steps(epochs * position.length):
                 if ledger is None:
@@ -100,6 +103,43 @@ class Job:
         Call it between two loops, or between the hand-out of a step and `with step`. Errors: UsageError elsewhere.
         """
         return self._loop.call(lambda: fn(*args, **kwargs)) if self._loop else fn(*args, **kwargs)
+
+    # -- values of the script ----------------------------------------------------------------------------------------
+
+    def state(self, *names: str, **values: Any) -> PlainValues:
+        """Keep plain values with the step: numbers, strings, tensors, arrays, and lists and dicts of them.
+
+        They are put back when a step is done again, a replacement has them as of its step, and `job.save` writes them. Call it
+        before the first step.
+
+        Args:
+            *names: Global variables of the calling script, which goes on using them as they are: `job.state("best", "x", "y")`.
+            **values: What the returned object begins with: `kept = job.state(best=0.0)`, then read and write `kept.best`.
+
+        Errors: UsageError.
+        """
+        frame = inspect.currentframe()
+        caller = frame.f_back if frame is not None else None
+        space = caller.f_globals if caller is not None else {}
+        missing = [name for name in names if name not in space]
+        if missing:
+            raise UsageError(
+                f"job.state: {', '.join(missing)}: no global variable of this script; keep a function's own variable by "
+                f"kept = job.state({missing[0]}=...), and use kept.{missing[0]}"
+            )
+        if names:
+            self._keep("variables", Variables(space, names))
+        kept = PlainValues(values)
+        if values:
+            self._keep("state", kept)
+        return kept
+
+    def _keep(self, name: str, thing: Any) -> None:
+        if name in self._stateful:
+            name = f"{name} {len(self._stateful)}"
+        if self._loop is not None:
+            self._loop.keep(name, thing)
+        self._stateful[name] = thing
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -134,6 +174,10 @@ class Job:
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         for name, saved in state["stateful"].items():
+            if name not in self._stateful:
+                raise UsageError(
+                    f"{os.fspath(path)} holds {name}, which neither protect() nor job.state was given; call job.load after both"
+                )
             self._stateful[name].load_state_dict(saved)
         self._loaded = int(state["step"])
         if kit is not None:

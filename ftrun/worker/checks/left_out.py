@@ -24,6 +24,7 @@ from ftrun.worker.runtime.callers import is_script
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Position
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state.plain_values import PlainValues
 from ftrun.worker.state.protected_state import ProtectedState
 
 _SECOND_LOOK = 3  # bodies
@@ -78,27 +79,29 @@ class LeftOut(StepObserver):
         if context.rank == 0:
             print(
                 f"ftrun: not given to protect(), and changed by the loop: {shown(changed)}; after a repair a rank may go on with "
-                "other values. Give what has a state_dict() or is a torch.Generator to protect(name=...), and what is meant to stay out, "
-                "or the name of its variable, to protect(..., ignore=[...])",
+                "other values. Give what has a state_dict() or is a torch.Generator to protect(name=...), keep numbers, strings and "
+                "tensors with job.state(...), and give what is meant to stay out, or the name of its variable, to "
+                "protect(..., ignore=[...])",
                 file=sys.stderr,
                 flush=True,
             )
 
     def live(self) -> Iterator[tuple[str, str]]:
         """For `ftrun verify`: every live value that is no text, such as may differ from run to run, and what stands for it."""
-        for name, value in self._look(list(_script_frames())):
+        for name, value in self._look(list(_script_frames()), across=True):
             carried = any(name in loop.carried for loop in self._names.values())
             if not isinstance(value, str | bytes) and (carried or not isinstance(value, int | float)):
                 yield name, repr(value)
 
     # -- one look ----------------------------------------------------------------------------------------------------
 
-    def _look(self, frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
-        """Name -> what stands for every live value that could be training state."""
+    def _look(self, frames: list[FrameType], across: bool = False) -> Iterator[tuple[str, Any]]:
+        """Name -> what stands for every live value that could be training state. `across`: see LiveValues.look."""
+        self._values.look(across)
         for frame in frames:
             if frame.f_code not in self._names:
                 self._names[frame.f_code] = _names_of(frame)
-        spaces = [("", {**frame.f_globals, **frame.f_locals}) for frame in frames]
+        spaces = [("", {**self._left(frame.f_globals), **_locals(frame)}) for frame in frames]
         looked_at = {id(frame.f_globals) for frame in frames}
         spaces += [(f"{n}.", dict(vars(m))) for n, m in _script_modules() if id(vars(m)) not in looked_at]
         spaces.append(("torch.", _settings()))
@@ -118,12 +121,17 @@ class LeftOut(StepObserver):
                     yield from list(self._of(prefix + name, value))
                 except Exception:
                     continue
+        self._values.look()  # it holds what it has looked at
+
+    def _left(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """Global variables of a script without those that job.state keeps."""
+        return {name: value for name, value in variables.items() if name not in self._state.variables}
 
     def _of(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if id(value) in self._known or name in self._ignored or self._is_fresh(name):
+        if isinstance(value, PlainValues) or id(value) in self._known or name in self._ignored or self._is_fresh(name):
             return
         if is_open(value) and not hasattr(value, "state_dict") and not isinstance(value, Iterator):
-            for attribute, inner in attributes(value).items():
+            for attribute, inner in self._values.attributes(value).items():
                 if id(inner) not in self._known and f"{name}.{attribute}" not in self._ignored:
                     yield f"{name}.{attribute}", self._values.of(inner)
         else:
@@ -146,6 +154,11 @@ def _script_frames() -> Iterator[FrameType]:
         if is_script(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
+
+
+def _locals(frame: FrameType) -> dict[str, Any]:
+    """A function's own variables; none of a module's code."""
+    return {} if frame.f_locals is frame.f_globals else frame.f_locals
 
 
 def _settings() -> dict[str, Any]:

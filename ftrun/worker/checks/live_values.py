@@ -10,14 +10,16 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
+import hashlib
 import inspect
 import io
 import operator
+import os
 import random
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,31 +32,25 @@ from ftrun.worker.runtime.torch_private import writes_to
 from ftrun.worker.state.protected_state import ProtectedState
 
 _ATOMS = (type(None), int, float, str, bytes, complex)
-_DEEPEST = 12
+_DEEPEST = 100  # objects within one another
 _BIG = 256 << 20  # bytes; what is larger is a data set, most likely, and its numbers are not read
 _MANY, _ENDS = 20_000, 100  # elements of a container, above which as many at both ends are looked at
-_COUNT = "number of keys"
 _OPEN = (types.SimpleNamespace, argparse.Namespace)  # objects of a library that hold what the script puts there
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
 
-class Unknown:
-    """Stands for what cannot be seen: it is equal to nothing, and `ftrun verify` does not compare it."""
+class Stand(NamedTuple):
+    """Stands for a value that is no atom: a digest of what it holds."""
 
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return False
-
-    def __repr__(self) -> str:
-        return "unknown"
+    digest: str
 
 
 class Here(int):
     """An address or a hash: compared within a process, and no part of what two processes are compared by."""
 
-    def __repr__(self) -> str:
-        return "here"
+
+class Unknown:
+    """Stands for what cannot be seen: it is equal to nothing within a process, and no part of what two are compared by."""
 
 
 class LiveValues:
@@ -63,13 +59,68 @@ class LiveValues:
     def __init__(self, state: ProtectedState, known: set[int]) -> None:
         self._state = state
         self._known = known
+        self._across = False
+        self._found: dict[int, tuple[Any, Any]] = {}  # id -> the object, and what stands for it; in one look nothing changes
+        self._under_way: set[int] = set()
 
-    def of(self, value: Any, around: tuple[int, ...] = ()) -> Any:
-        """What stands for a value; None for what is not looked into. `around`: ids of the values that hold it."""
+    def look(self, across: bool = False) -> None:
+        """Begin to look. `across`: what is found is compared with what another process finds."""
+        self._across = across
+        self._found.clear()
+        self._under_way.clear()
+
+    def of(self, value: Any) -> Any:
+        """What stands for a value: itself, a Stand, or None for what is not looked into."""
         if isinstance(value, _ATOMS):
             return value
-        if id(value) in self._known or id(value) in around or len(around) > _DEEPEST:
+        key = id(value)
+        if key in self._found:
+            return self._found[key][1]
+        if key in self._known or key in self._under_way or len(self._under_way) > _DEEPEST:
             return None
+        self._under_way.add(key)
+        try:
+            stand = self._stand_for(value)
+        finally:
+            self._under_way.discard(key)
+        self._found[key] = value, stand
+        return stand
+
+    def _stand_for(self, value: Any) -> Any:
+        seen = self._seen(value)
+        if seen is None:
+            return None
+        digest = hashlib.blake2b(digest_size=16)
+        for piece in self._pieces(seen):
+            digest.update(piece)
+        return Stand(digest.hexdigest())
+
+    def _pieces(self, seen: Any) -> Iterator[bytes]:
+        """The bytes of something small, or of a dict or a list of what stands for its parts."""
+        if isinstance(seen, dict):
+            yield b"{%d" % len(seen)
+            items = [(*self._pieces(_key(key)), *self._pieces(self.of(seen[key]))) for key in _ends(list(seen))]
+            yield from sorted(b"".join(item) for item in items)  # whatever their order
+        elif isinstance(seen, list):
+            yield b"[%d" % len(seen)
+            for part in _ends(seen):
+                yield from self._pieces(self.of(part))
+        elif isinstance(seen, Here):
+            yield b"@" if self._across else b"@%d;" % int(seen)
+        elif isinstance(seen, Unknown):
+            yield b"?" if self._across else os.urandom(16)
+        elif isinstance(seen, bytes):
+            yield b"b%d;" % len(seen)
+            yield seen
+        elif isinstance(seen, tuple):
+            yield b"(%d" % len(seen)
+            for part in seen:
+                yield from self._pieces(part)
+        else:
+            yield f"{type(seen).__name__} {seen!r};".encode(errors="surrogatepass")
+
+    def _seen(self, value: Any) -> Any:
+        """What is to be digested of a value; None for what is not looked into."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
@@ -77,26 +128,20 @@ class LiveValues:
         if isinstance(value, torch.Generator):
             return self._tensor(value.get_state())
         if isinstance(value, random.Random):
-            return value.getstate()
+            return repr(value.getstate())
         if isinstance(value, np.random.Generator | np.random.RandomState):
             return repr(value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state())
-        inner = self._inner(value)
-        around = (*around, id(value))
-        if isinstance(inner, dict):
-            return {_key(key): self.of(inner[key], around) for key in _ends(list(inner))} | {_COUNT: len(inner)}
-        if isinstance(inner, list):
-            return len(inner), [self.of(part, around) for part in _ends(inner)]
-        return inner
+        return self._inner(value)
 
     def _inner(self, value: Any) -> Any:
-        """What a value holds, in a dict or a list; or what stands for it."""
+        """What a value holds, in a dict or a list; or something small that stands for it."""
         if isinstance(value, dict):
             return value
         if isinstance(value, list | tuple | collections.deque | np.ndarray):
             return list(value)
         if isinstance(value, set | frozenset):
             few = len(value) <= _MANY and all(isinstance(part, _ATOMS) for part in value)
-            return sorted(map(repr, value)) if few else Here(hash(frozenset(value)))
+            return tuple(sorted(map(repr, value))) if few else Here(hash(frozenset(value)))
         if isinstance(value, DataLoader):
             return [value.dataset, *(s for s in (value.sampler, value.batch_sampler) if not hasattr(s, "set_epoch"))]
         if isinstance(value, functools.partial):
@@ -112,8 +157,13 @@ class LiveValues:
         if isinstance(value, torch.nn.Module):
             return [_state_of(value), attributes(value)]
         if hasattr(value, "state_dict"):
-            return [_state_of(value), attributes(value) if _of_the_script(type(value)) else None]
-        return attributes(value) if is_open(value) else None
+            return [_state_of(value), self.attributes(value) if _of_the_script(type(value)) else None]
+        return self.attributes(value) if is_open(value) else None
+
+    def attributes(self, value: Any) -> dict[str, Any]:
+        """Of an object, without the epoch of a sampler that `job.batches` iterates."""
+        found = attributes(value)
+        return {k: v for k, v in found.items() if k != "epoch"} if id(value) in self._state.with_epochs else found
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
         if tensor.layout is not torch.strided or tensor.is_meta:

@@ -99,13 +99,16 @@ class LoaderPosition:
     def capture(self) -> dict[str, Any]:
         """The place, for a slot."""
         own = [g.get_state().numpy().tobytes() for g in self._generators()]
-        return {"index": self.index, "epoch": self._epoch_state, "before": self._before, "own": own}
+        set_to = [self._epochs.get(id(thing)) for thing in self.with_epochs()]
+        return {"index": self.index, "epoch": self._epoch_state, "before": self._before, "own": own, "set_to": set_to}
 
     def put_back(self, saved: dict[str, Any], step_index: int) -> None:
         """Go to a saved place; a replacement fetches the batch in flight again. The caller restores the main streams."""
         if self.index == saved["index"]:
             return
         self._epoch_state, self._before = saved["epoch"], saved["before"]
+        pairs = zip(self.with_epochs(), saved["set_to"], strict=True)
+        self._epochs.update({id(thing): epoch for thing, epoch in pairs if epoch is not None})
         self._iterator = None
         self.index = saved["index"]
         if self.index == step_index and self.index >= 0:
@@ -132,14 +135,18 @@ class LoaderPosition:
         for generator, state in zip(self._generators(), states, strict=True):
             generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
+    def with_epochs(self) -> list[Any]:
+        """The loader and its samplers, those that have an epoch."""
+        loader: Any = self.loader
+        parts = (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+        return [part for part in parts if hasattr(part, "set_epoch")]
+
     # -- iterators ---------------------------------------------------------------------------------------------------
 
     def _open(self, epoch: int, skip: int) -> Iterator[Any]:
-        loader = self.loader
-        for thing in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
-            set_epoch = getattr(thing, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(self._epochs.setdefault(id(thing), int(getattr(thing, "epoch", 0))) + epoch)
+        loader: Any = self.loader
+        for thing in self.with_epochs():
+            thing.set_epoch(self._epochs.setdefault(id(thing), int(getattr(thing, "epoch", 0))) + epoch)
         if (
             not isinstance(loader, DataLoader)
             or type(loader).__iter__ is not DataLoader.__iter__
@@ -150,8 +157,16 @@ class LoaderPosition:
             for _ in range(skip):
                 next(iterator)
             return iterator
-        seed = int(torch.empty((), dtype=torch.int64).random_().item()) if loader.num_workers else 0
-        return iter(_again(loader, seed, skip))
+        return iter(_again(loader, _next_seed(loader.generator) if loader.num_workers else 0, skip))
+
+
+def _next_seed(generator: torch.Generator | None) -> int:
+    """The seed that an iterator draws from here for its processes, which is left to be drawn."""
+    stream = torch.default_generator if generator is None else generator
+    before = stream.get_state()
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=stream).item())
+    stream.set_state(before)
+    return seed
 
 
 def _again(loader: DataLoader[Any], seed: int, skip: int) -> DataLoader[Any]:

@@ -18,6 +18,7 @@ from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
 from ftrun.worker.memory.segment import is_ample
 from ftrun.worker.runtime.torch_private import forget_unscaled, params_of_reducer, writes_to
 from ftrun.worker.state import serialization
+from ftrun.worker.state.plain_values import Variables
 
 # what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
 _DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
@@ -39,6 +40,8 @@ class ProtectedState:
         self._declared = frozenset(declared)  # ranks that the script says hold the same
         self.optimizers = optimizers
         self.stateful = stateful
+        self.with_epochs: set[int] = set()  # ids of loaders and samplers whose epoch `job.batches` keeps
+        self.variables: frozenset[str] = frozenset()  # global ones of the script that are kept
         self.params = list(self._find_params())
         self.buffers = list(self._find_buffers())
         wrapped = [m for m in modules if isinstance(m, DistributedDataParallel)]
@@ -441,6 +444,13 @@ class ProtectedState:
                 yield entry
 
     # -- Python state ------------------------------------------------------------------------------------------------
+
+    def keep(self, name: str, thing: Any) -> None:
+        """Guard a further object. Errors: UsageError when what it holds cannot be kept."""
+        serialization.pack(_get_state(thing), f"{name}.state_dict()")
+        self.stateful[name] = thing
+        if isinstance(thing, Variables):
+            self.variables |= thing.names
 
     def python_state(self) -> dict[str, bytes]:
         """Hyperparameters and non-tensor optimizer state, and state_dict() of every further object, each packed."""

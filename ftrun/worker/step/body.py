@@ -38,11 +38,21 @@ class Step:
     def __init__(self, index: int, body: Body | None = None) -> None:
         self.index = index
         self.attempt = body.position.attempt if body else 0
-        self.committed = False
+        self._committed = False
         self.let_out = False  # an exception left the body: nobody may go on from here
         self.entered = False
+        self._inside = False
         self._body = body
         self._modes: tuple[Any, ...] = ()
+
+    @property
+    def committed(self) -> bool:
+        """Is the update of this step part of the model? Known after the `with`. Errors: UsageError inside it."""
+        if self._inside:
+            raise UsageError(
+                f"step.committed inside the body of step {self.index}: it is known after the `with step:`, test it there"
+            )
+        return self._committed
 
     @property
     def generation(self) -> int:
@@ -52,7 +62,7 @@ class Step:
     def __enter__(self) -> Step:
         if self.entered:
             raise UsageError(f"step {self.index} was entered twice; take a new one from the loop")
-        self.entered = True
+        self.entered = self._inside = True
         body = self._body
         if body is None:
             return self
@@ -66,9 +76,9 @@ class Step:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        body = self._body
+        body, self._inside = self._body, False
         if body is None:
-            self.committed = kind is None
+            self._committed = kind is None
             return False
         self.let_out = True  # also what `_leave` raises leaves the body
         aborted = self._leave(body, error)
@@ -86,7 +96,7 @@ class Step:
                 if body.position.where is Where.BODY:
                     body.pass_gate()
                 body.complete()
-                self.committed = True
+                self._committed = True
                 return False
         except Interrupt as interrupt:
             error = interrupt

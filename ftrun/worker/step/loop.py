@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.shared.board import Busy, F, Flag, Phase
@@ -15,6 +15,7 @@ from ftrun.worker.recovery.survivor import Survivor
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.exception_report import give_up
 from ftrun.worker.runtime.position import Interrupt, Where
+from ftrun.worker.state import serialization
 from ftrun.worker.step.body import Body, Step
 from ftrun.worker.step.calls import Calls, restore_modes, thread_modes
 from ftrun.worker.step.gate import Gate
@@ -62,6 +63,16 @@ class Loop:
             if step.let_out:
                 give_up(context, step.index)
             number = number + 1 if step.committed else self._survivor.rejoin(rewind=True)
+
+    def keep(self, name: str, thing: Any) -> None:
+        """From here on `thing` is kept with the steps, as what `protect` was given. Errors: UsageError."""
+        kit, position = self.kit, self.kit.position
+        if position.where is not Where.BEFORE or position.base > 0:
+            raise UsageError("job.state after the first step; call it before the first loop")
+        kit.state.keep(name, thing)
+        saved = kit.pending.restart
+        if saved is not None and name in saved["py"]:  # a replacement's script may look at it before its loop
+            thing.load_state_dict(serialization.decode(saved["py"][name]))
 
     def call(self, fn: Callable[[], T]) -> T:
         """The result of `fn`, called until it completes in a world that nobody stops. Errors: UsageError."""
@@ -241,12 +252,14 @@ class Loop:
         context.phase(Phase.GATE)
         position.number = end
         context.cell[F.STEP] = position.index_of(end) + 1
-        kit.observers.handed_out(end)
+        if kind is Busy.AT_LOOP_END:
+            kit.observers.handed_out(end)
         self._survivor.step_begins()
         # a step that updates nothing: what comes after it is what was before, and a replacement finds it sealed
         if not kit.state.finish_device(context.stop_pending):
             return False
-        kit.observers.loop_ending(end)
+        if kind is Busy.AT_LOOP_END:
+            kit.observers.loop_ending(end)
         kit.ledger.gate(end, True, kit.state.grads())
         context.busy(kind, True)
         opened = self._gate.arrive(end)
