@@ -319,6 +319,7 @@ add(
     setup=GIVEN + SCALER + "job = ftrun.protect(ddp, opt, scaler)",
     after="end(model=ddp, opt=opt, scaler=scaler)",
     at="update",
+    often=True,
 )
 add(
     "extra-state",

@@ -150,10 +150,13 @@ class Ledger:
         """What START, GATE or END of this rank holds. Errors: DamagedSlot."""
         return read_state(self.slots, slot)
 
-    def put_back(self, saved: dict[str, Any], index: int) -> None:
-        """Apply a slot: Python state, gradients, the loader's place, and last the random streams."""
+    def put_back(self, saved: dict[str, Any], index: int, in_call: bool = False) -> None:
+        """Apply a slot: Python state, gradients, the loader's place, and last the random streams.
+
+        `in_call`: see `ProtectedState.apply_python_state`.
+        """
         self._ever.update(saved["ever"])
-        self._state.apply_python_state(saved["py"])
+        self._state.apply_python_state(saved["py"], in_call)
         self.alive = saved["alive"]
         grads = saved["grads"]
         self._state.set_grads(saved["alive"], None if grads is None else serialization.decode(grads))

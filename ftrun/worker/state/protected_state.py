@@ -497,10 +497,10 @@ class ProtectedState:
                 loose[index] = values
         return loose
 
-    def apply_python_state(self, packed: dict[str, bytes]) -> None:
-        """Put back what `python_state` gave; an object that holds it already is left alone.
+    def apply_python_state(self, packed: dict[str, bytes], in_call: bool = False) -> None:
+        """Put back what `python_state` gave. `in_call`: an object that holds it already is left alone.
 
-        The script may be about to use it, as in `found.values.append(job.call(evaluate))`, where the list was looked up before.
+        The script may be about to use it there, as in `found.values.append(job.call(evaluate))`: the list was looked up before.
         """
         state = {name: serialization.decode(data) for name, data in packed.items()}
         for i, optimizer in enumerate(self.optimizers):
@@ -523,7 +523,7 @@ class ProtectedState:
             for name, value in state.get(f"ddp.{i}", {}).items():
                 setattr(module, name, value)
         for name, thing in self.stateful.items():
-            if serialization.pack(_get_state(thing), name) != packed[name]:
+            if not (in_call and serialization.pack(_get_state(thing), name) == packed[name]):
                 _set_state(thing, state[name])
 
     # -- gradients ---------------------------------------------------------------------------------------------------

@@ -193,11 +193,11 @@ class Loop:
         kit, base = self.kit, self.kit.position.base
         slots, ledger = kit.ledger.slots, kit.ledger
         if kit.pending.resume == base and slots.tag(START) != base:
-            self._put_back(base)  # and the script goes on from here
+            self._put_back(base, in_call=True)  # and the script goes on from here
         elif slots.tag(END) == base:
-            ledger.put_back(ledger.read(END), 0)
+            ledger.put_back(ledger.read(END), 0, in_call=True)
         elif slots.tag(START) == base:  # as of the beginning of a call that is over
-            ledger.put_back(ledger.read(START), 0)
+            ledger.put_back(ledger.read(START), 0, in_call=True)
 
     def _finish_recording(self) -> None:
         """The first step is about to be handed out: keep the results of the collectives before it."""
@@ -294,7 +294,7 @@ class Loop:
         context.cell[F.STEP] = position.index_of(number) + 1
         self._survivor.tidy_up()
         kit.reducers.refuse_hooks()
-        self._put_back(number)
+        self._put_back(number, in_call=where is not Where.HANDED_OUT)
         if kit.ledger.loader is not None:
             kit.ledger.loader.ensure(position.index_of(number))
         if kit.ledger.slots.tag(START) != number:
@@ -305,8 +305,8 @@ class Loop:
         if where is Where.HANDED_OUT:
             kit.observers.handed_out(number)
 
-    def _put_back(self, number: int) -> None:
+    def _put_back(self, number: int, in_call: bool = False) -> None:
         """Put back what a slot holds, once."""
         saved, self.kit.pending.restart = self.kit.pending.restart, None
         if saved is not None:
-            self.kit.ledger.put_back(saved, self.kit.position.index_of(number))
+            self.kit.ledger.put_back(saved, self.kit.position.index_of(number), in_call)
