@@ -147,6 +147,7 @@ for step in steps:
             refused("nested", step.__enter__)
             refused("loop in a body", lambda: next(iter(job.steps(1))))
             refused("call in a body", lambda: job.call(print))
+            refused("committed in a body", lambda: step.committed)
             refused("closure", lambda: optimizer.step(lambda: 0.0))
         ddp(torch.ones(2, 4)).sum().backward()
         optimizer.step()
@@ -155,6 +156,8 @@ for step in steps:
         optimizer.zero_grad()
     if step.index == 2:
         refused("load late", lambda: job.load("x"))
+        refused("state late", lambda: job.state(x=1))
+        refused("state of a function", lambda: job.state("nowhere"))
         refused("entered twice", step.__enter__)
 print("end:", model.weight.sum().item(), flush=True)
 """
@@ -173,6 +176,9 @@ print("end:", model.weight.sum().item(), flush=True)
     assert said(ended, "loop in a body") == "job.steps was asked for inside the body of step 1; leave it first"
     assert "job.call inside `with step`" in said(ended, "call in a body")
     assert said(ended, "closure").startswith("optimizer.step(closure) calls the model several times")
+    assert said(ended, "committed in a body").startswith("step.committed inside the body of step 1: it is known after")
+    assert said(ended, "state late") == "job.state after the first step; call it before the first loop"
+    assert said(ended, "state of a function").startswith("job.state: nowhere: no global variable of this script")
     assert said(ended, "load late") == "job.load after the first step; load before the loop"
     assert "step 2 was entered twice" in said(ended, "entered twice")
     said(ended, "end")

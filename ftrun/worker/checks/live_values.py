@@ -60,7 +60,9 @@ class LiveValues:
         self._state = state
         self._known = known
         self._across = False
-        self._found: dict[int, tuple[Any, Any]] = {}  # id -> the object, and what stands for it; in one look nothing changes
+        self._found: dict[
+            int, tuple[Any, Any]
+        ] = {}  # id -> the object, and what stands for it; in one look nothing changes
         self._under_way: set[int] = set()
 
     def look(self, across: bool = False) -> None:

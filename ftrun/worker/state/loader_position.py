@@ -66,6 +66,8 @@ class LoaderPosition:
         assert self._iterator is not None
         self.batch = next(self._iterator)
         self.index = index
+        if place == self.length - 1 and self._generators() and _is_standard(self.loader):
+            next(self._iterator, None)  # a sampler may draw once more at its end
         parts = list(leaves(self.batch))
         self._values = [_value(t) for t in parts if isinstance(t, torch.Tensor)]
         self._copy = None if all(isinstance(t, _FIXED) for t in parts) else copy.deepcopy(self.batch)
@@ -147,17 +149,26 @@ class LoaderPosition:
         loader: Any = self.loader
         for thing in self.with_epochs():
             thing.set_epoch(self._epochs.setdefault(id(thing), int(getattr(thing, "epoch", 0))) + epoch)
-        if (
-            not isinstance(loader, DataLoader)
-            or type(loader).__iter__ is not DataLoader.__iter__
-            or loader.batch_sampler is None
-            or isinstance(loader.dataset, IterableDataset)
-        ):
+        if not _is_standard(loader):
             iterator = iter(loader)
             for _ in range(skip):
                 next(iterator)
             return iterator
-        return iter(_again(loader, _next_seed(loader.generator) if loader.num_workers else 0, skip))
+        seed = _next_seed(loader.generator) if loader.num_workers else 0
+        batches = _Batches(loader.batch_sampler, seed, skip)
+        iterator = iter(_again(loader, batches))  # draws its own seed, and then the sampler does
+        batches.begin()
+        return iterator
+
+
+def _is_standard(loader: Any) -> bool:
+    """A DataLoader that iterates as torch's does, over batches of indices."""
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ is DataLoader.__iter__
+        and loader.batch_sampler is not None
+        and not isinstance(loader.dataset, IterableDataset)
+    )
 
 
 def _next_seed(generator: torch.Generator | None) -> int:
@@ -169,14 +180,14 @@ def _next_seed(generator: torch.Generator | None) -> int:
     return seed
 
 
-def _again(loader: DataLoader[Any], seed: int, skip: int) -> DataLoader[Any]:
-    """The same loader, starting at batch `skip`, with loader processes that seed themselves by the batch."""
+def _again(loader: DataLoader[Any], batches: _Batches) -> DataLoader[Any]:
+    """The same loader with other batches, and with loader processes that seed themselves by the batch."""
     more: dict[str, Any] = {}
     if loader.num_workers:
         more = {"prefetch_factor": loader.prefetch_factor, "multiprocessing_context": loader.multiprocessing_context}
     return DataLoader(
         _Seeded(loader.dataset) if loader.num_workers else loader.dataset,
-        batch_sampler=_Batches(loader.batch_sampler, seed, skip),
+        batch_sampler=batches,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
@@ -194,17 +205,24 @@ class _Numbered(list[Any]):
 
 
 class _Batches:
-    """The sampler's batches from number `skip` on. The first is drawn at once: that is when a sampler takes its seed."""
+    """The sampler's batches from number `skip` on."""
 
     def __init__(self, sampler: Any, seed: int, skip: int) -> None:
-        self._iterator = iter(sampler)
-        for _ in range(skip):
-            next(self._iterator)
-        self._first = next(self._iterator)
+        self._sampler = sampler
         self._seed, self._skip = seed, skip
+        self._drawn: Iterator[Any] | None = None
+
+    def begin(self) -> Iterator[Any]:
+        """Draw the first batch, if that is still to be done: that is when a sampler takes its seed."""
+        if self._drawn is None:
+            iterator = iter(self._sampler)
+            for _ in range(self._skip):
+                next(iterator)
+            self._drawn = itertools.chain([next(iterator)], iterator)
+        return self._drawn
 
     def __iter__(self) -> Iterator[_Numbered]:
-        for number, indices in enumerate(itertools.chain([self._first], self._iterator), self._skip):
+        for number, indices in enumerate(self.begin(), self._skip):
             batch = _Numbered(indices)
             batch.seed = (self._seed + number * 0x9E3779B97F4A7C15) % (1 << 63)
             yield batch
