@@ -47,7 +47,7 @@ def _world(publish: dict[str, Any]) -> bool:
 
 VICTIM = record(
     {"rank": whole, "cell": whole, "cause": text},
-    {"step": maybe(whole), "phase": text, "seen_ms": maybe(number), "fault": text, "evidence": text},
+    {"step": maybe(whole), "epoch": maybe(whole), "end": whole, "phase": text, "seen_ms": maybe(number), "fault": text, "evidence": text},
 )
 _TIME = maybe(number)
 _STEPS = record({"rank": whole, "cell": whole, "steps": listed(row(whole, whole, whole, *[_TIME] * 5))})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ftrun.core.amounts import count, milliseconds, size
+from ftrun.core.amounts import count, milliseconds, of_step, size
 from ftrun.core.shared.left_out import shown
 from ftrun.view import text
 from ftrun.view.text import BAD, CHOSEN, GOOD, HEAD, PLAIN, QUIET, STRONG, WARN, Column, Line, Span
@@ -51,7 +51,10 @@ def header(picture: dict[str, Any], width: int) -> list[Line]:
     ]
     rate, effective = picture["steps_per_second"], picture["effective_training_time"]
     whole = picture["healthy"] == picture["world_size"]
-    second: list[Line] = [[("step ", QUIET), (str(picture["step"]), STRONG)]]
+    epoch, steps = picture["epoch"], picture["steps"]
+    second: list[Line] = [[("step ", QUIET), (str(picture["step"]), STRONG), (f" of {steps}" if steps else "", QUIET)]]
+    if epoch is not None:
+        second.insert(0, [("epoch ", QUIET), (str(epoch), STRONG)])
     if rate is not None:
         second.append([(f"{rate:.3g} steps/s", PLAIN)])
     if effective is not None:
@@ -206,8 +209,7 @@ def incidents(picture: dict[str, Any], width: int, selected: int | None = None) 
 def cause(victim: dict[str, Any]) -> str:
     """SIGKILL → rank 2 in backward of step 60."""
     where = f" in {victim['phase']}" if victim.get("phase") else ""
-    step = f" of step {victim['step']}" if victim.get("step") is not None else ""
-    return f"{victim['cause']} → rank {victim['rank']}{where}{step}"
+    return f"{victim['cause']} → rank {victim['rank']}{where}{of_step(victim)}"
 
 
 def outcome(incident: dict[str, Any]) -> str:

@@ -96,6 +96,8 @@ class RunWatcher:
             "attempt": board[Head.ATTEMPT],
             "gate": {"closed": word.closed, "last": word.last},
             "step": _next_step(word.last, first),
+            "epoch": first.epoch if first else None,
+            "steps": first[F.LOOP_END] if first else 0,
             "steps_per_second": self._steps_per_second(now / 1e9, word.last, holders),
             "effective_training_time": _rounded(account.effective(now / 1e9)),
             "lost_seconds": round(account.lost(now / 1e9), 3),

@@ -89,6 +89,9 @@ def test_a_replacement_begins_in_the_epoch_that_runs(
     """Whatever its script reads in the snapshot that was written meanwhile."""
     outcome = run(folder, faults, words=["resumes", "calls"])
     assert outcome.code == 0, outcome.tail()
+    for epoch, step, rank in faults:
+        if isinstance(step, int):
+            assert f"rank {rank} died in forward of epoch {epoch}, step {step} of 6 (SIGKILL" in outcome.output
     assert len(harness.deaths(outcome)) == len(faults), outcome.tail()
     assert digests(folder / "out") == expected, outcome.tail()
     for rank in range(4):

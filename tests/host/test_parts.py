@@ -359,7 +359,7 @@ def test_parts_sum_to_the_whole_and_old_generations_do_not_count(board: Board) -
     assert messages.failed(incident.victims[0], 3, True) == (
         "rank 1 died in backward of step 60 (SIGKILL, seen after 2 ms); stopping 3 healthy workers"
     )
-    assert messages.replaced(1, 4, True, 60, True, facts["sources"]["1"]) == (
+    assert messages.replaced(1, 4, True, "step 60", True, facts["sources"]["1"]) == (
         "rank 1 is now spare 4; step 60 again; state adopted in place, 0 B moved"
     )
 

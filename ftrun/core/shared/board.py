@@ -119,6 +119,8 @@ class F:
     # written by the worker: the phases of its last steps, see ftrun.core.shared.steps
     FIRST_ROW = 80  # ROWS_KEPT rows of ROW_WORDS words
     ROWS = 120  # rows ever begun
+    EPOCH = 121  # epoch of job.epochs + 1; 0 = none
+    LOOP_END = 122  # step index after the last one of its loop; 0 = not in a loop yet
 
 
 class Phase(enum.IntEnum):
@@ -244,6 +246,12 @@ class Cell:
 
     def set_shift(self, shift: int) -> None:
         self[F.SHIFT] = _SHIFT_ZERO + shift
+
+    @property
+    def epoch(self) -> int | None:
+        """Of job.epochs; None for a script without."""
+        raw = self[F.EPOCH]
+        return raw - 1 if raw else None
 
     @property
     def phase(self) -> Phase:

@@ -39,6 +39,8 @@ class Victim:
     seen_ms: float | None = None
     fault: str = ""
     evidence: str = ""
+    epoch: int | None = None  # of job.epochs
+    end: int = 0  # steps of the loop; 0 = not known
 
 
 @dataclass
@@ -50,6 +52,8 @@ class Incident:
     victims: list[Victim] = field(default_factory=list)
     generation: int = 0
     resume: int = 0
+    epoch: int | None = None  # that of `resume`, where the script has epochs
+    end: int = 0  # steps of its loop
     redone: int = 0
     restart: bool = False
     rollback: bool = False  # everyone went back to the host snapshot of `resume`

@@ -27,6 +27,7 @@ from ftrun.control.events import (
     Stuck,
 )
 from ftrun.control.machine import INCIDENT, RunPhase
+from ftrun.core.amounts import place
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate, left_out
 from ftrun.core.shared.board import Cell, F, Flag, Inexact
@@ -99,7 +100,10 @@ class Narrator:
     def closed(self, last: int) -> None:
         """The gate was closed; steps beyond `last` that some rank had begun are done again."""
         if self._incident is not None:
-            self._shift = next((c.shift for c in self._cells() if c.shift), 0)
+            furthest = max(self._cells(), key=lambda c: (c.step or 0) - c.shift, default=None)
+            if furthest is not None:
+                self._shift = furthest.shift
+                self._incident.epoch, self._incident.end = furthest.epoch, furthest[F.LOOP_END]
             begun = self._begun(last)
             if not self._incident.generation:
                 self._reached = last + 1 + begun
@@ -171,7 +175,7 @@ class Narrator:
             known = isinstance(event, Raised) or began != woke
             took = (detected - began) / 1e6 if known else None
             why = (event.fault, event.evidence)
-            victim = Victim(cell.rank, event.worker, cell.step, phase, cause, took, *why)
+            victim = Victim(cell.rank, event.worker, cell.step, phase, cause, took, *why, cell.epoch, cell[F.LOOP_END])
             incident.victims.append(victim)
 
     def _detected(self, worker: int) -> int:
@@ -252,7 +256,9 @@ class Narrator:
         victim = next((v for v in reversed(victims) if v.cell == say.worker), None)
         if victim is None:
             cell = self._board.cell(say.worker or 0)
-            victim = Victim(say.rank or 0, cell.index, cell.step, cell.phase.name.lower(), say.detail)
+            victim = Victim(
+                say.rank or 0, cell.index, cell.step, cell.phase.name.lower(), say.detail, epoch=cell.epoch, end=cell[F.LOOP_END]
+            )
         survivors = len(self.holders) - len({v.rank for v in victims})
         self._log(messages.failed(victim, survivors, phase in INCIDENT), messages.level(say.what))
 
@@ -268,7 +274,8 @@ class Narrator:
             self._logged.add((rank, cell))
             was_spare = self._spares_used.get(rank) == cell
             redone = bool(incident.redone)
-            self._log(messages.replaced(rank, cell, was_spare, incident.resume, redone, sources.get(str(rank))))
+            where = place(incident.resume, None if incident.rollback else incident.epoch, incident.end)
+            self._log(messages.replaced(rank, cell, was_spare, where, redone, sources.get(str(rank))))
 
     def _recovered(self) -> None:
         self._log_replaced()

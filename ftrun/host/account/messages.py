@@ -10,7 +10,7 @@ from typing import Any
 
 from ftrun.control import blame
 from ftrun.control.events import Say
-from ftrun.core.amounts import count, milliseconds, seconds, size
+from ftrun.core.amounts import count, milliseconds, place, seconds, size
 from ftrun.core.faults import Fault
 from ftrun.core.paths import LOG_DIR
 from ftrun.core.shared.board import Inexact
@@ -117,11 +117,11 @@ def cannot_fork(why: str) -> str:
 
 def failed(victim: Victim, survivors: int, recovering: bool) -> str:
     """The line at the moment of a failure."""
-    where = "" if victim.step is None else f" in {victim.phase} of step {victim.step}"
+    where = "" if victim.step is None else f" in {victim.phase} of {place(victim.step, victim.epoch, victim.end)}"
     seen = "" if victim.seen_ms is None else f", seen after {milliseconds(victim.seen_ms)} ms"
     went_on = f"; stopping {count(survivors, 'healthy worker')}" if recovering else ""
     if victim.fault == Fault.DRAIN:
-        return f"rank {victim.rank} leaves its worker before step {victim.step}, as asked for{went_on}"
+        return f"rank {victim.rank} leaves its worker before {place(victim.step or 0, victim.epoch, victim.end)}, as asked for{went_on}"
     verb = _VERBS.get(victim.fault, "died")
     how = victim.cause if victim.fault in _CAUSE_SAYS_ALL or not victim.evidence else victim.evidence
     return f"rank {victim.rank} {verb}{where} ({how}{seen}){went_on}"
@@ -160,10 +160,10 @@ def raised_again(rank: int, signature: str, step: int | None) -> str:
     return f"rank {rank} raised {signature}{where} again after a retry; the run ends (the traceback is above)"
 
 
-def replaced(rank: int, cell: int, was_spare: bool, resume: int, redone: bool, source: Mapping[str, Any] | None) -> str:
-    """The line once a new worker holds a rank."""
+def replaced(rank: int, cell: int, was_spare: bool, where: str, redone: bool, source: Mapping[str, Any] | None) -> str:
+    """The line once a new worker holds a rank. `where`: the step that all go on with."""
     who = f"spare {cell}" if was_spare else f"new worker {cell}"
-    step = f"step {resume} again" if redone else f"going on with step {resume}"
+    step = f"{where} again" if redone else f"going on with {where}"
     return f"rank {rank} is now {who}; {step}{_from(source)}"
 
 

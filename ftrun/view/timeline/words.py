@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ftrun.core.amounts import count, milliseconds, size
+from ftrun.core.amounts import count, milliseconds, of_step, size
 from ftrun.view.timeline.model import Story
 
 _PHASES = {
@@ -90,8 +90,7 @@ def _different(story: Story) -> list[dict[str, object]]:
 def what(victim: dict[str, object]) -> str:
     """rank 2, in the backward pass of step 60."""
     where = _PHASES.get(str(victim.get("phase", "")), "")
-    step = f" of step {victim['step']}" if victim.get("step") is not None and where else ""
-    return f"rank {victim['rank']}" + (f", {where}{step}" if where else "")
+    return f"rank {victim['rank']}" + (f", {where}{of_step(victim)}" if where else "")
 
 
 def why(victim: dict[str, object]) -> str:

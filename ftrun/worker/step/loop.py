@@ -138,6 +138,7 @@ class Loop:
             recorder.skip_to(here["collectives"])
         for epoch in range(start, total):
             self._mark(call=call, epoch=epoch, base=position.base, collectives=recorder.begun)
+            kit.context.cell[F.EPOCH] = epoch + 1
             yield epoch
             self._outside_body("the next epoch")
         self._mark(call=call, epoch=max(start, total), base=position.base, collectives=recorder.begun)
@@ -183,6 +184,8 @@ class Loop:
             return True
         position.first = first
         kit.context.cell.set_shift(first - position.base)
+        if length:  # a job.call is none
+            kit.context.cell[F.LOOP_END] = first + length
         return False
 
     def _continue_here(self) -> None:
