@@ -58,7 +58,7 @@ class F:
     RANK = 1  # rank + 1; 0 = none yet (a spare)
     GENERATION = 2  # generation it takes part in
     PHASE = 3  # see Phase
-    STEP = 4  # gate number + 1; 0 = before the loop
+    STEP = 4  # step index + 1; 0 = before the loop
     ARRIVAL = 5  # gate.arrival(generation, step)
     BEAT = 6  # CLOCK_MONOTONIC ns, by the native thread
     PROGRESS = 7  # ns of the last sign of life from Python

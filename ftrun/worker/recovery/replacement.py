@@ -137,7 +137,7 @@ class Restorer:
         context = self.context
         world = context.world
         assert world is not None
-        context.cell[F.STEP] = self.resume + 1
+        self._show_place(world)
         self.kit.observers.stage("restore", self.resume)
         if world.rollback:
             self._from_snapshot()
@@ -171,6 +171,16 @@ class Restorer:
             self.kit.hand_over()  # the fd store that gave us these segments is gone
         context.cell[F.SOURCE] = source
         context.cell[F.SOURCE_BYTES] = moved
+
+    def _show_place(self, world: World) -> None:
+        """On the board the rank is where its predecessor was, until its own script gets there."""
+        cell, lost = self.context.cell, (world.lost or {}).get(str(self.context.rank))
+        if lost is not None:
+            before = self.context.board.cell(lost)
+            cell.set_shift(before.shift)
+            cell[F.EPOCH], cell[F.LOOP_END] = before[F.EPOCH], before[F.LOOP_END]
+        index = self.resume + cell.shift
+        cell[F.STEP] = 1 + (min(index, cell[F.LOOP_END]) if cell[F.LOOP_END] else index)  # the end of a loop is no step of it
 
     def _take_over(self, restart: dict[str, Any]) -> None:
         """The rank is this worker's from here on: `restart` is put back when its first step is handed out."""
