@@ -40,8 +40,10 @@ The lines show what is added and taken away; lines that are only moved to the ri
 
 
 def changes(kind: str) -> list[str]:
-    """Lines of a diff that ignores indentation."""
-    before, after = ((FOLDER / f"{kind}{tail}.py").read_text().splitlines() for tail in ("", "_converted"))
+    """Lines of a diff that ignores indentation, and blank lines."""
+    before, after = (
+        [line for line in (FOLDER / f"{kind}{tail}.py").read_text().splitlines() if line] for tail in ("", "_converted")
+    )
     matcher = difflib.SequenceMatcher(None, [line.strip() for line in before], [line.strip() for line in after], False)
     lines: list[str] = []
     for what, a, b, c, d in matcher.get_opcodes():
