@@ -82,7 +82,7 @@ versions: setup  ## the core tests on TORCHES="2.15.0 ..." and PYTHONS="python3.
 	$(PY) tests/versions.py $(addprefix --python ,$(or $(PYTHONS),$(PYTHON))) $(addprefix --torch ,$(or $(TORCHES),2.15.0))
 
 compat: $(COMPAT)/.stamp setup  ## accelerate, transformers and Lightning under torchrun and under ftrun (in .venv-compat)
-	$(COMPAT)/bin/python -m pytest -m compat tests/compat
+	$(COMPAT)/bin/python -m pytest -m compat tests/compat tests/programs
 
 # Half an hour and more; what was run is kept in build/torch-tests, so that it goes on where it was interrupted.
 torch-tests: setup  ## torch's own distributed tests under torchrun and under ftrun; writes tests/compat/results

@@ -1,5 +1,6 @@
-"""A folder that must be empty of processes at the end of a test, as in tests/e2e."""
+"""A folder that must be empty of processes at the end of a test, as in tests/e2e; and what needs other packages runs where it is asked for."""
 
+from tests.compat.conftest import pytest_collection_modifyitems
 from tests.e2e.conftest import folder
 
-__all__ = ["folder"]
+__all__ = ["folder", "pytest_collection_modifyitems"]

@@ -8,13 +8,14 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 PATH = FOLDER.parents[1] / "docs" / "convert.md"
-KINDS = ("loop", "resume", "epochs", "prefetch", "trainer")
+KINDS = ("loop", "resume", "epochs", "prefetch", "trainer", "accelerate_loop")
 _TITLES = {
     "loop": "A plain loop",
     "resume": "A loop that writes checkpoints and goes on from them",
     "epochs": "Epochs, an evaluation, a checkpoint",
     "prefetch": "Variables that live from step to step",
     "trainer": "A Trainer class",
+    "accelerate_loop": "accelerate",
 }
 _NOTES = {
     "loop": "The scheduler goes to `protect`, since it must be put back when a step is done again.",
@@ -25,6 +26,9 @@ _NOTES = {
     "`kept.best`. `job.call` makes the evaluation again, on all ranks, when one dies in it. What follows runs at least once on each rank.",
     "prefetch": "The batch that was fetched ahead, the counter and the lowest loss are global variables: `job.state` keeps them with "
     "the step.",
+    "accelerate_loop": "The process group is made before accelerate makes its own. `rng_types=[]`: a prepared loader would "
+    "broadcast random numbers whenever it begins, which a replacement cannot do alone; with the same seed on all ranks the order "
+    "is the same without. `make compat` runs these two.",
     "trainer": "`protect` stands behind `DDP(...)`. The snapshot is loaded and saved by the class as before.",
 }
 _HEAD = """# What changes in a program

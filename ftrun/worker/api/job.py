@@ -93,6 +93,7 @@ class Job:
                 if ledger is None:
                     position.ensure(step.index)
                 yield step, position.batch
+            position.finish()
         finally:
             if ledger is not None:
                 ledger.loader = ledger.loader_state = None

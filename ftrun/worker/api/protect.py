@@ -74,7 +74,8 @@ def protect(
     """
     global _job
     stateful = {f"{type(thing).__name__} {number}": thing for number, thing in enumerate(more)} | stateful
-    modules, optimizers = _each(model, torch.nn.Module, "model"), _each(optimizer, torch.optim.Optimizer, "optimizer")
+    modules, wrapped = _each(model, torch.nn.Module, "model"), _each(optimizer, torch.optim.Optimizer, "optimizer")
+    optimizers = [_unwrapped(optimizer) for optimizer in wrapped]
     for name, thing in stateful.items():
         if not isinstance(thing, torch.Generator) and not (
             hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
@@ -104,7 +105,7 @@ def protect(
         )
     _check_torch(context, modules)
     state = ProtectedState(modules, optimizers, stateful, _ranks_of(replicas))
-    given = [*modules, *optimizers, *stateful.values()]
+    given = [*modules, *optimizers, *wrapped, *stateful.values()]
     _job = Job(_guard(context, state, LeftOut(context, state, given, list(ignore))), modules, optimizers, stateful)
     return _job
 
@@ -225,6 +226,13 @@ def _each(value: Any, kind: type, name: str) -> list[Any]:
         if not isinstance(thing, kind):
             raise UsageError(f"protect({name}=...): expected {kind.__name__}, got {type(thing).__name__}")
     return things
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer that a framework's optimizer steps."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def _before_update(body: Body) -> Callable[..., None]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 from ftrun import native
 from ftrun.core.errors import UsageError
@@ -42,7 +42,7 @@ class LoaderPosition:
         self._before: dict[str, Any] | None = None  # random state before the batch in flight was fetched
         self._values: list[int] = []
         self._copy: Any = None
-        self._epochs: dict[int, int] = {}  # of samplers, as the script had set them
+        self._epochs: dict[int, int] = {}  # of samplers, as they were before the first pass
 
     def ensure(self, index: int) -> None:
         """Have batch `index` in `batch`: the one that is there already, or the next."""
@@ -55,6 +55,8 @@ class LoaderPosition:
 
     def _fetch(self, index: int) -> None:
         place = index % self.length
+        if place == 0:
+            self.finish()
         if place == 0 or self._epoch_state is None:
             self._epoch_state = self._streams()
             self._iterator = self._open(index // self.length, place)
@@ -66,11 +68,15 @@ class LoaderPosition:
         assert self._iterator is not None
         self.batch = next(self._iterator)
         self.index = index
-        if place == self.length - 1 and self._generators() and _is_standard(self.loader):
-            next(self._iterator, None)  # a sampler may draw once more at its end
         parts = list(leaves(self.batch))
         self._values = [_value(t) for t in parts if isinstance(t, torch.Tensor)]
         self._copy = None if all(isinstance(t, _FIXED) for t in parts) else copy.deepcopy(self.batch)
+
+    def finish(self) -> None:
+        """The last batch of a pass was used: let the loader come to its end, where it may count the pass or draw once more."""
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None and self.index % self.length == self.length - 1:
+            next(iterator, None)
 
     def _spoilt(self) -> bool:
         """Did the script write into the batch in flight?"""
@@ -100,17 +106,19 @@ class LoaderPosition:
 
     def capture(self) -> dict[str, Any]:
         """The place, for a slot."""
-        own = [g.get_state().numpy().tobytes() for g in self._generators()]
-        set_to = [self._epochs.get(id(thing)) for thing in self.with_epochs()]
-        return {"index": self.index, "epoch": self._epoch_state, "before": self._before, "own": own, "set_to": set_to}
+        own = {path: g.get_state().numpy().tobytes() for path, g in self._generators().items()}
+        epochs = [(_epoch_of(thing), self._epochs.get(id(thing))) for thing in self.with_epochs()]
+        return {"index": self.index, "epoch": self._epoch_state, "before": self._before, "own": own, "epochs": epochs}
 
     def put_back(self, saved: dict[str, Any], step_index: int) -> None:
         """Go to a saved place; a replacement fetches the batch in flight again. The caller restores the main streams."""
         if self.index == saved["index"]:
             return
         self._epoch_state, self._before = saved["epoch"], saved["before"]
-        pairs = zip(self.with_epochs(), saved["set_to"], strict=True)
-        self._epochs.update({id(thing): epoch for thing, epoch in pairs if epoch is not None})
+        for thing, (now, begun) in zip(self.with_epochs(), saved["epochs"], strict=True):
+            thing.set_epoch(now)
+            if begun is not None:
+                self._epochs[id(thing)] = begun
         self._iterator = None
         self.index = saved["index"]
         if self.index == step_index and self.index >= 0:
@@ -119,23 +127,30 @@ class LoaderPosition:
 
     # -- random streams of the loader --------------------------------------------------------------------------------
 
-    def _generators(self) -> list[torch.Generator]:
-        sampler = getattr(self.loader, "sampler", None)
-        batch_sampler = getattr(self.loader, "batch_sampler", None)
-        found = [getattr(thing, "generator", None) for thing in (self.loader, sampler, batch_sampler)]
-        unique = {id(g): g for g in found if isinstance(g, torch.Generator)}
-        return list(unique.values())
+    def _generators(self) -> dict[str, torch.Generator]:
+        """By the attributes that lead to them: of the loader, and of the loaders and samplers that it is made of."""
+        parts: list[tuple[str, Any]] = [("", self.loader)]
+        found: dict[str, torch.Generator] = {}
+        for path, part in parts:  # it grows: a framework wraps samplers in one another
+            wrapped = {name: getattr(part, name, None) for name in ("sampler", "batch_sampler")}
+            for name, thing in {**wrapped, **getattr(part, "__dict__", {})}.items():
+                if isinstance(thing, torch.Generator) and not any(thing is known for known in found.values()):
+                    found[f"{path}{name}"] = thing
+                elif isinstance(thing, Sampler | DataLoader) and not any(thing is known for _, known in parts):
+                    parts.append((f"{path}{name}.", thing))
+        return found
 
     def _streams(self) -> dict[str, Any]:
-        return {"main": rng.capture(), "own": [g.get_state().numpy().tobytes() for g in self._generators()]}
+        return {"main": rng.capture(), "own": {path: g.get_state().numpy().tobytes() for path, g in self._generators().items()}}
 
     def _set_streams(self, streams: dict[str, Any]) -> None:
         rng.apply(streams["main"])
         self._set_own(streams["own"])
 
-    def _set_own(self, states: list[bytes]) -> None:
-        for generator, state in zip(self._generators(), states, strict=True):
-            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    def _set_own(self, states: dict[str, bytes]) -> None:
+        for path, generator in self._generators().items():
+            if path in states:  # a sampler may make its own when it is iterated first
+                generator.set_state(torch.frombuffer(bytearray(states[path]), dtype=torch.uint8))
 
     def with_epochs(self) -> list[Any]:
         """The loader and its samplers, those that have an epoch."""
@@ -148,7 +163,7 @@ class LoaderPosition:
     def _open(self, epoch: int, skip: int) -> Iterator[Any]:
         loader: Any = self.loader
         for thing in self.with_epochs():
-            thing.set_epoch(self._epochs.setdefault(id(thing), int(getattr(thing, "epoch", 0))) + epoch)
+            thing.set_epoch(self._epochs.setdefault(id(thing), _epoch_of(thing)) + epoch)
         if not _is_standard(loader):
             iterator = iter(loader)
             for _ in range(skip):
@@ -169,6 +184,10 @@ def _is_standard(loader: Any) -> bool:
         and loader.batch_sampler is not None
         and not isinstance(loader.dataset, IterableDataset)
     )
+
+
+def _epoch_of(thing: Any) -> int:
+    return int(getattr(thing, "epoch", getattr(thing, "iteration", 0)))  # the loaders of accelerate have the latter
 
 
 def _next_seed(generator: torch.Generator | None) -> int:

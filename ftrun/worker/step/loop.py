@@ -49,6 +49,8 @@ class Loop:
             if context.stop_pending():
                 number = self._survivor.rejoin(rewind=False)
             if number >= end:
+                if self.kit.ledger.loader is not None and length:
+                    self.kit.ledger.loader.finish()
                 if self._end(end):
                     return
                 number = self._survivor.rejoin(rewind=False)
