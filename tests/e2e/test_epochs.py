@@ -51,6 +51,7 @@ def test_killed_in_a_later_epoch(folder: Path, expected: dict[str, str], faults:
     outcome = run(folder, faults)
     assert outcome.code == 0, outcome.tail()
     assert len(harness.deaths(outcome)) == len(faults), outcome.tail()
+    assert "a second loop outside job.epochs, at " in outcome.output
     assert digests(folder / "out") == expected, outcome.tail()
 
 
@@ -89,6 +90,7 @@ def test_a_replacement_begins_in_the_epoch_that_runs(
     """Whatever its script reads in the snapshot that was written meanwhile."""
     outcome = run(folder, faults, words=["resumes", "calls"])
     assert outcome.code == 0, outcome.tail()
+    assert "a second loop outside" not in outcome.output
     for epoch, step, rank in faults:
         if isinstance(step, int):
             assert f"rank {rank} died in forward of epoch {epoch}, step {step} of 6 (SIGKILL" in outcome.output

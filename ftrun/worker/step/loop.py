@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from ftrun.worker.kept.recovery_points import END, START
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.survivor import Survivor
 from ftrun.worker.runtime import crash_points
+from ftrun.worker.runtime.callers import caller
 from ftrun.worker.runtime.exception_report import give_up
 from ftrun.worker.runtime.position import Interrupt, Where
 from ftrun.worker.state import serialization
@@ -34,6 +36,8 @@ class Loop:
         kit.registry.keep_results = lambda: kit.ledger.log(kit.registry.recorder.unsaved())
         self.body = Body(kit, self._gate, self.calls, self._survivor)
         self._calls_of_epochs = 0
+        self._in_epochs = False
+        self._warned = False  # of a second loop outside job.epochs
 
     def steps(self, first: int, length: int) -> Iterator[Step]:
         """`length` steps from step index `first` on."""
@@ -43,6 +47,7 @@ class Loop:
         if self._is_over(first, length):
             self._continue_here()
             return
+        self._warn_of_second_loop()
         number = self._enter()
         end = position.base + length
         while True:
@@ -141,9 +146,25 @@ class Loop:
         for epoch in range(start, total):
             self._mark(call=call, epoch=epoch, base=position.base, collectives=recorder.begun)
             kit.context.cell[F.EPOCH] = epoch + 1
-            yield epoch
+            self._in_epochs = True
+            try:
+                yield epoch
+            finally:
+                self._in_epochs = False
             self._outside_body("the next epoch")
         self._mark(call=call, epoch=max(start, total), base=position.base, collectives=recorder.begun)
+
+    def _warn_of_second_loop(self) -> None:
+        """What a script does between loops, a replacement does again, unless it knows by job.epochs where to begin."""
+        context, again = self.kit.context, self.kit.position.where is Where.BETWEEN
+        if again and not self._in_epochs and not self._warned and context.rank == 0:
+            self._warned = True
+            print(
+                f"ftrun: a second loop outside job.epochs, at {caller()}: a replaced rank would run what the script does between the "
+                "loops again, alone, such as writing a checkpoint; put the loops into `for epoch in job.epochs(n):`",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _handed_out_before(self, number: int) -> bool:
         """Did the replaced rank die in the step that this replacement goes on with, and is that `number`?"""
