@@ -42,7 +42,7 @@ def run(folder: Path, faults: Sequence[Fault], options: Sequence[str] = (), word
     "faults",
     [
         pytest.param([(1, 2, 2)], id="second epoch"),
-        pytest.param([(2, 0, 1), (3, 5, 1), (3, 3, 3)], id="one rank twice and another"),
+        pytest.param([(2, 1, 1), (3, 5, 1), (3, 3, 3)], id="one rank twice and another"),
         pytest.param([(0, 5, 0), (2, 4, 0)], id="first and third epoch"),
         pytest.param([(1, "after", 1)], id="between two epochs"),
     ],
