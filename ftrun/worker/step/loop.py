@@ -92,8 +92,8 @@ class Loop:
         """As a loop without steps: what is at its start is put back before another try, and a gate ends it for all ranks."""
         kit, context, position = self.kit, self.kit.context, self.kit.position
         recorder = kit.registry.recorder
-        first, length = self._as_begun(position.first, 0)
-        if self._is_over(first, length):
+        first, _ = self._as_begun(position.first, 0)
+        if self._is_over(first, 0):
             result = fn()  # the others are past it: its collectives give what they gave then
             self._continue_here()
             return result
@@ -114,6 +114,7 @@ class Loop:
                 except (Interrupt, Exception) as error:
                     position.forbid_interrupts()
                     if isinstance(error, Exception) and not context.stop_pending():
+                        position.where = Where.BETWEEN
                         raise
                     restore_modes(modes)
                 else:
@@ -191,7 +192,8 @@ class Loop:
         base, marks = self.kit.position.base, self.kit.registry.recorder.marks
         if self.kit.pending.resume >= 0:
             first, length = next(
-                ((mark["first"], mark["length"]) for mark in marks if mark["base"] == base and "length" in mark),
+                # the last one: a job.call that raised was given up, and a loop began where it would have ended
+                ((mark["first"], mark["length"]) for mark in reversed(marks) if mark["base"] == base and "length" in mark),
                 (first, length),
             )
         self._mark(base=base, first=first, length=length)
