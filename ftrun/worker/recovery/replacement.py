@@ -175,12 +175,14 @@ class Restorer:
     def _show_place(self, world: World) -> None:
         """On the board the rank is where its predecessor was, until its own script gets there."""
         cell, lost = self.context.cell, (world.lost or {}).get(str(self.context.rank))
-        if lost is not None:
-            before = self.context.board.cell(lost)
-            cell.set_shift(before.shift)
-            cell[F.EPOCH], cell[F.LOOP_END] = before[F.EPOCH], before[F.LOOP_END]
-        index = self.resume + cell.shift
-        cell[F.STEP] = 1 + (min(index, cell[F.LOOP_END]) if cell[F.LOOP_END] else index)  # the end of a loop is no step of it
+        before = cell if lost is None else self.context.board.cell(lost)
+        index, end = self.resume + before.shift, before[F.LOOP_END]
+        if index < 0:  # all go back to an earlier loop
+            cell[F.STEP] = self.resume + 1
+            return
+        cell.set_shift(before.shift)
+        cell[F.EPOCH], cell[F.LOOP_END] = before[F.EPOCH], end
+        cell[F.STEP] = 1 + (min(index, end) if end else index)  # the end of a loop is no step of it
 
     def _take_over(self, restart: dict[str, Any]) -> None:
         """The rank is this worker's from here on: `restart` is put back when its first step is handed out."""
