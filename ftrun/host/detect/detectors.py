@@ -40,7 +40,7 @@ class Detectors:
         self._hangs = HangWatch(limits, self._beats.pause, context.run_dir)
         self._stragglers = Stragglers()
         self._room = RoomWatch({"lines of the workers' logs": context.logs, "the journal": context.run_dir})
-        self._compared: set[tuple[int, int, int]] = set()  # generation, gate and first worker of replicas compared last
+        self._compared: set[tuple[int, int, tuple[int, ...]]] = set()  # generation, gate and workers of replicas compared last
         self._work: tuple[int, int] = (-1, -1)  # the same of the last step whose times were read
         self._differing = False  # that replicas differ was told
         self._later = 0.0
@@ -96,7 +96,7 @@ class Detectors:
         at = words[0][0]
         if [w.cell[F.SUM_AT] for w in present] != raw:
             return  # one is being written
-        compared = generation, at, present[0].index
+        compared = generation, at, tuple(w.index for w in present)  # a new rank may publish after the others were compared
         if at < 0 or compared in self._compared or any(number != at for number, _ in words):
             return
         self._compared = {one for one in self._compared if one[:2] == compared[:2]} | {compared}
