@@ -1,4 +1,4 @@
-"""How amounts are written for people: counts, times, bytes."""
+"""How amounts and places are written for people: counts, times, bytes, steps."""
 
 from __future__ import annotations
 

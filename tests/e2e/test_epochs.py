@@ -66,6 +66,18 @@ def test_killed_with_a_collective_still_to_come_between_two_epochs(
     assert digests(folder / "out") == (expected if restarts else {}), outcome.tail()
 
 
+def test_killed_while_another_rank_may_still_be_in_a_collective_between_two_epochs(
+    folder: Path, expected: dict[str, str]
+) -> None:
+    """Either all goes well, or the run ends and says why: never another result."""
+    outcome = run(folder, [(2, 0, 1), (3, 5, 1), (3, 3, 3)])
+    if outcome.code == 1:
+        assert "with this collective still to come" in outcome.output, outcome.tail()
+        assert digests(folder / "out") == {}, outcome.tail()
+    else:
+        assert outcome.code == 0 and digests(folder / "out") == expected, outcome.tail()
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_no_replacement_repeats_what_follows_an_update(folder: Path, expected: dict[str, str], restarts: int) -> None:
     outcome = run(folder, [(2, "updated", 3)], ["--max-restarts", str(restarts)])

@@ -35,8 +35,8 @@ _HEAD = """# What changes in a program
 
 `ftrun train.py` runs a program as it is, as torchrun does; after a failure all its workers start again. For repair in place it is
 converted, in about six lines. Each of these programs (`tests/programs`) is run by the tests: as it is, under torchrun; and
-converted, under ftrun, with kills in steps, in evaluations and around checkpoints, and a clean restart from its own
-checkpoint. Weights, optimizer, random numbers and checkpoints are the same. Converted programs run under torchrun, too.
+converted, under ftrun, with kills in steps, in evaluations and around checkpoints, and where it writes a checkpoint, a clean
+restart from it. Weights, optimizer, random numbers and checkpoints are the same. Converted programs run under torchrun, too.
 
 The lines show what is added and taken away; lines that are only moved to the right are left out.
 

@@ -14,6 +14,38 @@ from ftrun.worker.recovery.replacement import donors
 from tests.host.parts import Recorder, launch_context
 
 
+def test_one_that_comes_after_the_others_were_compared_is_compared(tmp_path: Path) -> None:
+    """A replacement is the last at the gate: until it shows its checksum the others are a group of their own, and equal."""
+    told: list[tuple[str, int]] = []
+
+    def emit(event: ev.Event) -> None:
+        if isinstance(event, ev.Died):
+            told.append((event.fault, event.worker))
+
+    nothing: Any = None
+    context = launch_context(tmp_path, Recorder(emit), nproc=4)
+    pool = WorkerPool(context, nothing, set)
+    for rank in range(4):
+        pool.workers[rank] = Worker(context.board.cell(rank), rank)
+
+    def show(rank: int, checksum: int) -> None:
+        cell = pool.workers[rank].cell
+        cell[F.SUM], cell[F.REPLICAS] = checksum, 1
+        cell[F.SUM_AT] = sum_word(5, True)
+
+    detectors = Detectors(context, pool)
+    try:
+        for rank in (0, 2, 3):
+            show(rank, 7)
+        detectors.look(True, 1, list(pool.workers.values()), True)
+        assert told == []
+        show(1, 8)
+        detectors.look(True, 1, list(pool.workers.values()), True)
+    finally:
+        detectors.close()
+    assert told == [("corrupt", 1)]
+
+
 def test_it_is_marked_before_its_death_is_told(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
 

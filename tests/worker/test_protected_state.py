@@ -16,5 +16,5 @@ def test_a_value_that_is_none_is_kept_as_well() -> None:
     state.move_in(Arena.create(0, state.bytes_now()))
     optimizer.state[param] = {"average": torch.ones(8), "previous": None}
     assert state.absorb()
-    kept = b"".join(state.python_state().values())
+    kept = b"".join(state.python.capture().values())
     assert b"previous" in kept

@@ -125,7 +125,8 @@ class LeftOut(StepObserver):
 
     def _left(self, variables: dict[str, Any]) -> dict[str, Any]:
         """Global variables of a script without those that job.state keeps."""
-        return {name: value for name, value in variables.items() if name not in self._state.variables}
+        kept = self._state.python.variables
+        return {name: value for name, value in variables.items() if name not in kept}
 
     def _of(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, PlainValues) or id(value) in self._known or name in self._ignored or self._is_fresh(name):

@@ -56,7 +56,7 @@ class ReplicaCheck(StepObserver):
         value, python = 0, 0
         for entry in self._entries():
             value = self._state.arena.checksum(entry, value)
-        for packed in self._state.hyperparameters():
+        for packed in self._state.python.hyperparameters():
             python = zlib.crc32(packed, python)
         self._trusted = self._trusted or any(sum_of(c[F.SUM_AT])[1] for c in self._cells())
         cell[F.SUM_AT] = 0

@@ -120,7 +120,7 @@ class DigestRecorder(StepObserver):
                                 f"optimizer:{key}{mine}, {names.get(id(param), 'a later parameter')}",
                                 tensor_digest(value),
                             )
-        for name, packed in state.python_state().items():
+        for name, packed in state.python.capture().items():
             yield f"python:{name}", _digest(packed)
         yield from _streams()
 

@@ -47,7 +47,7 @@ class Ledger:
 
     def start(self, step: int) -> None:
         """Seal the START slot of a step that is handed out for the first time. Errors: UsageError."""
-        captured = (rng.capture(), self._state.python_state())
+        captured = (rng.capture(), self._state.python.capture())
         self._check_between(step, captured)
         self.alive = self._state.grads_alive()
         if self._state.buffers:  # they are copied aside for this step before its slot is written
@@ -60,7 +60,7 @@ class Ledger:
         """Seal the GATE slot. `accumulating`: those of the gradients that are alive will be added to."""
         self._state.settle_buffers()
         self.alive = [grad is not None for grad in grads]
-        self._at_gate = (rng.capture(), self._state.python_state())
+        self._at_gate = (rng.capture(), self._state.python.capture())
         self._write(GATE, step, grads if accumulating and any(self.alive) else None, self._at_gate)
         self._buffers_at_gate = self._state.buffer_values()
 
@@ -68,7 +68,7 @@ class Ledger:
         """Seal the END slot: the state as of the start of gate step `tag`."""
         self._state.settle_buffers()
         self.alive = self._state.grads_alive()
-        captured = (rng.capture(), self._state.python_state())
+        captured = (rng.capture(), self._state.python.capture())
         self._at_end = (tag, captured)
         self._buffers_at_end = self._state.buffers_mark(tag)
         grads = self._state.grads() if accumulating and any(self.alive) else None
@@ -153,10 +153,10 @@ class Ledger:
     def put_back(self, saved: dict[str, Any], index: int, in_call: bool = False) -> None:
         """Apply a slot: Python state, gradients, the loader's place, and last the random streams.
 
-        `in_call`: see `ProtectedState.apply_python_state`.
+        `in_call`: see `PythonState.apply`.
         """
         self._ever.update(saved["ever"])
-        self._state.apply_python_state(saved["py"], in_call)
+        self._state.python.apply(saved["py"], in_call)
         self.alive = saved["alive"]
         grads = saved["grads"]
         self._state.set_grads(saved["alive"], None if grads is None else serialization.decode(grads))

@@ -165,7 +165,7 @@ class Restorer:
             self._take_buffers(replica)
         self.kit.reducers.load(manifest.facts.get("reducers"))
         restart = self._choose(replica)
-        self.state.apply_python_state(restart["py"])
+        self.state.python.apply(restart["py"])
         self._take_over(restart)
         if self._lost or context.board[Head.FD_STORE_EPOCH] != context.mapped_epoch:
             self.kit.hand_over()  # the fd store that gave us these segments is gone

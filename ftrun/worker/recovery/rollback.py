@@ -57,7 +57,7 @@ def lay_over(kit: Kit, arena: Arena, manifest: Manifest, restart: dict[str, Any]
     context = kit.context
     kit.state.reattach(arena, manifest)
     kit.reducers.load(manifest.facts.get("reducers"))
-    kit.state.apply_python_state(restart["py"])
+    kit.state.python.apply(restart["py"])
     kit.ledger.new_loop()
     kit.pending.went_back = context.generation
     kit.pending.restart = restart

@@ -43,6 +43,7 @@ class LoaderPosition:
         self._values: list[int] = []
         self._copy: Any = None
         self._epochs: dict[int, int] = {}  # of samplers, as they were before the first pass
+        self._parts = list(_parts(loader))
 
     def ensure(self, index: int) -> None:
         """Have batch `index` in `batch`: the one that is there already, or the next."""
@@ -129,15 +130,11 @@ class LoaderPosition:
 
     def _generators(self) -> dict[str, torch.Generator]:
         """By the attributes that lead to them: of the loader, and of the loaders and samplers that it is made of."""
-        parts: list[tuple[str, Any]] = [("", self.loader)]
         found: dict[str, torch.Generator] = {}
-        for path, part in parts:  # it grows: a framework wraps samplers in one another
-            wrapped = {name: getattr(part, name, None) for name in ("sampler", "batch_sampler")}
-            for name, thing in {**wrapped, **getattr(part, "__dict__", {})}.items():
+        for path, part in self._parts:
+            for name, thing in {"generator": getattr(part, "generator", None), **getattr(part, "__dict__", {})}.items():
                 if isinstance(thing, torch.Generator) and not any(thing is known for known in found.values()):
                     found[f"{path}{name}"] = thing
-                elif isinstance(thing, Sampler | DataLoader) and not any(thing is known for _, known in parts):
-                    parts.append((f"{path}{name}.", thing))
         return found
 
     def _streams(self) -> dict[str, Any]:
@@ -174,6 +171,17 @@ class LoaderPosition:
         iterator = iter(_again(loader, batches))  # draws its own seed, and then the sampler does
         batches.begin()
         return iterator
+
+
+def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
+    """A loader, and the loaders and samplers that it is made of, as a framework wraps them, each with the path that leads to it."""
+    parts: list[tuple[str, Any]] = [("", loader)]
+    for path, part in parts:  # it grows
+        yield path, part
+        wrapped = {name: getattr(part, name, None) for name in ("sampler", "batch_sampler")}
+        for name, thing in {**wrapped, **getattr(part, "__dict__", {})}.items():
+            if isinstance(thing, Sampler | DataLoader) and not any(thing is known for _, known in parts):
+                parts.append((f"{path}{name}.", thing))
 
 
 def _is_standard(loader: Any) -> bool:

@@ -16,12 +16,9 @@ from ftrun.core.errors import UsageError
 from ftrun.worker.memory.arena import Arena, Entry, Manifest, place
 from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
 from ftrun.worker.memory.segment import is_ample
-from ftrun.worker.runtime.torch_private import forget_unscaled, params_of_reducer, writes_to
-from ftrun.worker.state import serialization
-from ftrun.worker.state.plain_values import Variables
+from ftrun.worker.runtime.torch_private import params_of_reducer, writes_to
+from ftrun.worker.state.python_state import PythonState, params_of
 
-# what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
-_DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
 _SAMPLE = 16384  # bytes
 _Owner = tuple[int, int]  # of optimizer state: number of the optimizer, number of the parameter in it
 
@@ -39,31 +36,19 @@ class ProtectedState:
         self.modules = modules
         self._declared = frozenset(declared)  # ranks that the script says hold the same
         self.optimizers = optimizers
-        self.stateful = stateful
         self.with_epochs: set[int] = set()  # ids of loaders and samplers whose epoch `job.batches` keeps
-        self.variables: frozenset[str] = frozenset()  # global ones of the script that are kept
         self.params = list(self._find_params())
         self.buffers = list(self._find_buffers())
         wrapped = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self._exchanged = {id(p) for module in wrapped for p in params_of_reducer(module)[0]}
         self.tensors = [p for _, p, _ in self.params]
-        self._parts = [list(module.modules()) for module in modules]
-        self._params_of_module = [list(module.parameters()) for module in modules]
-        self._with_extra = [
-            [
-                (n, part)
-                for n, part in enumerate(parts)
-                if type(part).get_extra_state is not torch.nn.Module.get_extra_state
-            ]
-            for parts in self._parts
-        ]
+        self.python = PythonState(modules, optimizers, stateful)
         self.manifest = Manifest()
         self._arena: Arena | None = None
         self._blocks: dict[int, torch.Tensor] = {}
         self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._buffer_views: list[tuple[torch.nn.Module, str, Entry, torch.Tensor]] = []
         self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # optimizer state in the arena: key -> tensor there
-        self._loose = False  # some optimizer state is no tensor
         self._shadow = 0
         self._gpu_shadow = 0
 
@@ -78,7 +63,7 @@ class ProtectedState:
                     seen.add(id(param))
                     yield f"param.{i}.{name}", param, name in private
         for i, optimizer in enumerate(self.optimizers):
-            for j, param in enumerate(_params_of(optimizer)):
+            for j, param in enumerate(params_of(optimizer)):
                 if id(param) not in seen:
                     seen.add(id(param))
                     yield f"param.optimizer{i}.{j}", param, False
@@ -159,7 +144,7 @@ class ProtectedState:
         self._gpu_shadow = int(manifest.facts["gpu_shadow"])
         for i, optimizer in enumerate(self.optimizers):
             self._follow_groups(optimizer, manifest.facts["groups"][i])
-            params = list(_params_of(optimizer))
+            params = list(params_of(optimizer))
             optimizer.state.clear()
             for entry in manifest.entries:
                 kind, _, rest = entry.name.partition(".")
@@ -232,7 +217,7 @@ class ProtectedState:
                 if value is not None and value is view:
                     continue
                 if not isinstance(value, torch.Tensor):
-                    self._loose = True
+                    self.python.loose = True
                 elif view is None:
                     fresh.append(key)
                 else:
@@ -275,7 +260,7 @@ class ProtectedState:
 
     def _optimizer_states(self) -> Iterator[tuple[_Owner, torch.nn.Parameter, dict[Any, Any]]]:
         for i, optimizer in enumerate(self.optimizers):
-            for index, param in enumerate(_params_of(optimizer)):
+            for index, param in enumerate(params_of(optimizer)):
                 state = optimizer.state.get(param)
                 if state:
                     yield (i, index), param, state
@@ -435,96 +420,13 @@ class ProtectedState:
         names = {id(p): n for n, p, private in self.params if ranks <= self._holders(n, p, private)}
         wanted = set(names.values())
         for i, optimizer in enumerate(self.optimizers):
-            indices = (index for index, p in enumerate(_params_of(optimizer)) if id(p) in names)
+            indices = (index for index, p in enumerate(params_of(optimizer)) if id(p) in names)
             wanted.update(f"optim.{i}.{index}" for index in indices)
         for entry in manifest.entries:
             kind, _, rest = entry.name.partition(".")
             name = f"{kind}.{'.'.join(rest.split('.')[:2])}" if kind == "optim" else entry.name
             if entry.zone == "committed" and not entry.private and name in wanted:
                 yield entry
-
-    # -- Python state ------------------------------------------------------------------------------------------------
-
-    def keep(self, name: str, thing: Any) -> None:
-        """Guard a further object. Errors: UsageError when what it holds cannot be kept."""
-        serialization.pack(_get_state(thing), f"{name}.state_dict()")
-        self.stateful[name] = thing
-        if isinstance(thing, Variables):
-            self.variables |= thing.names
-
-    def python_state(self) -> dict[str, bytes]:
-        """Hyperparameters and non-tensor optimizer state, and state_dict() of every further object, each packed."""
-        state: dict[str, bytes] = {}
-        for i, optimizer in enumerate(self.optimizers):
-            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-            state[f"optimizer.{i}"] = serialization.pack([groups, self._loose_state(optimizer)], f"optimizer {i}")
-        for i, module in enumerate(self.modules):
-            state[f"module.{i}"] = serialization.pack(self._module_state(i, module), f"model {i}")
-            if all(hasattr(module, flag) for flag in _DDP_FLAGS):
-                state[f"ddp.{i}"] = serialization.pack({flag: getattr(module, flag) for flag in _DDP_FLAGS}, "DDP")
-        for name, thing in self.stateful.items():
-            state[name] = serialization.pack(_get_state(thing), f"{name}.state_dict()")
-        return state
-
-    def _module_state(self, i: int, root: torch.nn.Module) -> list[Any]:
-        """What a module holds beside tensors: modes of its parts, which parameters learn, and its extra state."""
-        modes = bytes(module.training for module in self._parts[i])
-        learning = bytes(param.requires_grad for param in self._params_of_module[i])
-        return [modes, learning, {str(n): part.get_extra_state() for n, part in self._with_extra[i]}]
-
-    def _set_module_state(self, i: int, root: torch.nn.Module, saved: list[Any]) -> None:
-        modes, learning, extra = saved
-        for module, training in zip(self._parts[i], modes, strict=True):
-            module.training = bool(training)
-        for param, learns in zip(self._params_of_module[i], learning, strict=True):
-            param.requires_grad_(bool(learns))
-        for n, part in self._with_extra[i]:
-            part.set_extra_state(extra[str(n)])
-
-    def hyperparameters(self) -> Iterator[bytes]:
-        """Of each optimizer, packed: replicas use the same."""
-        for i, optimizer in enumerate(self.optimizers):
-            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-            yield serialization.pack(groups, f"optimizer {i}")
-
-    def _loose_state(self, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
-        loose: dict[int, dict[str, Any]] = {}
-        if not self._loose:
-            return loose
-        for index, param in enumerate(_params_of(optimizer)):
-            values = {k: v for k, v in optimizer.state.get(param, {}).items() if not isinstance(v, torch.Tensor)}
-            if values:
-                loose[index] = values
-        return loose
-
-    def apply_python_state(self, packed: dict[str, bytes], in_call: bool = False) -> None:
-        """Put back what `python_state` gave. `in_call`: an object that holds it already is left alone.
-
-        The script may be about to use it there, as in `found.values.append(job.call(evaluate))`: the list was looked up before.
-        """
-        state = {name: serialization.decode(data) for name, data in packed.items()}
-        for i, optimizer in enumerate(self.optimizers):
-            groups, loose = state[f"optimizer.{i}"]
-            for group, saved in zip(optimizer.param_groups, groups, strict=True):
-                for key in [k for k in group if k != "params" and k not in saved]:
-                    del group[key]
-                for key, value in saved.items():
-                    current = group.get(key)
-                    if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
-                        current.copy_(value)
-                    else:
-                        group[key] = value
-            params = list(_params_of(optimizer))
-            for index, values in loose.items():
-                self._loose = True
-                optimizer.state[params[index]].update(values)
-        for i, module in enumerate(self.modules):
-            self._set_module_state(i, module, state[f"module.{i}"])
-            for name, value in state.get(f"ddp.{i}", {}).items():
-                setattr(module, name, value)
-        for name, thing in self.stateful.items():
-            if not (in_call and serialization.pack(_get_state(thing), name) == packed[name]):
-                _set_state(thing, state[name])
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
@@ -560,22 +462,3 @@ def _ignored(module: torch.nn.Module) -> set[str]:
     if not names:
         return set()
     return {f"module.{name}" for name in names}
-
-
-def _params_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
-def _get_state(thing: Any) -> Any:
-    if isinstance(thing, torch.Generator):
-        return thing.get_state()
-    return thing.state_dict()
-
-
-def _set_state(thing: Any, state: Any) -> None:
-    if isinstance(thing, torch.Generator):
-        thing.set_state(state)
-        return
-    thing.load_state_dict(state)
-    forget_unscaled(thing)

@@ -59,26 +59,37 @@ class Calls:
                 again = True
 
     def _once(self, fn: Callable[[], T], again: bool) -> T:
-        registry, context, position = self._kit.registry, self._kit.context, self._kit.position
-        registry.calling += 1
-        context.busy(Busy.CALL, True)
-        modes = thread_modes()
-        try:
-            position.allow_interrupts()
+        def every() -> T:
             if again:  # the replacement makes them all: so does everyone
                 rng.apply(self._before)
                 for earlier in self.made[:-1]:
                     earlier()
+            return fn()
+
+        self._kit.registry.calling += 1
+        try:
+            return self.interruptible(every)
+        finally:
+            self._kit.registry.calling -= 1
+
+    def interruptible(self, fn: Callable[[], T]) -> T:
+        """The result of `fn`. Raises Interrupt when the world was stopped meanwhile, wherever `fn` was, and whatever it raised."""
+        context, position = self._kit.context, self._kit.position
+        context.busy(Busy.CALL, True)
+        modes = thread_modes()
+        try:
+            position.allow_interrupts()
             result = fn()
             position.forbid_interrupts()
             return result
         except BaseException as error:
             position.forbid_interrupts()
-            if isinstance(error, Interrupt):
-                restore_modes(modes)
-            raise
+            cut_off = isinstance(error, Interrupt) or (isinstance(error, Exception) and context.stop_pending())
+            if not cut_off:
+                raise
+            restore_modes(modes)
+            raise Interrupt from error
         finally:
-            registry.calling -= 1
             context.busy(Busy.CALL, False)
 
 

@@ -19,7 +19,7 @@ from ftrun.worker.runtime.exception_report import give_up
 from ftrun.worker.runtime.position import Interrupt, Where
 from ftrun.worker.state import serialization
 from ftrun.worker.step.body import Body, Step
-from ftrun.worker.step.calls import Calls, restore_modes, thread_modes
+from ftrun.worker.step.calls import Calls
 from ftrun.worker.step.gate import Gate
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Loop:
             if context.stop_pending():
                 number = self._survivor.rejoin(rewind=False)
             if number >= end:
-                if self.kit.ledger.loader is not None and length:
+                if self.kit.ledger.loader is not None:
                     self.kit.ledger.loader.finish()
                 if self._end(end):
                     return
@@ -76,7 +76,7 @@ class Loop:
         kit, position = self.kit, self.kit.position
         if position.where is not Where.BEFORE or position.base > 0:
             raise UsageError("job.state after the first step; call it before the first loop")
-        kit.state.keep(name, thing)
+        kit.state.python.keep(name, thing)
         saved = kit.pending.restart
         if saved is not None and name in saved["py"]:  # a replacement's script may look at it before its loop
             thing.load_state_dict(serialization.decode(saved["py"][name]))
@@ -104,25 +104,18 @@ class Loop:
                 kit.ledger.log(recorder.undo(begun))
                 self._hand_out(end, Where.LOOP)
                 self._survivor.step_begins()
-                modes = thread_modes()
+                position.where = Where.CALL
                 try:
-                    context.busy(Busy.CALL, True)
-                    position.where = Where.CALL
-                    position.allow_interrupts()
-                    result = fn()
-                    position.forbid_interrupts()
-                except (Interrupt, Exception) as error:
-                    position.forbid_interrupts()
-                    if isinstance(error, Exception) and not context.stop_pending():
-                        position.where = Where.BETWEEN
-                        raise
-                    restore_modes(modes)
+                    result = self.calls.interruptible(fn)
+                except Interrupt:
+                    pass
+                except Exception:
+                    position.where = Where.BETWEEN
+                    raise
                 else:
                     kit.ledger.log(recorder.settled())
                     if self._end(end, Busy.AT_CALL_END):
                         return result
-                finally:
-                    context.busy(Busy.CALL, False)
             position.where = Where.LOOP
             if self._survivor.rejoin_at(end, rewind=True) is None:
                 os.kill(os.getpid(), signal.SIGKILL)  # everyone goes back to an earlier step: a replacement can
@@ -291,7 +284,7 @@ class Loop:
         kit.ledger.gate(end, True, kit.state.grads())
         context.busy(kind, True)
         opened = self._gate.arrive(end)
-        context.busy(kind | Busy.CALL, False)
+        context.busy(kind, False)
         if not opened:
             return False
         kit.ledger.end(end + 1, accumulating=True)

@@ -1,0 +1,141 @@
+"""What protect() guards beside tensors: hyperparameters, modes of modules, and the state_dict() of further objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ftrun.worker.runtime.torch_private import forget_unscaled
+from ftrun.worker.state import serialization
+from ftrun.worker.state.plain_values import Variables
+
+# what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
+_DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
+
+
+class PythonState:
+    """Of one rank; `stateful` has more entries once the script calls `job.state`."""
+
+    def __init__(
+        self, modules: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer], stateful: dict[str, Any]
+    ) -> None:
+        self._modules = modules
+        self._optimizers = optimizers
+        self._stateful = stateful
+        self.loose = False  # some optimizer state is no tensor
+        self._parts = [list(module.modules()) for module in modules]
+        self._params_of_module = [list(module.parameters()) for module in modules]
+        default = torch.nn.Module.get_extra_state
+        self._with_extra = [
+            [(n, part) for n, part in enumerate(parts) if type(part).get_extra_state is not default]
+            for parts in self._parts
+        ]
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names of the script's global variables that are kept."""
+        return frozenset[str]().union(*(t.names for t in self._stateful.values() if isinstance(t, Variables)))
+
+    def keep(self, name: str, thing: Any) -> None:
+        """Guard a further object. Errors: UsageError when what it holds cannot be kept."""
+        serialization.pack(_get_state(thing), f"{name}.state_dict()")
+        self._stateful[name] = thing
+
+    def capture(self) -> dict[str, bytes]:
+        """Hyperparameters and non-tensor optimizer state, and state_dict() of every further object, each packed."""
+        state: dict[str, bytes] = {}
+        for i, optimizer in enumerate(self._optimizers):
+            content = [_groups(optimizer), self._loose_state(optimizer)]
+            state[f"optimizer.{i}"] = serialization.pack(content, f"optimizer {i}")
+        for i, module in enumerate(self._modules):
+            state[f"module.{i}"] = serialization.pack(self._module_state(i), f"model {i}")
+            if all(hasattr(module, flag) for flag in _DDP_FLAGS):
+                state[f"ddp.{i}"] = serialization.pack({flag: getattr(module, flag) for flag in _DDP_FLAGS}, "DDP")
+        for name, thing in self._stateful.items():
+            state[name] = serialization.pack(_get_state(thing), f"{name}.state_dict()")
+        return state
+
+    def hyperparameters(self) -> Iterator[bytes]:
+        """Of each optimizer, packed: replicas use the same."""
+        for i, optimizer in enumerate(self._optimizers):
+            yield serialization.pack(_groups(optimizer), f"optimizer {i}")
+
+    def apply(self, packed: dict[str, bytes], in_call: bool = False) -> None:
+        """Put back what `capture` gave. `in_call`: an object that holds it already is left alone.
+
+        The script may be about to use it there, as in `found.values.append(job.call(evaluate))`: the list was looked up before.
+        """
+        state = {name: serialization.decode(data) for name, data in packed.items()}
+        for i, optimizer in enumerate(self._optimizers):
+            groups, loose = state[f"optimizer.{i}"]
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                for key in [k for k in group if k != "params" and k not in saved]:
+                    del group[key]
+                for key, value in saved.items():
+                    current = group.get(key)
+                    if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
+                        current.copy_(value)
+                    else:
+                        group[key] = value
+            params = list(params_of(optimizer))
+            for index, values in loose.items():
+                self.loose = True
+                optimizer.state[params[index]].update(values)
+        for i, module in enumerate(self._modules):
+            self._set_module_state(i, state[f"module.{i}"])
+            for name, value in state.get(f"ddp.{i}", {}).items():
+                setattr(module, name, value)
+        for name, thing in self._stateful.items():
+            if not (in_call and serialization.pack(_get_state(thing), name) == packed[name]):
+                _set_state(thing, state[name])
+
+    def _module_state(self, i: int) -> list[Any]:
+        """What a module holds beside tensors: modes of its parts, which parameters learn, and its extra state."""
+        modes = bytes(module.training for module in self._parts[i])
+        learning = bytes(param.requires_grad for param in self._params_of_module[i])
+        return [modes, learning, {str(n): part.get_extra_state() for n, part in self._with_extra[i]}]
+
+    def _set_module_state(self, i: int, saved: list[Any]) -> None:
+        modes, learning, extra = saved
+        for module, training in zip(self._parts[i], modes, strict=True):
+            module.training = bool(training)
+        for param, learns in zip(self._params_of_module[i], learning, strict=True):
+            param.requires_grad_(bool(learns))
+        for n, part in self._with_extra[i]:
+            part.set_extra_state(extra[str(n)])
+
+    def _loose_state(self, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
+        loose: dict[int, dict[str, Any]] = {}
+        if not self.loose:
+            return loose
+        for index, param in enumerate(params_of(optimizer)):
+            values = {k: v for k, v in optimizer.state.get(param, {}).items() if not isinstance(v, torch.Tensor)}
+            if values:
+                loose[index] = values
+        return loose
+
+
+def params_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    """Its parameters, group by group."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def _get_state(thing: Any) -> Any:
+    if isinstance(thing, torch.Generator):
+        return thing.get_state()
+    return thing.state_dict()
+
+
+def _set_state(thing: Any, state: Any) -> None:
+    if isinstance(thing, torch.Generator):
+        thing.set_state(state)
+        return
+    thing.load_state_dict(state)
+    forget_unscaled(thing)
