@@ -10,7 +10,7 @@ from ftrun.core.shared.board import F, sum_word
 from ftrun.core.shared.world import Place, World
 from ftrun.host.detect.detectors import Detectors
 from ftrun.host.workers.pool import Worker, WorkerPool
-from ftrun.worker.recovery.replacement import donors
+from ftrun.worker.recovery.sources import donors
 from tests.host.parts import Recorder, launch_context
 
 

@@ -11,7 +11,8 @@ from ftrun.core.errors import WorkerError
 from ftrun.core.shared.board import Flag
 from ftrun.worker.comm import passthrough
 from ftrun.worker.comm.process_group import Registry
-from ftrun.worker.recovery.replacement import read_log, report_no_source
+from ftrun.worker.recovery.replacement import report_no_source
+from ftrun.worker.recovery.sources import read_log
 from ftrun.worker.runtime import compiling, torch_private
 from ftrun.worker.runtime.run_link import Context
 

@@ -12,13 +12,11 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ftrun import native
-from ftrun.core.errors import DeviceError, WorkerError
-from ftrun.core.shared import gate
-from ftrun.core.shared.board import Board, F, Flag, Head, Inexact, Source
+from ftrun.core.errors import DeviceError
+from ftrun.core.shared.board import F, Flag, Head, Inexact, Source
 from ftrun.core.shared.moves import RELOAD, Move
 from ftrun.core.shared.world import World, read_world
 from ftrun.native import cuda
@@ -32,71 +30,14 @@ from ftrun.worker.memory.arena import Arena, Manifest
 from ftrun.worker.recovery import transfer
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.rollback import lay_over, reload
+from ftrun.worker.recovery.sources import KEPT, NoSource, Replica, Superseded, donors, resume_of
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.position import Interrupt
 from ftrun.worker.runtime.run_link import Context
 
 _FENCE = 10.0  # seconds
-_KEPT = 5.0  # seconds that a new fd store gets to be handed the survivors' memory
 _LOWER_RUNG = 60.0  # seconds that the launcher gets to answer a rank that found no source
 _PEER = 60.0  # seconds that survivors get to finish the update they are in
-
-
-class NoSource(WorkerError):
-    """No rung of the ladder holds for this rank."""
-
-
-class Superseded(Exception):
-    """Meanwhile every rank is to go back to the host snapshot: start the restore again, in that world."""
-
-
-@dataclass(frozen=True)
-class Replica:
-    """Another rank's kept memory."""
-
-    rank: int
-    slots: Slots
-    arena: Arena
-
-
-def resume_of(context: Context) -> int:
-    """Gate number at which this replacement goes on."""
-    world = context.world
-    if world is None:
-        raise WorkerError("a replacement without a world")
-    return gate.unpack(context.board.gate()).last + 1 if world.tail else world.resume
-
-
-def read_log(context: Context) -> list[dict[str, Any]]:
-    """What the replaced rank's collectives gave before its first step and between its loops. Errors: NoSource, DamagedSlot."""
-    segment = fetch(context, context.rank, "slots")
-    if segment is not None:
-        context.mapped[(context.rank, "slots")] = segment
-        slots: Slots | None = Slots(segment)
-    else:
-        slots = _slots_of_another(context)  # the fd store that had this rank's died with it
-    if slots is None:
-        raise NoSource("the fd store has no slots of this rank (its fd store died, or the rank died before protect)")
-    return list(slots.log())
-
-
-def _slots_of_another(context: Context) -> Slots | None:
-    """The slots of the first rank that the new fd store has them of, which gets them from the survivors."""
-    world, deadline = context.world, time.monotonic() + _KEPT
-    while world is not None and time.monotonic() < deadline:
-        seen = context.board.worker_bell()
-        for rank in donors(context.board, world, context.rank):
-            segment = fetch(context, rank, "slots")
-            if segment is not None:
-                return Slots(segment)
-        context.board.wait_workers(seen, 0.05)
-    return None
-
-
-def donors(board: Board, world: World, rank: int) -> list[int]:
-    """The other ranks, the next one first, without those whose memory is known to be corrupt."""
-    corrupt = {int(r) for r, cell in (world.lost or {}).items() if board.cell(cell)[F.CORRUPT]}
-    return [r for k in range(1, world.size) if (r := (rank + k) % world.size) not in corrupt]
 
 
 class Restorer:
@@ -356,7 +297,7 @@ class Restorer:
                 # only a living rank completes anything; what the dead ones left is as it is
                 raise NoSource(f"no rank's memory is whole as of step {self.resume}: all of them died in its making")
             waited = time.monotonic() - begin
-            if not found and waited > _KEPT:
+            if not found and waited > KEPT:
                 raise NoSource("no other rank's memory is kept, and this rank's was being written when it died")
             if waited > _PEER:
                 raise NoSource(f"no replica completed the update before step {self.resume} within {_PEER:.0f} s")
@@ -403,12 +344,9 @@ class Restorer:
         _, have = own.committed
         if have < size:
             own.reserve("committed", size - have)
-        rows = [(offset, size)] if size else []
-        mine, theirs = own.segment.address, source.segment.address
+        mine, theirs = ([(arena.segment.address + offset, size)] if size else [] for arena in (own, source))
         begin = time.monotonic_ns()
-        moved = transfer.peer_copy(
-            self.context, [(mine + at, length) for at, length in rows], [(theirs + at, length) for at, length in rows]
-        )
+        moved = transfer.peer_copy(self.context, mine, theirs)
         gpu_bytes = own.copy_gpu_from(source, "committed", self._copy_on_gpu)
         transfer.tell(self.context, [Move(RELOAD, replica.rank, begin, time.monotonic_ns())])
         if source.seal != self.resume:
