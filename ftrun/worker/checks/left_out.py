@@ -22,7 +22,6 @@ from ftrun.worker.checks.carried import LoopNames, loop_names
 from ftrun.worker.checks.live_values import LiveValues, attributes, is_open
 from ftrun.worker.runtime.callers import is_script
 from ftrun.worker.runtime.observer import StepObserver
-from ftrun.worker.runtime.position import Position
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.plain_values import PlainValues
 from ftrun.worker.state.protected_state import ProtectedState
@@ -37,7 +36,6 @@ class LeftOut(StepObserver):
 
     def __init__(self, context: Context, state: ProtectedState, given: list[Any], ignore: list[Any]) -> None:
         self._context = context
-        self._position: Position = context.position
         self._state = state
         self._known = {id(thing) for thing in [*given, *ignore]}
         self._ignored = {name for name in ignore if isinstance(name, str)}

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from ftrun import native
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.runtime.callers import is_script
 from ftrun.worker.runtime.torch_private import writes_to
+from ftrun.worker.runtime.trees import checksum
 from ftrun.worker.state.protected_state import ProtectedState
 
 _ATOMS = (type(None), int, float, str, bytes, complex)
@@ -177,9 +177,7 @@ class LiveValues:
             return Here(tensor.data_ptr()), writes_to(tensor)
         if tensor.numel() * tensor.element_size() > _BIG:
             return tuple(tensor.shape), Here(tensor.data_ptr()), writes_to(tensor)
-        data = tensor.detach().contiguous()
-        size = data.numel() * data.element_size()
-        return tuple(data.shape), native.checksum(data.data_ptr(), size, 0) if size else 0
+        return tuple(tensor.shape), checksum(tensor)
 
 
 def _key(key: Any) -> Any:

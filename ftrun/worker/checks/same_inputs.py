@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from ftrun import native
 from ftrun.core.shared.board import F, Inexact, inputs_of, inputs_word
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.runtime.trees import checksum, leaves
 
 
 class SameInputs(StepObserver):
@@ -39,7 +39,7 @@ class SameInputs(StepObserver):
 
     def model_called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         number = self._context.position.number
-        for leaf in _leaves([args, kwargs]):
+        for leaf in leaves([args, kwargs]):
             self._digest = _chained(leaf, self._digest)
         self._calls += 1
         self._words[F.INPUTS] = self._digest
@@ -71,24 +71,10 @@ class SameInputs(StepObserver):
         )
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _leaves(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _leaves(inner)
-    else:
-        yield value
-
-
 def _chained(leaf: Any, digest: int) -> int:
     if isinstance(leaf, torch.Tensor):
-        if not leaf.is_cpu or leaf.layout is not torch.strided:
-            return digest
-        data = leaf.detach().contiguous()
-        size = data.numel() * data.element_size()
-        return native.checksum(data.data_ptr(), size, digest) if size else digest
+        value = checksum(leaf, digest)
+        return digest if value is None else value
     if isinstance(leaf, np.ndarray):
         return _chained(torch.from_numpy(leaf), digest) if leaf.dtype.kind in "iuf" else digest
     if isinstance(leaf, int | float | str | bytes | None):

@@ -25,15 +25,14 @@ from typing import Any
 
 import torch
 
-from ftrun import native
 from ftrun.core.errors import DeviceError, FtrunError
 from ftrun.worker.checks.left_out import LeftOut
 from ftrun.worker.kept.ledger import Ledger
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.runtime.trees import checksum, leaves
 from ftrun.worker.state import serialization
-from ftrun.worker.state.loader_position import leaves
 from ftrun.worker.state.protected_state import ProtectedState
 
 Digests = list[tuple[str, int]]  # name, as KIND:WHAT, and 64 bits
@@ -205,9 +204,9 @@ def tensor_digest(tensor: torch.Tensor, seed: int = 0) -> int:
         tensor = tensor.detach()
         if tensor.layout != torch.strided:
             tensor = tensor.to_dense()
-        tensor = tensor.cpu().contiguous()
-        size = tensor.numel() * tensor.element_size()
-        return native.checksum(tensor.data_ptr(), size, seed) if size else seed
+        value = checksum(tensor.cpu(), seed)
+        assert value is not None
+        return value
     except (NotImplementedError, RuntimeError) as error:
         raise FtrunError(f"ftrun verify cannot read a {type(tensor).__name__} on {tensor.device}: {error}") from error
 

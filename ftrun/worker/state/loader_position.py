@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
-from ftrun import native
 from ftrun.core.errors import UsageError
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.torch_private import writes_to
+from ftrun.worker.runtime.trees import checksum, leaves
 from ftrun.worker.state import rng
 
 
@@ -282,25 +282,8 @@ def _seed(seed: int) -> None:
 
 def _value(tensor: torch.Tensor) -> int:
     """What a tensor holds; of one on a GPU how often it was written to, since reading it would wait for the device."""
-    if not tensor.is_cpu or tensor.layout is not torch.strided:
-        return writes_to(tensor)
-    data = tensor.detach().contiguous()
-    size = data.numel() * data.element_size()
-    return native.checksum(data.data_ptr(), size, 0) if size else 0
+    value = checksum(tensor)
+    return writes_to(tensor) if value is None else value
 
 
 _FIXED = (torch.Tensor, int, float, str, bytes, bool, type(None))
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    """Everything in nested dicts, lists and tuples that is none of these."""
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from leaves(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from leaves(item)
-    elif hasattr(value, "data") and isinstance(value.data, dict):  # UserDict and what is made from it
-        yield from leaves(value.data)
-    else:
-        yield value

@@ -1,0 +1,33 @@
+"""Walks over nested values, and the checksum of a tensor that lies on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ftrun import native
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Everything in nested mappings, lists and tuples that is none of these."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from leaves(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves(item)
+    elif hasattr(value, "data") and isinstance(value.data, Mapping):  # UserDict and what is made from it
+        yield from leaves(value.data)
+    else:
+        yield value
+
+
+def checksum(tensor: torch.Tensor, seed: int = 0) -> int | None:
+    """64 bits of the bytes of a dense tensor on the host, None of any other; `seed` chains several."""
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
+        return None
+    data = tensor.detach().contiguous()
+    size = data.numel() * data.element_size()
+    return native.checksum(data.data_ptr(), size, seed) if size else seed
