@@ -26,7 +26,7 @@ _ftrun_options() {
         run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
         runs) echo '--help --json' ;;
         status) echo '--help --once --interval --json' ;;
-        stop) echo '--help --wait' ;;
+        stop) echo '--help --wait --yes' ;;
         timeline) echo '--help --incident --format --output --json' ;;
         verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --log-format --log-prefix --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
     esac
@@ -170,8 +170,8 @@ _ftrun_argument() {
         'completions 0') printf '%s\n' 'words bash zsh fish' ;;
         'drain 0') printf '%s\n' 'run' ;;
         'events 0') printf '%s\n' 'run' ;;
-        'inject-fault 0') printf '%s\n' 'run' 'words kill term segv abort exit: exception oom freeze hang gil slow: nan bitflip comm xid: gpu-lost ecc launcher-kill node-kill' ;;
-        'inject-fault 1') printf '%s\n' 'words kill term segv abort exit: exception oom freeze hang gil slow: nan bitflip comm xid: gpu-lost ecc launcher-kill node-kill' ;;
+        'inject-fault 0') printf '%s\n' 'words kill term segv abort exit: exception oom freeze hang gil slow: nan bitflip comm xid: gpu-lost ecc launcher-kill node-kill' ;;
+        'inject-fault 1') printf '%s\n' 'run' ;;
         'metrics 0') printf '%s\n' 'run' ;;
         'run 0') printf '%s\n' 'script' ;;
         'run 1') printf '%s\n' 'file' ;;

@@ -47,12 +47,12 @@ complete -c ftrun -n __ftrun_at_start -a completions -d 'Print the completion fi
 complete -c ftrun -n __ftrun_at_start -a doctor -d 'Look at everything that ftrun needs of this machine, and say how to mend what is wrong.'
 complete -c ftrun -n __ftrun_at_start -a drain -d 'Move a rank to a spare, between two steps: for a device that is to be serviced, or that one does not trust.'
 complete -c ftrun -n __ftrun_at_start -a events -d 'List what happened in a run, from its journal (default: the newest run).'
-complete -c ftrun -n __ftrun_at_start -a inject-fault -d 'Strike a live run (default: the newest) with a fault, now or where it is asked for. KIND is one of kill, term, segv, abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, xid:N, gpu-lost, ecc, launcher-kill, node-kill. Exit code 0: it fired; 1: it did not.'
+complete -c ftrun -n __ftrun_at_start -a inject-fault -d 'Strike a live run with a fault, now or where it is asked for. KIND is one of kill, term, segv, abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, xid:N, gpu-lost, ecc, launcher-kill, node-kill. Exit code 0: it fired; 1: it did not.'
 complete -c ftrun -n __ftrun_at_start -a metrics -d 'Print the figures of a live run for Prometheus (default: the newest run).'
 complete -c ftrun -n __ftrun_at_start -a run -d 'Run a training script with one worker per GPU or CPU slot. Everything after the script belongs to the script.'
 complete -c ftrun -n __ftrun_at_start -a runs -d 'List the live runs of this user.'
 complete -c ftrun -n __ftrun_at_start -a status -d 'Show what a run does now, live on a terminal (default: the newest run).'
-complete -c ftrun -n __ftrun_at_start -a stop -d 'End a run (default: the newest) as SIGTERM does, and wait for its end.'
+complete -c ftrun -n __ftrun_at_start -a stop -d 'End a run as SIGTERM does, and wait for its end.'
 complete -c ftrun -n __ftrun_at_start -a timeline -d 'Tell and draw an incident: which rank failed, when, why, and what it cost.'
 complete -c ftrun -n __ftrun_at_start -a verify -d 'Run a script without faults and with faults, and compare every tensor, step by step and at the end.'
 complete -c ftrun -n '__ftrun_in completions' -s h -l help -d 'Show this message and exit.'
@@ -63,7 +63,7 @@ complete -c ftrun -n '__ftrun_in doctor' -l json -d 'JSON instead of text.'
 complete -c ftrun -n '__ftrun_in drain' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in drain' -l rank -d 'The rank to move.' -x
 complete -c ftrun -n '__ftrun_in drain' -l wait -d 'Seconds to wait until it is done.' -x
-complete -c ftrun -n '__ftrun_in drain' -l yes -s y -d 'Do not ask.'
+complete -c ftrun -n '__ftrun_in drain' -l yes -s y -d 'Do not ask; needed without a terminal.'
 complete -c ftrun -n '__ftrun_in drain' -l json -d 'JSON instead of text.'
 complete -c ftrun -n '__ftrun_in drain' -f -a '(__ftrun_runs)'
 complete -c ftrun -n '__ftrun_in events' -s h -l help -d 'Show this message and exit.'
@@ -77,12 +77,12 @@ complete -c ftrun -n '__ftrun_in inject-fault' -l step -d 'In this step [default
 complete -c ftrun -n '__ftrun_in inject-fault' -l after -d 'Seconds to wait before anything is done.' -x
 complete -c ftrun -n '__ftrun_in inject-fault' -l for -d 'How long freeze, hang, gil or slow lasts [default: until ftrun ends it].' -x
 complete -c ftrun -n '__ftrun_in inject-fault' -l wait -d 'How long to wait for it to fire; 0: leave it waiting for its moment.' -x
-complete -c ftrun -n '__ftrun_in inject-fault' -l yes -s y -d 'Do not ask.'
+complete -c ftrun -n '__ftrun_in inject-fault' -l yes -s y -d 'Do not ask; needed without a terminal.'
 complete -c ftrun -n '__ftrun_in inject-fault' -l random -d 'Random faults from now on: how likely a step has one, 0 to 1 (0: no more).' -x
 complete -c ftrun -n '__ftrun_in inject-fault' -l seed -d 'Seed of the random faults.' -x
 complete -c ftrun -n '__ftrun_in inject-fault' -l json -d 'JSON instead of text.'
-complete -c ftrun -n '__ftrun_in inject-fault' -f -a '(__ftrun_runs)'
 complete -c ftrun -n '__ftrun_in inject-fault' -f -a 'kill term segv abort exit: exception oom freeze hang gil slow: nan bitflip comm xid: gpu-lost ecc launcher-kill node-kill'
+complete -c ftrun -n '__ftrun_in inject-fault' -f -a '(__ftrun_runs)'
 complete -c ftrun -n '__ftrun_in metrics' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in metrics' -l file -d 'Write them to a file until the run ends.' -r -F
 complete -c ftrun -n '__ftrun_in metrics' -l port -d 'Serve them on 127.0.0.1 until then.' -x
@@ -161,6 +161,7 @@ complete -c ftrun -n '__ftrun_in status' -l json -d 'One snapshot as JSON.'
 complete -c ftrun -n '__ftrun_in status' -f -a '(__ftrun_runs)'
 complete -c ftrun -n '__ftrun_in stop' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in stop' -l wait -d 'Seconds to wait for its end (default: its shutdown timeout and 15 more).' -x
+complete -c ftrun -n '__ftrun_in stop' -l yes -s y -d 'Do not ask; needed without a terminal.'
 complete -c ftrun -n '__ftrun_in stop' -f -a '(__ftrun_runs)'
 complete -c ftrun -n '__ftrun_in timeline' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in timeline' -l incident -d 'Which one, from 1 (default: the last).' -x

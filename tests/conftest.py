@@ -190,11 +190,13 @@ class Ftrun:
         self.runs.append(run)
         return run
 
-    def call(self, *args: object, seconds: float = DEADLINE, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run `ftrun ARGS` (no log folder added) to its end."""
+    def call(
+        self, *args: object, seconds: float = DEADLINE, folder: Path | None = None, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `ftrun ARGS` (no log folder added) to its end, in `folder` instead of the runs' own if it is given."""
         return subprocess.run(
             self.command(*args),
-            cwd=self.base,
+            cwd=folder or self.base,
             env={**self.env, **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,

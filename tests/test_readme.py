@@ -105,8 +105,8 @@ def test_commands_on_a_live_run(folder: Path) -> None:
     for command in [*LIVE, "ftrun stop"]:
         program, *words = shlex.split(command)
         done = subprocess.run(
-            [harness.tool(program), *words],
-            env=harness.environment(folder), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=80,
+            [harness.tool(program), *words, "--yes"],  # no terminal here, and nobody to be asked
+            cwd=folder, env=harness.environment(folder), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=80,
         )  # fmt: skip
         assert done.returncode == 0, f"{command}\n{done.stderr}\n{running.output}"
     assert len(LIVE) == 4 and running.wait(60) == 143

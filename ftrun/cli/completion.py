@@ -58,14 +58,6 @@ class Command:
     more: bool = False
     wraps: bool = False  # everything after its first argument belongs to a script
 
-    def at(self, place: int) -> tuple[Kind, ...]:
-        """The kinds of what may stand at a place: the name of a run may be left out before something else."""
-        return (
-            self.arguments[: place + 2]
-            if place == 0 and self.arguments[0] == RUN
-            else self.arguments[place : place + 1]
-        )
-
 
 def commands() -> list[Command]:
     """Every command of the app, sorted by name."""
@@ -205,9 +197,9 @@ def bash() -> str:
         if o.kind != FLAG
     ]
     arguments = [
-        f"        '{c.name} {i}') printf '%s\\n' {' '.join(_quoted(_bash_kind(kind)) for kind in c.at(i))} ;;"
+        f"        '{c.name} {i}') printf '%s\\n' {_quoted(_bash_kind(kind))} ;;"
         for c in found
-        for i in range(len(c.arguments))
+        for i, kind in enumerate(c.arguments)
     ]
     wraps = " || ".join(f"$command == {c.name}" for c in found if c.wraps)
     return _filled(
@@ -283,9 +275,7 @@ def zsh() -> str:
         for number, kind in enumerate(command.arguments, 1):
             last = command.more and number == len(command.arguments)
             place = "*" if last else str(number)
-            actions = [_zsh_action(k) for k in command.at(number - 1)]
-            action = actions[0] if len(actions) == 1 else f"{{{'; '.join(map(_zsh_added, actions))}}}"
-            specs.append(f"'{place}:{_zsh_name(kind)}:{action}'")
+            specs.append(f"'{place}:{_zsh_name(kind)}:{_zsh_action(kind)}'")
         stop = "-A '-*' " if command.wraps else ""  # no option of ours behind the script
         functions.append(
             f"_ftrun_{command.name}() {{\n    _arguments -s {stop}\\\n        " + " \\\n        ".join(specs) + "\n}"
@@ -309,10 +299,6 @@ def _zsh_action(kind: Kind) -> str:
     return {FILE: "_files", PLACE: "_files", FOLDER: "_files -/", SCRIPT: "_files", RUN: "_ftrun_live_names"}.get(
         kind, " "
     )
-
-
-def _zsh_added(action: str) -> str:
-    return f"compadd -- {action[1:-1].replace(chr(92), '')}" if action.startswith("(") else action
 
 
 def _zsh_name(kind: Kind) -> str:

@@ -1,4 +1,8 @@
-"""The run that a command acts on: found by name, this user's, and live; and its ranks as the board shows them."""
+"""The run that a command changes: found by name, this user's, and live; and its ranks as the board shows them.
+
+Nobody's run is changed by surprise: a command acts on a run without its name only if that is the one live run and was started
+in this folder; it says which run it is, and asks first.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +30,12 @@ class Live:
     board: Board
 
     @classmethod
-    def find(cls, run_id: str | None) -> Live:
-        """Errors: NoRunError, UsageError for a run of another user."""
-        from ftrun.core import paths, runs
+    def find(cls, run_id: str | None, example: str) -> Live:
+        """As `chosen`; besides, NoRunError for a run that starts or ends just now."""
+        from ftrun.core import paths
         from ftrun.core.shared.board import Board, Head
 
-        run = runs.find_run(run_id)
-        if run is None:
-            raise _missing(run_id)
-        owner = os.stat(run.path).st_uid
-        if owner != os.getuid():
-            raise UsageError(f"run {run.run_id} belongs to user {owner}, not to you")
+        run = chosen(run_id, example)
         try:
             board = Board.open(run.path / paths.BOARD)
         except OSError:
@@ -84,6 +83,48 @@ class Live:
             raise UsageError(f"there is no rank {rank} here: {here} ranks {first} to {last}") from None
 
 
+def chosen(run_id: str | None, example: str) -> RunInfo:
+    """The live run to act on; without a name the one that can be meant.
+
+    `example` is the command line that would name it, with RUN in it. Errors: NoRunError; UsageError for a run of another user, and
+    without a name when several runs live or the only one was started in another folder.
+    """
+    from ftrun.core import runs
+
+    found = [run for run in runs.list_runs() if run_id in (None, run.run_id)]
+    if not found:
+        raise _missing(run_id)
+    run = found[0]
+    if len(found) > 1:
+        listed = "; ".join(map(described, found))
+        raise UsageError(f"{len(found)} runs are live, so say which: {_named(example, found)} ({listed})")
+    if run_id is None and not _started_here(run):
+        raise UsageError(
+            f"the live run was not started in this folder, so say that you mean it: {_named(example, found)} ({described(run)})"
+        )
+    owner = os.stat(run.path).st_uid
+    if owner != os.getuid():
+        raise UsageError(f"run {run.run_id} belongs to user {owner}, not to you")
+    return run
+
+
+def _named(example: str, found: list[RunInfo]) -> str:
+    return f"ftrun {example.replace('RUN', found[0].run_id if len(found) == 1 else 'RUN')}"
+
+
+def described(run: RunInfo) -> str:
+    """A run as a person knows it: its name, script and folder."""
+    script = " ".join(run.raw.get("argv", ())[:1]) or "?"
+    return f"{run.run_id}: {script} in {run.raw.get('cwd', '?')}"
+
+
+def _started_here(run: RunInfo) -> bool:
+    try:
+        return run.raw.get("cwd") == os.getcwd()
+    except OSError:
+        return False  # this folder was removed
+
+
 def _missing(run_id: str | None) -> FtrunError:
     from ftrun.core import runs
 
@@ -99,8 +140,10 @@ def _missing(run_id: str | None) -> FtrunError:
 
 
 def confirmed(question: str, yes: bool) -> bool:
-    """Ask a person at a terminal; whoever is not at one meant what was typed."""
-    if yes or not sys.stdin.isatty():
+    """Ask a person, unless `yes`. Errors: UsageError when there is no terminal to ask at."""
+    if yes:
         return True
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question} There is no terminal to ask at: add --yes if it is meant")
     print(f"ftrun: {printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

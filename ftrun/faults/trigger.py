@@ -28,6 +28,11 @@ from ftrun.faults.kinds import DEVICE, KINDS, MACHINE, STEP_PHASES
 from ftrun.faults.plan import InjectedFault, Plan
 
 FOLDER = "faults"
+_UNFELT_FILE = ".unfelt"  # in place of .json: what fired changed nothing
+UNFELT = (
+    "it changed nothing: every gradient is finite all the same (where a model gives its loss itself, no gradient depends on "
+    "the loss's value; nan at backward strikes a gradient)"
+)
 
 # phases in which a slowed rank works by itself; stretching its waits would slow it twice
 _WORKING = frozenset(("forward", "backward", "update"))
@@ -294,6 +299,18 @@ def claim(
         finally:
             temporary.unlink()
     return None
+
+
+def unfelt(run_dir: Path, step: int, attempt: int) -> None:
+    """Write down that the wrong number which this process made in that step changed nothing."""
+    for firing in fired(run_dir):
+        if (firing.kind, firing.pid, firing.step, firing.attempt) == ("nan", os.getpid(), step, attempt):
+            (run_dir / FOLDER / firing.file).with_suffix(_UNFELT_FILE).touch()
+
+
+def was_unfelt(run_dir: Path, firing: Firing) -> bool:
+    """Is it known that this firing changed nothing?"""
+    return (run_dir / FOLDER / firing.file).with_suffix(_UNFELT_FILE).exists()
 
 
 def _freeze(seconds: float | None) -> None:

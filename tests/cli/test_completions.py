@@ -145,7 +145,6 @@ def folder(tmp_path: Path) -> Path:
         ("ftrun train.py plan", ["plan.toml"]),
         ("ftrun status status --on", ["--once"]),
         ("ftrun inject-fault fre", ["freeze"]),
-        ("ftrun inject-fault brave-otter fre", ["freeze"]),
         ("ftrun inject-fault kill --at back", ["backward"]),
         ("ftrun timeline --format s", ["svg"]),
     ],

@@ -23,9 +23,10 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Struck(Live):
-    """A live run, and commands that act on it."""
+    """A live run, and commands that act on it, as scripts give them."""
 
     def call(self, *words: str, seconds: float = 40.0) -> subprocess.CompletedProcess[str]:
+        words = words if "--yes" in words else (*words, "--yes")
         return subprocess.run(
             [harness.tool("ftrun"), *words],
             env=harness.environment(self.folder),
@@ -106,6 +107,46 @@ def test_a_rank_is_moved_without_losing_anything(stock: Reference, live: Callabl
     assert f"rank 1 leaves its worker before step {facts['step']}, as asked for" in outcome.output
 
 
+GIVES_ITS_LOSS = """
+import time, torch, torch.distributed as dist, ftrun
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 1)
+    def forward(self, x):
+        return self.inner(x).square().mean()
+
+torch.manual_seed(0)
+net = Net()
+dist.init_process_group("ftrun")
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+job = ftrun.protect(model=net, optimizer=optimizer)
+for step in job.steps(4000):
+    with step:
+        optimizer.zero_grad()
+        net(torch.ones(2, 4)).backward()
+        optimizer.step()
+    time.sleep(0.02)
+"""
+
+
+def test_a_fault_that_changes_nothing_says_so(folder: Path) -> None:
+    """A NaN in a loss that the model itself gives reaches no gradient; one in a gradient is found."""
+    folder.joinpath("loss.py").write_text(GIVES_ITS_LOSS)
+    plan = [harness.fault("nan", 0, "forward", 1)]
+    run = Struck(folder, harness.script_command(folder, folder / "loss.py", [], plan, ranks=2, spares=0))
+    run.said("nan struck rank 0 in forward of step 1; it changed nothing: every gradient is finite")
+    assert run.inject("nan", "--rank", "1", "--at", "forward")["unfelt"] is True
+    done = run.call("inject-fault", "nan", "--rank", "1", "--at", "forward")
+    assert f"nan struck rank 1 of run {run.run_dir.name}" in done.stderr and "it changed nothing" in done.stderr
+    assert "unfelt" not in run.inject("nan", "--rank", "1", "--at", "backward")
+    run.said("everyone does the step again")
+    assert run.call("stop").returncode == 0
+    outcome = run.finish()
+    assert [note["file"] for note in outcome.notes("unfelt")] == ["0-1.json", "request-1-1.json", "request-2-1.json"]
+
+
 def test_what_is_refused(live: Callable[..., Struck]) -> None:
     run = live(steps=4000)
     run.reach(3)
@@ -120,6 +161,8 @@ def test_what_is_refused(live: Callable[..., Struck]) -> None:
         (["launcher-kill", "--rank", "1"], 2, "launcher-kill strikes no rank"),
         (["--random", "3"], 2, "how likely a step has a fault"),
         (["no-such-run", "kill"], 4, "no live run named no-such-run"),
+        (["kill", "no-such-run"], 4, "no live run named no-such-run"),
+        ([name, "kil"], 2, "unknown fault kind 'kil', did you mean kill?"),
         (["xid:79"], 1, "this run has no devices that NVML watches"),
         (["kill", "--at", "stop", "--wait", "0.2"], 1, "stop is reached only while another fault is repaired"),
     ]
@@ -149,7 +192,8 @@ def test_a_person_is_asked_and_an_interrupt_takes_it_back(live: Callable[..., St
         assert at_a_terminal(run, ["inject-fault", "slow:1", "--at", "forward"], answer) == (code, True)
     assert at_a_terminal(run, ["inject-fault", "slow:1", "--at", "forward", "--yes"], "") == (0, False)
     waiting = subprocess.Popen(
-        [harness.tool("ftrun"), "inject-fault", "kill", "--at", "reset"],
+        [harness.tool("ftrun"), "inject-fault", "kill", "--at", "reset", "--yes"],
+        cwd=run.folder,
         env=harness.environment(run.folder),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -173,8 +217,9 @@ def at_a_terminal(run: Struck, words: list[str], answer: str) -> tuple[int, bool
     """Exit code of a command that has a terminal, and whether it asked."""
     ours, theirs = os.openpty()
     process = subprocess.Popen(
-        [harness.tool("ftrun"), *words], env=harness.environment(run.folder), stdin=theirs, stderr=subprocess.PIPE
-    )
+        [harness.tool("ftrun"), *words],
+        cwd=run.folder, env=harness.environment(run.folder), stdin=theirs, stderr=subprocess.PIPE,
+    )  # fmt: skip
     os.close(theirs)
     os.write(ours, answer.encode())
     _, said = process.communicate(timeout=30)

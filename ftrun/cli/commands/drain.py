@@ -26,14 +26,15 @@ _LOOK = 0.1  # seconds between two looks when no bell rings
 @app.command(
     "drain",
     help="Move a rank to a spare, between two steps: for a device that is to be serviced, or that one does not trust.",
-    epilog="Exit codes: 0 it was moved, 1 it was not, 2 usage, 3 the run is not running, 4 no such run.\n\n"
+    epilog="Without RUN: the live run, if there is only one and it was started in this folder. "
+    "Exit codes: 0 it was moved, 1 it was not, 2 usage, 3 the run is not running, 4 no such run.\n\n"
     "Example: ftrun drain brave-otter --rank 2",
 )
 def drain(
     run_id: str = typer.Argument(None, metavar="RUN", help="The run's name."),
     rank: int = typer.Option(..., "--rank", metavar="R", help="The rank to move."),
     wait: float = typer.Option(_WAIT, "--wait", metavar="S", help="Seconds to wait until it is done."),
-    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask; needed without a terminal."),
     as_json: bool = typer.Option(False, "--json", help="JSON instead of text."),
 ) -> int:
     from ftrun.cli import live
@@ -41,7 +42,7 @@ def drain(
     try:
         if not 0 < wait < float("inf"):
             raise UsageError("--wait is a number of seconds above 0")
-        found = live.Live.find(run_id)
+        found = live.Live.find(run_id, f"drain RUN --rank {rank}")
         cell = found.cell(rank)
         _check(rank, cell)
         if not live.confirmed(f"move rank {rank} of run {found.run.run_id} away from process {_pid(cell)}?", yes):
@@ -81,30 +82,43 @@ def _move(found: Live, rank: int, wait: float, as_json: bool) -> int:
     wanted = requests.Request(requests.DRAIN, Fault.DRAIN.value, rank=rank, at="idle")
     _, firing = ask(found, wanted, wait)
     if firing is None:
-        why = f"it began no new step in {wait:g} s" if found.alive() else f"run {found.run.run_id} ended"
-        return _not_moved(rank, why, as_json)
+        why = f"it began no new step in {wait:g} s" if found.alive() else "the run ended"
+        return _not_moved(found, rank, why, as_json)
     while found.alive():
         seen = found.board.launcher_bell()
         new = found.cell(rank)
         if new[F.PID] not in (0, firing.pid) and new[F.RESUMED] >= found.world().generation:
             seconds = time.monotonic() - begun
-            facts = {"rank": rank, "step": firing.step, "from": firing.pid, "to": new[F.PID], "cell": new.index}
+            facts = {
+                "run": found.run.run_id,
+                "rank": rank,
+                "step": firing.step,
+                "from": firing.pid,
+                "to": new[F.PID],
+                "cell": new.index,
+            }
             if as_json:
                 print(json.dumps({"moved": True, **facts, "seconds": round(seconds, 3)}))
             else:
                 tell(
-                    f"rank {rank} moved from process {firing.pid} to {new[F.PID]} before step {firing.step}; "
+                    f"rank {rank} of run {found.run.run_id} moved from process {firing.pid} to {new[F.PID]} before step {firing.step}; "
                     f"{seconds * 1000:.0f} ms"
                 )
             return 0
         if time.monotonic() - begun > wait:
-            return _not_moved(rank, f"its new worker is not at work after {wait:g} s; see: ftrun status", as_json)
+            return _not_moved(
+                found, rank, f"its new worker is not at work after {wait:g} s; see: {_status(found)}", as_json
+            )
         found.board.wait_launcher(seen, _LOOK)
-    return _not_moved(rank, f"run {found.run.run_id} ended", as_json)
+    return _not_moved(found, rank, "the run ended", as_json)
 
 
-def _not_moved(rank: int, why: str, as_json: bool) -> int:
+def _status(found: Live) -> str:
+    return f"ftrun status {found.run.run_id}"
+
+
+def _not_moved(found: Live, rank: int, why: str, as_json: bool) -> int:
     if as_json:
-        print(json.dumps({"moved": False, "rank": rank, "why": why}))
-    tell(f"error: rank {rank} was not moved: {why}")
+        print(json.dumps({"moved": False, "run": found.run.run_id, "rank": rank, "why": why}))
+    tell(f"error: rank {rank} of run {found.run.run_id} was not moved: {why}")
     return 1

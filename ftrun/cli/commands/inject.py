@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
 
 _WAIT = 60.0  # seconds
 _LOOK = 0.1  # seconds between two looks when no bell rings
-_RUN_AND_KIND = typer.Argument(None, metavar="[RUN] KIND", help="The run's name, and the kind of fault.")
+_KIND_AND_RUN = typer.Argument(None, metavar="KIND [RUN]", help="The kind of fault, and the run's name (in any order).")
 
 
 @dataclass(frozen=True)
 class Wish:
     """What was typed, checked as far as that goes without a run."""
 
+    run: str | None
     kind: FaultKind
     argument: float | None
     rank: int | None
@@ -67,20 +69,21 @@ class Wish:
 
 class _Injecting(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return ["[OPTIONS]", "[RUN] KIND"]  # typer's releases differ in what they make of two words in one argument
+        return ["[OPTIONS]", "KIND [RUN]"]  # typer's releases differ in what they make of two words in one argument
 
 
 @app.command(
     "inject-fault",
     cls=_Injecting,
-    help="Strike a live run (default: the newest) with a fault, now or where it is asked for. KIND is one of kill, term, segv, "
+    help="Strike a live run with a fault, now or where it is asked for. KIND is one of kill, term, segv, "
     "abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, xid:N, gpu-lost, ecc, launcher-kill, "
     "node-kill. Exit code 0: it fired; 1: it did not.",
-    epilog="Examples: ftrun inject-fault kill --rank 2 --at backward; ftrun inject-fault freeze --for 2; "
+    epilog="Without RUN: the live run, if there is only one and it was started in this folder.\n\n"
+    "Examples: ftrun inject-fault kill --rank 2 --at backward; ftrun inject-fault freeze brave-otter --for 2; "
     "ftrun inject-fault --random 0.02 --seed 7",
 )
 def inject_fault(
-    words: list[str] = _RUN_AND_KIND,
+    words: list[str] = _KIND_AND_RUN,
     rank: int = typer.Option(None, "--rank", metavar="R", help="Whom to strike [default: the last rank]."),
     at: str = typer.Option(
         None, "--at", metavar="PHASE",
@@ -94,7 +97,7 @@ def inject_fault(
     wait: float = typer.Option(
         _WAIT, "--wait", metavar="S", help="How long to wait for it to fire; 0: leave it waiting for its moment."
     ),
-    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask; needed without a terminal."),
     random: float = typer.Option(
         None, "--random", metavar="RATE", help="Random faults from now on: how likely a step has one, 0 to 1 (0: no more)."
     ),
@@ -110,8 +113,8 @@ def inject_fault(
             if rank is not None or at is not None or seconds is not None:
                 raise UsageError("--random draws rank and phase itself: --rank, --at and --for do not go with it")
             return _random(words or [], random, seed, step, after, yes, as_json)
-        run_id, wish = _read(words or [], rank, at, step, seconds, wait, as_json)
-        found = live.Live.find(run_id)
+        wish = _read(words or [], rank, at, step, seconds, wait, as_json)
+        found = live.Live.find(wish.run, f"inject-fault {wish.name} RUN")
         target = _target(found, wish)
         if not live.confirmed(f"strike {_whom(found, wish, target)} with {wish.name}?", yes):
             tell("nothing was injected")
@@ -131,13 +134,14 @@ def _read(
     seconds: float | None,
     wait: float,
     as_json: bool,
-) -> tuple[str | None, Wish]:
+) -> Wish:
     from ftrun.faults import kinds
 
     if not 1 <= len(words) <= 2:
-        raise UsageError(f"say which fault: ftrun inject-fault [RUN] KIND (one of {', '.join(kinds.KINDS)})")
+        raise UsageError(f"say which fault: ftrun inject-fault KIND [RUN] (KIND is one of {', '.join(kinds.KINDS)})")
+    word, run_id = _kind_and_run(words)
     try:
-        kind, argument = kinds.parse(words[-1])
+        kind, argument = kinds.parse(word)
         if at is not None:
             kinds.check_phase(kind, at)
         if seconds is not None:
@@ -153,7 +157,21 @@ def _read(
 
         if why := oom.why_not():
             raise UsageError(why)
-    return words[0] if len(words) == 2 else None, Wish(kind, argument, rank, at or "", step, seconds, wait, as_json)
+    return Wish(run_id, kind, argument, rank, at or "", step, seconds, wait, as_json)
+
+
+def _kind_and_run(words: list[str]) -> tuple[str, str | None]:
+    """Which of one or two words is the kind, and which the run's name: the kind first, or last if only that can be meant."""
+    from ftrun.faults.kinds import KINDS
+
+    if len(words) == 1:
+        return words[0], None
+    first, last = (word.partition(":")[0] in KINDS for word in words)
+    if first is last:  # a run is called like a kind, or the kind is misspelled: then a run of that name tells
+        from ftrun.core.runs import find_run
+
+        first = find_run(words[0]) is None
+    return (words[0], words[1]) if first else (words[1], words[0])
 
 
 def _target(found: Live, wish: Wish) -> int:
@@ -193,13 +211,13 @@ def _at_once(found: Live, wish: Wish, rank: int) -> int:
         try:
             detail, act = device.prepare(found.run.path, found.board, control, rank, wish.kind, wish.argument)
         except device.NoDevice as error:
-            return _did_not(wish, str(error))
+            return _did_not(found, wish, str(error))
     else:
         detail, act = "", lambda: None
     try:
         pidfd = os.pidfd_open(found.run.pid if wish.machine else pid)
     except OSError:
-        return _did_not(wish, f"rank {rank} has no process just now; try again")
+        return _did_not(found, wish, f"rank {rank} has no process just now; try again")
     # from here on it counts: written down before it strikes
     request = requests.post(found.run.path, _request(wish, -1 if wish.machine else rank), taken=True)
     phase, step = cell.phase.name.lower(), cell.step
@@ -220,8 +238,12 @@ def _at_once(found: Live, wish: Wish, rank: int) -> int:
                 _thaw(pidfd, wish.seconds)
     os.close(pidfd)
     where = "outside a step" if step is None else f"in {phase} of step {step}"
-    whom = f"process {struck} of run {found.run.run_id}" if wish.machine else f"rank {rank} (process {pid}) {where}"
-    return _did(wish, f"{wish.name} struck {whom}", rank, phase, step, struck, request.number)
+    whom = (
+        f"process {struck} of run {found.run.run_id}"
+        if wish.machine
+        else f"{_whom(found, wish, rank)} (process {pid}) {where}"
+    )
+    return _did(found, wish, f"{wish.name} struck {whom}", rank, phase, step, struck, request.number)
 
 
 def _thaw(pidfd: int, seconds: float) -> None:
@@ -243,19 +265,45 @@ def _request(wish: Wish, rank: int) -> Request:
 
 
 def _ask(found: Live, wish: Wish, rank: int) -> int:
-    from ftrun.faults import requests
+    from ftrun.faults import requests, trigger
 
     if not wish.wait:
         request = requests.post(found.run.path, _request(wish, rank))
         ring(found, request)
-        return _did(wish, f"{request} waits for its moment", rank, wish.at, wish.step, None, request.number)
+        words = f"in run {found.run.run_id} {request} waits for its moment"
+        return _did(found, wish, words, rank, wish.at, wish.step, None, request.number)
     request, firing = ask(found, _request(wish, rank), wish.wait)
     if firing is not None:
-        words = f"{wish.name} struck rank {rank} (process {firing.pid}) in {firing.phase} of step {firing.step}"
-        return _did(wish, words, rank, firing.phase, firing.step, firing.pid, request.number)
+        whom = f"{_whom(found, wish, rank)} (process {firing.pid})"
+        words = f"{wish.name} struck {whom} in {firing.phase} of step {firing.step}"
+        unfelt = _unfelt(found, firing)
+        if unfelt:
+            words += f"; {trigger.UNFELT}"
+        more = {} if unfelt is None else {"unfelt": unfelt}
+        return _did(found, wish, words, rank, firing.phase, firing.step, firing.pid, request.number, more)
     if not found.alive():
-        return _did_not(wish, f"run {found.run.run_id} ended before that")
-    return _did_not(wish, f"no such moment came in {wish.wait:g} s: {_standing(found, wish, rank)}")
+        return _did_not(found, wish, "the run ended before that")
+    return _did_not(found, wish, f"no such moment came in {wish.wait:g} s: {_standing(found, wish, rank)}")
+
+
+def _unfelt(found: Live, firing: Any) -> bool | None:
+    """Did a wrong number in the forward change no gradient? None for other faults, or when that is not known in time."""
+    from ftrun.core.shared.board import F
+    from ftrun.faults import trigger
+
+    if (firing.kind, firing.phase) != ("nan", "forward"):
+        return None
+    deadline = time.monotonic() + _WAIT
+    while time.monotonic() < deadline and found.alive():
+        seen = found.board.launcher_bell()
+        cell = found.cell(firing.rank)
+        over = cell[F.PID] != firing.pid or cell.step != firing.step or cell[F.ATTEMPT] != firing.attempt
+        if trigger.was_unfelt(found.run.path, firing):
+            return True
+        if over:
+            return False
+        found.board.wait_launcher(seen, _LOOK)
+    return None
 
 
 def ring(found: Live, request: Request) -> None:
@@ -325,13 +373,13 @@ def _random(words: list[str], rate: float, seed: int, step: int | None, after: f
     from ftrun.faults import dice, kinds, requests
 
     if len(words) > 2:
-        raise UsageError("say: ftrun inject-fault [RUN] [KIND] --random RATE --seed S")
-    run_id = words[0] if len(words) == 2 else None
-    kind, argument = "", None
+        raise UsageError("say: ftrun inject-fault [KIND] [RUN] --random RATE --seed S")
+    run_id, kind, argument = None, "", None
     try:
         dice.check(rate, seed)
         if len(words) == 2 or (words and words[0].partition(":")[0] in kinds.KINDS):
-            found_kind, argument = kinds.parse(words[-1])
+            word, run_id = _kind_and_run(words)
+            found_kind, argument = kinds.parse(word)
             kind = found_kind.name
             if found_kind.arrives not in (kinds.SIGNAL, kinds.INSIDE) or kind == "oom":
                 raise ValueError(f"{kind} cannot be random")
@@ -339,7 +387,7 @@ def _random(words: list[str], rate: float, seed: int, step: int | None, after: f
             run_id = words[0]
     except ValueError as error:
         raise UsageError(str(error)) from None
-    found = live.Live.find(run_id)
+    found = live.Live.find(run_id, f"inject-fault RUN --random {rate:g}")
     what = f"{100 * rate:g} faults in 100 steps on average" if rate else "no more random faults"
     if rate and not live.confirmed(f"strike run {found.run.run_id} with {what}?", yes):
         tell("nothing was injected")
@@ -363,17 +411,28 @@ def _random(words: list[str], rate: float, seed: int, step: int | None, after: f
 # ---- what is said ----------------------------------------------------------------------------------------------------
 
 
-def _did(wish: Wish, words: str, rank: int, phase: str, step: int | None, pid: int | None, number: int) -> int:
+def _did(
+    found: Live,
+    wish: Wish,
+    words: str,
+    rank: int,
+    phase: str,
+    step: int | None,
+    pid: int | None,
+    number: int,
+    more: Mapping[str, bool] | None = None,
+) -> int:
     if wish.as_json:
-        facts = {"fired": pid is not None, "kind": wish.name, "rank": None if wish.machine and not wish.at else rank}
-        print(json.dumps({**facts, "phase": phase or None, "step": step, "pid": pid, "request": number}))
+        facts = {"fired": pid is not None, "run": found.run.run_id, "kind": wish.name, **(more or {})}
+        where = {"rank": None if wish.machine and not wish.at else rank, "phase": phase or None, "step": step}
+        print(json.dumps({**facts, **where, "pid": pid, "request": number}))
     else:
         tell(words)
     return 0
 
 
-def _did_not(wish: Wish, why: str) -> int:
+def _did_not(found: Live, wish: Wish, why: str) -> int:
     if wish.as_json:
-        print(json.dumps({"fired": False, "kind": wish.name, "why": why}))
-    tell(f"error: {wish.name} did not fire: {why}")
+        print(json.dumps({"fired": False, "run": found.run.run_id, "kind": wish.name, "why": why}))
+    tell(f"error: {wish.name} did not fire in run {found.run.run_id}: {why}")
     return 1

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -39,26 +40,33 @@ def runs(as_json: bool = typer.Option(False, "--json", help="JSON instead of tex
 
 @app.command(
     "stop",
-    help="End a run (default: the newest) as SIGTERM does, and wait for its end.",
-    epilog="Exit codes: 0 it ended, 1 it still ends, 4 no such run.\n\nExample: ftrun stop brave-otter --wait 60",
+    help="End a run as SIGTERM does, and wait for its end.",
+    epilog="Without RUN: the live run, if there is only one and it was started in this folder. "
+    "Exit codes: 0 it ended, 1 it still ends, 2 usage, 4 no such run.\n\nExample: ftrun stop brave-otter --wait 60",
 )
 def stop(
     run_id: str = typer.Argument(None, metavar="RUN", help="The run's name."),
     wait: float = typer.Option(
         None, "--wait", metavar="S", help="Seconds to wait for its end (default: its shutdown timeout and 15 more)."
     ),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask; needed without a terminal."),
 ) -> int:
-    from ftrun.core.runs import live_run
+    from ftrun.cli import live
     from ftrun.core.waiting import wait_for
 
-    run = live_run(run_id)
+    run = live.chosen(run_id, "stop RUN")
+    typed = run_id is not None and sys.stdin.isatty()  # whoever types a run's name means it
+    if not live.confirmed(f"end run {live.described(run)}?", yes or typed):
+        tell("nothing was ended")
+        return 1
+    tell(f"ending run {run.run_id}")
     with contextlib.suppress(ProcessLookupError):  # it ends just now
         os.kill(run.pid, signal.SIGTERM)
     seconds = float(run.raw.get("shutdown_timeout", 30.0)) + _BEYOND if wait is None else wait
     if not wait_for(lambda: not run.alive() and not _is_there(run.path, run.raw["start"]), seconds, 0.02):
         tell(
             f"error: run {run.run_id} (process {run.pid}) still ends after {seconds:g} s; "
-            f"to kill its workers at once: ftrun stop {run.run_id}"
+            f"to kill its workers at once: ftrun stop {run.run_id} --yes"
         )
         return 1
     tell(f"run {run.run_id} ended")

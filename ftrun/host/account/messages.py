@@ -15,6 +15,7 @@ from ftrun.core.faults import Fault
 from ftrun.core.paths import LOG_DIR
 from ftrun.core.shared.board import Inexact
 from ftrun.core.shared.left_out import shown
+from ftrun.faults.trigger import UNFELT
 from ftrun.host.account.incident import Victim
 
 _INEXACT = {
@@ -134,6 +135,11 @@ def injected(kind: str, rank: int, phase: str, step: int) -> str:
     else:
         where = f"rank {rank}" + (f" in {phase} of step {step}" if step >= 0 else "")
     return f"injected fault: {kind} strikes {where}"
+
+
+def unfelt(rank: int, step: int) -> str:
+    """The line when an injected NaN was not felt."""
+    return f"injected fault: nan struck rank {rank} in forward of step {step}; {UNFELT}"
 
 
 def random_faults(rate: float, seed: int) -> str:

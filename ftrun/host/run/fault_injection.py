@@ -36,6 +36,9 @@ class FaultDesk:
         self._seen = 0
         self._requests: set[int] = set()
         self._files: set[str] = set()
+        self._nans: dict[
+            str, trigger.Firing
+        ] = {}  # by their files: those of which it is not known that they changed nothing
         self._groups: dict[int, Path] = {}  # process -> the memory cgroup made for it
         if settings.random_faults:
             rate, _, seed = settings.random_faults.partition(":")
@@ -58,7 +61,16 @@ class FaultDesk:
                 if firing.file not in self._files:
                     self._fired(firing)
             self._files |= names
+        self._look_at_nans()
         self._tidy()
+
+    def _look_at_nans(self) -> None:
+        """Did a wrong number change anything? A rank that finds it did not has written it down."""
+        for file, firing in list(self._nans.items()):
+            if trigger.was_unfelt(self._run_dir, firing):
+                del self._nans[file]
+                self._note("unfelt", file=file)
+                self._log(messages.unfelt(firing.rank, firing.step), "warning")
 
     def _asked(self, request: requests.Request) -> None:
         if request.op == requests.RANDOM:
@@ -77,6 +89,8 @@ class FaultDesk:
         self._note("fault", file=firing.file, fired=vars(firing))
         if firing.kind == "oom":
             self._groups[firing.pid] = Path(firing.detail)
+        elif firing.kind == "nan":
+            self._nans[firing.file] = firing
         if firing.kind == Found.DRAIN:
             self._drain(firing)
         elif firing.source != "plan":

@@ -18,7 +18,8 @@ import torch
 from ftrun.core.paths import ENV_FAULT_PLAN, ENV_RANDOM_FAULTS
 from ftrun.faults.dice import Dice
 from ftrun.faults.plan import load_plan
-from ftrun.faults.trigger import CannotStrike, Trigger
+from ftrun.faults.trigger import CannotStrike, Trigger, unfelt
+from ftrun.worker.checks.finite_gradients import first_bad
 from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Where
@@ -38,8 +39,10 @@ class FaultEffects(StepObserver):
         if chance:
             rate, _, seed = chance.partition(":")
             dice = Dice(float(rate), int(seed), int(os.environ["WORLD_SIZE"]))
-        own = {"nan": _Nan(state).prepare, "bitflip": _Bitflip(state).prepare, "comm": _Comm(registry).prepare}
+        self._nan = _Nan(state)
+        own = {"nan": self._nan.prepare, "bitflip": _Bitflip(state).prepare, "comm": _Comm(registry).prepare}
         plan = load_plan(Path(path)) if path else None
+        self._run_dir = context.run_dir
         self._position = context.position
         self._board = context.board
         self._trigger = Trigger(plan, context.rank, context.run_dir, context.board, own, dice)
@@ -59,6 +62,17 @@ class FaultEffects(StepObserver):
     def backward_started(self) -> None:
         self._strike("backward", self._position.number)
 
+    def gate_reached(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
+        if not self._nan.in_output:
+            return
+        self._nan.in_output = False
+        if optimizer is not None and first_bad([("", grad) for grad in grads if grad is not None]) is None:
+            unfelt(self._run_dir, self._position.index_of(number), self._position.attempt)
+            self._board.ring_launcher()
+
+    def body_started(self) -> None:
+        self._nan.in_output = False
+
     def arrived(self, number: int) -> None:
         self._strike("gate", number)
 
@@ -74,6 +88,7 @@ class _Nan:
 
     def __init__(self, state: ProtectedState) -> None:
         self._state = state
+        self.in_output = False  # a value of the output was made NaN in this body
 
     def prepare(self, phase: str, seed: int) -> Prepared:
         if phase == "forward":
@@ -91,6 +106,7 @@ class _Nan:
             hook.remove()
             for value in _tensors(output):
                 value.data[(0,) * value.dim()] = math.nan  # past autograd, as a broken device would
+                self.in_output = True
                 return
 
         hook = module.register_forward_hook(poison)

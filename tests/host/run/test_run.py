@@ -238,8 +238,18 @@ def test_two_runs_at_once_and_a_name_in_use(ftrun: Ftrun) -> None:
     assert f"run id one is in use by process {first.process.pid}" in taken.stderr
     rows = json.loads(ftrun.call("runs", "--json").stdout)
     assert {row["run"]: row["pid"] for row in rows} == {"one": first.process.pid, "two": second.process.pid}
-    assert ftrun.call("stop", "one").returncode == 0
+    refused = ftrun.call("stop", "--yes")
+    assert refused.returncode == 2 and "2 runs are live, so say which: ftrun stop RUN (" in refused.stderr
+    refused = ftrun.call("stop", "one")
+    assert refused.returncode == 2 and "end run one: " in refused.stderr and "add --yes" in refused.stderr
+    assert ftrun.call("stop", "one", "--yes").returncode == 0
     assert first.wait() == 128 + 15
+    (ftrun.base / "elsewhere").mkdir()
+    for command in (["stop"], ["drain", "--rank", "0"], ["inject-fault", "kill"]):
+        refused = ftrun.call(*command, "--yes", folder=ftrun.base / "elsewhere")
+        assert refused.returncode == 2 and "the live run was not started in this folder" in refused.stderr
+        assert f"ftrun {command[0]}" in refused.stderr and f"(two: {script} in {ftrun.base})" in refused.stderr
+    assert ftrun.call("inject-fault", "kill", "two", "--rank", "0").returncode == 2, "nobody is there to be asked"
     go.touch()
     assert second.wait() == 0
     assert wait_for(lambda: not list(ftrun.runs_root.glob("[!.]*")), "empty runs folder")

@@ -362,9 +362,9 @@ def test_stop_waits_for_the_workers_clean_up(ftrun: Ftrun) -> None:
     script = ftrun.script(TIDY.format(base=str(ftrun.base), cleaning=1.0))
     run = direct.start(ftrun, script, run_id="tidy")
     run.wait_output("up", 2)
-    result = ftrun.call("stop")
+    result = ftrun.call("stop", "--yes")
     assert result.returncode == 0, result.stderr
-    assert result.stderr == "ftrun: run tidy ended\n" and result.stdout == ""
+    assert result.stderr == "ftrun: ending run tidy\nftrun: run tidy ended\n" and result.stdout == ""
     assert not list(ftrun.runs_root.glob("[!.]*"))
     assert run.wait(5) == 128 + signal.SIGTERM
     assert (ftrun.base / "rank-1.saved").exists()
@@ -373,17 +373,17 @@ def test_stop_waits_for_the_workers_clean_up(ftrun: Ftrun) -> None:
 def test_stop_says_when_the_run_takes_longer(ftrun: Ftrun) -> None:
     run = direct.start(ftrun, stubborn(ftrun)[0], run_id="slow", shutdown_timeout=50.0)
     run.wait_output("up", 2)
-    result = ftrun.call("stop", "slow", "--wait", "0.3")
+    result = ftrun.call("stop", "slow", "--wait", "0.3", "--yes")
     assert result.returncode == 1
     assert "run slow" in result.stderr and "still ends after 0.3 s" in result.stderr
-    assert ftrun.call("stop", "slow").returncode == 0, "the second signal kills"
+    assert ftrun.call("stop", "slow", "--yes").returncode == 0, "the second signal kills"
     assert run.wait(5) == 128 + signal.SIGTERM
 
 
 def test_stop_without_a_run(ftrun: Ftrun) -> None:
     result = ftrun.call("stop", "nobody")
     assert result.returncode == 4
-    assert result.stderr == "ftrun: error: no live run named nobody\n"
+    assert result.stderr == "ftrun: error: no live run named nobody; those that are: ftrun runs\n"
     assert ftrun.call("stop").returncode == 4
 
 
