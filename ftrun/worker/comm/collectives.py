@@ -1,6 +1,6 @@
 """The table of collectives: which methods of a torch group communicate, and what Gloo's lack beside NCCL's.
 
-`tests/worker/test_collectives_table.py` holds the table against the methods of the installed torch.
+`tests/worker/comm/test_collectives_table.py` holds the table against the methods of the installed torch.
 """
 
 from __future__ import annotations

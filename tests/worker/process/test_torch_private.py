@@ -16,7 +16,7 @@ import ftrun.worker
 from ftrun.worker.runtime import torch_private
 from tests.conftest import Ftrun, Run
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # before the script: what another torch might lack, or might do otherwise
 WITHOUT = "import torch.distributed as d; del d.Reducer._reset_state"
 OTHERWISE = "import torch.distributed as d; d.Reducer._rebuild_buckets = lambda self: False"

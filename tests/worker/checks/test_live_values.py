@@ -150,7 +150,7 @@ def test_a_change_is_seen(values: Looks, case: str) -> None:
 
 def test_two_processes_have_the_same_repr_of_the_same() -> None:
     program = (
-        "from tests.worker import test_live_values as t; values = t.looking(); values.look(across=True); "
+        "from tests.worker.checks import test_live_values as t; values = t.looking(); values.look(across=True); "
         "print(*(values.of(make()) for make in t.SAME), sep='\\n')"
     )
     found = {
