@@ -33,6 +33,14 @@ def seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
 
 
+def duration(value: float) -> str:
+    """Of a run: `9.3 s`, `12 min 5 s`, `3 h 4 min`."""
+    whole = round(value)
+    if whole < 60:
+        return seconds(value)
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def size(number: int) -> str:
     value, unit = float(number), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):

@@ -6,12 +6,14 @@ screen, a line break would begin a line that looks like ours.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
 
 # control characters (also those of eight bits), what ends a line or turns the direction of writing, halves of a pair
 _OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_LEVELS = {"info": "36", "warning": "33", "error": "31"}  # cyan, yellow, red
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -25,9 +27,23 @@ def page(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def tell(sentence: str) -> None:
+def coloured(fd: int) -> bool:
+    """Is that a terminal, and does nobody forbid colours on it?"""
+    return os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def sentence(text: str, level: str, colour: bool) -> str:
+    """A sentence of ours as a line without its end; `level` is info, warning or error."""
+    if not colour:
+        return f"ftrun: {printable(text)}"
+    begin = _LEVELS[level]
+    return f"\x1b[{begin}mftrun: \x1b[0m{printable(text)}" if level == "info" else f"\x1b[{begin}mftrun: {printable(text)}\x1b[0m"
+
+
+def tell(text: str) -> None:
     """Say a sentence of ours on stderr."""
-    print(f"ftrun: {printable(sentence)}", file=sys.stderr, flush=True)
+    level = "error" if text.startswith("error: ") else "info"
+    print(sentence(text, level, coloured(2)), file=sys.stderr, flush=True)
 
 
 def ranks(numbers: Sequence[int]) -> str:

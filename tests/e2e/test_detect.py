@@ -369,7 +369,7 @@ def test_a_frozen_cgroup_is_found_and_its_rank_replaced(folder: Path, freezer: P
     running = begin(folder)
     (freezer / "cgroup.procs").write_text(str(pid_of(running, 2, 5)))
     (freezer / "freezer.state").write_text("FROZEN")
-    wait_for(lambda: "rank 2 is now" in running.output, "the replacement")
+    wait_for(lambda: "takes over rank 2" in running.output, "the replacement")
     (freezer / "freezer.state").write_text("THAWED")  # a frozen process cannot die
     outcome = harness.finish(running, 4, 60)
     assert seen(outcome) == [("frozen", 2)]

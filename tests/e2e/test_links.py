@@ -37,7 +37,7 @@ def test_a_rank_that_cannot_connect_gets_new_connections(stock: Reference, folde
     assert event["fault"] == "link" and event["worker"] == (4 if rank == 1 else rank)
     assert len(harness.deaths(outcome)) == 1, "nobody else is replaced"
     assert f"rank {rank} could not be connected with the others (RuntimeError: Gloo connectFullMesh" in outcome.output
-    assert outcome.output.count("rank 1 is now spare 4; step 5 again; state adopted in place") == 1
+    assert outcome.output.count("spare 4 takes over rank 1; step 5 again; state adopted in place") == 1
     assert "1 incident, 1 step done again" in outcome.output
     (incident,) = outcome.notes("incident")
     assert list(incident["sources"]) == ["1"] and [v["rank"] for v in incident["victims"]] == [1]
@@ -49,7 +49,7 @@ def test_connections_that_fail_again_cost_the_rank_its_worker(stock: Reference, 
     assert harness.replaced_ranks(outcome) == {1, 2}
     assert "rank 2 died in" in outcome.output and "could not be connected with the other ranks again" in outcome.output
     for rank in (1, 2):
-        assert outcome.output.count(f"rank {rank} is now ") == 1
+        assert outcome.output.count(f" takes over rank {rank};") == 1
 
 
 def test_connections_cut_in_a_repair_are_missed_in_a_replacements_first_step(stock: Reference, folder: Path) -> None:

@@ -360,7 +360,7 @@ def test_parts_sum_to_the_whole_and_old_generations_do_not_count(board: Board) -
         "rank 1 died in backward of step 60 (SIGKILL, seen after 2 ms); stopping 3 healthy workers"
     )
     assert messages.replaced(1, 4, True, "step 60", True, facts["sources"]["1"]) == (
-        "rank 1 is now spare 4; step 60 again; state adopted in place, 0 B moved"
+        "spare 4 takes over rank 1; step 60 again; state adopted in place, 0 B moved"
     )
 
 

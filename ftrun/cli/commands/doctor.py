@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import textwrap
 from typing import Any
 
 import typer
 
 from ftrun.cli.main import WIDTH, app
-from ftrun.core.text import printable
+from ftrun.core.text import coloured, printable
 
 _NAME = 16  # columns of a finding's name
 _COLOURS = {"ok": "32", "warning": "33", "broken": "31;1"}
@@ -60,7 +58,7 @@ def doctor(
 
 def _lines(finding: Any) -> list[str]:
     mark = f"{finding.state:<8}"
-    if _coloured():
+    if coloured(1):
         mark = f"\x1b[{_COLOURS[finding.state]}m{mark}\x1b[0m"
     lines = [f"  {mark} {finding.name:<{_NAME}} {printable(finding.text)}"]
     if finding.fix and finding.state != "ok":
@@ -71,5 +69,3 @@ def _lines(finding: Any) -> list[str]:
     return lines
 
 
-def _coloured() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -121,6 +121,7 @@ class F:
     ROWS = 120  # rows ever begun
     EPOCH = 121  # epoch of job.epochs + 1; 0 = none
     LOOP_END = 122  # step index after the last one of its loop; 0 = not in a loop yet
+    ENDS = 123  # loops, and calls between loops, that it passed: each ends at a gate that is no step's
 
 
 class Phase(enum.IntEnum):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ftrun.core.shared.board import Cell, F, sum_of
+
 
 def corrupt(sums: Sequence[int], trusted: Sequence[bool]) -> tuple[int, ...]:
     """Indices that differ from a strict majority; () when all agree or nobody can tell.
@@ -17,6 +19,16 @@ def corrupt(sums: Sequence[int], trusted: Sequence[bool]) -> tuple[int, ...]:
     if 2 * count <= len(sums) or not any(trusted):
         return ()
     return tuple(i for i, found in enumerate(sums) if found != value)
+
+
+def equal_at(number: int, cells: Sequence[Cell]) -> bool:
+    """Were all ranks that hold the same as another compared at gate `number`, and equal? False when nobody holds the same."""
+    groups: dict[int, list[Cell]] = {}
+    for cell in cells:
+        if cell[F.REPLICAS]:
+            groups.setdefault(cell[F.REPLICAS], []).append(cell)
+    facts = [[(sum_of(c[F.SUM_AT])[0], c[F.SUM], c[F.PYTHON_SUM]) for c in group] for group in groups.values()]
+    return bool(facts) and all(len(g) > 1 and len(set(g)) == 1 and g[0][0] == number for g in facts)
 
 
 def undecided(sums: Sequence[int], trusted: Sequence[bool]) -> bool:

@@ -16,7 +16,6 @@ from ftrun.control.events import (
     Died,
     Dying,
     Event,
-    LoopDone,
     OpenGate,
     Probed,
     Protected,
@@ -29,7 +28,7 @@ from ftrun.control.events import (
 from ftrun.control.machine import INCIDENT, RunPhase
 from ftrun.core.amounts import place
 from ftrun.core.faults import Fault
-from ftrun.core.shared import gate, left_out
+from ftrun.core.shared import gate, left_out, replicas
 from ftrun.core.shared.board import Cell, F, Flag, Inexact
 from ftrun.core.shared.steps import phase_at
 from ftrun.faults.trigger import fired
@@ -74,6 +73,7 @@ class Narrator:
         self._uncounted = False  # a restart threw steps away that nobody could count: the script protects nothing
         self._restart: dict[str, Any] | None = None  # a restart that is over but for where the script goes on
         self._claimed: set[str] = set()  # injected faults already matched with a death
+        self._since = time.monotonic()
         self.holders: dict[int, int] = {}
         self.incidents = 0
         self.restarts = 0
@@ -113,6 +113,9 @@ class Narrator:
     def _cells(self) -> list[Cell]:
         return [self._board.cell(cell) for cell in self.holders.values()]
 
+    def _ends(self) -> int:
+        return max((cell[F.ENDS] for cell in self._cells()), default=0)
+
     def _begun(self, last: int) -> bool:
         """Has a rank begun a step beyond gate `last`? The cell of a replacement says where it is to begin."""
         old = [self._board.cell(cell) for rank, cell in self.holders.items() if rank not in self._replaced]
@@ -136,8 +139,6 @@ class Narrator:
             incident.stuck, incident.fault, incident.evidence = event.what, event.fault, event.evidence
         elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin_device(actions, woke)
-        if isinstance(event, LoopDone) and event.done:
-            self._attempt.loop_ended(event.worker)
         if isinstance(event, Protected) and self._attempt.since is None:
             cells = self._cells()
             if cells and all(c.has(Flag.PROTECTED) for c in cells):
@@ -286,7 +287,7 @@ class Narrator:
             return
         facts = incident.facts(self._board, self.holders)
         if incident.rollback:  # the first of them is done again within the repair
-            facts["again_ms"] = round(self._attempt.step_ms(self._reached, incident.began) * (incident.redone - 1), 3)
+            facts["again_ms"] = round(self._attempt.step_ms(self._reached, self._ends(), incident.began) * (incident.redone - 1), 3)
         self._account(facts)
         moved = transfer_times.gather(self._run_dir, self.holders, incident.generation, incident.began)
         self._note("incident", **facts, phases=self._phases.facts(incident.began), moves=moved)
@@ -307,8 +308,8 @@ class Narrator:
         """All workers start again: what this attempt has done is gone, as far as no checkpoint has it."""
         last = gate.unpack(self._board.gate()).last
         gates = last + 1 + self._begun(last)
-        self._thrown, self._thrown_first = self._attempt.steps(gates), self._attempt.first
-        self._thrown_ms = self._attempt.step_ms(gates, began)
+        self._thrown, self._thrown_first = self._attempt.steps(gates, self._ends()), self._attempt.first
+        self._thrown_ms = self._attempt.step_ms(gates, self._ends(), began)
         self._uncounted |= self._attempt.since is None and any(c.has(Flag.STEPPED) for c in self._cells())
 
     def _settle(self, kept: int) -> None:
@@ -337,7 +338,7 @@ class Narrator:
             self.inexact |= Inexact(self._board.cell(cell)[F.INEXACT])
 
     def end(self, code: int) -> None:
-        """Sum up the run that ended with `code`; nothing to say about one without incidents."""
+        """Sum up the run that ended with `code`."""
         self._settle(0)
         self._look_exact()
         drawn = self.incidents > 0
@@ -358,6 +359,11 @@ class Narrator:
             # a run that failed has no result to speak of, and its report says who raised
             for line in lines if code == 0 else lines[:1]:
                 self._log(line)
+        elif code == 0:
+            last = gate.unpack(self._board.gate()).last
+            steps, equal = self._attempt.steps(last + 1, self._ends()), replicas.equal_at(last, self._cells())
+            took = time.monotonic() - self._since
+            self._log(messages.done(steps, took, equal and not self.inexact, messages.folder_shown(self._logs)))
         facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
         forgotten = left_out.names(self._run_dir)
         exact = code == 0 and not self.inexact and not self.restarts and not (self.incidents and forgotten)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ftrun.control import blame
 from ftrun.control.events import Say
-from ftrun.core.amounts import count, milliseconds, place, seconds, size
+from ftrun.core.amounts import count, duration, milliseconds, place, seconds, size
 from ftrun.core.faults import Fault
 from ftrun.core.paths import LOG_DIR
 from ftrun.core.shared.board import Inexact
@@ -170,7 +170,7 @@ def replaced(rank: int, cell: int, was_spare: bool, where: str, redone: bool, so
     """The line once a new worker holds a rank. `where`: the step that all go on with."""
     who = f"spare {cell}" if was_spare else f"new worker {cell}"
     step = f"{where} again" if redone else f"going on with {where}"
-    return f"rank {rank} is now {who}; {step}{_from(source)}"
+    return f"{who} takes over rank {rank}; {step}{_from(source)}"
 
 
 def _from(source: Mapping[str, Any] | None) -> str:
@@ -274,6 +274,17 @@ def summary(
     else:
         lines.append("result bit-identical to an uninterrupted run: yes")
     return lines
+
+
+def done(steps: int, took: float, equal: bool, logs: str) -> str:
+    """The closing line of a run without incidents. `took` in seconds; `equal`: replicas were compared after the last step."""
+    what = f": {count(steps, 'step')} in {duration(took)}" if steps else f" in {duration(took)}"
+    return f"done{what}{', all replicas equal after the last step' if equal else ''}, logs in {logs}"
+
+
+def folder_shown(folder: Path) -> str:
+    """As it was typed, but so that it cannot be taken for a word."""
+    return str(folder) if folder.is_absolute() else f"{os.curdir}{os.sep}{folder}"
 
 
 def run_shown(logs: Path) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ftrun.core.errors import UsageError
-from ftrun.core.text import printable
+from ftrun.core.text import printable, sentence
 from ftrun.host.base.settings import Output
 from ftrun.host.base.streams import Std
 
@@ -129,11 +129,11 @@ class Format:
         """A line of `stream` that holds one of these is also written to the filtered file."""
         return self._filters[stream]
 
-    def message(self, line: str, level: str) -> bytes:
-        """A sentence of our own."""
+    def message(self, line: str, level: str, colour: bool = False) -> bytes:
+        """A sentence of our own, in colours for a terminal."""
         if self._output.format == "json":
             return _Json({"run": self._run, "stream": "ftrun", "level": level}).one(line)
-        return f"ftrun: {printable(line)}\n".encode()
+        return f"{sentence(line, level, colour)}\n".encode()
 
 
 class _Text:

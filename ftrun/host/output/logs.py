@@ -13,6 +13,7 @@ import termios
 from pathlib import Path
 
 from ftrun.core import paths
+from ftrun.core.text import coloured
 from ftrun.host.base.loop import EventLoop
 from ftrun.host.base.settings import Output
 from ftrun.host.output.logfiles import Files, Sink
@@ -194,6 +195,7 @@ class Logs:
         self.files = Files(folder, self._unsaved)
         self._unsaved_said = False
         self._open: list[WorkerLog] = []
+        self._coloured = coloured(2)
         self.out = Outlet(1, loop, self._stdout_gone)
         # one queue when both are the same file, or their lines would be torn into each other
         self.err = self.out if same_file(1, 2) else Outlet(2, loop, lambda why: None)
@@ -229,7 +231,7 @@ class Logs:
 
     def log(self, line: str, level: str = "info") -> None:
         """A sentence of ours on stderr; `level` is info, warning or error."""
-        self.err.write((b"" if self.err.at_start else b"\n") + self.format.message(line, level))
+        self.err.write((b"" if self.err.at_start else b"\n") + self.format.message(line, level, self._coloured))
 
     def _stdout_gone(self, why: str) -> None:
         self.log(f"stdout is gone ({why}); the run goes on without it", "warning")

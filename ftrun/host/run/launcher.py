@@ -218,8 +218,7 @@ class _Run:
 
     def _welcome(self, folder: Path, why_not: str) -> None:
         settings = self._settings
-        shown = folder if folder.is_absolute() else Path(os.curdir) / folder
-        text = str(shown) if folder.is_absolute() else f"./{folder}"
+        text = messages.folder_shown(folder)
         device = "cuda" if gpu_count() else "cpu"
         self._log(messages.started(self._run_dir.name, settings.nproc, settings.spares, device, text))
         if why_not:

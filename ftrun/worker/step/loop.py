@@ -135,6 +135,7 @@ class Loop:
             for mark in recorder.marks:
                 if "length" in mark and position.base <= mark["base"] < here["base"]:
                     kit.observers.loop_started(mark["first"], mark["length"])  # and over
+                    self._passed_end()
             start, position.base = here["epoch"], here["base"]
             recorder.skip_to(here["collectives"])
         for epoch in range(start, total):
@@ -199,6 +200,7 @@ class Loop:
         if kit.pending.resume > position.base + length:
             position.base += length + 1
             position.first = first + length
+            self._passed_end()
             return True
         position.first = first
         kit.context.cell.set_shift(first - position.base)
@@ -293,9 +295,14 @@ class Loop:
         self._survivor.step_done(end)
         position.first, position.base = position.index_of(end), end + 1
         position.where = Where.BETWEEN
+        self._passed_end()
         context.phase(Phase.DONE)
         context.milestone(Flag.LOOP_DONE)
         return True
+
+    def _passed_end(self) -> None:
+        cell = self.kit.context.cell
+        cell[F.ENDS] = cell[F.ENDS] + 1
 
     # -- a step ------------------------------------------------------------------------------------------------------
 

@@ -85,9 +85,6 @@ def test_a_restart_counts_the_steps_that_are_done_again(tmp_path: Path, goes_on_
 def test_an_ended_loop_is_no_step() -> None:
     attempt = Attempt()
     attempt.begin(0, 0)
-    for cell, loops in ((0, 2), (1, 1)):
-        for _ in range(loops):
-            attempt.loop_ended(cell)
     attempt.repairs_ms = 10.0
-    assert attempt.steps(22) == 20 and attempt.step_ms(22, 50 * MS) == 2.0
-    assert Attempt().steps(22) == 0 and Attempt().step_ms(22, 50 * MS) == 0.0
+    assert attempt.steps(22, 2) == 20 and attempt.step_ms(22, 2, 50 * MS) == 2.0
+    assert Attempt().steps(22, 0) == 0 and Attempt().step_ms(22, 0, 50 * MS) == 0.0

@@ -29,7 +29,8 @@ def test_a_script_that_never_asks_for_its_rank_runs_without_spares(ftrun: Ftrun)
     go.touch()
     assert run.wait() == 0, run.stderr
     said = [line for line in run.stderr.splitlines() if line.startswith("ftrun:")]
-    assert not [line for line in said[1:] if "OMP_NUM_THREADS" not in line], run.stderr
+    assert said[-1].startswith("ftrun: done in "), run.stderr
+    assert not [line for line in said[1:-1] if "OMP_NUM_THREADS" not in line], run.stderr
     journal = run.journal()
     assert len([line for line in journal if line.get("note") == "spare-unneeded"]) == 1
     spawned = [a for line in journal for a in line.get("actions", ()) if a["kind"] == "Spawn"]

@@ -248,4 +248,4 @@ def test_exception_that_comes_again_ends_the_run(ftrun: Ftrun) -> None:
         f"ftrun: rank 1 raised ValueError at {where} in step 2 again after a retry; the run ends (the traceback is above)"
         in own
     )
-    assert "is now" not in ended.stderr, "a spare was spent on the program's own mistake"
+    assert "takes over" not in ended.stderr, "a spare was spent on the program's own mistake"

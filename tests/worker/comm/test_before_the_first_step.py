@@ -77,4 +77,4 @@ def test_a_death_after_it_is_repaired(ftrun: Ftrun, before: str) -> None:
         assert run.wait(90) == 0, run.stdout + run.stderr
         ends.append(sorted(re.findall(r"end (\d) (\w+)", run.stdout)))
     assert len(ends[0]) == 4 and ends[0] == ends[1]
-    assert "rank 0 is now" in run.stderr and "start again" not in run.stderr, run.stderr
+    assert "takes over rank 0" in run.stderr and "start again" not in run.stderr, run.stderr
