@@ -24,6 +24,9 @@ HANG_STEPS = 15.0  # typical steps that a rank may be busy while others wait for
 FIRST_STEPS = 10.0  # explicit timeouts that a first body may take
 KNOWN_AFTER = 3  # gates until the length of a step is known
 GIL_AFTER = 0.75  # seconds without any Python (its control thread looks four times a second) that tell a held GIL from a busy one
+STALL_LEAST = 2.0  # seconds without progress that a person is told of, long before anybody is accused
+STALL_STEPS = 3.0  # typical steps
+STALL_FIRST = 10.0  # seconds, before the length of a step is known
 _STEPS = 65
 
 
@@ -65,6 +68,23 @@ class HangVerdict:
     accused: tuple[Accused, ...] = ()
     what: str = ""
     evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """Nothing moves, and nobody is accused yet. Times in seconds.
+
+    `culprits` hold up the ranks in `waiting`, which are at `where`; without a culprit all are. `cells` are the culprits'.
+    `left`: until something is done about it, None = nothing will be. `excuse`: what gives a culprit more time.
+    """
+
+    still: float
+    left: float | None
+    culprits: tuple[int, ...]
+    waiting: tuple[int, ...]
+    where: str
+    excuse: str = ""
+    cells: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -184,6 +204,47 @@ class Watch:
         # a rank whose GIL is held cannot say that its collective is over
         return (rank.waiting or rank.at_gate) and self._no_python(rank) < GIL_AFTER
 
+    # -- before anybody is accused -------------------------------------------------------------------------------------
+
+    def standstill(self, last: int, ranks: Sequence[Rank]) -> Standstill | None:
+        """What a person may know already; call it after a `look` at the same ranks."""
+        here = [r for r in ranks if r.looping]
+        if not here or self._clock - self._opened_at <= min(STALL_LEAST, self.stuck_after / 2):
+            return None  # the usual case costs nothing
+        waiting = [r for r in here if self._waits(r)]
+        culprits = [r for r in here if r not in waiting]
+        if not culprits:
+            return self._all_still(last, here)
+        if not waiting and len(here) > 1:  # `look` accuses nobody
+            if not all(self._noticed(r, self.patience(r.excuse)) for r in here):
+                return None
+            return Standstill(min(map(self._still, here)), None, (), (), "")
+        held = [r for r in culprits if self._noticed(r, self.patience(r.excuse))]
+        if not held:
+            return None
+        still = max(map(self._still, held))
+        left = min(max(0.0, self.patience(r.excuse) - self._still(r)) for r in held)
+        return _standstill(still, left, held, waiting)
+
+    def _all_still(self, last: int, here: list[Rank]) -> Standstill | None:
+        inside = [r for r in here if r.waiting]
+        again = STUCK_AGAIN if self._linked == last + 1 else 1.0
+        enough = again * max(self._enough(r.excuse) for r in here)
+        if not all(self._noticed(r, enough) for r in here):
+            return None
+        still = min(map(self._still, here))
+        absent, present = _split(here, inside)
+        left = max(0.0, enough - still) if inside else None
+        return _standstill(still, left, absent, present or here)
+
+    def _noticed(self, rank: Rank, enough: float) -> bool:
+        """Has this rank shown no life for so long that people should know, and has no gate opened meanwhile?"""
+        typical = self.typical
+        least = STALL_FIRST if typical is None else max(STALL_LEAST, STALL_STEPS * typical)
+        if rank.excuse in ("first", "call", "compiling"):
+            least = enough / 2
+        return min(self._still(rank), self._clock - self._opened_at) > min(least, enough / 2)
+
     # -- every rank waits --------------------------------------------------------------------------------------------
 
     def _all_wait(self, last: int, here: list[Rank]) -> HangVerdict | None:
@@ -252,6 +313,14 @@ def _place(rank: Rank) -> str:
     if rank.waiting:
         return f"in {rank.name} #{rank.number} of step {rank.step}"
     return f"at the gate of step {rank.step}"
+
+
+def _standstill(still: float, left: float | None, held: list[Rank], waiting: list[Rank]) -> Standstill:
+    inside = [r for r in waiting if r.waiting] or waiting
+    where = _place(inside[0]) if inside else ""
+    excuse = next((r.excuse for r in held if r.excuse), "")
+    culprits, cells = tuple(r.rank for r in held), tuple(r.cell for r in held)
+    return Standstill(still, left, culprits, tuple(r.rank for r in waiting), where, excuse, cells)
 
 
 def _kept_waiting(rank: Rank, waiting: list[Rank]) -> str:

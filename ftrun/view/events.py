@@ -8,9 +8,11 @@ from typing import Any
 
 from ftrun.core.amounts import count
 from ftrun.core.journal import Tail, whole
+from ftrun.core.text import ranks as named
 from ftrun.view.find import Found
 from ftrun.view.journal import parse
-from ftrun.view.screen import cause, outcome
+from ftrun.view.screen import outcome
+from ftrun.view.status.sentences import cause
 
 _CAME_TO = {
     "Grouped": "made its process group",
@@ -119,6 +121,9 @@ class _Sentences:
         elif note == "fault":
             fired = raw["fired"]
             yield f"injected fault: {fired['kind']} of rank {fired['rank']} in {fired['phase']} of step {fired['step']}"
+        elif note == "stall":
+            held = f": waited for {named(raw['culprits'])}" if raw["culprits"] else ""
+            yield f"nothing moved for {raw['seconds']:.1f} s{held}" + (f", {raw['where']}" if raw["where"] else "")
         elif note == "end":
             yield "end"
         else:

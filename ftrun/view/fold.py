@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from ftrun.core.shared.board import Board, F, Flag, phase_name
@@ -11,12 +12,14 @@ STALE = 2.0  # seconds without a beat
 # why a rank stands out, the gravest first
 REASONS = (
     "gone",
+    "the others wait for it",
     "no sign of life",
     "not in step with most",
-    "the others wait for it",
+    "not where most wait",
     "waits long",
     "does a step again",
 )
+_ACCUSED = REASONS[1]
 _WAITS = 1.0  # seconds in a collective that are worth telling
 _ALIVE = int(Flag.ALIVE)  # a plain number: an enum is ten times as slow to test
 
@@ -62,13 +65,13 @@ def moved(board: Board, used: int) -> tuple[int, int]:
 
 
 def choose(
-    board: Board, used: int, holders: dict[int, int], most: int | None, now: int
+    board: Board, used: int, holders: dict[int, int], most: int | None, now: int, accused: Collection[int] = ()
 ) -> tuple[dict[int, str], dict[str, Any]]:
     """The cells to describe, by rank, with why they stand out (of REASONS, "" = they do not); and what all other ranks do:
-    {"ranks": n, "doing": [[text, n], ...]}."""
+    {"ranks": n, "doing": [[text, n], ...]}. `accused`: ranks that the launcher says hold the others up."""
     cells = sorted(holders, key=lambda i: holders[i])
     if most is None or len(cells) <= most:
-        return dict.fromkeys(cells, ""), {"ranks": 0, "doing": []}
+        return {i: _ACCUSED if holders[i] in accused else "" for i in cells}, {"ranks": 0, "doing": []}
     exited, beats = board.column(F.EXITED, used), board.column(F.BEAT, used)
     steps, phases = board.column(F.STEP, used), board.column(F.PHASE, used)
     since, attempts = board.column(F.COLLECTIVE_SINCE, used), board.column(F.ATTEMPT, used)
@@ -81,16 +84,18 @@ def choose(
     for i in cells:
         if i >= used or exited[i] or not flags[i] & _ALIVE:
             ranked.append((0, 0, i))
+        elif holders[i] in accused:
+            ranked.append((1, 0, i))
         elif 0 < beats[i] < oldest:
-            ranked.append((1, beats[i], i))
+            ranked.append((2, beats[i], i))
         elif steps[i] != usual:
-            ranked.append((2, steps[i], i))
+            ranked.append((3, steps[i], i))
         elif mostly_wait and not since[i]:
-            ranked.append((3, 0, i))
+            ranked.append((4, 0, i))
         elif 0 < since[i] < long_ago and not mostly_wait:
-            ranked.append((4, since[i], i))
+            ranked.append((5, since[i], i))
         elif attempts[i]:
-            ranked.append((5, 0, i))
+            ranked.append((6, 0, i))
     taken = {i: REASONS[grave] for grave, _, i in sorted(ranked)[:most]}
     shown = list(taken)
     shown += [i for i in cells[: most + len(shown)] if i not in taken][: most - len(shown)]

@@ -36,6 +36,9 @@ class Account:
         self.exit_code: int | None = None
         self.unread = 0  # lines that are damaged, or not as this version writes them
         self.ended: float | None = None
+        self.stalled = 0.0  # seconds of all standstills that are over
+        self._stall = (0.0, 0.0)  # when the newest of them began, and its seconds
+        self.stalled_since: float | None = None  # of the one that goes on; the board has it, not the journal
         self._protected: set[int] = set()
         self._took_over: set[int] = set()  # cells that were given a dead worker's rank
         self._quiet = b""  # the end of an answer that changed nothing
@@ -74,14 +77,15 @@ class Account:
         return len(self._took_over)
 
     def lost(self, now: float) -> float:
-        """Seconds spent on incidents and on steps done again, including the one that goes on; `now` is monotonic."""
-        going = 0.0 if self.since is None else now - self.since
+        """Seconds spent on incidents, on steps done again and in standstills, with what goes on; `now` is monotonic."""
+        begun = self.since if self.since is not None else self.stalled_since
+        going = self.stalled + (0.0 if begun is None else now - begun)
         lost: float = sum(i["total_ms"] + i.get("again_ms", 0.0) for i in self.incidents) / 1000
         return lost + max(0.0, going)
 
     def effective(self, now: float) -> float | None:
-        """Effective training time ratio: the part of the run's time in which it trained, neither starting nor being
-        repaired. None before training began."""
+        """Effective training time ratio: the part of the run's time in which it trained: not starting, standing still or
+        being repaired. None before training began."""
         end = self.ended if self.ended is not None else now
         if self.training is None or end <= self.began:
             return None
@@ -130,8 +134,14 @@ class Account:
     def _note(self, raw: dict[str, Any]) -> None:
         note = raw["note"]
         if note == "incident":
+            since, seconds = self._stall  # the time until a hung rank is found is part of the incident, too
+            self.stalled -= min(seconds, max(0.0, since + seconds - raw["began_ns"] / 1e9))
+            self._stall = 0.0, 0.0
             self.incidents.append(raw)
             self.since = None
+        elif note == "stall":
+            self.stalled += raw["seconds"]
+            self._stall = raw["since"], raw["seconds"]
         elif note == "summary":
             self.summary = raw
         elif note == "fault":

@@ -15,10 +15,10 @@ from typing import Any
 
 from ftrun.core.text import page
 from ftrun.view.journal import Account
-from ftrun.view.snapshot import DEGRADED, ENDED, HEALTHY, RECOVERING, STARTING
+from ftrun.view.snapshot import DEGRADED, ENDED, HEALTHY, RECOVERING, STALLED, STARTING, UNPROTECTED
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_STATES = (STARTING, HEALTHY, DEGRADED, RECOVERING, ENDED)
+_STATES = (STARTING, HEALTHY, UNPROTECTED, DEGRADED, STALLED, RECOVERING, ENDED)
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # seconds
 _PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
 RANKS_MOST = 256  # beyond, ranks are counted and not listed: a label for each would drown a server
@@ -88,7 +88,7 @@ def _run(picture: Mapping[str, Any], account: Account, now: float) -> Iterable[_
     yield _one("ftrun_steps_total", "counter", "Steps whose update is part of the model.", max(0, picture["step"]))
     yield _one("ftrun_steps_per_second", "gauge", "Pace of the last steps.", picture["steps_per_second"])
     ratio = account.effective(now)
-    help_ = "Effective training time: the part of the run's time spent neither starting nor being repaired."
+    help_ = "Effective training time: the part of the run's time spent not starting, standing still or being repaired."
     yield _one("ftrun_effective_training_time_ratio", "gauge", help_, ratio)
     yield _one("ftrun_exit_code", "gauge", "Exit code of the run, once it ended.", account.exit_code)
     yield _one("ftrun_ranks", "gauge", "Ranks of this node.", picture["world_size"])

@@ -73,6 +73,7 @@ _NOTES = {
             "moves": listed(_MOVES),
         },
     ),
+    "stall": record({"since": number, "seconds": number, "culprits": listed(whole), "held_up": whole, "where": text, "line": text}),
     "fault": record(
         {"fired": record({"kind": text, "rank": maybe(whole), "phase": text, "step": maybe(whole), "t": number})}
     ),

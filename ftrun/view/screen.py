@@ -5,15 +5,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ftrun.core.amounts import count, milliseconds, of_step, size
-from ftrun.core.shared.left_out import shown
+from ftrun.core.amounts import count, milliseconds, size
 from ftrun.view import text
-from ftrun.view.text import BAD, CHOSEN, GOOD, HEAD, PLAIN, QUIET, STRONG, WARN, Column, Line, Span
+from ftrun.view.status.header import header, troubles
+from ftrun.view.status.sentences import cause
+from ftrun.view.text import BAD, CHOSEN, CULPRIT, HEAD, PLAIN, QUIET, STRONG, WARN, Column, Line, Span
 
 WIDTH_LEAST = 40
-_STATE_STYLE = {"healthy": GOOD, "starting": WARN, "recovering": WARN, "degraded": WARN, "ended": QUIET}
 _PHASE_STYLE = {"forward": text.FORWARD, "backward": text.BACKWARD, "update": text.UPDATE, "gate": text.BARRIER}
-_TOLD = ("no sign of life", "not in step with most", "the others wait for it")  # not to be seen in another column
+_CULPRIT = "the others wait for it"
+_NOTES = {  # of reasons that are not to be seen in another column
+    "no sign of life": "no sign of life",
+    "not in step with most": "out of step",
+    "not where most wait": "not where most wait",
+    _CULPRIT: "all wait for it",
+}
 _SLOW_BEAT = 2.0  # seconds
 _LONG_WAIT = 5.0
 PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
@@ -36,78 +42,9 @@ _COLUMNS = (
 def screen(picture: dict[str, Any], width: int, selected: int | None = None) -> list[Line]:
     """All lines of the snapshot. `selected`: index into the incidents, marked for the keyboard."""
     width = max(width, WIDTH_LEAST)
-    lines = [*header(picture, width), *_current(picture, width), [], *ranks(picture, width)]
+    lines = [*header(picture, width), *troubles(picture, width), [], *ranks(picture, width)]
     found = incidents(picture, width, selected)
     return [*lines, *([[], *found] if found else [])]
-
-
-def header(picture: dict[str, Any], width: int) -> list[Line]:
-    state = picture["state"]
-    first: list[Line] = [
-        [("run ", QUIET), (picture["run"], STRONG)],
-        [(state, _STATE_STYLE[state]), (f" ({picture['machine']})", QUIET)],
-        [("generation ", QUIET), (str(picture["generation"]), PLAIN)],
-        [("up ", QUIET), (text.duration(picture["seconds"]), PLAIN)],
-    ]
-    rate, effective = picture["steps_per_second"], picture["effective_training_time"]
-    whole = picture["healthy"] == picture["world_size"]
-    epoch, steps = picture["epoch"], picture["steps"]
-    second: list[Line] = [[("step ", QUIET), (str(picture["step"]), STRONG), (f" of {steps}" if steps else "", QUIET)]]
-    if epoch is not None:
-        second.insert(0, [("epoch ", QUIET), (str(epoch), STRONG)])
-    if rate is not None:
-        second.append([(f"{rate:.3g} steps/s", PLAIN)])
-    if effective is not None:
-        second.append([("effective training time ", QUIET), (f"{effective * 100:.1f} %", PLAIN)])
-    second.append([(f"{picture['healthy']}/{picture['world_size']} ranks healthy", GOOD if whole else BAD)])
-    spares = f"{picture['spares_ready']}/{picture['spares_wanted']} spares ready"
-    second.append([(spares, PLAIN if picture["spares_ready"] >= picture["spares_wanted"] else WARN)])
-    lines = [*_flow(first, width), *_flow(second, width)]
-    if picture["inexact"] or picture["restarts"]:
-        why = (
-            ", ".join(w.replace("_", " ") for w in picture["inexact"])
-            or f"{count(picture['restarts'], 'restart')} of the script"
-        )
-        lines.append(text.cut([("the result will not be known to be bit-identical: ", WARN), (why, WARN)], width))
-    elif picture["left_out"] and picture["incidents"]:
-        why = shown(picture["left_out"])
-        lines.append(text.cut([("repaired, with what protect() was given only; not ", WARN), (why, WARN)], width))
-    return lines
-
-
-def _flow(parts: list[Line], width: int) -> list[Line]:
-    """Parts beside each other, on as many lines as they need."""
-    lines: list[Line] = [[]]
-    room = width
-    for part in parts:
-        wide = sum(text.width_of(t) for t, _ in part)
-        if lines[-1] and wide + 3 > room:
-            lines.append([])
-            room = width
-        if lines[-1]:
-            lines[-1].append(("   ", PLAIN))
-            room -= 3
-        lines[-1] += part
-        room -= wide
-    return [text.cut(line, width) for line in lines]
-
-
-def _current(picture: dict[str, Any], width: int) -> list[Line]:
-    current = picture["current"]
-    if current is None:
-        return []
-    phase = current["phase"].replace("_", " ").lower()
-    why = "; ".join(cause(v) for v in current["victims"][:3]) or current["said"]
-    lines = [
-        text.cut(
-            [(f"recovering: {phase}", WARN), (f" for {text.duration(current['seconds'])}  ", PLAIN), (why, BAD)], width
-        )
-    ]
-    if current["bytes"]:
-        done, total = current["bytes"]["moved"], current["bytes"]["total"]
-        label = f" {size(done)} of {size(total)} restored"
-        lines.append([*text.bar(done / total if total else 0, max(10, min(40, width - len(label)))), (label, PLAIN)])
-    return lines
 
 
 # -- ranks ---------------------------------------------------------------------------------------------------------------
@@ -116,7 +53,8 @@ def _current(picture: dict[str, Any], width: int) -> list[Line]:
 def ranks(picture: dict[str, Any], width: int) -> list[Line]:
     """The rank table, spares below, and what the ranks do that are not shown one by one."""
     on = {d.get("rank"): d for d in picture["devices"] if d.get("rank") is not None}
-    rows = [_rank_row(w, on.get(w["rank"])) for w in picture["workers"] if w["rank"] is not None]
+    held = [w for w in picture["workers"] if w["rank"] is not None]
+    rows = [_rank_row(w, on.get(w["rank"]), picture["protected"] is not True) for w in held]
     lines = text.table(_COLUMNS, rows, width) if rows else [[("no rank has begun yet", QUIET)]]
     folded = picture["folded"]
     if folded["ranks"]:
@@ -140,8 +78,10 @@ def _spare(worker: dict[str, Any]) -> str:
     return "warming up"
 
 
-def _rank_row(worker: dict[str, Any], device: dict[str, Any] | None) -> list[Span]:
+def _rank_row(worker: dict[str, Any], device: dict[str, Any] | None, unprotected: bool) -> list[Span]:
     beat, phase = worker["beat_age"], worker["phase"]
+    if unprotected and phase == "start" and "script" in worker["flags"]:
+        phase = "script"  # what it does there is not known
     stale = beat is not None and beat > _SLOW_BEAT
     waits, waited = "", worker["collective_age"] or 0.0
     if worker["collective"]:
@@ -150,12 +90,12 @@ def _rank_row(worker: dict[str, Any], device: dict[str, Any] | None) -> list[Spa
         waits = "gate"
     gone = worker["exit"] is not None
     notes = [*worker["notes"]]
-    if worker["stands_out"] in _TOLD:
-        notes.insert(0, worker["stands_out"])
+    if worker["stands_out"] in _NOTES:
+        notes.insert(0, _NOTES[worker["stands_out"]])
     if worker["bytes"]:
         notes.append(f"{size(worker['bytes']['moved'])} of {size(worker['bytes']['total'])} restored")
     grave = gone or any(n.startswith("quarantined") for n in notes)
-    return [
+    row = [
         (str(worker["rank"]), STRONG),
         (_device(worker), PLAIN),
         (str(worker["pid"] or ""), QUIET),
@@ -168,6 +108,7 @@ def _rank_row(worker: dict[str, Any], device: dict[str, Any] | None) -> list[Spa
         (f"{device['temperature']} °C" if device and device.get("temperature") is not None else "", PLAIN),
         ("; ".join(notes), BAD if grave else WARN),
     ]
+    return [(said, CULPRIT) for said, _ in row] if worker["stands_out"] == _CULPRIT else row
 
 
 def _device(worker: dict[str, Any]) -> str:
@@ -204,12 +145,6 @@ def incidents(picture: dict[str, Any], width: int, selected: int | None = None) 
         )
         lines.append(text.cut([("     ", PLAIN), (outcome(incident), mark or PLAIN)], width))
     return lines
-
-
-def cause(victim: dict[str, Any]) -> str:
-    """SIGKILL → rank 2 in backward of step 60."""
-    where = f" in {victim['phase']}" if victim.get("phase") else ""
-    return f"{victim['cause']} → rank {victim['rank']}{where}{of_step(victim)}"
 
 
 def outcome(incident: dict[str, Any]) -> str:

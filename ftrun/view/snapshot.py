@@ -7,6 +7,7 @@ world the ranks that stand out are looked at one by one, all others are counted,
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,28 @@ from ftrun.core import paths
 from ftrun.core.errors import PlatformError
 from ftrun.core.journal import Tail
 from ftrun.core.runs import RunInfo
-from ftrun.core.shape import listed, loads, maybe, number, record, row, text
-from ftrun.core.shared import gate, left_out, steps
+from ftrun.core.shape import listed, loads, maybe, number, record, row, text, whole
+from ftrun.core.shared import gate, left_out
 from ftrun.core.shared.board import Board, Cell, F, Flag, Head, Inexact, collective_name, collective_of, phase_name
 from ftrun.core.shared.world import World, read_world
-from ftrun.core.system import files
+from ftrun.core.system import files, procfs
 from ftrun.view import devices, fold
 from ftrun.view.journal import Account
 from ftrun.view.records import VICTIM
+from ftrun.view.status.pace import Pace
 
 SCHEMA = 1  # of the picture, as `ftrun status --json` prints it; grows only when a field changes its meaning or goes
 HEALTHY, STARTING, RECOVERING, DEGRADED, ENDED = "healthy", "starting", "recovering", "degraded", "ended"
+STALLED, UNPROTECTED = "stalled", "unprotected"
 _PARKED = record({"line": text})
 _INCIDENT = record({"since": number, "victims": listed(VICTIM), "stages": listed(row(text, number)), "said": text})
-_HEAD = record({"phase": text, "incident": maybe(_INCIDENT)})
+_STALL = record(
+    {"since": number, "until": maybe(number), "culprits": listed(whole), "held_up": whole, "waiting": listed(whole)}
+    | dict.fromkeys(("where", "excuse", "line"), text)
+)
+_HEAD = record({"phase": text, "incident": maybe(_INCIDENT)}, {"stall": maybe(_STALL)})
+_PROTECTED, _STEPPED = int(Flag.PROTECTED), int(Flag.STEPPED)  # plain numbers: an enum is ten times as slow to test
+_BUILDING = 30.0  # seconds that a script may take until protect(): before, it is called starting, and not unprotected
 _INCIDENTS = 20  # newest ones in a picture
 
 
@@ -53,8 +62,6 @@ class RunWatcher:
         self._tail: Tail | None = None
         self._world: World | None = None
         self._used = 0  # cells that were ever taken
-        self._seen: tuple[float, int] | None = None  # time and gate of the look before
-        self._rate: float | None = None
         self._parked: dict[int, str] = {}
 
     def close(self) -> None:
@@ -71,21 +78,30 @@ class RunWatcher:
         self._used = fold.used_cells(board, self._used)
         holders = {p.cell: p.rank for p in world.places} if world else {}
         spares = [i for i in fold.living(board, self._used) if i not in holders]
-        found = devices.read(self.run.path)
-        shown, folded = fold.choose(board, self._used, holders, ranks, now)
+        found, stall = devices.read(self.run.path), head["stall"]
+        account.stalled_since = stall["since"] if stall else None
+        accused = stall["culprits"] if stall else ()
+        shown, folded = fold.choose(board, self._used, holders, ranks, now, accused)
         workers = [self._worker(board.cell(i), holders[i], now, found, why) for i, why in shown.items()]
         workers += [self._worker(board.cell(i), None, now, found) for i in spares[:ranks]]
         first = board.cell(next(iter(holders))) if holders else None
         well, oldest = fold.healthy(board, holders, self._used, now)
-        state = self._state(head["phase"], len(spares), len(holders) - well, found) if self.run.alive() else ENDED
+        seconds, stopped = time.time() - self.run.started, _stopped(self.run.pid)
+        protected, trained = self._protected(holders)
+        state = self._state(head, len(spares), len(holders) - well + stopped, found, protected, seconds)
+        pace, step, steps = Pace.of(board.openings(word.last), now), _next_step(word.last, first), first[F.LOOP_END] if first else 0
+        effective = account.effective(now / 1e9)
         return {
             "schema": SCHEMA,
             "run": self.run.run_id,
             "state": state,
             "machine": head["phase"],
             "pid": self.run.pid,
-            "seconds": round(time.time() - self.run.started, 3),
+            "launcher": "stopped" if stopped else "runs",
+            "host": os.uname().nodename,
+            "seconds": round(seconds, 3),
             "argv": self.run.raw.get("argv", []),
+            "cwd": self.run.raw.get("cwd", ""),
             "world_size": board[Head.WORLD_SIZE],
             "healthy": well,
             "beat_age_max": _age(now, oldest),
@@ -94,17 +110,24 @@ class RunWatcher:
             "spares": len(spares),
             "generation": word.generation,
             "attempt": board[Head.ATTEMPT],
+            "protected": protected,
+            "trained": trained,
+            "restarts_left": self._restarts_left(),
             "gate": {"closed": word.closed, "last": word.last},
-            "step": _next_step(word.last, first),
+            "step": step,
             "epoch": first.epoch if first else None,
-            "steps": first[F.LOOP_END] if first else 0,
-            "steps_per_second": self._steps_per_second(now / 1e9, word.last, holders),
-            "effective_training_time": _rounded(account.effective(now / 1e9)),
+            "steps": steps,
+            "steps_per_second": _rounded(pace.rate),
+            "step_times": list(pace.times),
+            "step_age": _rounded(pace.age),
+            "seconds_left": _rounded(pace.left(steps - step)) if state in (HEALTHY, DEGRADED) else None,
+            "effective_training_time": None if protected is False else _rounded(effective),
             "lost_seconds": round(account.lost(now / 1e9), 3),
             "replacements": account.replacements,
             "restarts": account.restarts,
             "inexact": self._inexact(),
             "left_out": left_out.names(self.run.path),
+            "stall": _stall(stall, now / 1e9),
             "current": self._current(now / 1e9, head["phase"], head["incident"]),
             "incidents": [_incident(i, account) for i in reversed(account.incidents[-_INCIDENTS:])],
             "incidents_total": len(account.incidents),
@@ -140,25 +163,38 @@ class RunWatcher:
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
-    def _state(self, machine: str, spares: int, unwell: int, found: list[dict[str, Any]]) -> str:
-        if machine in OVER:
+    def _state(
+        self, head: dict[str, Any], spares: int, unwell: int, found: list[dict[str, Any]], protected: bool | None, seconds: float
+    ) -> str:
+        machine = head["phase"]
+        if machine in OVER or not self.run.alive():
             return ENDED
         if machine in (Machine.NEW, Machine.STARTING):
             return STARTING
-        if machine in REPAIRING:
+        if machine in REPAIRING or head["incident"] is not None:
             return RECOVERING
+        if head["stall"] is not None:
+            return STALLED
         missing = spares < self.run.raw.get("spares", 0)
-        return DEGRADED if missing or unwell or any(d.get("quarantined") for d in found) else HEALTHY
+        if unwell or any(d.get("quarantined") for d in found):
+            return DEGRADED
+        if protected is None:
+            return STARTING if seconds < _BUILDING else UNPROTECTED
+        return UNPROTECTED if not protected else DEGRADED if missing else HEALTHY
 
-    def _steps_per_second(self, now: float, last: int, holders: dict[int, int]) -> float | None:
-        """From two looks; at the first one from the last steps of one rank."""
-        before, self._seen = self._seen, (now, last)
-        if before is None:
-            self._rate = _pace(self._board.cell(min(holders, key=lambda i: holders[i]))) if holders else None
-        elif now > before[0]:
-            rate = max(0, last - before[1]) / (now - before[0])
-            self._rate = rate if self._rate is None else self._rate + 0.5 * (rate - self._rate)
-        return _rounded(self._rate)
+    def _protected(self, holders: dict[int, int]) -> tuple[bool | None, bool]:
+        """Has every rank called protect()? None when none has trained without it either. And has any trained?"""
+        column = self._board.column(F.FLAGS, self._used)
+        flags = [column[i] if i < self._used else 0 for i in holders]
+        trained = any(f & _STEPPED for f in flags)
+        if flags and all(f & _PROTECTED for f in flags):
+            return True, trained
+        return (False if any(f & _STEPPED and not f & _PROTECTED for f in flags) else None), trained
+
+    def _restarts_left(self) -> int:
+        settings = self.account.config.get("settings", {})
+        most = settings.get("max_restarts", 0)
+        return max(0, int(most) - self.account.restarts) if whole(most) else 0
 
     def _inexact(self) -> list[str]:
         bits = 0
@@ -227,8 +263,8 @@ def _head(board: Board) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         head = loads(board.run_text())
         if _HEAD(head):
-            return dict(head)
-    return {"phase": str(Machine.NEW), "incident": None}
+            return {"stall": None, **head}
+    return {"phase": str(Machine.NEW), "incident": None, "stall": None}
 
 
 def _next_step(last: int, cell: Cell | None) -> int:
@@ -238,12 +274,20 @@ def _next_step(last: int, cell: Cell | None) -> int:
     return last + 1 + cell.shift - int(cell.has(Flag.LOOP_DONE))
 
 
-def _pace(cell: Cell) -> float | None:
-    """Steps in a second, from the beginnings of a rank's last steps."""
-    begun = [row.forward for row in steps.rows(cell)]
-    if len(begun) < 2 or begun[-1] <= begun[0]:
+def _stall(told: dict[str, Any] | None, now: float) -> dict[str, Any] | None:
+    """What the launcher says of a world in which nothing moves, with ages instead of times."""
+    if told is None:
         return None
-    return (len(begun) - 1) / ((begun[-1] - begun[0]) / 1e9)
+    until = told["until"]
+    return {
+        "seconds": round(max(0.0, now - told["since"]), 3),
+        "acts_in": None if until is None else round(max(0.0, until - now), 1),
+        **{key: told[key] for key in ("culprits", "held_up", "waiting", "where", "excuse", "line")},
+    }
+
+
+def _stopped(pid: int) -> bool:
+    return procfs.status(pid).get("State", "")[:1] in ("T", "t")
 
 
 def _notes(cell: Cell, device: dict[str, Any] | None) -> list[str]:

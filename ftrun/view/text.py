@@ -5,6 +5,7 @@ The same lines are printed plain into a pipe and painted on a terminal.
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +14,15 @@ from ftrun.core.text import printable
 
 # styles, by what they mean; the terminal view maps them to colours
 PLAIN, STRONG, QUIET, GOOD, WARN, BAD, HEAD, CHOSEN = "", "strong", "quiet", "good", "warn", "bad", "head", "chosen"
+CULPRIT = "culprit"  # a rank that all others wait for
 FORWARD, BACKWARD, UPDATE, BARRIER, DONE, CONTROL = "forward", "backward", "update", "barrier", "done", "control"
 
 Span = tuple[str, str]  # text, style
 Line = list[Span]
 
 _ASCII = str.maketrans(
-    "█▓▒░■▰▏─━═▱·│┃║┆┌┐└┘├┤┬┴┼╭╮╰╯⚡↯→←↑↓▲▼►◄□…×–—✓✗↵",
-    "#%+:###-----||||+++++++++++++!!><^v^v><.~x--+x>",
+    "█▓▒░■▰▏─━═▱·│┃║┆┌┐└┘├┤┬┴┼╭╮╰╯⚡↯→←↑↓▲▼►◄□…×–—✓✗↵▁▂▃▄▅▆▇",
+    "#%+:###-----||||+++++++++++++!!><^v^v><.~x--+x>__--==#",
     "°",
 )
 
@@ -70,7 +72,7 @@ def _first(text: str, room: int) -> str:
     return text
 
 
-_LAST_LEAST = 12  # columns that the last of a table keeps at least
+_LAST_LEAST = 16  # columns that the last of a table keeps at least
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,24 @@ def _joined(cells: Line) -> Line:
     line: Line = []
     for at, cell in enumerate(cells):
         if at:
-            line.append(("  ", PLAIN))
+            line.append(("  ", cell[1] if cell[1] == cells[at - 1][1] else PLAIN))
         line.append(cell)
     return line
+
+
+def wrapped(sentence: str, width: int, style: str) -> list[Line]:
+    """A sentence on as many lines as it needs; what follows the first is set in."""
+    return [[(line, style)] for line in textwrap.wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False)]
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def spark(values: Sequence[float], top: float) -> str:
+    """A character for each value, from 0 to `top`; higher ones are drawn as high as that."""
+    if top <= 0:
+        return _BARS[0] * len(values)
+    return "".join(_BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))] for value in values)
 
 
 def bar(part: float, width: int) -> Line:

@@ -199,3 +199,45 @@ def test_which_replica_is_corrupt(
 
 def test_every_accusation_is_a_fault_that_policies_know() -> None:
     assert {Fault.COLLECTIVE, Fault.GIL, Fault.HANG, Fault.LINK} <= set(Fault)
+
+
+def still_after(world: World, ranks: list[Rank], seconds: float) -> hangs.Standstill | None:
+    world.wait(ranks, seconds)
+    return world.watch.standstill(world.last, ranks)
+
+
+def test_people_are_told_who_holds_whom_up_long_before_anybody_is_accused() -> None:
+    ranks = [inside(0), inside(1), rank(2), inside(3)]
+    world = World()
+    assert still_after(world, ranks, 1.5) is None
+    told = still_after(world, ranks, 3.5)
+    assert told is not None and (told.culprits, told.waiting, told.cells) == ((2,), (0, 1, 3), (2,))
+    assert told.where == "in allreduce #3 of step 9" and told.still == pytest.approx(5.0, abs=0.2)
+    assert told.left == pytest.approx(60.0 - told.still, abs=0.2), "that is when it is accused"
+    after, verdict = world.wait(ranks, 1000)
+    assert verdict is not None and after == pytest.approx(told.left, abs=0.2)
+
+
+def test_a_world_that_waits_in_a_circle_has_no_culprit() -> None:
+    told = still_after(World(), [inside(0, name="recv"), inside(1, name="recv", group=7)], 0.6)
+    assert told is not None and told.culprits == () and told.left is not None and told.left < 0.5
+
+
+def test_work_that_may_take_long_is_no_standstill_for_as_long() -> None:
+    ranks = [at_gate(0), rank(1, excuse="call")]
+    world = World()
+    assert still_after(world, ranks, 299.0) is None
+    told = still_after(world, ranks, 2.0)
+    assert told is not None and told.excuse == "call" and told.where == "at the gate of step 9"
+
+
+def test_all_busy_is_a_standstill_that_nobody_ends() -> None:
+    told = still_after(World(), [rank(0), rank(1)], 100.0)
+    assert told is not None and (told.culprits, told.left) == ((), None)
+
+
+def test_a_step_that_goes_on_is_no_standstill() -> None:
+    world = World()
+    for mark in range(100):
+        ranks = [inside(0), rank(1, mark=(mark,))]
+        assert still_after(world, ranks, 1.0) is None

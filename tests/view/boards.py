@@ -16,7 +16,7 @@ from typing import Any
 from ftrun.control.events import Action, Event, Message
 from ftrun.control.phases import RunPhase
 from ftrun.core import paths
-from ftrun.core.shared import gate
+from ftrun.core.shared import gate, steps
 from ftrun.core.shared.board import Board, Cell, F, Head
 from ftrun.core.shared.world import Place, World, read_world, write_world
 from ftrun.core.system.procfs import process_start
@@ -78,6 +78,8 @@ def put(root: Path, name: str = "lab", ranks: int | None = None, until: str = ""
     generation = recorded["generation"]
     board[Head.WORLD_SIZE], board[Head.PUBLISHED], board[Head.LAUNCHER_PID] = ranks, generation, pid
     assert board.swap_gate(board.gate(), recorded["gate"])
+    for row in steps.rows(board.cell(0)):
+        board.show_opening(row.step - board.cell(0).shift, row.update)
     write_world(run_dir, World(generation, 0, tuple(Place(r, r, r) for r in range(ranks)), "127.0.0.1", 1))
     facts = {"pid": pid, "start": process_start(pid), "started": time.time() - recorded["age"], "logs": str(root)}
     (run_dir / paths.RUN_FILE).write_text(json.dumps({**recorded["run"], **facts, "world_size": ranks}))
@@ -90,7 +92,7 @@ def put(root: Path, name: str = "lab", ranks: int | None = None, until: str = ""
 
 def follow(board: Board, journal: str) -> Iterator[dict[str, Any]]:
     """Let the launcher's account of the run follow a journal: what the board says after each answer."""
-    head = RunHead(board, lambda rank: rank)
+    head = RunHead(board, lambda rank: rank, lambda *_, **__: None)
     for line in map(json.loads, journal.splitlines()):
         if "event" in line:
             event = Message.from_json(line["event"])

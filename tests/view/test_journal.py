@@ -75,7 +75,7 @@ def test_the_board_at_every_moment(tmp_path: Path) -> None:
         assert (incident is not None) >= (head["phase"] in REPAIRING)
         if incident is not None and incident["victims"]:
             stages[incident["victims"][0]["rank"]] = [phase for phase, _ in incident["stages"]]
-    assert head == {"phase": "RUNNING", "incident": None}
+    assert head == {"phase": "RUNNING", "incident": None, "stall": None}
     whole = ["STOPPING", "CLEANING", "RESETTING", "RESTORING", "RESUMING", "FIRST_STEP"]
     assert stages == {2: whole, 1: whole}
 
@@ -202,7 +202,7 @@ def test_every_field_is_documented(looking: Looking) -> None:
 
 def test_a_text_about_the_run_is_cut_to_its_room(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "board", 8)
-    head = RunHead(board, lambda rank: rank)
+    head = RunHead(board, lambda rank: rank, lambda *_, **__: None)
     workers = tuple(range(400))
     head.saw(Begin(1.0), (Publish(1, 0, workers, (), ()),), RunPhase.RUNNING, 1.0)
     for rank in workers:

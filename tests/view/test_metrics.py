@@ -80,7 +80,7 @@ def test_recorded_run(looking: Looking) -> None:
     assert value(text, "ftrun_ranks") == 4 and value(text, "ftrun_replacements_total") == 2
     assert 0 < value(text, "ftrun_effective_training_time_ratio") < 1
     states = found["ftrun_run_state"].samples
-    assert sum(s.value for s in states) == 1 and len(states) == 5
+    assert sum(s.value for s in states) == 1 and len(states) == 7
     histogram = {s.labels.get("le"): s.value for s in found["ftrun_incident_duration_seconds"].samples}
     assert histogram["+Inf"] == 2 and histogram["0.05"] == 0
     incidents = [i for i in json.loads(boards.RECORDED.read_text())["journal"] if i.get("note") == "incident"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -43,11 +44,14 @@ def test_healthy(looking: Looking) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert re.match(r"run lab +healthy \(RUNNING\) +generation 3 +up \d", lines[0])
-    assert "4/4 ranks healthy   1/1 spares ready" in lines[1]
-    assert re.search(r"step 57 +[\d.]+ steps/s +effective training time [\d.]+ %", lines[1])
-    assert lines[3].split()[:4] == ["rank", "pid", "phase", "step"]
-    assert [line.split()[0] for line in lines[4:8]] == ["0", "1", "2", "3"]
-    assert "parked" in lines[8] or "ready" in lines[8]
+    assert os.uname().nodename in lines[0] and re.match(r".*\.py.*   logs /", lines[1])
+    assert "4/4 ranks healthy   1/1 spares ready" in lines[2]
+    assert re.search(r"step 57 +[\d.]+ steps/s +(ETA .+ +)?effective training time [\d.]+ %", lines[2])
+    assert re.match(r"step time [▁▂▃▄▅▆▇█]{3,}  \d+ ms \(fastest \d+ ms, slowest \d+ ms\)", lines[3])
+    at = lines.index("") + 1
+    assert lines[at].split()[:4] == ["rank", "pid", "phase", "step"]
+    assert [line.split()[0] for line in lines[at + 1 : at + 5]] == ["0", "1", "2", "3"]
+    assert "parked" in lines[at + 5] or "ready" in lines[at + 5]
     newest = lines.index("2 incidents, newest first")
     assert "#2" in lines[newest + 1] and "SIGKILL → rank 1 in update of step 20" in lines[newest + 1]
     assert re.search(r"\d+ ms: detect .*, first step \d+; rank 1 from a peer, 1.4 MB; 1 step again", lines[newest + 2])
@@ -59,7 +63,8 @@ def test_recovering(looking: Looking) -> None:
     done = looking.pipe("status")
     assert done.returncode == 1
     assert "recovering (RESTORING)" in done.stdout
-    assert "SIGKILL → rank 1 in update of step 20" in done.stdout.splitlines()[2]
+    why = next(line for line in done.stdout.splitlines() if line.startswith("recovering: restoring for "))
+    assert "SIGKILL → rank 1 in update of step 20" in why
     assert re.search(r"█{12}░{28} 1.2 GB of 4.0 GB restored", done.stdout)
 
 

@@ -1,4 +1,7 @@
-"""`ftrun status`: what a run does now. Exit code 0 healthy, 1 starting, recovering or degraded, 3 not running, 4 no such run."""
+"""`ftrun status`: what a run does now.
+
+Exit code 0 healthy or unprotected, 1 starting, recovering, stalled or degraded, 3 not running, 4 no such run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _ROWS_PIPED = 64  # ranks described one by one when nobody scrolls; --json has a
 EPILOG = (
     "Examples: `ftrun status` watches the newest run; `ftrun status brave-otter --json | jq .state`; "
     "`watch` is not needed. Keys: q leave, p pause, arrows and Enter for an incident, ? help. "
-    "Exit code: 0 healthy, 1 starting, recovering or degraded, 3 not running, 4 no such run."
+    "Exit code: 0 healthy or unprotected, 1 starting, recovering, stalled or degraded, 3 not running, 4 no such run."
 )
 
 
@@ -57,7 +60,7 @@ def exit_code(state: str) -> int:
 
     if state == snapshot.ENDED:
         return EXIT_NOT_RUNNING
-    return 0 if state == snapshot.HEALTHY else _UNHEALTHY
+    return 0 if state in (snapshot.HEALTHY, snapshot.UNPROTECTED) else _UNHEALTHY
 
 
 def _show(picture: dict[str, Any], as_json: bool) -> None:

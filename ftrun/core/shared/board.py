@@ -19,15 +19,16 @@ from ftrun.core.errors import PlatformError
 from ftrun.core.shared import gate
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
-VERSION = 4
+VERSION = 5
 CELL_BYTES = 1024
 ROWS_KEPT = 5  # attempts at a step whose phases stay readable, see ftrun.core.shared.steps
 ROW_WORDS = 8
-_CELLS_AT = 4096
+_CELLS_AT = 8192
 _WORD = 8
 _SHIFT_ZERO = 1 << 40
 RUN_WORDS = 224  # of one text about the run
 RUN_BYTES = (RUN_WORDS - 1) * 8
+OPENINGS_KEPT = 128
 
 
 class Head:
@@ -49,6 +50,7 @@ class Head:
     WAITING = 14  # launcher: 1 = no healthy device for every rank; whoever waits for a world waits on
     RUN = 15  # launcher: number of the newest text about the run, which is in slot RUN % 2; 0 = there is none
     RUN_TEXT = 64  # two slots of RUN_WORDS words: length in bytes, then the text
+    OPENINGS = 512  # whoever opened a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and when (ns)
 
 
 class F:
@@ -328,6 +330,24 @@ class Board:
             if self[Head.RUN] == number:  # else this slot may be written by now
                 return text
         return b""
+
+    def show_opening(self, number: int, now: int) -> None:
+        """The caller opened gate `number` at `now`, ns. For people; decides nothing."""
+        at = Head.OPENINGS + number % OPENINGS_KEPT * 2
+        self[at] = 0
+        self[at + 1] = now
+        self[at] = number + 1
+
+    def openings(self, last: int) -> list[int]:
+        """When the newest gates up to `last` opened, ns, oldest first; no gate between them is missing."""
+        slots = self._words[Head.OPENINGS : Head.OPENINGS + 2 * OPENINGS_KEPT].tolist()
+        times: list[int] = []
+        for number in range(last, max(-1, last - OPENINGS_KEPT), -1):
+            at = number % OPENINGS_KEPT * 2
+            if slots[at] != number + 1:
+                break
+            times.append(slots[at + 1])
+        return times[::-1]
 
     def cell(self, index: int) -> Cell:
         """The cell of incarnation `index`. IndexError outside the board."""

@@ -1,4 +1,7 @@
-"""What the run as a whole does now: its phase, and the incident that goes on. Kept in the board's head for whoever looks from outside."""
+"""What the run as a whole does now: its phase, the incident that goes on, or what it waits for when nothing moves.
+
+Kept in the board's head for whoever looks from outside.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftrun.control.events import Action, Died, Event, Publish, Raised, Say
+from ftrun.control.hangs import Standstill
 from ftrun.control.phases import OVER, REPAIRING, RunPhase
 from ftrun.core.shared.board import RUN_BYTES, Board
 
+_SHOWN = 8  # ranks that are named
+_JITTER = 0.5  # seconds by which an announced end may be off, so that the board is not written at each look
 _RESTARTS = ("restarting", "world_stopped", "peer_failed")
 
 
@@ -25,12 +31,28 @@ class OpenIncident:
     restart: bool = False
 
 
-class RunHead:
-    """Follows the machine. `global_rank` makes a rank of the world of one of this node."""
+@dataclass
+class Stall:
+    """Nothing moves, see `Standstill`. Times in seconds, monotonic. `until`: when something will be done about it."""
 
-    def __init__(self, board: Board, global_rank: Callable[[int], int]) -> None:
+    since: float
+    until: float | None
+    culprits: list[int]
+    held_up: int  # ranks that wait
+    waiting: list[int]  # some of those
+    where: str
+    excuse: str
+    line: str = ""
+
+
+class RunHead:
+    """Follows the machine. `global_rank` makes a rank of the world of one of this node; `note` writes to the journal."""
+
+    def __init__(self, board: Board, global_rank: Callable[[int], int], note: Callable[..., None]) -> None:
         self._board = board
         self._global_rank = global_rank
+        self._note = note
+        self._stall: Stall | None = None
         self._phase = RunPhase.NEW
         self._holders: tuple[int, ...] = ()
         self._incident: OpenIncident | None = None
@@ -58,7 +80,36 @@ class RunHead:
                 self._incident.stages.append(("FIRST_STEP", now))
         self._show()
 
+    def stalled(self, found: Standstill | None, where: Callable[[int, float], str], now: float) -> None:
+        """What the last look for hangs found; `where` tells the line of the script that a worker is in."""
+        old = self._stall
+        if found is None or self._incident is not None or self._phase is not RunPhase.RUNNING:
+            self._moves(now)
+        else:
+            until = None if found.left is None else round(now + found.left, 1)
+            culprits, waiting = list(found.culprits[:_SHOWN]), list(found.waiting[:_SHOWN])
+            new = Stall(round(now - found.still, 3), until, culprits, len(found.waiting), waiting, found.where, found.excuse)
+            if old is not None and old.culprits == culprits:
+                new.since = old.since
+                if until and old.until and abs(until - old.until) < _JITTER:
+                    new.until = old.until
+            if found.cells:
+                new.line = where(found.cells[0], found.still)[:200]
+            if old is not None and old.culprits != culprits:
+                self._moves(now)
+            self._stall = new
+        self._show()
+
+    def _moves(self, now: float) -> None:
+        """A standstill is over, or others are to blame for it from now on."""
+        if self._stall is not None:
+            facts = vars(self._stall)
+            kept = {name: facts[name] for name in ("since", "culprits", "held_up", "where", "line")}
+            self._note("stall", seconds=round(now - self._stall.since, 3), **kept)
+        self._stall = None
+
     def _open(self, now: float) -> OpenIncident:
+        self._moves(now)
         self._incident = self._incident or OpenIncident(now)
         return self._incident
 
@@ -81,4 +132,5 @@ class RunHead:
 
     def _text(self) -> bytes:
         incident = self._incident and vars(self._incident)
-        return json.dumps({"phase": self._phase, "incident": incident}).encode()
+        stall = self._stall and vars(self._stall)
+        return json.dumps({"phase": self._phase, "incident": incident, "stall": stall}).encode()

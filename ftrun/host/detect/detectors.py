@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from ftrun.control import events as ev
-from ftrun.control.hangs import Limits
+from ftrun.control.hangs import Limits, Standstill
 from ftrun.control.stragglers import Stragglers
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate, replicas
@@ -49,6 +49,15 @@ class Detectors:
     def pause(self) -> float:
         """Seconds between two looks."""
         return self._beats.pause
+
+    @property
+    def standstill(self) -> Standstill | None:
+        """What the last look found of a world in which nothing moves."""
+        return self._hangs.standstill
+
+    def where(self, cell: int, still: float) -> str:
+        """See `HangWatch.where`."""
+        return self._hangs.where(cell, still)
 
     def close(self) -> None:
         self._room.close()

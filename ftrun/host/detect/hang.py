@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ftrun.control.hangs import Accused, HangVerdict, Limits, Rank, Watch
+from ftrun.control.hangs import Accused, HangVerdict, Limits, Rank, Standstill, Watch
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Busy, Cell, F, Flag, Phase, collective_name, collective_of
@@ -22,10 +24,12 @@ class HangWatch:
     def __init__(self, limits: Limits, pause: float, run_dir: Path) -> None:
         self._watch = Watch(limits, pause)
         self._run_dir = run_dir
+        self.standstill: Standstill | None = None  # as of the last look
 
     def quiet(self) -> None:
         """The world is being repaired: what it takes is not the length of a step."""
         self._watch.quiet()
+        self.standstill = None
 
     def look(self, raw_gate: int, cells: Sequence[Cell]) -> HangVerdict | None:
         """Who holds the world up, from the gate word and the cells of every rank."""
@@ -33,13 +37,28 @@ class HangWatch:
         ranks = [describe(c, word) for c in cells]
         verdict = self._watch.look(time.monotonic(), word.generation, word.last, ranks)
         if verdict is None:
+            self.standstill = self._for_people(self._watch.standstill(word.last, ranks), cells)
             return None
         pids = [c[F.PID] for c in cells]
         if any(heartbeat.traced(pid) or heartbeat.why_still(pid) for pid in pids):
-            self.quiet()  # a debugger has its reasons; a stopped process is the beat's business
+            self._watch.quiet()  # a debugger has its reasons; a stopped process is the beat's business
             return None
         accused = tuple(Accused(a.cell, a.fault, a.evidence + self._line(a)) for a in verdict.accused)
         return HangVerdict(accused, verdict.what, verdict.evidence)
+
+    def _for_people(self, found: Standstill | None, cells: Sequence[Cell]) -> Standstill | None:
+        """With a debugger, which gives a culprit all the time that it wants."""
+        if found is None or not any(c.index in found.cells and heartbeat.traced(c[F.PID]) for c in cells):
+            return found
+        return replace(found, left=None, excuse="debugger")
+
+    def where(self, cell: int, still: float) -> str:
+        """The line of the script that a rank has been in for `still` seconds; "" when it did not say so."""
+        path = self._run_dir / "errors" / f"where-{cell}.json"
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime < still:
+                return str(files.read_json(path).get("line", ""))
+        return ""
 
     def _line(self, accused: Accused) -> str:
         """Where a busy rank's Python was when its control thread looked last."""

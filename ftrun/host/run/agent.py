@@ -72,7 +72,7 @@ class Agent:
         self._stop_listening = False
         self._pool = WorkerPool(context, logs, services.pids)
         self._narrator = Narrator(context)
-        self._head = RunHead(context.board, nodes.global_rank)
+        self._head = RunHead(context.board, nodes.global_rank, journal.note)
         self._failures = Failures(context, self._pool.workers)
         self._ending = Ending(context, self._pool)
         self._forwarder = Forwarder(context, self._pool)
@@ -311,6 +311,7 @@ class Agent:
         holders = [self._pool.workers[c] for c in self._state.holder if c in self._pool.workers]
         whole = len(holders) == self._config.nproc
         self._detectors.look(running, self._state.generation, holders, whole)
+        self._head.stalled(self._detectors.standstill, self._detectors.where, time.monotonic())
         self._loop.after(self._detectors.pause, self._detect)
 
     def summarize(self) -> None:

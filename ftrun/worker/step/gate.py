@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ftrun import native
@@ -53,6 +54,7 @@ class Gate:
                     if board.swap_gate(raw, new):
                         if crash_points.armed:
                             crash_points.point("swap", number, context.rank)
+                        board.show_opening(number, time.monotonic_ns())
                         board.ring_gate()
                     continue
             board.wait_gate(seen, _LOOK)

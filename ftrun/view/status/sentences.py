@@ -1,0 +1,58 @@
+"""What `ftrun status` says in whole sentences: who holds the run up, and what a death would mean for a run that is not protected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ftrun.core.amounts import count, of_step
+from ftrun.core.text import ranks as named
+from ftrun.view import text
+
+_EXCUSES = {
+    "call": "in job.call",
+    "compiling": "compiling",
+    "first": "in its first step",
+    "outside": "between two steps",
+    "debugger": "held by a debugger",
+}
+
+
+def cause(victim: dict[str, Any]) -> str:
+    """SIGKILL → rank 2 in backward of step 60."""
+    where = f" in {victim['phase']}" if victim.get("phase") else ""
+    return f"{victim['cause']} → rank {victim['rank']}{where}{of_step(victim)}"
+
+
+def stall(found: dict[str, Any]) -> str:
+    """Who waits for whom, since when, and when something will be done about it."""
+    since = f"for {text.duration(found['seconds'])}"
+    left = found["acts_in"]
+    soon = None if left is None else f"in {text.duration(left)}" if left > 0 else "any moment now"
+    where = f" {found['where']}" if found["where"] else ""
+    if not found["culprits"]:
+        if not found["waiting"]:
+            return f"{since}: every rank is busy with something of its own; nobody is replaced for that"
+        rest = "no timeout watches that" if soon is None else f"their connections are made anew {soon}"
+        return f"{since}: all ranks wait{where}; {rest}"
+    one, several = named(found["culprits"]), len(found["culprits"]) > 1
+    doing = [_EXCUSES[found["excuse"]]] if found["excuse"] in _EXCUSES else []
+    doing += [f"last seen at {found['line']}"] if found["line"] else []
+    blamed = f"{one} ({', '.join(doing)})" if doing else one
+    if found["held_up"]:
+        waiting = named(found["waiting"]) if found["held_up"] == len(found["waiting"]) else count(found["held_up"], "rank")
+        told = f"{waiting} {'waits' if found['held_up'] == 1 else 'wait'}{where} for {blamed}"
+    else:
+        told = f"{blamed} {'are' if several else 'is'} busy"
+    end = "no timeout watches that" if soon is None else f"replaced {soon} unless {'they move' if several else 'it moves'}"
+    return f"{since}: {told}; {end}"
+
+
+def unprotected(restarts_left: int, trained: bool) -> str:
+    """What happens at a death; `trained`: its optimizers step already, so nothing will change that."""
+    so_far = "" if trained else " so far"
+    death = "ends the run" if restarts_left <= 0 else f"restarts all workers ({count(restarts_left, 'restart')} left)"
+    return f"not protected{so_far}: ftrun.protect() was not called, so a death {death}, and steps are not known here"
+
+
+def launcher_stopped(pid: int) -> str:
+    return f"the launcher (process {pid}) is stopped: nothing is noticed or repaired until it goes on: kill -CONT {pid}"
