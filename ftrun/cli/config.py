@@ -13,7 +13,7 @@ from typing import Any
 from ftrun.cli.options import BY_NAME, OPTIONS, Option
 from ftrun.cli.spelling import nearest
 from ftrun.core.errors import ConfigError
-from ftrun.core.toml import parse
+from ftrun.core.toml import parse, read_text
 
 PYPROJECT = Path("pyproject.toml")
 _KEY = r"\s*[\"']?{key}[\"']?\s*(?:=|\.)"
@@ -89,11 +89,7 @@ def read(named: str | None) -> ConfigFile:
     """The file `named`, else pyproject.toml if it has something for us. Errors: ConfigError."""
     if named is not None:
         path = Path(named)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise ConfigError(f"{path}: cannot read the configuration: {reason}") from None
+        text = read_text(path, "the configuration")
         if path.name != PYPROJECT.name:
             return _filled(ConfigFile(path, text), parse(path, text))
     else:

@@ -129,14 +129,14 @@ def _missing(run_id: str | None) -> FtrunError:
     from ftrun.core import runs
 
     if run_id is None:
-        return NoRunError("no live run")
+        return NoRunError("no live run; those that ended: ftrun runs --all")
     run = runs.run_named(run_id)
     if run is not None:
         return NoRunError(f"run {run_id} is not running: its launcher, process {run.pid}, is gone", EXIT_NOT_RUNNING)
     owner = runs.owner_elsewhere(run_id)
     if owner is not None:
         return UsageError(f"run {run_id} belongs to user {owner}, not to you")
-    return NoRunError(f"no live run named {run_id}; those that are: ftrun runs")
+    return NoRunError(f"no live run named {run_id}; those that live: ftrun runs")
 
 
 def confirmed(question: str, yes: bool) -> bool:

@@ -163,9 +163,7 @@ def execute(argv: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except _ParserError as error:
-        return _fail(
-            _one_line(getattr(error, "format_message", error.__str__)()), getattr(error, "exit_code", EXIT_USAGE)
-        )
+        return _fail(_sentence(error, argv[0]), getattr(error, "exit_code", EXIT_USAGE))
     except FtrunError as error:
         return _fail(str(error), error.code)
     except (typer.Abort, KeyboardInterrupt, EOFError):
@@ -195,5 +193,30 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _one_line(message: str) -> str:
-    return " ".join(message.split())
+_NO_SCRIPT = "there is no script: say which, as in ftrun --nproc-per-node 4 train.py; all options: ftrun --help"
+
+
+def _sentence(error: Any, command: str) -> str:
+    """What the parser says, as we would: what is wrong, and what would have been right."""
+    said = " ".join(getattr(error, "format_message", error.__str__)().split())
+    help_ = f"see: ftrun {command} --help" if command in COMMANDS else "see: ftrun --help"
+    param = getattr(error, "param", None)
+    name = "" if param is None else next((o for o in param.opts if o.startswith("--")), param.human_readable_name)
+    match type(error).__name__:
+        case "MissingParameter" if name == "SCRIPT":
+            return _NO_SCRIPT
+        case "MissingParameter" if param is not None:
+            return f"ftrun {command} needs {name} {param.metavar if name.startswith('--') else ''}".rstrip() + f"; {help_}"
+        case "BadParameter" if param is not None:
+            reason = said.partition(": ")[2].rstrip(".")
+            for kind, wanted in (("float", "a number"), ("int", "a whole number")):
+                value, found, _ = reason.partition(f" is not a valid {kind}")
+                if found:
+                    return f"{name} must be {wanted}, not {value}"
+            return f"{name}: {reason}"
+        case "NoSuchOption":
+            return f"ftrun {command} has no option {error.option_name}; {help_}"
+        case _ if said.startswith("Got unexpected extra argument"):
+            return f"ftrun {command}: {said[said.rfind('(') + 1 : -1]} is too much; {help_}"
+        case _:
+            return f"{said.rstrip('.')}; {help_}"

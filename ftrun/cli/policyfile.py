@@ -26,7 +26,7 @@ from ftrun.control import policy
 from ftrun.control.responses import Response
 from ftrun.core.errors import ConfigError
 from ftrun.core.faults import Fault
-from ftrun.core.toml import parse
+from ftrun.core.toml import parse, read_text
 
 _MOST = 65535  # no driver has Xids of more than three digits
 _BUDGETS = ("device-faults", "window")
@@ -76,11 +76,7 @@ def _section(config: ConfigFile) -> Chosen:
 
 
 def _file(path: Path) -> tuple[tuple[int, str], ...]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"{path}: cannot read the Xid policy: {reason}") from None
+    text = read_text(path, "the Xid policy")
     raw = parse(path, text)
     if "xid" not in raw:
         return _xids(_Place(path, text, ""), raw)

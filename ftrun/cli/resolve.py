@@ -18,7 +18,7 @@ from ftrun.core.environment import virtual_variables
 from ftrun.core.errors import ConfigError, UsageError
 from ftrun.faults import oom
 from ftrun.faults.plan import Plan
-from ftrun.host.base.settings import Nodes, Output, Settings, check_program, check_script, run_name
+from ftrun.host.base.settings import Nodes, Output, Settings, check_module, check_program, check_script, run_name
 from ftrun.host.output.logformat import torchrun_template
 
 COMMAND_LINE, DEFAULT = "command line", "default"
@@ -92,7 +92,9 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
     kind = _kind(values)
     if kind == "program":
         check_program(script)
-    elif kind == "script":
+    elif kind == "module":
+        check_module(script)
+    else:
         check_script(script)
     plan, text = values["fault-plan"], ""
     if plan is not None:
@@ -101,6 +103,8 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
         plan = os.fspath(Path(plan).absolute())
         text = read_text(plan)
         read = parse_plan(text, plan)
+        if not read.faults:
+            raise ConfigError(f"{plan}: there is no [[fault]] in it, so nothing would be injected")
         read.check_ranks(values["nproc-per-node"] * values["nnodes"][1])
         _check_possible(read)
     both = [s.name for s in values["signals-to-handle"] if s in (values["forward-signals"] or ())]
@@ -112,6 +116,8 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
         )
     if values["virtual-local-rank"]:
         virtual_variables(os.environ.get("CUDA_VISIBLE_DEVICES"), values["nproc-per-node"] - 1)
+    if os.path.exists(values["log-dir"]) and not os.path.isdir(values["log-dir"]):
+        raise UsageError(f"--log-dir {values['log-dir']} is a file; name a folder (it is made if it is missing)")
     nodes = _nodes(values)
     if values["snapshot-every"] and nodes.most > 1:
         raise UsageError("--snapshot-every works in a run on one node: with several nothing is recovered in place yet")

@@ -72,11 +72,11 @@ class Spellings:
         return f"there is no option {typed}{hint}"
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like `word`, None when none is."""
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """The known word most like `word`, None when none is; `alike` from 0, any will do, to 1, the same."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=alike)), None)
 
 
 def _is_option(token: str) -> bool:

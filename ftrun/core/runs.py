@@ -66,7 +66,8 @@ def live_run(run_id: str | None) -> RunInfo:
     """As `find_run`. Errors: NoRunError."""
     run = find_run(run_id)
     if run is None:
-        raise NoRunError(f"no live run{'' if run_id is None else f' named {run_id}'}")
+        named = "" if run_id is None else f" named {run_id}"
+        raise NoRunError(f"no live run{named}; those that live: ftrun runs, those that ended: ftrun runs --all")
     return run
 
 

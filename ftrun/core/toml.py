@@ -10,6 +10,16 @@ from typing import Any
 from ftrun.core.errors import ConfigError
 
 
+def read_text(path: Path | str, what: str) -> str:
+    """The text of a file that is to hold `what`. Errors: ConfigError."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: cannot read {what}: it is not UTF-8 text") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read {what}: {error.strerror or error}") from None
+
+
 def parse(path: Path | str, text: str) -> dict[str, Any]:
     """The content of a TOML file. Errors: ConfigError with file and line, whatever is wrong with it."""
     if sys.version_info >= (3, 11):

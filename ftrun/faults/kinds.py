@@ -69,7 +69,11 @@ def parse(text: str) -> tuple[FaultKind, float | None]:
     if kind is None:
         raise ValueError(f"unknown fault kind {text!r}{_meant(name)} (known: {', '.join(KINDS)})")
     if bool(colon) != bool(kind.argument):
-        raise ValueError(f"write {name}:{kind.argument}" if kind.argument else f"{name} takes no argument")
+        raise ValueError(
+            f"{name} needs its {kind.argument}: write {name}:{kind.argument}"
+            if kind.argument
+            else f"{name} takes no argument: leave out :{rest}"
+        )
     if not kind.argument:
         return kind, None
     try:

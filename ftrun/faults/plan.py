@@ -29,6 +29,7 @@ _TOP_KEYS = ("seed", "fault")
 _FAULT_KEYS = ("kind", "rank", "step", "at", "times", "for")
 _HEADER = re.compile(r"\s*\[\[\s*[\"']?fault[\"']?\s*\]\]")
 _KEY = re.compile(r"\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*(?:\.|=)")
+_EXAMPLES = {"kind": 'kind = "kill"', "rank": "rank = 0"}
 _TABLE = re.compile(r"\s*\[+\s*[\"']?([A-Za-z0-9_-]+)")
 
 
@@ -98,11 +99,7 @@ def load_plan(path: Path | str) -> Plan:
 
 def read_text(path: Path | str) -> str:
     """The text of a plan. Errors: ConfigError."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"{path}: cannot read the fault plan: {reason}") from error
+    return toml.read_text(path, "the fault plan")
 
 
 def parse_plan(text: str, path: Path | str) -> Plan:
@@ -122,14 +119,14 @@ class _Reader:
         seed = self._integer(-1, raw, "seed", 1, 0)
         entries = raw.get("fault", [])
         if not isinstance(entries, list) or any(not isinstance(e, dict) for e in entries):
-            raise self._error(-1, "fault", "write each fault as a table [[fault]]")
+            raise self._error(-1, "fault", "write each fault as a table of its own, with two brackets: [[fault]]")
         return Plan(self._path, seed, tuple(self._fault(i, e) for i, e in enumerate(entries)))
 
     def _fault(self, index: int, raw: dict[str, Any]) -> InjectedFault:
         self._known(index, raw, _FAULT_KEYS, "in [[fault]]")
         for key in ("kind", "rank"):
             if key not in raw:
-                raise self._error(index, "", f"[[fault]] needs {key}")
+                raise self._error(index, "", f"[[fault]] needs {key}, as in {_EXAMPLES[key]}")
         kind, argument = self._kind(index, raw["kind"])
         at = raw.get("at", kind.anywhere[0])
         if not isinstance(at, str):

@@ -76,7 +76,7 @@ INTERNAL = {"FTRUN_RUN_DIR", "FTRUN_RUNS_ROOT", "FTRUN_CELL", "FTRUN_SPEC", "FTR
         (["--nnodes=2", "--rdzv-backend=c10d", "train.py"], "--rdzv-backend c10d needs --rdzv-endpoint HOST"),
         (["--nnodes=2", "--node-rank=0", "--rdzv-conf=tiemout=3", "train.py"], "unknown rendezvous setting tiemout"),
         (["--nnodes=2", "--standalone", "train.py"], "--standalone runs on this node alone, and --nnodes asks for 2"),
-        (["--standalone"], "SCRIPT"),
+        (["--standalone"], "there is no script: say which"),
         (["--run-id=.", "train.py"], "run id '.' must be"),
         (["statsu"], "script statsu does not exist; did you mean the command: ftrun status?"),
     ],

@@ -56,7 +56,8 @@ def run(script: str, args: list[str] | None, **given: str | bool | None) -> int:
     try:
         settings = resolve.settings(values, script, tuple(args or ()), config)
     except UsageError as error:
-        raise UsageError(f"{error}{_command_meant(script)}") from None
+        hint = "" if values["module"] or values["no-python"] else _meant(script)
+        raise UsageError(f"{error}{hint}") from None
     require_usable()
     if values["dry-run"]:
         show = dryrun.as_json if values["json"] else dryrun.as_text
@@ -66,14 +67,19 @@ def run(script: str, args: list[str] | None, **given: str | bool | None) -> int:
     return launch(settings)
 
 
-def _command_meant(script: str) -> str:
-    """A hint for `ftrun statsu`."""
-    if not script.isalpha() or os.path.exists(script):
+def _meant(script: str) -> str:
+    """A hint for `ftrun statsu` and `ftrun trian.py`."""
+    if os.path.exists(script):
         return ""
     from ftrun.cli.spelling import nearest
 
-    close = nearest(script, COMMANDS)
-    return f"; did you mean the command: ftrun {close}?" if close else ""
+    if os.sep not in script and "." not in script:
+        close = nearest(script, COMMANDS)
+        return f"; did you mean the command: ftrun {close}?" if close else ""
+    folder, name = os.path.split(script)
+    beside = os.listdir(folder or os.curdir) if os.path.isdir(folder or os.curdir) else ()
+    close = nearest(name, (entry for entry in beside if entry.endswith(".py")), 0.8)
+    return f"; did you mean {os.path.join(folder, close)}?" if close else ""
 
 
 run.__signature__ = signature(OPTIONS, version=show_version, print_completion=print_completion)  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from pathlib import Path
 import typer
 
 from ftrun.cli.main import app
+from ftrun.core.errors import UsageError
 from ftrun.core.text import printable, tell
 
 _BEYOND = 15.0  # seconds that a run may need beyond the time that its workers get
@@ -54,6 +55,8 @@ def stop(
     from ftrun.cli import live
     from ftrun.core.waiting import wait_for
 
+    if wait is not None and not 0 <= wait < float("inf"):
+        raise UsageError("--wait is a number of seconds, 0 or more")
     run = live.chosen(run_id, "stop RUN")
     typed = run_id is not None and sys.stdin.isatty()  # whoever types a run's name means it
     if not live.confirmed(f"end run {live.described(run)}?", yes or typed):

@@ -78,7 +78,7 @@ def _not_live(run_id: str | None, as_json: bool) -> int:
     from ftrun.view.finished import ended_picture, ended_text
 
     if run_id is None:
-        raise NoRunError("no live run")
+        raise NoRunError("no live run; those that ended: ftrun runs --all")
     found = require(run_id)
     try:
         picture = ended_picture(found)

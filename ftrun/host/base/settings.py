@@ -5,9 +5,13 @@ Never touches the file system beyond looking at the script, and starts nothing.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import pkgutil
 import re
 import signal
+import sys
+import warnings
 import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +21,7 @@ from ftrun.control.policy import Overrides
 from ftrun.core.errors import UsageError
 from ftrun.host.base.streams import Streams
 
+_MOST_SOURCE = 1 << 20  # bytes of a script that is looked at before the run
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -132,15 +137,17 @@ def check_run_id(run_id: str) -> str:
 
 
 def check_script(path: str) -> None:
-    """Errors: UsageError when the training script is missing, a directory, or unreadable."""
+    """Errors: UsageError when the training script is missing, a directory, unreadable, or not Python."""
     script = Path(path)
     try:
         if script.is_dir():
             if (script / "__main__.py").is_file():
                 return
-            raise UsageError(f"{path} is a directory, not a script")
-        with script.open("rb"):
-            pass
+            raise UsageError(f"{path} is a directory, not a script (and has no __main__.py)")
+        if script.exists() and not script.is_file():
+            raise UsageError(f"script {path} is a pipe or a device; every worker has to read it, so give a file")
+        with script.open("rb") as file:
+            _check_syntax(path, file.read(_MOST_SOURCE + 1))
     except FileNotFoundError:
         raise UsageError(f"script {path} does not exist") from None
     except PermissionError:
@@ -149,13 +156,49 @@ def check_script(path: str) -> None:
         raise UsageError(f"script {path} cannot be read ({error.strerror})") from None
 
 
+def _check_syntax(path: str, source: bytes) -> None:
+    """Errors: UsageError for what this Python cannot compile. Byte code, archives and very long scripts are not looked at."""
+    if path.endswith(".pyc") or len(source) > _MOST_SOURCE:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are the workers' to give
+            compile(source, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        if pkgutil.get_importer(os.path.abspath(path)) is not None:
+            return  # an archive that holds a __main__.py
+        line = getattr(error, "lineno", None)
+        at, what = "" if line is None else f":{line}", getattr(error, "msg", str(error))
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise UsageError(f"script {path}{at} is not Python {version}: {what}") from None
+    except (RecursionError, MemoryError):
+        return  # the workers find out
+
+
+def check_module(name: str) -> None:
+    """Errors: UsageError when there is no module of that name; only its first part is looked for, which imports nothing."""
+    if name.endswith(".py") and os.path.isfile(name):
+        raise UsageError(f"-m takes the name of a module: say -m {name[:-3].replace(os.sep, '.')}, or leave out -m")
+    before = list(sys.path)
+    if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH, since Python 3.11
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(name.partition(".")[0]) is not None
+    except ValueError:
+        found = bool(name.partition(".")[0])  # imported already, by something that left no spec
+    finally:
+        sys.path[:] = before
+    if not found:
+        raise UsageError(f"there is no module {name}: not in this folder, on PYTHONPATH, or installed for {sys.executable}")
+
+
 def check_program(name: str) -> None:
     """Errors: UsageError when the program of --no-python is not found or may not be executed."""
     import shutil
 
     if shutil.which(name) is not None:
         return
-    if os.sep in name and os.path.isdir(name):
+    if os.path.isdir(name):
         raise UsageError(f"{name} is a directory, not a program")
     if os.sep in name and os.path.exists(name):
         raise UsageError(f"program {name} may not be executed; run: chmod +x {name}")

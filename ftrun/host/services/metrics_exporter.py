@@ -100,6 +100,6 @@ def require_writable(path: Path, option: str) -> None:
     """Errors: UsageError naming the option, when a file cannot be put there."""
     folder = path.parent
     if not folder.is_dir():
-        raise UsageError(f"{option}: there is no folder {folder}")
+        raise UsageError(f"{option}: there is no folder {folder}; make it first")
     if path.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(f"{option} {path} cannot be written")

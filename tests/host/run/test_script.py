@@ -94,7 +94,7 @@ def test_modules_that_cannot_be_run(ftrun: Ftrun) -> None:
     ftrun.script("", "package/__init__.py")
     ftrun.script("import no_such_library\n", "broken.py")
     for name, message in {
-        "no.such": "No module named no.such",
+        "package.such": "No module named package.such",
         "package": "package is a package and cannot be run as a program",
         "broken": "No module named 'no_such_library'",
     }.items():

@@ -30,7 +30,7 @@ from tests.conftest import Ftrun
         (["--worker-start", "magic", "train.py"], "--worker-start must be forkserver or exec"),
         (["--stop-timeout", "0", "train.py"], "--stop-timeout must be a number of seconds above 0"),
         (["--hang-timeout", "soon", "train.py"], "--hang-timeout must be auto or a number"),
-        (["--nproc-per-node", "2"], "SCRIPT"),
+        (["--nproc-per-node", "2"], "there is no script: say which"),
     ],
 )
 def test_mistake(ftrun: Ftrun, args: list[str], message: str) -> None:
