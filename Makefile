@@ -4,6 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 COMPAT := .venv-compat
+SITE := .venv-docs
 NEWEST := .venv-newest
 NEWEST_STAMP := $(NEWEST)/.stamp-$(shell date +%F)
 BUILD := build/native
@@ -15,7 +16,7 @@ PYTEST = $(PY) -m pytest
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel-test chaos matrix calm bench images
-.PHONY: truth torch-tests completions gpu-test gpu-bench native-only clean
+.PHONY: truth torch-tests completions docs gpu-test gpu-bench native-only clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -135,7 +136,7 @@ chaos: setup  ## the slow tests, then whole runs with kills at random moments
 truth: setup  ## every pattern of training loops and 40 random scripts: clean, killed and under torchrun (half an hour)
 	$(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) tests/truth
 
-matrix: setup  ## every kind of fault in every phase (ten to twenty minutes); writes tests/e2e/matrix.json and the README's table
+matrix: setup  ## every kind of fault in every phase (ten to twenty minutes); writes tests/e2e/matrix.json and the docs' table
 	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_matrix.py::test_matrix; status=$$?; \
 	$(PY) -m tests.e2e.matrix && exit $$status
 
@@ -144,7 +145,7 @@ calm: setup  ## an hour of a run that is odd and healthy: nothing may be reporte
 
 BENCHES = recovery cost coldstart detect transfer status footprint
 
-bench: setup  ## figures of this machine (about an hour; ROUNDS=n for a quick look), in tests/bench/results and the README
+bench: setup  ## figures of this machine (about an hour; ROUNDS=n for a quick look), in tests/bench/results, docs and README
 	@set -e; for name in $(BENCHES); do $(PY) tests/bench/$$name.py $(if $(ROUNDS),--rounds $(ROUNDS)); done
 	$(PY) -m tests.bench.tables
 
@@ -155,6 +156,18 @@ completions: setup  ## make the files in completions/ anew from the commands
 	$(VENV)/bin/ftrun completions bash > completions/ftrun.bash
 	$(VENV)/bin/ftrun completions zsh > completions/_ftrun
 	$(VENV)/bin/ftrun completions fish > completions/ftrun.fish
+
+# An environment of its own, without torch: pages are text.
+$(SITE)/.stamp: pyproject.toml | $(STAMPS)/venv
+	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check $$($(PY) tests/docs/packages.py)
+	@touch $@
+
+docs: $(SITE)/.stamp setup  ## write the generated pages anew and build the site in build/site
+	$(PY) -m tests.docs.generate
+	$(PY) -m tests.programs.convert
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 # An interpreter that has torch with CUDA is enough: GPU_PYTHON=python3 uses it as it is, and nothing is installed.
 GPU_PYTHON ?= $(PY)

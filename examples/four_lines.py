@@ -14,7 +14,7 @@ dist.init_process_group("ftrun")
 torch.manual_seed(dist.get_rank())
 ddp = DistributedDataParallel(model)
 job = ftrun.protect(model=ddp, optimizer=optimizer)
-for step in job.steps(1000):
+for step in job.steps(5000):
     with step:
         x = torch.randn(32, 16)
         loss = (ddp(x) - x.sum(1, keepdim=True)).square().mean()

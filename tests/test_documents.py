@@ -1,4 +1,4 @@
-"""What the documents name is there: places in the code, targets of make, files; and the README's figures are those measured."""
+"""What the documents name is there: places in the code, targets of make, files; and the figures are those measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.bench import tables
 
 ROOT = Path(__file__).resolve().parents[1]
 WALKS = ROOT / "docs" / "how-it-works.md"
-DOCUMENTS = [ROOT / "CONTRIBUTING.md", ROOT / "tests" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "CONTRIBUTING.md", ROOT / "tests" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def exists(name: str) -> bool:
@@ -57,11 +57,22 @@ def test_files_and_targets_that_a_document_names(document: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_tables_in_the_readme_are_those_that_the_benchmarks_wrote() -> None:
-    text = tables.README.read_text()
-    assert tables.with_tables(text) == text, "run: python -m tests.bench.tables"
-    shown = [found[1] for found in tables.SHOWN.findall(text)]
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda path: path.name)
+def test_the_tables_are_those_that_the_benchmarks_wrote(page: Path) -> None:
+    assert tables.with_tables(page.read_text()) == page.read_text(), "run: python -m tests.bench.tables"
+
+
+def test_every_benchmark_has_its_table() -> None:
+    readme, page = (path.read_text() for path in tables.PAGES)
+    shown = [found[1] for found in tables.SHOWN.findall(page)]
     assert {"stall", "stall_by_step", "step_cost", "detection", "coldstart", "footprint"} <= set(shown)
+    assert [found[1:4] for found in tables.SHOWN.findall(readme)] == [("stall", "1", "3")]
+
+
+def test_the_cost_that_the_readme_tells_was_measured() -> None:
+    told = re.search(r"a step takes ([\d.]+) % to ([\d.]+) % longer", " ".join(tables.PAGES[0].read_text().split()))
+    measured = re.findall(r"wall clock .*\| ([\d.]+) % ", (tables.RESULTS / "step_cost.md").read_text())
+    assert told and sorted(told.groups(), key=float) == sorted(measured, key=float)
 
 
 @pytest.mark.parametrize("path", sorted(tables.RESULTS.glob("*.md")), ids=lambda path: path.stem)

@@ -1,6 +1,7 @@
-"""Tables of measured figures: each benchmark writes its own in results/*.md, and the README shows the same rows.
+"""Tables of measured figures: each benchmark writes its own in results/*.md, and docs/benchmarks.md shows the
+same rows, the README three of them.
 
-    python -m tests.bench.tables     puts the tables of results/ into the README
+    python -m tests.bench.tables     puts the tables of results/ into both
 
 A file holds one table and what a reader needs to judge it: the command, commit, date, machine, load, versions, and in each
 figure the median, the smallest and largest value, and n. A new run replaces the file; git has the older ones.
@@ -23,8 +24,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"
-README = ROOT / "README.md"
-SHOWN = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.S)
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+# "rows 1-3": only these, without the first column, whose word is in the caption
+SHOWN = re.compile(r"(<!-- table: ([\w-]+)(?: rows (\d+)-(\d+))? -->\n).*?(<!-- end of table -->)", re.S)
 FACTS = ("command", "commit", "date", "machine", "software")  # each table's file names them
 
 
@@ -88,16 +90,25 @@ def caption(name: str, folder: Path = RESULTS) -> str:
     )
 
 
+def some_rows(name: str, first: int, last: int) -> str:
+    """Rows of a table, without its first column."""
+    lines = rows(name).splitlines()
+    return "".join(f"|{line.split('|', 2)[2]}\n" for line in [*lines[:2], *lines[first + 1 : last + 2]])
+
+
 def with_tables(text: str) -> str:
-    """The README with the tables of results/ in their places; one that is not there is said to be missing."""
+    """A page with the tables of results/ in their places; one that is not there is said to be missing."""
 
     def table(found: re.Match[str]) -> str:
-        there = (RESULTS / f"{found[2]}.md").exists()
-        shown = f"{rows(found[2])}\n{caption(found[2])}" if there else "Not measured yet: `make bench` does.\n"
-        return f"{found[1]}{shown}{found[3]}"
+        name, first, last = found[2], found[3], found[4]
+        if not (RESULTS / f"{name}.md").exists():
+            return f"{found[1]}Not measured yet: `make bench` does.\n{found[5]}"
+        shown = some_rows(name, int(first), int(last)) if first else rows(name)
+        return f"{found[1]}{shown}\n{caption(name)}{found[5]}"
 
     return SHOWN.sub(table, text)
 
 
 if __name__ == "__main__":
-    README.write_text(with_tables(README.read_text()))
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text()))

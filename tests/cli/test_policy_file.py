@@ -95,9 +95,9 @@ def test_a_missing_file_and_an_impossible_wait(folder: Path, mistake: Callable[.
     assert "--on-exhausted wait is for one node" in mistake(*several, "train.py")
 
 
-def test_the_example_of_the_readme(folder: Path, plan: Plan) -> None:
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-    (example,) = [block for block in readme.split("```toml\n")[1:] if block.startswith("[policy]")]
+def test_the_example_of_the_docs(folder: Path, plan: Plan) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/reference/xid-policy.md").read_text()
+    (example,) = [block for block in page.split("```toml\n")[1:] if block.startswith("[policy]")]
     (folder / "run.toml").write_text(example.partition("```")[0])
     settings = plan("--config=run.toml")["settings"]
     assert settings["policy"]["faults"] == [["signal", "stop"]] and len(settings["policy"]["xids"]) == 8

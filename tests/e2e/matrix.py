@@ -1,7 +1,7 @@
 """Every kind of fault in every phase: what must be found, who must be blamed, what must become of the run.
 
 The table below is what is promised. tests/e2e/test_matrix.py does it with real runs of 4 ranks and leaves what happened in
-matrix.json; run as a program, this file writes the README's table from that.
+matrix.json; run as a program, this file writes the table of docs/reference/faults.md from that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tests.e2e.harness import Outcome
 from tests.faults.fake_nvml import FakeNvml
 
 RESULTS = Path(__file__).with_name("matrix.json")
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reference" / "faults.md"
 BEGIN, END = "<!-- matrix: tests/e2e/matrix.py -->", "<!-- end of matrix -->"
 ON_DEVICE = harness.SCRIPTS / "on_device.py"
 ARGUMENTS = ("--steps", "24")
@@ -39,7 +40,7 @@ REDONE = "redone"  # all ranks do the step again, nobody is replaced
 UNHARMED = "unharmed"  # nothing needs to be done
 ENDED = "ended"  # the run is over
 
-# how a cell of the README's table is written: the run's end by what became of it; found and left alone; nothing found
+# how a cell of the page's table is written: the run's end by what became of it; found and left alone; nothing found
 SIGNS = {REPLACED: "=", REDONE: "=", ENDED: "end"}
 REPORTED, NOTHING = "report", "none"
 SEED = 1  # of every plan, see harness.script_command
@@ -257,7 +258,7 @@ class Result:
 def _commit() -> str:
     """The commit of this checkout; one with changes has a "+"."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    done = subprocess.run(command, cwd=README.parent, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
 
@@ -374,15 +375,15 @@ def save(results: list[Result]) -> None:
 
 
 def with_table(text: str) -> str:
-    """The README with the table of the results that are there."""
+    """The page with the table of the results that are there."""
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n{table(load())}\n{END}{tail}"
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text()))
+    PAGE.write_text(with_table(PAGE.read_text()))
     bad = [r for r in load() if r["wrong"]]
     for result in bad:
         print(f"{result['kind']} in {result['phase']}: {result['wrong']}", file=sys.stderr)
-    print(f"{len(load())} cells, {len(bad)} not as promised; the table in {README.name} is up to date")
+    print(f"{len(load())} cells, {len(bad)} not as promised; the table in {PAGE.name} is up to date")

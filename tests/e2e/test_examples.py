@@ -29,12 +29,14 @@ def test_readme_shows_the_example() -> None:
     "how", [pytest.param("ftrun", marks=pytest.mark.slow), pytest.param("torchrun", marks=pytest.mark.slow), "python"]
 )
 def test_four_lines(folder: Path, how: str) -> None:
+    script = folder / "four_lines.py"
+    script.write_text(EXAMPLE.read_text().replace("job.steps(5000)", "job.steps(1000)"))
     plan = folder / "plan.toml"
     plan.write_text(kill(1, "backward", 300))
     command = {
-        "ftrun": [harness.tool("ftrun"), "--nproc-per-node", "2", "--fault-plan", str(plan), str(EXAMPLE)],
-        "torchrun": [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "2", str(EXAMPLE)],
-        "python": [sys.executable, str(EXAMPLE)],
+        "ftrun": [harness.tool("ftrun"), "--nproc-per-node", "2", "--fault-plan", str(plan), str(script)],
+        "torchrun": [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "2", str(script)],
+        "python": [sys.executable, str(script)],
     }[how]
     running = harness.start(folder, command)
     if running.wait(60) and how == "torchrun" and "every weight is 1" in running.output:

@@ -1,6 +1,6 @@
 """Every kind of fault in every phase, 4 ranks: found as what it is, the right rank blamed, repaired, and equal in the end.
 
-`make matrix` does all of it and writes the results and the README's table; `make test` does a sample.
+`make matrix` does all of it and writes the results and the table of docs/reference/faults.md; `make test` does a sample.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def test_every_kind_has_its_row() -> None:
     assert run == {(kind.name, phase) for kind in KINDS.values() for phase in kind.phases}
 
 
-def test_the_table_in_the_readme_is_what_the_runs_left() -> None:
-    text = matrix.README.read_text()
+def test_the_table_in_the_docs_is_what_the_runs_left() -> None:
+    text = matrix.PAGE.read_text()
     assert matrix.with_table(text) == text, "run: make matrix (or python -m tests.e2e.matrix)"
     results = matrix.load()
     assert [r for r in results if r["wrong"]] == []

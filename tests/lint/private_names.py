@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "private-names.md"
 _HEAD = """# Private names
 
 Names of torch, CPython and Linux that are no public interface and that ftrun uses all the same. They stand in one file,
-[`ftrun/worker/runtime/torch_private.py`](../ftrun/worker/runtime/torch_private.py), with the functions that use them; `make lint` refuses
+`ftrun/worker/runtime/torch_private.py`, with the functions that use them; `make lint` refuses
 them elsewhere. *Needed for*: **start** – any worker or any group of backend "ftrun"; **protect** – `protect()` refuses without
 it; **protect of DDP** – the same, for a model in DistributedDataParallel; **torch.compile** – compiled models beside
 `protect()`; **answer** – torch asks about or through that name, and one without it may not ask; **message**, **speed** – as the words

@@ -1,4 +1,4 @@
-"""Writes docs/convert.md: what changes in a program for ftrun, by kind of program. `python -m tests.programs.convert`."""
+"""Writes docs/how-to/convert/*.md: what changes in a program for ftrun, a page a kind. `python -m tests.programs.convert`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import difflib
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-PATH = FOLDER.parents[1] / "docs" / "convert.md"
+PAGES = FOLDER.parents[1] / "docs" / "how-to" / "convert"
 KINDS = ("loop", "resume", "epochs", "prefetch", "trainer", "accelerate_loop")
 _TITLES = {
     "loop": "A plain loop",
@@ -38,8 +38,36 @@ converted, in about six lines. Each of these programs (`tests/programs`) is run 
 converted, under ftrun, with kills in steps, in evaluations and around checkpoints, and where it writes a checkpoint, a clean
 restart from it. Weights, optimizer, random numbers and checkpoints are the same. Converted programs run under torchrun, too.
 
-The lines show what is added and taken away; lines that are only moved to the right are left out.
+| kind of program | lines that change |
+|---|---|
+"""
+_TAIL = """
+[nanoGPT](../nanogpt.md) is one of these, and so is a script that [Slurm](../several-nodes.md) starts: nothing changes in it for Slurm.
 
+## The same four lines everywhere
+
+1. `import ftrun`.
+2. `dist.init_process_group("ftrun")` in place of "nccl" or "gloo". What needs no rank stands above it.
+3. `job = ftrun.protect(ddp, optimizer, scheduler)`, behind `DistributedDataParallel`. A `GradScaler` and objects of your own go there
+   too.
+4. `for step in job.steps(total):` or `for step, batch in job.batches(loader):` in place of the loop, and `with step:` around its body.
+
+## When ftrun refuses
+
+What cannot be done again exactly is refused in the step in which it happens, in a run without failures as well, with the line:
+
+| it says | change |
+|---|---|
+| a collective after `optimizer.step()` in the body | move it before `optimizer.step()`, or into `job.call` after the loop |
+| a collective between two bodies outside `job.call` | `job.call(fn)` |
+| a process group is made after the first step | make all groups before the loop |
+| something given to `protect` changed between two bodies | `scheduler.step()` and the like go into the body |
+| `step(closure)`, or an optimizer that communicates in `step()` | another optimizer; these cannot be done again |
+| DDP with `static_graph`, `mixed_precision` or a communication hook | leave it out; autocast is fine |
+| `step.committed` inside the body | test it after the `with` |
+| a model with DTensors (FSDP2, tensor parallelism) | run it without `protect`, with `--max-restarts` |
+
+[Limits](../../limits.md) has them all, and [a step that is done again](../../concepts/redo.md) says why.
 """
 
 
@@ -63,15 +91,23 @@ def added(kind: str) -> int:
     return sum(line.startswith("+") for line in changes(kind))
 
 
-def text() -> str:
-    """The page."""
-    parts = [_HEAD]
-    for kind in KINDS:
-        said = ast.get_docstring(ast.parse((FOLDER / f"{kind}.py").read_text()))
-        diff = "\n".join(changes(kind))
-        parts.append(f"## {_TITLES[kind]}\n\n{said} {added(kind)} lines:\n\n```diff\n{diff}\n```\n\n{_NOTES[kind]}\n\n")
-    return "".join(parts).rstrip("\n") + "\n"
+def pages() -> dict[str, str]:
+    """File name -> text."""
+    rows = "".join(f"| [{_TITLES[kind]}]({kind}.md) | {added(kind)} |\n" for kind in KINDS)
+    return {"index.md": _HEAD + rows + _TAIL} | {f"{kind}.md": _page(kind) for kind in KINDS}
+
+
+def _page(kind: str) -> str:
+    said = ast.get_docstring(ast.parse((FOLDER / f"{kind}.py").read_text()))
+    diff = "\n".join(changes(kind))
+    return (
+        f"# {_TITLES[kind]}\n\n{said} {added(kind)} lines; lines that are only moved to the right are left out:\n\n"
+        f"```diff\n{diff}\n```\n\n{_NOTES[kind]}\n\n"
+        f"The whole programs: `tests/programs/{kind}.py` and `tests/programs/{kind}_converted.py`.\n"
+    )
 
 
 if __name__ == "__main__":
-    PATH.write_text(text())
+    PAGES.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (PAGES / name).write_text(text)

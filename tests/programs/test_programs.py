@@ -1,4 +1,4 @@
-"""Programs as people write them, converted as docs/convert.md says: with kills they end as the unconverted ones under torchrun.
+"""Programs as people write them, converted as docs/how-to/convert says: with kills they end as the unconverted ones under torchrun.
 
 Each runs twice: the second time it goes on from the checkpoint of the first, if it writes any.
 """
@@ -83,7 +83,8 @@ def test_converted_it_runs_under_torchrun(folder: Path, kind: str) -> None:
 
 
 def test_the_page_shows_what_is_run() -> None:
-    assert convert.PATH.read_text() == convert.text(), "run: python -m tests.programs.convert"
+    there = {path.name: path.read_text() for path in convert.PAGES.glob("*.md")}
+    assert there == convert.pages(), "run: python -m tests.programs.convert"
 
 
 @pytest.mark.parametrize("kind", convert.KINDS)

@@ -44,7 +44,8 @@ def main() -> int:
     assert here.is_relative_to(Path(sys.prefix).resolve()), f"this is not the installed ftrun: {here}"
     assert native.available(), "the wheel has no native library"
     script = folder / "train.py"
-    script.write_text(readme.read_text().partition("```python\n")[2].partition("```")[0])
+    shown = readme.read_text().partition("```python\n")[2].partition("```")[0]
+    script.write_text(shown.replace("job.steps(5000)", "job.steps(1000)"))
     runs = folder / "runs"
     runs.mkdir(mode=0o700)
     command = [str(Path(sys.executable).with_name("ftrun")), "--nproc-per-node", str(RANKS), str(script)]
