@@ -18,7 +18,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ftrun.cli.help import write_options
+from ftrun.cli.catalog import COMMANDS
+from ftrun.cli.help import front_page, write_commands, write_options
 from ftrun.cli.options import EPILOG, Option
 from ftrun.core.errors import (
     EXIT_FAILED,
@@ -32,10 +33,21 @@ WIDTH = 110  # columns of the help at most
 
 
 class _Root(TyperGroup):
-    """Shows the options of the default command too: whoever knows torchrun looks for them here."""
+    """Shows one page, and with --help-all the options of the default command too, in which whoever knows torchrun looks."""
+
+    everything = False
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return ["[OPTIONS] train.py [ARGS]... | COMMAND"]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        if self.everything:
+            super().format_help(ctx, formatter)
+        else:
+            formatter.write(front_page())
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        write_commands(formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         super().format_options(ctx, formatter)
@@ -57,14 +69,6 @@ app = typer.Typer(
 # the base of what the parser raises; typer's releases differ in where it lives
 _ParserError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")
 
-# command -> the module that registers it on `app`: only the one that is asked for is imported
-COMMANDS = {name: name for name in ("run", "runs", "status", "timeline", "events", "metrics")} | {
-    **{name: name for name in ("drain", "verify", "doctor", "completions")},
-    "stop": "runs",
-    "inject-fault": "inject",
-}
-
-
 def show_version(wanted: bool = True) -> None:
     """Print the version and leave, if that is `wanted`."""
     if wanted:
@@ -77,10 +81,20 @@ def show_version(wanted: bool = True) -> None:
         raise typer.Exit
 
 
+def _show_everything(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        ctx.command.everything = True  # type: ignore[attr-defined]
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
 @app.callback()
 def _root(
     version: bool = typer.Option(
         False, "--version", callback=show_version, is_eager=True, help="Show the version and exit."
+    ),
+    help_all: bool = typer.Option(
+        False, "--help-all", callback=_show_everything, is_eager=True, help="Show every option of a run, too, and exit."
     ),
 ) -> None:
     pass
@@ -141,8 +155,11 @@ def _open_what_is_closed() -> None:
 
 def load_commands() -> None:
     """Have every command on `app`."""
-    for module in COMMANDS.values():
-        importlib.import_module(f"ftrun.cli.commands.{module}")
+    for listed in COMMANDS.values():
+        importlib.import_module(f"ftrun.cli.commands.{listed.module}")
+
+
+_OF_THE_ROOT = ("-h", "--help", "--help-all", "--version")
 
 
 def execute(argv: list[str]) -> int:
@@ -150,11 +167,9 @@ def execute(argv: list[str]) -> int:
     if not argv:
         execute(["--help"])
         return EXIT_USAGE
-    if argv[0] in ("-h", "--help"):
-        load_commands()
-    elif argv[0] != "--version":
+    if argv[0] not in _OF_THE_ROOT:
         argv = argv if argv[0] in COMMANDS else ["run", *argv]
-        importlib.import_module(f"ftrun.cli.commands.{COMMANDS[argv[0]]}")
+        importlib.import_module(f"ftrun.cli.commands.{COMMANDS[argv[0]].module}")
     group = typer.main.get_command(app)
     try:
         with group.make_context("ftrun", list(argv)) as context:  # its own main() would exit by itself on a closed pipe

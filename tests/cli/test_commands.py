@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.cli import completion
+from ftrun.cli import catalog, completion
 from ftrun.cli.completion import RUN, Command
+from ftrun.cli.options import BY_NAME
 from tests.e2e import harness
 
 COMMANDS = {command.name: command for command in completion.commands()}
@@ -171,9 +172,22 @@ def test_json_where_there_is_nothing_to_read(folder: Path) -> None:
 
 
 def test_the_table_sees_every_command(folder: Path) -> None:
-    listed = piped(folder, "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]
-    names = set(re.findall(r"^  ([a-z][a-z-]+) ", listed, re.M))
-    assert names == set(COMMANDS) and isinstance(COMMANDS["run"], Command)
+    assert set(catalog.COMMANDS) == set(COMMANDS) and isinstance(COMMANDS["run"], Command)
+
+
+def test_the_front_page(folder: Path) -> None:
+    """It fits a terminal of 80 columns and 40 lines, and nothing on it is cut; --help-all has every option."""
+    for answer in (piped(folder, "--help"), in_terminal(folder, "-h")):
+        lines = answer.out.rstrip("\n").split("\n")
+        assert len(lines) <= 40 and all(len(line) <= 80 for line in lines), answer.out
+        for name, listed in catalog.COMMANDS.items():
+            assert [line for line in lines if f" {name} " in line and line.endswith(listed.summary)], name
+        for option, text in catalog.COMMON:
+            assert [line for line in lines if line.split()[:1] == [option.split()[0]] and line.endswith(text)], option
+    assert {option.split()[0][2:] for option, _ in catalog.COMMON} <= set(BY_NAME)
+    everything = piped(folder, "--help-all").out
+    assert all(f"--{name}" in everything for name in BY_NAME) and "..." not in everything.replace("[ARGS]...", "")
+    assert all(listed.summary in everything for listed in catalog.COMMANDS.values())
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["completions", "bash"], ["--help"], ["--version"]])

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.cli.main import COMMANDS, execute
+from ftrun.cli.catalog import COMMANDS
+from ftrun.cli.main import execute
 from tests.conftest import Ftrun
 
 KINDS = (

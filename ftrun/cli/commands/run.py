@@ -9,8 +9,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from ftrun.cli.catalog import COMMANDS
 from ftrun.cli.help import write_options
-from ftrun.cli.main import COMMANDS, WIDTH, app, given_options, show_version, signature
+from ftrun.cli.main import WIDTH, app, given_options, show_version, signature
 from ftrun.cli.options import OPTIONS, RUN_EPILOG
 from ftrun.core.errors import UsageError
 from ftrun.core.text import page
