@@ -208,7 +208,7 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-_NO_SCRIPT = "there is no script: say which, as in ftrun --nproc-per-node 4 train.py; all options: ftrun --help"
+_NO_SCRIPT = "there is no script: say which, as in ftrun --nproc-per-node 4 train.py; see: ftrun --help"
 
 
 def _sentence(error: Any, command: str) -> str:
