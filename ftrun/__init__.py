@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
+import importlib
 import os
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ftrun.core.errors import DeviceError, FtrunError, PlatformError, UsageError, WorkerError
+from ftrun.core.when_imported import when_imported
 
 __version__ = "0.1.0"
 __all__ = ["DeviceError", "FtrunError", "Job", "PlatformError", "Step", "UsageError", "WorkerError", "protect"]
@@ -44,29 +42,4 @@ def _register(distributed: Any) -> None:
         os.environ.setdefault("MASTER_PORT", "0")
 
 
-class _WhenTorchIsImported:
-    """Registers the backend right after torch.distributed was imported, whoever imports it first."""
-
-    def find_spec(
-        self, name: str, path: Any, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch.distributed":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return None
-        run = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            _register(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-if "torch.distributed" in sys.modules:
-    _register(sys.modules["torch.distributed"])
-else:
-    sys.meta_path.insert(0, _WhenTorchIsImported())
+when_imported("torch.distributed", _register)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-START_UP = 10.0  # seconds within which a worker without a group counts as starting up
+START_UP = 10.0  # seconds within which a worker that neither has a group nor trains counts as starting up
 _REPORTED_LATE = 2.0  # seconds that a cause may be reported after what it caused (a `finally` closes groups first)
 
 # What torch, Gloo, NCCL and the store say in a rank whose peer is gone.
@@ -103,8 +103,11 @@ def alike(one: Failure, other: Failure) -> bool:
     return one.cause == other.cause
 
 
-def how_far(in_script: bool, grouped: bool, age: float) -> str:
-    """How far a worker came that lived for `age` seconds: BEFORE_SCRIPT, AT_START or LATER."""
+def how_far(in_script: bool, under_way: bool, age: float) -> str:
+    """How far a worker came that lived for `age` seconds: BEFORE_SCRIPT, AT_START or LATER.
+
+    `under_way`: it has a group of ours, or trains.
+    """
     if not in_script:
         return BEFORE_SCRIPT
-    return AT_START if not grouped and age < START_UP else LATER
+    return AT_START if not under_way and age < START_UP else LATER

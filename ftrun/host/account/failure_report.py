@@ -27,6 +27,7 @@ from ftrun.host.output.logformat import on_console
 from ftrun.host.workers.pool import Worker
 
 _INDENT = "  "
+_SAY_ALL = ("UsageError", "NonFiniteError")  # long sentences of ours about the script: one time is enough
 
 # Why ftrun gave up, by the last thing that the machine said.
 _GAVE_UP = {
@@ -207,7 +208,10 @@ class Failures:
         shown = bool(facts.traceback) and on_console(self._context.settings.output, self._local_rank(root), "stderr")
         lines = [f"root cause: {_headline(root, facts)}"]
         if root.kind:
-            lines.append(f"{_INDENT}{_last_line(root)}{' (traceback above)' if shown else ''}")
+            if shown and root.kind in _SAY_ALL:
+                lines.append(f"{_INDENT}what is wrong, and the lines that led there, are above")
+            else:
+                lines.append(f"{_INDENT}{_last_line(root)}{' (traceback above)' if shown else ''}")
             if facts.traceback and not shown:
                 lines += [_INDENT + line for line in facts.traceback.rstrip("\n").split("\n")]
         where = _where(facts)

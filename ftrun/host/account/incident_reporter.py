@@ -23,6 +23,7 @@ from ftrun.control.events import (
     Raised,
     Say,
     Signalled,
+    Stepped,
     Stuck,
 )
 from ftrun.control.machine import INCIDENT, RunPhase
@@ -30,6 +31,7 @@ from ftrun.core.amounts import place
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate, left_out, replicas
 from ftrun.core.shared.board import Cell, F, Flag, Inexact
+from ftrun.core.shared.protection import PROTECTED, protection
 from ftrun.core.shared.steps import phase_at
 from ftrun.faults.trigger import fired
 from ftrun.host.account import messages, transfer_times
@@ -56,6 +58,7 @@ class Narrator:
         self._run_dir = context.run_dir
         self._board = context.board
         self._logs = context.logs
+        self._settings = context.settings
         self._log = context.listener.log
         self._note = context.listener.note
         self._incident: Incident | None = None
@@ -73,6 +76,7 @@ class Narrator:
         self._uncounted = False  # a restart threw steps away that nobody could count: the script protects nothing
         self._restart: dict[str, Any] | None = None  # a restart that is over but for where the script goes on
         self._claimed: set[str] = set()  # injected faults already matched with a death
+        self._protection: str | None = None  # as far as it was said
         self._since = time.monotonic()
         self.holders: dict[int, int] = {}
         self.incidents = 0
@@ -145,6 +149,8 @@ class Narrator:
                 first = min(c.shift for c in cells)
                 self._settle(first - self._thrown_first)
                 self._attempt.begin(time.monotonic_ns(), first)
+        if isinstance(event, (Protected, Stepped)):
+            self._say_protection()
         if isinstance(event, Signalled) and phase is RunPhase.ENDED:
             self._log(messages.signalled_again(event.signum), "warning")
         for action in actions:
@@ -155,6 +161,22 @@ class Narrator:
                 self._on_say(action, event, actions, phase)
         if self._incident is not None and self._incident.restart and phase is RunPhase.RUNNING:
             self._restarted()
+
+    def _say_protection(self) -> None:
+        """Once a run, and again only when it turns out otherwise."""
+        cells = self._cells()
+        known = protection(cells)
+        if known is None or known == self._protection:
+            return
+        self._protection = known
+        settings = self._settings
+        if known == PROTECTED:
+            line = messages.PROTECTED
+        else:
+            grouped = any(c.has(Flag.GROUP) for c in cells)
+            line = messages.unprotected(grouped, settings.max_restarts, settings.nodes.most > 1)
+        self._note("protection", protected=known == PROTECTED)
+        self._log(line)
 
     def _begin(self, event: Died | Raised, woke: int) -> None:
         cell = self._board.cell(event.worker)
@@ -247,6 +269,8 @@ class Narrator:
             self._log(f"{messages.said(say)}, {messages.early(event.early, event.age)}", messages.level(say.what))
         else:
             words = messages.said(say)
+            if words and say.what == "spare_died":
+                words += messages.printed_in(next(self._logs.glob(f"attempt_*/spare-{say.worker}"), None))
             if words:
                 self._log(words, messages.level(say.what))
             if say.what == "service_given_up":

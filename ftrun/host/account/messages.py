@@ -96,6 +96,20 @@ def started(run_id: str, workers: int, spares: int, device: str, logs: str) -> s
     return f"run {run_id}, {count(workers, 'worker')}{plus}, {device}, logs in {logs}"
 
 
+PROTECTED = "protected: a rank that dies is replaced in place, and its step repeated"
+_GROUP = '`init_process_group("ftrun")`'
+_LOOP = "`job = ftrun.protect(model, optimizer)`, `for step in job.steps(n):`, `with step:`"
+
+
+def unprotected(grouped: bool, max_restarts: int, nodes: bool) -> str:
+    """The line when a script begins to train without us. `grouped`: it made a group of ours; `nodes`: they are several."""
+    cost = "after a death all workers start again from the beginning" if max_restarts else "a death ends the run"
+    if nodes:
+        return f"not protected: {cost}, since nothing is repaired in place in a run of several nodes yet"
+    lines = f"three more lines change that: {_LOOP}" if grouped else f"four lines change that: {_GROUP}, {_LOOP}"
+    return f"not protected: {cost}; {lines}"
+
+
 def cannot_listen(order: Mapping[str, Any]) -> str:
     if not order["port"]:
         return f"cannot listen on {order['host']} ({order['error']}); is --local-addr an address of this machine?"
@@ -220,6 +234,11 @@ def early(how: str, age: float) -> str:
     """How far a worker came that failed at its start; `how` as blame.how_far says it."""
     what = "before its script's first line" if how == blame.BEFORE_SCRIPT else how
     return f"{what} ({seconds(age)} after it began)"
+
+
+def printed_in(folder: Path | None) -> str:
+    """Where the output of a spare is, which the console never got. None: it has printed nothing."""
+    return "" if folder is None else f"; what it printed: {os.path.relpath(folder)}"
 
 
 def signalled_again(signum: int) -> str:

@@ -95,7 +95,12 @@ class Format:
         }
 
     def shown(self, place: LogPlace, stream: str) -> bool:
-        """Does the console get this stream?"""
+        """Does the console get this stream?
+
+        A person has read what a spare prints from the ranks; its file has it, and so has a program that reads JSON.
+        """
+        if place.local_rank is None and self._output.format != "json":
+            return False
         return on_console(self._output, _number(place), stream)
 
     def prefix(self, place: LogPlace, stream: str) -> bytes:

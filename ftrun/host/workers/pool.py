@@ -360,7 +360,7 @@ class WorkerPool:
             str(error.get("signature", "")),
             bool(flags & Flag.LOOP_DONE),
             int(error.get("final", 0)),
-            blame.how_far(bool(flags & Flag.SCRIPT), bool(flags & Flag.GROUP), age),
+            blame.how_far(bool(flags & Flag.SCRIPT), bool(flags & (Flag.GROUP | Flag.STEPPED)), age),
             round(age, 3),
             fault,
             evidence,

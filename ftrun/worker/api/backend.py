@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
 from ftrun.core.errors import WorkerError
 from ftrun.core.shared.board import Flag
 from ftrun.worker.comm import passthrough
@@ -34,23 +32,12 @@ def create(options: Any, _backend_options: Any) -> Any:
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if _registry is None:
         _registry = Registry(context)
-        _tell_of_the_first_update(context)
         compiling.stay_out()
         if context.restoring:
             _replay(context, _registry)
     group = _registry.create(options.group_rank, ranks, options.timeout)
     context.milestone(Flag.GROUP)
     return group
-
-
-def _tell_of_the_first_update(context: Context) -> None:
-    """From the first update of a model on, a restart from the beginning throws work away, also of a script without `protect`."""
-
-    def stepped(*_: Any) -> None:
-        handle.remove()
-        context.milestone(Flag.STEPPED)
-
-    handle = register_optimizer_step_post_hook(stepped)
 
 
 def _replay(context: Context, groups: Registry) -> None:

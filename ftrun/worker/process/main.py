@@ -22,6 +22,7 @@ from ftrun.core import environment, paths
 from ftrun.core.shared.board import Busy, F, Flag, Phase
 from ftrun.core.shared.world import World
 from ftrun.worker.process import exec_program, numa, run_script, standby
+from ftrun.worker.runtime import first_update
 from ftrun.worker.runtime.control_thread import ControlThread
 from ftrun.worker.runtime.exception_report import report_exception
 from ftrun.worker.runtime.position import Interrupt
@@ -97,6 +98,7 @@ def _run(spec: dict[str, Any]) -> int:
         return exec_program.become(exec_program.substituted(spec["argv"], context.local_rank))
     if Context.current is not None:
         ControlThread(context).start()
+    first_update.watch(context)
     return _script(context, spec)
 
 

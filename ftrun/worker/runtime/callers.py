@@ -33,11 +33,14 @@ def is_script(file: str) -> bool:
 
 
 def caller() -> str:
-    """File and line of the script that led here."""
+    """File and line of the script that led here; of another library where the script is none of the user's files."""
     frame = inspect.currentframe()
+    library = "?"
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_NOT_THE_SCRIPT):
+        if is_script(name):
             return f"{name}:{frame.f_lineno}"
+        if library == "?" and not name.startswith(_NOT_THE_SCRIPT):
+            library = f"{name}:{frame.f_lineno}"
         frame = frame.f_back
-    return "?"
+    return library

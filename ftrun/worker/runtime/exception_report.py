@@ -14,7 +14,6 @@ import time
 import traceback
 import zlib
 from pathlib import Path
-from types import TracebackType
 
 from ftrun.core import paths, symptoms
 from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, DeviceError, NonFiniteError, PlatformError, UsageError
@@ -37,9 +36,10 @@ def final_code(error: BaseException) -> int:
 
 def report_exception(context: Context, error: BaseException, kind: str) -> None:
     """Show a user's exception on stderr and leave it in an error file for the launcher."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(paths.OWN_FILES)]
+    every = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in every if not f.filename.startswith((paths.OWN_FILES, _folder_of_torch()))]
     user = [f for f in frames if "<frozen" not in f.filename and not f.filename.startswith(_LIBRARIES)]
-    last = (user or frames or traceback.extract_tb(error.__traceback__))[-1:]
+    last = (user or frames or every)[-1:]
     where = f"{last[0].filename}:{last[0].lineno}" if last else "?"
     if isinstance(error, SyntaxError) and error.filename:
         where = f"{error.filename}:{error.lineno}"
@@ -79,9 +79,11 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     except AttributeError:
         pass  # exceptions with __slots__ are shown twice
     at = "" if step is None else f", step {step}"
-    first = _shown_by(context, text)
+    first = _shown_by(context, f"{name}: {message}\n{text}" if _says_all(error) else text)
     if first is None:
         shown = f"ftrun: rank {cell.rank}{at}: {name}: {message}\n{text}"
+    elif _says_all(error):
+        shown = f"ftrun: rank {cell.rank}{at}: {name}, the same as rank {first}\n"
     else:
         shown = f"ftrun: rank {cell.rank}{at}: {name}: {message} (with the same traceback as rank {first})\n"
     print(shown, end="", file=sys.stderr, flush=True)
@@ -98,22 +100,35 @@ def give_up(context: Context, step: int) -> None:
     os._exit(EXIT_FAILED)
 
 
+def _says_all(error: BaseException) -> bool:
+    """Is this a sentence of ours about the script? How it came about inside of torch and ftrun explains nothing."""
+    return isinstance(error, (UsageError, NonFiniteError)) and error.__cause__ is None
+
+
 def _text(error: BaseException, user: list[traceback.FrameSummary]) -> str:
-    """What a person reads of an exception."""
-    if isinstance(error, NonFiniteError):  # found on the way into the update: how we got there explains nothing
+    """What a person reads of an exception, below its own sentence."""
+    if _says_all(error) and user:
         return "".join(traceback.format_list(user))
-    return "".join(traceback.format_exception(type(error), error, _from_script(error.__traceback__)))
+    told = traceback.TracebackException.from_exception(error)
+    _leave_out_our_frames(told)
+    return "".join(told.format())
 
 
-def _from_script(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the script's first frame on; all of it when no frame is the script's."""
-    at = trace
-    while at is not None:
-        file = at.tb_frame.f_code.co_filename
-        if not file.startswith(paths.OWN_FILES) and not file.endswith(_STARTERS):
-            return at
-        at = at.tb_next
-    return trace
+def _leave_out_our_frames(told: traceback.TracebackException | None) -> None:
+    """Also of the exceptions that led to this one. One that has no other frames keeps them."""
+    if told is None:
+        return
+    theirs = [f for f in told.stack if not f.filename.startswith(paths.OWN_FILES) and not f.filename.endswith(_STARTERS)]
+    if theirs:
+        told.stack = traceback.StackSummary.from_list(theirs)
+    for earlier in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        _leave_out_our_frames(earlier)
+
+
+def _folder_of_torch() -> str:
+    """It need not lie among the other libraries."""
+    torch = sys.modules.get("torch")
+    return os.path.join(os.path.dirname(os.path.abspath(str(torch.__file__))), "") if torch is not None else os.devnull
 
 
 def _shown_by(context: Context, text: str) -> str | None:

@@ -22,8 +22,8 @@ print("done", flush=True)
 def test_a_script_that_never_asks_for_its_rank_runs_without_spares(ftrun: Ftrun) -> None:
     go = ftrun.base / "go"
     run = ftrun.start("--nproc-per-node", 2, "--spares", 2, ftrun.script(SCRIPT.format(go=str(go))))
-    run.wait_output("done", 2)
-    run.wait_output("up", 4)
+    wait_for(lambda: [p.read_text() for p in (ftrun.base / "logs").glob("*/*/spare-*/stdout.log")] == ["up\ndone\n"] * 2, "spares")
+    run.wait_output("up", 2)
     live = next(run.runs_root.glob("*/journal.jsonl"))
     wait_for(lambda: "spare-unneeded" in live.read_text(), "the spares' end in the journal")
     go.touch()

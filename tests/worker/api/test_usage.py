@@ -240,7 +240,7 @@ def test_exception_is_retried_once_in_place(ftrun: Ftrun) -> None:
 def test_exception_that_comes_again_ends_the_run(ftrun: Ftrun) -> None:
     ended = run(ftrun, HEAD + PROTECT + RAISES.format(when="True") + indent(BODY), "--spares", 1)
     assert ended.process.returncode == 1, ended.stderr
-    own = [line for line in ended.stderr.splitlines() if "OMP_NUM_THREADS" not in line][1:]
+    own = [line for line in ended.stderr.splitlines() if "OMP_NUM_THREADS" not in line and "protected: " not in line][1:]
     assert own[0] == "[rank 1] ftrun: rank 1, step 2: ValueError: bad batch"
     assert any("[rank 1] ValueError: bad batch" in line for line in own)
     where = line_of(ended, "raise ValueError")
