@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "helpers": frozenset({"host", "core", "native"}),
     "host": frozenset({"control", "faults", "core", "native"}),
     "control": frozenset({"faults", "core"}),
+    "integrations": frozenset({"", "worker", "core"}),
     "worker": frozenset({"faults", "core", "native"}),
     "faults": frozenset({"core", "native"}),
     "core": frozenset({"native"}),
@@ -64,7 +65,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 
 TORCH = frozenset({"torch", "torchvision", "torchaudio"})
-# Modules outside ftrun.worker that run in the fork server's process or in a fork of it.
+# Modules outside ftrun.worker and ftrun.integrations that run in the fork server's process or in a fork of it.
 TORCH_ALLOWED = frozenset({"ftrun.helpers.fork_server", "ftrun.helpers.store"})
 
 # The control layer decides from its arguments alone: no clock, no I/O, no chance.
@@ -133,8 +134,8 @@ def complaints(module: str, source: str, is_package: bool = False) -> list[str]:
 
 def _why_not(module: str, layer: str, found: Found) -> str:
     top = found.name.split(".")[0]
-    if top in TORCH and layer != "worker" and module not in TORCH_ALLOWED:
-        return f"imports {found.name}; only ftrun.worker and {', '.join(sorted(TORCH_ALLOWED))} may"
+    if top in TORCH and layer not in ("worker", "integrations") and module not in TORCH_ALLOWED:
+        return f"imports {found.name}; only ftrun.worker, ftrun.integrations and {', '.join(sorted(TORCH_ALLOWED))} may"
     if layer == "control" and top in IMPURE and (module, top) not in IMPURE_ALLOWED:
         return f"imports {found.name}; ftrun.control is pure"
     if top != "ftrun" or found.name == "ftrun":

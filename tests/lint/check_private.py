@@ -25,6 +25,7 @@ PUBLIC = frozenset(
 ALLOWED = frozenset(
     {
         ("ftrun/helpers/fork_server.py", "torch._dynamo"),  # a module that optimizers import: it is only imported ahead
+        ("ftrun/integrations/huggingface.py", "_set_sync_gradients"),  # of accelerate; transformers' own Trainer calls it
     }
 )
 # Names without an underscore that are no public interface.

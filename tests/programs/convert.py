@@ -8,7 +8,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 PAGES = FOLDER.parents[1] / "docs" / "how-to" / "convert"
-KINDS = ("loop", "resume", "epochs", "prefetch", "trainer", "accelerate_loop")
+KINDS = ("loop", "resume", "epochs", "prefetch", "trainer", "accelerate_loop", "hf_trainer")
+FRAMEWORKS = ("accelerate_loop", "hf_trainer")  # they need the packages of the `compat` extra
 _TITLES = {
     "loop": "A plain loop",
     "resume": "A loop that writes checkpoints and goes on from them",
@@ -16,6 +17,7 @@ _TITLES = {
     "prefetch": "Variables that live from step to step",
     "trainer": "A Trainer class",
     "accelerate_loop": "accelerate",
+    "hf_trainer": "transformers' Trainer",
 }
 _NOTES = {
     "loop": "The scheduler goes to `protect`, since it must be put back when a step is done again.",
@@ -29,6 +31,10 @@ _NOTES = {
     "accelerate_loop": "The process group is made before accelerate makes its own. `rng_types=[]`: a prepared loader would "
     "broadcast random numbers whenever it begins, which a replacement cannot do alone; with the same seed on all ranks the order "
     "is the same without. `make compat` runs these two.",
+    "hf_trainer": "Both names are subclasses of transformers' own. `train()` protects model, optimizer and scheduler, and `trainer.job` is "
+    "the job. Callbacks, logs, evaluations and checkpoints come between two steps, and may be made again after a fault; callbacks that "
+    "are `ExportableState`, such as EarlyStoppingCallback, are kept with the steps. DeepSpeed, FSDP, `auto_find_batch_size` and data sets "
+    "without a length are refused. `make compat` runs these two.",
     "trainer": "`protect` stands behind `DDP(...)`. The snapshot is loaded and saved by the class as before.",
 }
 _HEAD = """# What changes in a program

@@ -16,7 +16,7 @@ import torch
 from tests.e2e import harness
 from tests.programs import convert
 
-HERE = [kind for kind in convert.KINDS if kind != "accelerate_loop"]  # that is run by `make compat`
+HERE = [kind for kind in convert.KINDS if kind not in convert.FRAMEWORKS]  # those are run by `make compat`
 LENGTHS = {  # of the first and the second run
     "loop": [{}],
     "resume": [{"STEPS": "15"}, {"STEPS": "25"}],
@@ -24,6 +24,7 @@ LENGTHS = {  # of the first and the second run
     "prefetch": [{}],
     "trainer": [{"EPOCHS": "3"}, {"EPOCHS": "5"}],
     "accelerate_loop": [{"EPOCHS": "4"}],
+    "hf_trainer": [{"STEPS": "8"}, {"STEPS": "16"}],
 }
 KILLS = {
     "loop": ["step-3@1 step-4@2 step-29@0"],
@@ -31,6 +32,7 @@ KILLS = {
     "epochs": ["epoch-0@2 evaluation-0@1 before-1@0", "epoch-2@1 reduced-2@3 saved-2@0 evaluation-3@0 epoch-3@2"],
     "prefetch": ["step-0@2 step-9@1 step-23@0"],
     "accelerate_loop": ["epoch-1@2 evaluation-1@1 epoch-3@0"],
+    "hf_trainer": ["step-0@3 update-2@1 step-3@1 saved-8@0", "step-8@2 evaluation-12@3 update-13@0 evaluated-16@2"],
     "trainer": ["epoch-0@1 before-1@0 saved-1@0 epoch-2@3", "epoch-3@2 before-3@0 epoch-4@0"],
 }
 
@@ -40,7 +42,8 @@ def run(folder: Path, kind: str, command: Sequence[str], kills: Sequence[str] = 
     (folder / "out").mkdir(parents=True)
     found = []
     for number, length in enumerate(LENGTHS[kind]):
-        env = {**length, "PROGRAM_OUT": str(folder / "out"), "PROGRAM_KILLS": kills[number] if kills else ""}
+        env = {"PROGRAM_OUT": str(folder / "out"), "PROGRAM_KILLS": kills[number] if kills else ""}
+        env |= {**length, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         outcome = harness.finish(harness.start(folder, command, env), 0)
         assert outcome.code == 0, outcome.tail()
         ranks = [json.loads((folder / "out" / f"rank-{rank}.json").read_text()) for rank in range(4)]
@@ -61,7 +64,8 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
-@pytest.mark.parametrize("kind", [*HERE, pytest.param("accelerate_loop", marks=pytest.mark.compat)])
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", [*HERE, *(pytest.param(kind, marks=pytest.mark.compat) for kind in convert.FRAMEWORKS)])
 def test_killed_it_ends_as_it_would(folder: Path, kind: str) -> None:
     plain = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "4", str(convert.FOLDER / f"{kind}.py")]
     wanted = run(folder / "stock", kind, plain)

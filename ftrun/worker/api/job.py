@@ -84,15 +84,35 @@ class Job:
     def batches(self, loader: Iterable[Any], epochs: int = 1) -> Iterator[tuple[Step, Any]]:
         """(step, batch) over `epochs` passes of a loader; keeps its place, and gives the same batch when a step is redone."""
         position = LoaderPosition(loader)
+        for step in self._steps_over(position, epochs * position.length):
+            position.ensure(step.index)
+            yield step, position.batch
+
+    def late_batches(
+        self, loader: Iterable[Any], total: int, start: int | None = None
+    ) -> Iterator[tuple[Step, Callable[[], Any]]]:
+        """(step, fetch) for steps `start` up to `total`, over as many passes of a loader as they take.
+
+        For a loop that does something between two steps, such as an evaluation in `job.call`, before it fetches its batch:
+        `fetch()`, called once before `with step`, gives the batch. A loader with `iterate_from(n)` is asked for its iterator
+        behind n batches by it; any other one is read up to there.
+        """
+        position = LoaderPosition(loader, late=True)
+
+        def fetch() -> Any:
+            position.ensure(step.index)
+            return position.batch
+
+        for step in self._steps_over(position, total, start):
+            yield step, fetch
+
+    def _steps_over(self, position: LoaderPosition, total: int, start: int | None = None) -> Iterator[Step]:
         ledger = self._loop.kit.ledger if self._loop else None
         if self._loop is not None and ledger is not None:
             ledger.loader = position
             self._loop.kit.state.with_epochs |= {id(thing) for thing in position.with_epochs()}
         try:
-            for step in self.steps(epochs * position.length):
-                if ledger is None:
-                    position.ensure(step.index)
-                yield step, position.batch
+            yield from self.steps(total, start)
             position.finish()
         finally:
             if ledger is not None:

@@ -25,9 +25,12 @@ from ftrun.worker.state import rng
 
 
 class LoaderPosition:
-    """A loader with a position: `index` counts batches over all epochs, -1 before the first."""
+    """A loader with a position: `index` counts batches over all epochs, -1 before the first.
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    `late`: a step is handed out without its batch, which the script asks for by `ensure` when it has done what comes before.
+    """
+
+    def __init__(self, loader: Iterable[Any], late: bool = False) -> None:
         try:
             self.length = len(loader)  # type: ignore[arg-type]
         except TypeError:
@@ -35,8 +38,11 @@ class LoaderPosition:
         if self.length == 0:
             raise UsageError("job.batches: the loader has no batches")
         self.loader = loader
+        self.late = late
         self.index = -1
         self.batch: Any = None
+        self._used = -1  # what `index` is for the steps: a late batch stays here when its step is put back to its start
+        self._after: dict[str, Any] | None = None  # random state once a late batch was there
         self._iterator: Iterator[Any] | None = None
         self._epoch_state: dict[str, Any] | None = None  # random state in which the epoch's iterator was made
         self._before: dict[str, Any] | None = None  # random state before the batch in flight was fetched
@@ -48,11 +54,16 @@ class LoaderPosition:
     def ensure(self, index: int) -> None:
         """Have batch `index` in `batch`: the one that is there already, or the next."""
         if index == self.index and not crash_points.broken("batch"):
+            if self._used != index and self._after is not None:
+                self._set_streams(self._after)
+            self._used = index
             if self._spoilt():
                 self._fetch_again()
             return
         self._before = rng.capture()
         self._fetch(index)
+        if self.late:
+            self._after = self._streams()
 
     def _fetch(self, index: int) -> None:
         place = index % self.length
@@ -68,7 +79,7 @@ class LoaderPosition:
             self._set_streams(here)
         assert self._iterator is not None
         self.batch = next(self._iterator)
-        self.index = index
+        self.index = self._used = index
         parts = list(leaves(self.batch))
         self._values = [_value(t) for t in parts if isinstance(t, torch.Tensor)]
         self._copy = None if all(isinstance(t, _FIXED) for t in parts) else copy.deepcopy(self.batch)
@@ -100,8 +111,8 @@ class LoaderPosition:
 
     @property
     def before(self) -> dict[str, Any] | None:
-        """Random streams before the batch in flight was fetched."""
-        return self._before
+        """Random streams before the batch in flight was fetched; None when it was not fetched at the hand-out of its step."""
+        return None if self.late else self._before
 
     # -- for the slots -----------------------------------------------------------------------------------------------
 
@@ -109,11 +120,12 @@ class LoaderPosition:
         """The place, for a slot."""
         own = {path: g.get_state().numpy().tobytes() for path, g in self._generators().items()}
         epochs = [(_epoch_of(thing), self._epochs.get(id(thing))) for thing in self.with_epochs()]
-        return {"index": self.index, "epoch": self._epoch_state, "before": self._before, "own": own, "epochs": epochs}
+        return {"index": self._used, "epoch": self._epoch_state, "before": self._before, "own": own, "epochs": epochs}
 
     def put_back(self, saved: dict[str, Any], step_index: int) -> None:
         """Go to a saved place; a replacement fetches the batch in flight again. The caller restores the main streams."""
-        if self.index == saved["index"]:
+        if self.index == saved["index"] or (self.late and self.index == saved["index"] + 1):
+            self._used = saved["index"]
             return
         self._epoch_state, self._before = saved["epoch"], saved["before"]
         for thing, (now, begun) in zip(self.with_epochs(), saved["epochs"], strict=True):
@@ -121,7 +133,7 @@ class LoaderPosition:
             if begun is not None:
                 self._epochs[id(thing)] = begun
         self._iterator = None
-        self.index = saved["index"]
+        self.index = self._used = saved["index"]
         if self.index == step_index and self.index >= 0:
             self._fetch_again()
         self._set_own(saved["own"])
@@ -161,6 +173,8 @@ class LoaderPosition:
         loader: Any = self.loader
         for thing in self.with_epochs():
             thing.set_epoch(self._epochs.setdefault(id(thing), _epoch_of(thing)) + epoch)
+        if hasattr(loader, "iterate_from"):
+            return iter(loader.iterate_from(skip))
         if not _is_standard(loader):
             iterator = iter(loader)
             for _ in range(skip):

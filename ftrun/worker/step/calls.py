@@ -26,7 +26,7 @@ class Calls:
         self._kit = kit
         self._survivor = survivor
         self.made: list[Callable[[], Any]] = []
-        self._before: dict[str, Any] = {}
+        self._before: tuple[Any, dict[str, bytes]] = ({}, {})  # random streams and Python state, before the first of them
 
     def forget(self) -> None:
         """A step is handed out: its iteration has made no call yet."""
@@ -44,7 +44,7 @@ class Calls:
                 "job.call outside an iteration's start: call it between the loop's `for` and `with step:`, or after the loop"
             )
         if not self.made:
-            self._before = rng.capture()
+            self._before = rng.capture(), self._kit.state.python.capture()
         self.made.append(fn)
         again = False
         while True:
@@ -61,7 +61,8 @@ class Calls:
     def _once(self, fn: Callable[[], T], again: bool) -> T:
         def every() -> T:
             if again:  # the replacement makes them all: so does everyone
-                rng.apply(self._before)
+                self._kit.state.python.apply(self._before[1], in_call=True)
+                rng.apply(self._before[0])
                 for earlier in self.made[:-1]:
                     earlier()
             return fn()

@@ -323,7 +323,7 @@ class Loop:
         self._survivor.tidy_up()
         kit.reducers.refuse_hooks()
         self._put_back(number, in_call=where is not Where.HANDED_OUT)
-        if kit.ledger.loader is not None:
+        if kit.ledger.loader is not None and not kit.ledger.loader.late:
             kit.ledger.loader.ensure(position.index_of(number))
         if kit.ledger.slots.tag(START) != number:
             kit.ledger.start(number)
