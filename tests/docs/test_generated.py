@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -13,7 +14,7 @@ import pytest
 
 import ftrun
 from tests.docs import generate
-from tests.docs.blocks import DOCS, README, ROOT, pages, prose
+from tests.docs.blocks import DOCS, README, ROOT, blocks, pages, prose
 
 MADE = "run: python -m tests.docs.generate"
 
@@ -71,3 +72,22 @@ def test_the_site_builds(tmp_path: Path) -> None:
 
 def test_the_citation_names_this_version() -> None:
     assert f"version: {ftrun.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def _sentences() -> set[str]:
+    """Every string in ftrun's code, with "…" for what is put into it."""
+    found = set()
+    for path in (ROOT / "ftrun").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.add("".join(str(p.value) if isinstance(p, ast.Constant) else "…" for p in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def test_the_messages_that_troubleshooting_explains_are_those_of_the_program() -> None:
+    sentences = _sentences()
+    messages = {block.page: block.text.strip() for block in blocks("text") if block.page.startswith("docs/errors/")}
+    assert len(messages) >= 20
+    assert [page for page, text in messages.items() if not any(text in said for said in sentences)] == []
