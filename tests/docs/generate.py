@@ -49,10 +49,10 @@ def _code(text: str) -> str:
 
 
 def cli() -> str:
-    """The page of all commands, `run` first, the others as `ftrun --help` lists them."""
+    """The page of all commands, `run` first, the others by name."""
     load_commands()
     group: Any = typer.main.get_command(app)
-    names = ["run", *(name for name in group.commands if name != "run" and not group.commands[name].hidden)]
+    names = ["run", *(name for name in sorted(group.commands) if name != "run" and not group.commands[name].hidden)]
     return _HEAD + "".join(_command(name, group.commands[name], group) for name in names)
 
 
