@@ -24,7 +24,7 @@ _ftrun_options() {
         inject-fault) echo '--help --rank --at --step --after --for --wait --yes --random --seed --json' ;;
         metrics) echo '--help --file --port --interval --json' ;;
         run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
-        runs) echo '--help --json' ;;
+        runs) echo '--help --all --json' ;;
         status) echo '--help --once --interval --json' ;;
         stop) echo '--help --wait --yes' ;;
         timeline) echo '--help --incident --format --output --json' ;;

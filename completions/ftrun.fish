@@ -50,7 +50,7 @@ complete -c ftrun -n __ftrun_at_start -a events -d 'List what happened in a run,
 complete -c ftrun -n __ftrun_at_start -a inject-fault -d 'Strike a live run with a fault, now or where it is asked for. KIND is one of kill, term, segv, abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, xid:N, gpu-lost, ecc, launcher-kill, node-kill. Exit code 0: it fired; 1: it did not.'
 complete -c ftrun -n __ftrun_at_start -a metrics -d 'Print the figures of a live run for Prometheus (default: the newest run).'
 complete -c ftrun -n __ftrun_at_start -a run -d 'Run a training script with one worker per GPU or CPU slot. Everything after the script belongs to the script.'
-complete -c ftrun -n __ftrun_at_start -a runs -d 'List the live runs of this user.'
+complete -c ftrun -n __ftrun_at_start -a runs -d 'List the live runs of this user, with --all also those that ended and left their logs.'
 complete -c ftrun -n __ftrun_at_start -a status -d 'Show what a run does now, live on a terminal (default: the newest run).'
 complete -c ftrun -n __ftrun_at_start -a stop -d 'End a run as SIGTERM does, and wait for its end.'
 complete -c ftrun -n __ftrun_at_start -a timeline -d 'Tell and draw an incident: which rank failed, when, why, and what it cost.'
@@ -130,7 +130,7 @@ complete -c ftrun -n '__ftrun_in run' -l numa-binding -d 'Bind workers to the pr
 complete -c ftrun -n '__ftrun_in run' -l signals-to-handle -d 'Signals that end the run and are passed on to the workers.' -x
 complete -c ftrun -n '__ftrun_in run' -l shutdown-timeout -d 'Seconds the workers get to end after a signal.' -x
 complete -c ftrun -n '__ftrun_in run' -l role -d 'Role of the workers, for their line prefix and ROLE_NAME.' -x
-complete -c ftrun -n '__ftrun_in run' -l log-dir -d 'Where the workers\' output is kept.' -x -a '(__fish_complete_directories)'
+complete -c ftrun -n '__ftrun_in run' -l log-dir -d 'Where the workers\' output is kept; ftrun-logs keeps that of the last 20 runs that ended.' -x -a '(__fish_complete_directories)'
 complete -c ftrun -n '__ftrun_in run' -s r -l redirects -d 'Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both, or 0:3,1:1 by local rank.' -x
 complete -c ftrun -n '__ftrun_in run' -s t -l tee -d 'Streams that go to files and, with torchrun\'s prefix, to the console.' -x
 complete -c ftrun -n '__ftrun_in run' -l log-line-prefix-template -d 'The prefix in torchrun\'s form: ${role_name} ${local_rank} ${rank} ${hostname}; --log-prefix goes before it.' -x
@@ -153,6 +153,7 @@ complete -c ftrun -n '__ftrun_in run' -l start-method -d 'See --worker-start.' -
 complete -c ftrun -n '__ftrun_in run' -l event-log-handler -d 'ftrun keeps a journal of every event.' -x
 complete -c ftrun -n '__ftrun_in run' -l logs-specs -d 'Only default; ftrun loads no log plugins.' -x
 complete -c ftrun -n '__ftrun_in runs' -s h -l help -d 'Show this message and exit.'
+complete -c ftrun -n '__ftrun_in runs' -l all -s a -d 'Those that ended, too, the newest first.'
 complete -c ftrun -n '__ftrun_in runs' -l json -d 'JSON instead of text.'
 complete -c ftrun -n '__ftrun_in status' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in status' -l once -d 'One snapshot, also on a terminal.'
@@ -209,7 +210,7 @@ complete -c ftrun -n '__ftrun_in verify' -l numa-binding -d 'Bind workers to the
 complete -c ftrun -n '__ftrun_in verify' -l signals-to-handle -d 'Signals that end the run and are passed on to the workers.' -x
 complete -c ftrun -n '__ftrun_in verify' -l shutdown-timeout -d 'Seconds the workers get to end after a signal.' -x
 complete -c ftrun -n '__ftrun_in verify' -l role -d 'Role of the workers, for their line prefix and ROLE_NAME.' -x
-complete -c ftrun -n '__ftrun_in verify' -l log-dir -d 'Where the workers\' output is kept.' -x -a '(__fish_complete_directories)'
+complete -c ftrun -n '__ftrun_in verify' -l log-dir -d 'Where the workers\' output is kept; ftrun-logs keeps that of the last 20 runs that ended.' -x -a '(__fish_complete_directories)'
 complete -c ftrun -n '__ftrun_in verify' -s r -l redirects -d 'Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both, or 0:3,1:1 by local rank.' -x
 complete -c ftrun -n '__ftrun_in verify' -s t -l tee -d 'Streams that go to files and, with torchrun\'s prefix, to the console.' -x
 complete -c ftrun -n '__ftrun_in verify' -l log-line-prefix-template -d 'The prefix in torchrun\'s form: ${role_name} ${local_rank} ${rank} ${hostname}; --log-prefix goes before it.' -x

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,11 @@ DEADLINE = 60.0
 for _ignored in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(_ignored, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# what ftrun keeps of runs that ended is the user's; each fixture has a folder of its own for it
+_STATE = tempfile.TemporaryDirectory(prefix="ftrun-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
@@ -158,7 +164,7 @@ class Ftrun:
         self.runs_root = base / "runs"
         self.runs_root.mkdir(mode=0o700)
         self.runs: list[Run] = []
-        self.env = {**os.environ, "FTRUN_RUNS_ROOT": str(self.runs_root)}
+        self.env = {**os.environ, "FTRUN_RUNS_ROOT": str(self.runs_root), "XDG_STATE_HOME": str(base / "state")}
         self.env["PYTHONPATH"] = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
         self.env.pop("OMP_NUM_THREADS", None)
 

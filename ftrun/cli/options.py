@@ -182,7 +182,10 @@ OPTIONS: tuple[Option, ...] = (
         check=checks.patience, takes=(int, float),
     ),
     _theirs("role", WORKERS, "Role of the workers, for their line prefix and ROLE_NAME.", "default", "NAME"),
-    _theirs("log-dir", OUTPUT, "Where the workers' output is kept.", "ftrun-logs", "DIR"),
+    _theirs(
+        "log-dir", OUTPUT, "Where the workers' output is kept; ftrun-logs keeps that of the last 20 runs that ended.",
+        "ftrun-logs", "DIR",
+    ),
     _theirs(
         "redirects", OUTPUT, "Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both, or 0:3,1:1 by local rank.",
         "0", "STREAMS", check=checks.streams, takes=(int, str), short="-r",

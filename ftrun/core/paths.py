@@ -62,6 +62,12 @@ def runs_root() -> Path:
     return root
 
 
+def state_dir() -> Path:
+    """The folder of what outlives a run and a reboot: ftrun in $XDG_STATE_HOME, else in ~/.local/state. It may be missing."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(home) / "ftrun"
+
+
 def check_private(folder: Path) -> None:
     """Refuse a folder that is a link, another user's, or open to others. Errors: UsageError saying how to mend it."""
     info = os.lstat(folder)

@@ -1,6 +1,7 @@
 """Which run is meant by RUN: a live one by name, one that ended by the journal it left, or a path to either.
 
-Reads only. A run that ended leaves nothing but its log folder, so that is where it is looked for.
+Reads only. A run that ended leaves its log folder, which is looked for beside this folder's logs, and a line among this
+user's runs that ended.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftrun.core import paths
+from ftrun.core.ended import ended_runs
 from ftrun.core.errors import NoRunError
 from ftrun.core.runs import RunInfo, find_run, read_run
 
@@ -28,13 +30,14 @@ class Found:
 
 def find(name: str | None, log_dir: str | None = None) -> Found | None:
     """The run called `name` (or the folder or journal file at that path); without a name the newest live run, else the
-    newest that left a journal in `log_dir` (default: PET_LOG_DIR, else ./ftrun-logs). None when there is none."""
+    newest that left a journal in `log_dir` (default: PET_LOG_DIR, else ./ftrun-logs), or anywhere. None when there is none."""
     if name is not None and os.sep in name:
         return _at(Path(name))
     run = find_run(name)
     if run is not None:
         return Found(run.run_id, run.path / paths.JOURNAL, run)
-    return _killed(name) or _ended(name, Path(log_dir or os.environ.get("PET_LOG_DIR") or paths.LOG_DIR))
+    logs = Path(log_dir or os.environ.get("PET_LOG_DIR") or paths.LOG_DIR)
+    return _killed(name) or _ended(name, logs) or _ended_elsewhere(name)
 
 
 def require(name: str | None) -> Found:
@@ -43,11 +46,10 @@ def require(name: str | None) -> Found:
     if found is not None:
         return found
     if name is None:
-        raise NoRunError(
-            "no live run, and none that left a journal in ./ftrun-logs; name the run or the folder of its logs"
-        )
+        raise NoRunError("no live run, and none that left a journal; name the folder of its logs instead")
     raise NoRunError(
-        f"no run named {name}: it does not run, and left no journal in ./ftrun-logs; name the folder of its logs instead"
+        f"no run named {name}: it does not run, and is not among those that ended (ftrun runs --all); name the folder of its "
+        "logs instead"
     )
 
 
@@ -75,3 +77,8 @@ def _ended(name: str | None, logs: Path) -> Found | None:
         if name is None or folder == name or (folder.startswith(name) and _SECOND.fullmatch(folder[len(name) :])):
             return Found(folder, journal, None)
     return None
+
+
+def _ended_elsewhere(name: str | None) -> Found | None:
+    run = next((run for run in ended_runs() if name in (None, run.name)), None)
+    return None if run is None else Found(run.name, run.journal, None)

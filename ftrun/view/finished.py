@@ -47,4 +47,4 @@ def ended_text(picture: dict[str, Any]) -> str:
     if picture["incidents_total"]:
         lost = f"{picture['lost_seconds']:.2f} s lost"
         parts.append(f"{count(picture['incidents_total'], 'incident')}, {lost}: ftrun timeline {picture['run']}")
-    return "; ".join(parts) + f"\njournal: {os.path.relpath(picture['journal'])}"
+    return "; ".join(parts) + f"\njournal: {os.path.abspath(picture['journal'])}"

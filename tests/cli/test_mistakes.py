@@ -22,7 +22,9 @@ KINDS = (
 )
 PHASES = "forward, backward, gate, update, idle, stop, reset, restore"
 NO_SCRIPT = "there is no script: say which, as in ftrun --nproc-per-node 4 train.py; see: ftrun --help"
-LEFT_NO_JOURNAL = ": it does not run, and left no journal in ./ftrun-logs; name the folder of its logs instead"
+LEFT_NO_JOURNAL = (
+    ": it does not run, and is not among those that ended (ftrun runs --all); name the folder of its logs instead"
+)
 NO_RUN = "no live run; those that ended: ftrun runs --all"
 
 FILES = {

@@ -108,6 +108,7 @@ def environment(folder: Path, extra: dict[str, str] | None = None) -> dict[str, 
         "OMP_NUM_THREADS": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "FTRUN_RUNS_ROOT": str(runs),
+        "XDG_STATE_HOME": str(folder / "state"),
         "PYTHONWARNINGS": "ignore",
         **(extra or {}),
     }

@@ -25,6 +25,7 @@ class Looking:
         dropped = ("FTRUN_", "PET_", "COLUMNS", "NO_COLOR", "TERM")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
         self.env = {**kept, "FTRUN_RUNS_ROOT": str(self.root), "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"}
+        self.env["XDG_STATE_HOME"] = str(base / "state")
 
     def command(self, *args: object) -> list[str]:
         return [sys.executable, "-c", "from ftrun.cli.main import main; main()", *map(str, args)]

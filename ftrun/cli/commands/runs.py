@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,16 +17,29 @@ from ftrun.cli.main import app
 from ftrun.core.errors import UsageError
 from ftrun.core.text import printable, tell
 
+if TYPE_CHECKING:
+    from ftrun.core.ended import EndedRun
+
 _BEYOND = 15.0  # seconds that a run may need beyond the time that its workers get
 
 
-@app.command("runs", help="List the live runs of this user.", epilog="Example: ftrun runs --json | jq -r '.[].run'")
-def runs(as_json: bool = typer.Option(False, "--json", help="JSON instead of text.")) -> int:
+@app.command(
+    "runs",
+    help="List the live runs of this user, with --all also those that ended and left their logs.",
+    epilog="Examples: ftrun runs --all; ftrun runs --json | jq -r '.[].run'",
+)
+def runs(
+    everything: bool = typer.Option(False, "--all", "-a", help="Those that ended, too, the newest first."),
+    as_json: bool = typer.Option(False, "--json", help="JSON instead of text."),
+) -> int:
+    from ftrun.core.amounts import duration
+    from ftrun.core.ended import ended_runs
     from ftrun.core.runs import list_runs
 
-    found = list_runs()
+    found, ended = list_runs(), ended_runs() if everything else []
     if as_json:
         rows = [{"run": r.run_id, "pid": r.pid, "path": str(r.path), **_shown(r.raw)} for r in found]
+        rows += [_row(run) for run in ended]
         print(json.dumps(rows, indent=2))
         return 0
     for run in found:
@@ -34,9 +48,25 @@ def runs(as_json: bool = typer.Option(False, "--json", help="JSON instead of tex
         print(
             printable(f"{run.run_id}  pid {run.pid}  {run.raw.get('world_size', '?')} workers  {age:.0f} s  {script}")
         )
-    if not found:
-        tell("no live run")
+    for run in ended:
+        how = "was cut off" if run.code is None else f"exit code {run.code}"
+        print(printable(f"{run.name}  {how}  {duration(time.time() - run.ended)} ago  {' '.join(run.argv)}  {run.logs}"))
+    if not found and not ended:
+        tell("no run" if everything else "no live run; those that ended: ftrun runs --all")
     return 0
+
+
+def _row(run: EndedRun) -> dict[str, object]:
+    return {
+        "run": run.name,
+        "pid": None,
+        "exit_code": run.code,
+        "started": run.began,
+        "ended": run.ended,
+        "argv": list(run.argv),
+        "cwd": run.cwd,
+        "logs": str(run.logs),
+    }
 
 
 @app.command(

@@ -217,13 +217,13 @@ class Failures:
         where = _where(facts)
         if where:
             lines.append(_INDENT + where)
-        return [*lines, _INDENT + self._who(root, facts), f"{_INDENT}log: {', '.join(self._logs(root))}"]
+        return [*lines, _INDENT + self._who(root, facts), f"{_INDENT}log: {_together(self._logs(root))}"]
 
     def _other_lines(self, other: Failure) -> list[str]:
         facts = self._facts[other.cell]
         what = f": {_last_line(other)}" if other.kind else ""
         lines = [f"also failed: {_headline(other, facts)}{what}", _INDENT + self._who(other, facts)]
-        return [*lines, f"{_INDENT}log: {', '.join(self._logs(other))}"]
+        return [*lines, f"{_INDENT}log: {_together(self._logs(other))}"]
 
     def _who(self, failure: Failure, facts: FailureFacts) -> str:
         return f"local_rank {self._local_rank(failure)}, host {os.uname().nodename}, pid {facts.pid}, {_ended(facts)}"
@@ -234,7 +234,7 @@ class Failures:
         found = [
             path for path in sorted(folder.glob("*.*")) if path.suffix in (".log", ".json") and path.stat().st_size
         ]
-        return [os.path.relpath(path) for path in found or [folder]]
+        return [str(path) for path in found or [folder]]
 
     def _local_rank(self, failure: Failure) -> int:
         return self._local.get(failure.cell, failure.rank)
@@ -291,6 +291,12 @@ class Failures:
     def _to_json(self, failure: Failure) -> dict[str, Any]:
         facts = self._facts[failure.cell]
         return {**vars(failure), **vars(facts), "host": os.uname().nodename, "logs": self._logs(failure)}
+
+
+def _together(files: list[str]) -> str:
+    """Files of one folder, so that a shell understands it."""
+    folder, names = os.path.dirname(files[0]), [os.path.basename(file) for file in files]
+    return files[0] if len(files) == 1 else f"{folder}{os.sep}{{{','.join(names)}}}"
 
 
 def _recorded(path: Path) -> dict[str, Any]:

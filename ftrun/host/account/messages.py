@@ -11,8 +11,8 @@ from typing import Any
 from ftrun.control import blame
 from ftrun.control.events import Say
 from ftrun.core.amounts import count, duration, milliseconds, place, seconds, size
+from ftrun.core.ended import can_be_named
 from ftrun.core.faults import Fault
-from ftrun.core.paths import LOG_DIR
 from ftrun.core.shared.board import Inexact
 from ftrun.core.shared.left_out import shown
 from ftrun.faults.trigger import UNFELT
@@ -307,7 +307,5 @@ def folder_shown(folder: Path) -> str:
 
 
 def run_shown(logs: Path) -> str:
-    """What to write for RUN to see a run after its end, from the current folder: its name, or its log folder."""
-    shown = os.path.relpath(logs)
-    here = Path(shown).parent == Path(LOG_DIR)
-    return logs.name if here else shown if os.sep in shown else f".{os.sep}{shown}"
+    """What to write for RUN to see a run after its end, from any folder: its name, or else its log folder."""
+    return logs.name if can_be_named() else os.path.abspath(logs)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun import native
-from ftrun.core import paths, runs
+from ftrun.core import ended, paths, runs
 from ftrun.core.amounts import count
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.core.shared.board import Board, Head
@@ -30,6 +30,7 @@ from ftrun.host.base.settings import Settings, run_name
 from ftrun.host.devices.counting import gpu_count
 from ftrun.host.nodes.membership.open import Rendezvous, arrange
 from ftrun.host.nodes.node_group import Peers, SoleNode
+from ftrun.host.output import old_logs
 from ftrun.host.output.logfiles import claim_folder
 from ftrun.host.output.logs import Logs
 from ftrun.host.run import needs_torch
@@ -183,6 +184,8 @@ class _Run:
             journal = Journal(self._run_dir / paths.JOURNAL)
             self._log = logs.log
             self._welcome(folder, why_not)
+            if self._settings.log_dir == paths.LOG_DIR and not why_not:
+                old_logs.tidy(folder.parent)
             self._monitor(folder)
             listener = RunListener(journal, logs)
             context = LaunchContext(self._settings, self._run_dir, folder, board, self._loop, listener)
@@ -192,7 +195,7 @@ class _Run:
             code = agent.run()
             logs.close(_READER_PATIENCE)
             agent.summarize()
-            self._keep_journal(journal, folder)
+            self._keep_journal(journal, folder, code)
             return code
         finally:
             self._monitoring.close()
@@ -250,10 +253,13 @@ class _Run:
             elif number in self._settings.signals:
                 self._agent.signalled(number)
 
-    def _keep_journal(self, journal: Journal, folder: Path) -> None:
+    def _keep_journal(self, journal: Journal, folder: Path, code: int) -> None:
         journal.note("end")
         try:
             journal.copy_to(folder / paths.JOURNAL)
+            run = runs.read_run(self._run_dir)
+            if run is not None:
+                ended.add(run.raw, code)
         except OSError as error:
             self._log(f"the journal is not kept: {error.strerror}; nothing can show this run later", "warning")
         if journal.broken:

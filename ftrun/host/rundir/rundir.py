@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ftrun.core import paths
+from ftrun.core import ended, paths
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.core.runs import RunInfo, read_run
 from ftrun.core.system import files
@@ -58,6 +58,7 @@ def bury(run: RunInfo) -> None:
     if logs.is_absolute() and logs.is_dir() and not kept.exists():
         with contextlib.suppress(OSError):
             files.copy_private(run.path / paths.JOURNAL, kept)
+            ended.add(run.raw, None)
     remove(run.path)
 
 

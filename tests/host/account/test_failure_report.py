@@ -54,7 +54,7 @@ def test_one_rank_throws(ftrun: Ftrun) -> None:
     assert lines[1].startswith("  TypeError: unsupported operand") and lines[1].endswith("(traceback above)")
     assert re.fullmatch(r"  at start-up: [\d.]+ m?s after it began", lines[2])
     assert re.fullmatch(r"  local_rank 1, host \S+, pid \d+, exit code 1", lines[3])
-    assert lines[4] == "  log: logs/thrown/attempt_0/1/error.json, logs/thrown/attempt_0/1/stderr.log"
+    assert lines[4] == f"  log: {ftrun.base}/logs/thrown/attempt_0/1/{{error.json,stderr.log}}"
     assert lines[5] == "  ftrun did not retry: no restart is allowed (--max-restarts 0)"
     assert lines[6:] == ["no failure: rank 0 ended by ftrun (SIGTERM)"]
     assert run.stderr.count("Traceback (most recent call last)") == 1
