@@ -24,9 +24,8 @@ _IGNORE = "# written by ftrun: logs are no source\n*\n"
 
 def tidy(base: Path) -> None:
     """Keep the default log folder out of version control, and the logs of the newest runs in it."""
-    with contextlib.suppress(OSError):
-        with open(base / ".gitignore", "x", encoding="utf-8") as file:
-            file.write(_IGNORE)
+    with contextlib.suppress(OSError), open(base / ".gitignore", "x", encoding="utf-8") as file:
+        file.write(_IGNORE)
     with contextlib.suppress(OSError):
         ended = sorted(filter(None, map(_ended, base.iterdir())), reverse=True)
         for _, folder in ended[KEPT:]:
