@@ -48,9 +48,9 @@ def runs(
         print(
             printable(f"{run.run_id}  pid {run.pid}  {run.raw.get('world_size', '?')} workers  {age:.0f} s  {script}")
         )
-    for run in ended:
-        how = "was cut off" if run.code is None else f"exit code {run.code}"
-        print(printable(f"{run.name}  {how}  {duration(time.time() - run.ended)} ago  {' '.join(run.argv)}  {run.logs}"))
+    for past in ended:
+        how = "was cut off" if past.code is None else f"exit code {past.code}"
+        print(printable(f"{past.name}  {how}  {duration(time.time() - past.ended)} ago  {' '.join(past.argv)}  {past.logs}"))
     if not found and not ended:
         tell("no run" if everything else "no live run; those that ended: ftrun runs --all")
     return 0
