@@ -132,19 +132,21 @@ def _stock(
     return by_torch(folder, [*command, *script], ranks, {"PYTHONPATH": str(ROOT), **(env or {})})
 
 
-def by_torch(folder: Path, command: Sequence[str], ranks: int = RANKS, env: dict[str, str] | None = None) -> Outcome:
+def by_torch(
+    folder: Path, command: Sequence[str], ranks: int = RANKS, env: dict[str, str] | None = None, timeout: float = TIMEOUT
+) -> Outcome:
     """A run of stock torch in a folder of its own. Its own failure is no finding about ftrun: it is shown, and tried once more.
 
     Where a script ends right after a collective, a Gloo thread that gives up a tensor may find no interpreter, and abort the process:
     that is tried again five times.
     """
-    outcome = _finish(start(folder, command, env), ranks)
+    outcome = _finish(start(folder, command, env), ranks, timeout)
     for attempt in range(5):
         if not outcome.code or (attempt and _ABORTED not in outcome.output):
             break
         warnings.warn(f"the stock run ended with {outcome.code}, once more:\n{outcome.tail(4)}", stacklevel=2)
         shutil.rmtree(folder)
-        outcome = _finish(start(folder, command, env), ranks)
+        outcome = _finish(start(folder, command, env), ranks, timeout)
     return outcome
 
 

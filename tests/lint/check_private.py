@@ -1,7 +1,7 @@
-"""Checks that private names of other people's code are used in ftrun/worker/runtime/torch_private.py alone. Run by `make lint`.
+"""Checks that private names of other people's code are used in two files of ftrun/worker/runtime alone. Run by `make lint`.
 
 It reads the syntax trees and imports nothing. A name with a leading underscore is taken for somebody else's unless ftrun
-defines it; the names that torch_private.py declares are refused elsewhere whatever ftrun defines.
+defines it; the names that those files declare are refused elsewhere whatever ftrun defines.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = "ftrun/worker/runtime/torch_private.py"
+HOMES = (HOME, "ftrun/worker/runtime/sharded_private.py")
 
 # Underscored names that their owners document for everybody.
 PUBLIC = frozenset(
@@ -69,7 +70,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def declared(tree: ast.Module) -> set[str]:
-    """The private names in the entries of torch_private.py: strings in calls of `Private`, and keys of the table there."""
+    """The private names in the entries of one of the files: strings in calls of `Private`, and keys of the table there."""
     found: set[str] = set()
     for node in ast.walk(tree):
         strings = [c.value for c in ast.walk(node) if isinstance(c, ast.Constant) and isinstance(c.value, str)]
@@ -80,7 +81,7 @@ def declared(tree: ast.Module) -> set[str]:
 
 def complaints(file: str, source: str, ours: frozenset[str], theirs: frozenset[str] = frozenset()) -> list[str]:
     """What is wrong in one file, as `file:line: why`. `ours`: names that ftrun defines; `theirs`: declared ones."""
-    if file == HOME:
+    if file in HOMES:
         return []
     wrong = []
     for line, what in _used(ast.parse(source)):
@@ -137,8 +138,8 @@ def check(root: Path) -> list[str]:
     """Complaints about every file of the package under `root`."""
     sources = {str(path.relative_to(root)): path.read_text() for path in sorted((root / "ftrun").rglob("*.py"))}
     trees = {file: ast.parse(source) for file, source in sources.items()}
-    ours = frozenset(name for file, tree in trees.items() if file != HOME for name in defined(tree))
-    theirs = frozenset(declared(trees[HOME]))
+    ours = frozenset(name for file, tree in trees.items() if file not in HOMES for name in defined(tree))
+    theirs = frozenset(name for home in HOMES for name in declared(trees[home]))
     return [line for file, source in sources.items() for line in complaints(file, source, ours, theirs)]
 
 

@@ -31,6 +31,7 @@ from ftrun.worker.checks.same_gate import SameGate
 from ftrun.worker.checks.same_inputs import SameInputs
 from ftrun.worker.checks.step_time import StepTime
 from ftrun.worker.checks.stop_hooks import StopHooks
+from ftrun.worker.checks.unreduced import Unreduced
 from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.instruments.digest_recorder import DigestRecorder
 from ftrun.worker.instruments.fault_effects import FaultEffects
@@ -39,13 +40,15 @@ from ftrun.worker.kept.ledger import Ledger
 from ftrun.worker.kept.recovery_points import Slots
 from ftrun.worker.kept.snapshot import Snapshots
 from ftrun.worker.memory.arena import Arena
+from ftrun.worker.parallel.fully_sharded import FullySharded, refuse_unknown
 from ftrun.worker.parallel.reducers import Reducers
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.replacement import restore
-from ftrun.worker.runtime import compiling, torch_private
+from ftrun.worker.runtime import compiling, sharded_private, torch_private
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.protected_state import ProtectedState
+from ftrun.worker.state.shards import is_spread
 from ftrun.worker.step.body import Body
 from ftrun.worker.step.loop import Loop
 
@@ -97,13 +100,13 @@ def protect(
     if context is None or not context.is_main_process():
         _job = Job(None, modules, optimizers, stateful)
         return _job
-    _refuse_spread(modules)
     if params[0].device.type not in ("cpu", "cuda"):
         raise UsageError(
             f"protect(): models on {params[0].device.type} are not supported by ftrun; "
             "train on cuda or cpu, or run the script without protect() (all workers restart on a failure)"
         )
     _check_torch(context, modules)
+    refuse_unknown(modules)
     state = ProtectedState(modules, optimizers, stateful, _ranks_of(replicas))
     given = [*modules, *optimizers, *wrapped, *stateful.values()]
     _job = Job(_guard(context, state, LeftOut(context, state, given, list(ignore))), modules, optimizers, stateful)
@@ -113,7 +116,9 @@ def protect(
 def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
     """Is this torch one that can be guarded? Errors: UsageError. Warns, once a run, of one that was never tried."""
     is_ddp = any(isinstance(module, DistributedDataParallel) for module in modules)
-    torch_private.require(torch_private.PROTECT, *([torch_private.DDP] if is_ddp else []))
+    is_sharded = any(is_spread(param) for module in modules for param in module.parameters())
+    kinds = [torch_private.DDP] * is_ddp + [sharded_private.SHARDED] * is_sharded
+    torch_private.require(torch_private.PROTECT, *kinds)
     if version_of(torch.__version__)[:2] <= TORCH_TO or context.rank != 0:
         return
     with contextlib.suppress(FileExistsError):
@@ -123,19 +128,6 @@ def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
             "compare a repaired run with a clean one by `ftrun verify`",
             file=sys.stderr,
         )
-
-
-def _refuse_spread(modules: list[torch.nn.Module]) -> None:
-    # a model has such parameters only when that module is loaded; importing it here would take a second
-    tensor: Any = sys.modules.get("torch.distributed.tensor")
-    for module in modules if tensor is not None else ():
-        for name, param in module.named_parameters():
-            if isinstance(param, tensor.DTensor):
-                raise UsageError(
-                    f"protect(): parameter {name} is a DTensor (FSDP2's fully_shard, or tensor parallelism), which ftrun cannot "
-                    "guard yet; run the script without protect(), and let it continue from its checkpoint after a restart "
-                    "(--max-restarts)"
-                )
 
 
 def _ranks_of(replicas: Any) -> tuple[int, ...]:
@@ -188,9 +180,10 @@ def _guard(context: Context, state: ProtectedState, left_out: LeftOut) -> Loop:
 def _kit(context: Context, groups: Registry, state: ProtectedState, left_out: LeftOut) -> Kit:
     ledger = Ledger(state)
     snapshots = Snapshots(context, state, ledger)
-    kit = Kit(context, groups, state, ledger, Reducers(state.modules, groups), Kept(context, state, ledger), snapshots)
+    reducers, sharded = Reducers(state.modules, groups), FullySharded(state.shards)
+    kit = Kit(context, groups, state, ledger, reducers, sharded, Kept(context, state, ledger), snapshots)
     groups.observers.add(StopHooks(groups, state.modules), StepTime(groups), HiddenWrites(context.position, state))
-    groups.observers.add(SameInputs(context), SameGate(context))
+    groups.observers.add(SameInputs(context), SameGate(context), Unreduced(sharded))
     if context.nonfinite != "ignore":
         groups.observers.add(FiniteGradients(context, state, context.nonfinite))
     groups.observers.add(ReplicaCheck(context, state, context.check_replicas), left_out)

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader
 
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.runtime.callers import is_script
+from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.torch_private import writes_to
 from ftrun.worker.runtime.trees import checksum
 from ftrun.worker.state.protected_state import ProtectedState
@@ -124,7 +125,7 @@ class LiveValues:
     def _seen(self, value: Any) -> Any:
         """What is to be digested of a value; None for what is not looked into."""
         if isinstance(value, torch.Tensor):
-            return self._tensor(value)
+            return self._tensor(local_of(value))
         if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
             return str(value.dtype), value.shape, value.tobytes() if value.nbytes <= _BIG else None
         if isinstance(value, torch.Generator):

@@ -31,6 +31,7 @@ from ftrun.worker.kept.ledger import Ledger
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.trees import checksum, leaves
 from ftrun.worker.state import serialization
 from ftrun.worker.state.protected_state import ProtectedState
@@ -201,7 +202,7 @@ class DigestRecorder(StepObserver):
 def tensor_digest(tensor: torch.Tensor, seed: int = 0) -> int:
     """64 bits of a tensor's bytes, wherever it is; `seed` chains several."""
     try:
-        tensor = tensor.detach()
+        tensor = local_of(tensor.detach())
         if tensor.layout != torch.strided:
             tensor = tensor.to_dense()
         value = checksum(tensor.cpu(), seed)

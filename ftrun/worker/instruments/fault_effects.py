@@ -23,6 +23,7 @@ from ftrun.worker.checks.finite_gradients import first_bad
 from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Where
+from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.state.protected_state import ProtectedState
 
 Prepared = tuple[str, Callable[[], None]]
@@ -137,7 +138,8 @@ class _Bitflip:
 
     def prepare(self, phase: str, seed: int) -> Prepared:
         state = self._state
-        named = [(n, p) for n, p, private in state.params if p.numel() and p.is_contiguous() and not private]
+        kept = [(n, local_of(p)) for n, p, private in state.params if not private]
+        named = [(n, p) for n, p in kept if p.numel() and p.is_contiguous()]
         if not state.laid_out or not named:
             raise CannotStrike("no parameter lies in the arena yet")
         dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Asks the running system about each private name in torch_private.py: is it there, and does it behave as ftrun expects?
+"""Asks the running system about each private name in torch_private.py and sharded_private.py: is it there, and as ftrun expects?
 
 A probe does with the name what ftrun does with it, in a process that is there for that.
 """
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from ftrun.worker.runtime import sharded_private
 from ftrun.worker.runtime import torch_private as private
 
 THERE, MISSING, DIFFERS, BEFORE = "there", "missing", "behaves differently", "not in this torch yet"
@@ -222,6 +223,65 @@ def _dying_is_seen() -> bool:
     return bool(flags & 0x4)
 
 
+# ---- sharded models ----
+
+
+@functools.cache
+def _fsdp() -> Any:
+    """A model in FSDP2 over a world of one, as `protect` finds it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    mesh = init_device_mesh("cpu", (1,))
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh)
+    sharded_private.begin_fsdp(sharded_private.fsdp_states(model))
+    return model
+
+
+def _knows_shards() -> bool:
+    """A shard is moved into other memory, and FSDP2 computes with what is there."""
+    model = _fsdp()
+    records = dict(sharded_private.fsdp_params(sharded_private.fsdp_states(model)))
+    if set(records) != set(model.parameters()):
+        return False
+    for record in records.values():
+        sharded_private.point_shard(record, torch.ones_like(sharded_private.padded_memory(record)))
+    local = sharded_private.local_of(model[0].weight)
+    return local.tolist() == [[1.0, 1.0], [1.0, 1.0]] and model(torch.ones(1, 2)).tolist() == [[7.0, 7.0]]
+
+
+def _resets_fsdp() -> bool:
+    """Two steps that were cut off, in the forward and in the backward, leave nothing in the next one."""
+    model = _fsdp()
+    states = sharded_private.fsdp_states(model)
+    _knows_shards()
+
+    def cut_off(*_: Any) -> None:
+        raise InterruptedError
+
+    def in_backward(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        output.register_hook(cut_off)
+
+    for hook in (model[1].register_forward_pre_hook(cut_off), model[0].register_forward_hook(in_backward)):
+        try:
+            model(torch.ones(1, 2)).sum().backward()
+        except InterruptedError:
+            hook.remove()
+            sharded_private.reset_fsdp(states)
+    model.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    right = sharded_private.local_of(model[0].weight.grad).tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    return (
+        right
+        and sharded_private.unreduced(states) == ""
+        and not any(map(list, map(sharded_private.fsdp_extras, states)))
+    )
+
+
 # By one of an entry's names. The other entries are only looked for: torch asks for them, or trying would end the process.
 def _takes_a_folder() -> bool:
     from multiprocessing import util
@@ -231,6 +291,8 @@ def _takes_a_folder() -> bool:
 
 
 PROBES: dict[str, Callable[[], bool]] = {
+    "_local_tensor": _knows_shards,
+    "_reset_iter_state": _resets_fsdp,
     "_config": _takes_a_folder,
     "_FR_SELF_RECORDING_BACKENDS": lambda: private.are_own_groups_recorded(dist),
     "_Options": _gloo_of_one,

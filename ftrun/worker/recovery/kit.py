@@ -9,6 +9,7 @@ from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.kept.handover import Kept
 from ftrun.worker.kept.ledger import Ledger
 from ftrun.worker.kept.snapshot import Snapshots
+from ftrun.worker.parallel.fully_sharded import FullySharded
 from ftrun.worker.parallel.reducers import Reducers
 from ftrun.worker.runtime.observer import Observers
 from ftrun.worker.runtime.position import Position
@@ -35,6 +36,7 @@ class Kit:
     state: ProtectedState
     ledger: Ledger
     reducers: Reducers
+    sharded: FullySharded
     handover: Kept
     snapshots: Snapshots
     pending: PendingRecovery = field(default_factory=PendingRecovery)

@@ -244,7 +244,7 @@ class Restorer:
         return lost is not None and self.context.board.cell(lost)[F.FENCED] in (0, 2)
 
     def _check_layout(self, manifest: Manifest) -> None:
-        mine = {n: (str(p.dtype)[6:], tuple(p.shape)) for n, p, _ in self.state.params}
+        mine = {n: (str(p.dtype)[6:], tuple(self.state.shards.memory(p).shape)) for n, p, _ in self.state.params}
         for name, module, attribute in self.state.buffers:
             buffer = getattr(module, attribute)
             if buffer is not None:

@@ -90,6 +90,7 @@ class Survivor:
     def _clean(self, world: World, rewind: bool) -> None:
         kit, context = self._kit, self._context
         kit.registry.drain(world.generation)  # an old collective may be of a buffer that is rewound now
+        kit.sharded.reset()
         if rewind:
             kit.reducers.forget()
             kit.state.set_grads([False] * len(kit.state.params), None)

@@ -16,7 +16,9 @@ from ftrun.core.errors import UsageError
 from ftrun.worker.memory.arena import Arena, Entry, Manifest, place
 from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
 from ftrun.worker.memory.segment import is_ample
+from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.torch_private import params_of_reducer, writes_to
+from ftrun.worker.state import shards
 from ftrun.worker.state.python_state import PythonState, params_of
 
 _SAMPLE = 16384  # bytes
@@ -37,6 +39,7 @@ class ProtectedState:
         self._declared = frozenset(declared)  # ranks that the script says hold the same
         self.optimizers = optimizers
         self.with_epochs: set[int] = set()  # ids of loaders and samplers whose epoch `job.batches` keeps
+        self.shards = shards.Shards(modules)
         self.params = list(self._find_params())
         self.buffers = list(self._find_buffers())
         wrapped = [m for m in modules if isinstance(m, DistributedDataParallel)]
@@ -89,13 +92,13 @@ class ProtectedState:
 
     def bytes_now(self) -> int:
         """Bytes of parameters and buffers."""
-        tensors = [p for _, p, _ in self.params] + [getattr(m, n) for _, m, n in self.buffers]
+        tensors = [self.shards.memory(p) for _, p, _ in self.params] + [getattr(m, n) for _, m, n in self.buffers]
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
     @property
     def gpu(self) -> int | None:
         """Ordinal of the GPU that the model is on, None = the host's memory."""
-        return gpu_of(self.params[0][1])
+        return gpu_of(self.shards.memory(self.params[0][1]))
 
     def finish_device(self, stop: Callable[[], bool]) -> bool:
         """Wait until the GPU has done what it was told, if there is one; False when `stop` says so first."""
@@ -107,9 +110,10 @@ class ProtectedState:
     def move_in(self, arena: Arena) -> None:
         """First layout: copy parameters, buffers and optimizer state there is into a fresh arena and use it from now on."""
         self._arena = arena
-        arena.expect("committed", bytes_on_gpu([p for _, p, _ in self.params]))
+        memory = [(name, self.shards.memory(param), private) for name, param, private in self.params]
+        arena.expect("committed", bytes_on_gpu([tensor for _, tensor, _ in memory]))
         for (entry, view), (_, param, _) in zip(
-            place(arena, "committed", self.params, self._blocks), self.params, strict=True
+            place(arena, "committed", memory, self._blocks), self.params, strict=True
         ):
             self.manifest.entries.append(entry)
             self._point(param, view)
@@ -127,6 +131,8 @@ class ProtectedState:
             offset, size = arena.memory.extent("volatile")
             self._gpu_shadow = arena.reserve("volatile", size, on_gpu=True) - offset if size else 0
         self.manifest.facts["gpu_shadow"] = self._gpu_shadow
+        spread = {name: said for name, param, _ in self.params if (said := shards.spread_of(param)) is not None}
+        self.manifest.facts["spread"] = spread
         self._check_groups()
         self.absorb()
         arena.write_manifest(self.manifest)
@@ -150,10 +156,10 @@ class ProtectedState:
                 kind, _, rest = entry.name.partition(".")
                 if kind == "optim" and rest.split(".", 1)[0] == str(i):
                     _, index, key = rest.split(".", 2)
-                    view = arena.tensor(entry, self._blocks)
-                    state = optimizer.state[params[int(index)]]
-                    state[key] = view
-                    self._held.setdefault((i, int(index)), {})[key] = view
+                    param, view = params[int(index)], arena.tensor(entry, self._blocks)
+                    value = shards.spread(view, manifest.facts["spread"].get(entry.name), param)
+                    optimizer.state[param][key] = value
+                    self._held.setdefault((i, int(index)), {})[key] = value
 
     def _groups(self) -> list[list[list[str]]]:
         """Names of the parameters in each group of each optimizer."""
@@ -191,7 +197,7 @@ class ProtectedState:
         return self.arena.gpu_part.extent("volatile")[0], self._gpu_shadow
 
     def _point(self, param: torch.nn.Parameter, view: torch.Tensor) -> None:
-        param.data = view
+        self.shards.point(param, view)
         self._views.append((param, view))
 
     def _point_buffer(self, module: torch.nn.Module, name: str, entry: Entry, view: torch.Tensor) -> None:
@@ -222,23 +228,27 @@ class ProtectedState:
                     fresh.append(key)
                 else:
                     with torch.no_grad():
-                        view.copy_(value)
+                        local_of(view).copy_(local_of(value))
                     state[key] = view
             if fresh:
                 grown.append((owner, param, state, fresh))
         if not grown:
             return False
-        on_host, on_gpu = self._bytes([state[key] for _, _, state, fresh in grown for key in fresh])
+        on_host, on_gpu = self._bytes([local_of(state[key]) for _, _, state, fresh in grown for key in fresh])
         self.arena.expect("committed", on_gpu)
         roomy = is_ample(on_host)
         private = {id(p) for _, p, alone in self.params if alone}
         for owner, param, state, fresh in grown:
-            named = [(f"optim.{owner[0]}.{owner[1]}.{key}", state[key], id(param) in private) for key in fresh]
+            prefix = f"optim.{owner[0]}.{owner[1]}"
+            named = [(f"{prefix}.{key}", local_of(state[key]), id(param) in private) for key in fresh]
             placed = place(self.arena, "committed", named, self._blocks, roomy)
             for key, (entry, view) in zip(fresh, placed, strict=True):
                 self.manifest.entries.append(entry)
-                state[key] = view
-                self._held.setdefault(owner, {})[key] = view
+                said = shards.spread_of_state(state[key], param, f"optimizer state {key}")
+                if said is not None:
+                    self.manifest.facts["spread"][entry.name] = said
+                state[key] = shards.spread(view, said, param)
+                self._held.setdefault(owner, {})[key] = state[key]
         self.arena.write_manifest(self.manifest)
         return True
 
@@ -362,7 +372,8 @@ class ProtectedState:
     def check_places(self) -> None:
         """Errors: UsageError when a parameter no longer lies in the arena, where its updates would not outlive the worker."""
         for (name, _, _), (param, view) in zip(self.params, self._views, strict=True):
-            if param.data_ptr() != view.data_ptr() or param.shape != view.shape:
+            memory = self.shards.memory(param)
+            if memory.data_ptr() != view.data_ptr() or memory.shape != view.shape:
                 raise UsageError(
                     f"parameter {name.split('.', 2)[-1]} was given other memory (param.data = ...), which ftrun does not keep; "
                     "write into it instead: param.data.copy_(...)"
@@ -393,7 +404,7 @@ class ProtectedState:
         if private:
             return frozenset()
         if not isinstance(module, DistributedDataParallel):
-            return self._declared
+            return self._declared | shards.holders(param)
         if param.requires_grad and id(param) not in self._exchanged:
             return frozenset()  # it was frozen when DDP was made, so its gradients are not exchanged
         return frozenset(module.process_group.ranks)
@@ -431,7 +442,8 @@ class ProtectedState:
     # -- gradients ---------------------------------------------------------------------------------------------------
 
     def grads(self) -> list[torch.Tensor | None]:
-        return [p.grad for p in self.tensors]
+        """Of each parameter, or of this rank's part of it."""
+        return [None if p.grad is None else local_of(p.grad) for p in self.tensors]
 
     def grads_alive(self) -> list[bool]:
         return [p.grad is not None for p in self.tensors]
@@ -442,11 +454,12 @@ class ProtectedState:
             if not alive[i]:
                 param.grad = None
             elif values is not None and values[i] is not None:
-                value = values[i]
-                if param.grad is not None and value is not None and param.grad.shape == value.shape:
-                    param.grad.copy_(value)
+                value, grad = values[i], None if param.grad is None else local_of(param.grad)
+                assert value is not None
+                if grad is not None and grad.shape == value.shape:
+                    grad.copy_(value)
                 else:
-                    param.grad = value
+                    param.grad = shards.like(value, param)
             elif param.grad is None:
                 param.grad = torch.zeros_like(param)
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import ftrun.worker
-from ftrun.worker.runtime import torch_private
+from ftrun.worker.process import private_probes
 from tests.conftest import Ftrun, Run
 
 ROOT = Path(__file__).resolve().parents[3]
+NAMES = private_probes.private.NAMES  # with those of sharded models
 # before the script: what another torch might lack, or might do otherwise
 WITHOUT = "import torch.distributed as d; del d.Reducer._reset_state"
 OTHERWISE = "import torch.distributed as d; d.Reducer._rebuild_buckets = lambda self: False"
@@ -71,7 +72,7 @@ def asked(before: str = "") -> tuple[int, dict[str, dict[str, Any]]]:
 
 def test_every_name_is_there_and_behaves() -> None:
     code, answers = asked()
-    assert set(answers) == {entry.name for entry in torch_private.NAMES}
+    assert set(answers) == {entry.name for entry in NAMES}
     assert {n: a["state"] for n, a in answers.items() if a["state"] not in ("there", "not in this torch yet")} == {}
     assert code == 0
 
@@ -89,7 +90,7 @@ def test_the_list_is_printed_as_text() -> None:
     command = [sys.executable, "-m", "ftrun.worker.process.private_probes"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    for entry in torch_private.NAMES:
+    for entry in NAMES:
         assert re.search(
             rf"^(there|not in this torch yet) +{re.escape(entry.needs)} +{re.escape(entry.name)}$", done.stdout, re.M
         )
@@ -108,7 +109,7 @@ def test_doctor_says_what_is_missing_and_what_that_costs(tmp_path: Path) -> None
 
 
 def test_private_methods_of_torchs_that_ours_override_are_declared() -> None:
-    declared = {name for entry in torch_private.NAMES for name in entry.names}
+    declared = {name for entry in NAMES for name in entry.names}
     modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(ftrun.worker.__path__, "ftrun.worker.")]
     seen = 0
     for kind in {
@@ -124,7 +125,7 @@ def test_private_methods_of_torchs_that_ours_override_are_declared() -> None:
 
 def test_the_page_in_docs_lists_the_same_names() -> None:
     rows = re.findall(r"^\| `([^`]+)`", (ROOT / "docs" / "private-names.md").read_text(), re.M)
-    assert rows == [entry.name for entry in torch_private.NAMES]
+    assert rows == [entry.name for entry in NAMES]
 
 
 def test_protect_names_what_is_missing_and_a_script_without_it_runs(ftrun: Ftrun) -> None:
@@ -160,24 +161,3 @@ def test_a_newer_torch_is_warned_of_once_a_run(ftrun: Ftrun) -> None:
         run.stderr
     )
     assert "is newer" not in start(ftrun, SCRIPT + PROTECTED).stderr
-
-
-SHARDED = """
-import torch, torch.distributed as dist, ftrun
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-
-dist.init_process_group("ftrun")
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
-fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-job = ftrun.protect(model=model, optimizer=optimizer)
-"""
-
-
-def test_a_model_of_dtensors_is_refused_in_one_sentence(ftrun: Ftrun) -> None:
-    run = start(ftrun, SHARDED, "--max-restarts", 1)
-    assert run.wait() == 2, run.stderr
-    assert "parameter 0.weight is a DTensor" in run.stderr and "without protect()" in run.stderr, run.stderr
-    assert "invalid python storage" not in run.stderr and "RuntimeError" not in run.stderr
-    assert "restart" not in run.stderr.replace("after a restart", "").replace("--max-restarts", ""), run.stderr

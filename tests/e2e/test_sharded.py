@@ -1,0 +1,107 @@
+"""Sharded models: a rank dies at every collective of a step, at its gate and in its update; the end is that of stock torch.
+
+Weights, optimizer state, buffers, random streams and losses are compared, each rank's own shards. Tests marked slow run with
+`make chaos`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import harness
+from tests.e2e.harness import Outcome, kill
+
+SCRIPT = harness.SCRIPTS / "sharded.py"
+Stock = Callable[..., Outcome]
+pytestmark = pytest.mark.timeout(900)
+SLOW = 4 * harness.TIMEOUT
+MOST = 12  # collectives of a step, at the most
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Stock:
+    """stock(*arguments): the uninterrupted result of stock torch and Gloo."""
+    known: dict[tuple[str, ...], Outcome] = {}
+
+    def run(*arguments: str) -> Outcome:
+        if arguments not in known:
+            folder = tmp_path_factory.mktemp("stock")
+            command = [sys.executable, "-m", "tests.e2e.stock", str(harness.RANKS), str(SCRIPT), "--backend", "gloo"]
+            paths = f"{harness.ROOT}:{harness.SCRIPTS}"
+            command += ["--out", str(folder / "out"), *arguments]
+            known[arguments] = harness.by_torch(folder, command, env={"PYTHONPATH": paths}, timeout=SLOW)
+            known[arguments].need()
+        return known[arguments]
+
+    return run
+
+
+def faulted(
+    folder: Path, arguments: list[str], faults: list[str], options: tuple[str, ...] = (), **env: str
+) -> Outcome:
+    arguments = ["--out", str(folder / "out"), *arguments]
+    options = ("--max-replacements", "50", *options)
+    command = harness.script_command(folder, SCRIPT, arguments, faults, ranks=harness.RANKS, spares=1, options=options)
+    return harness.finish(harness.start(folder, command, env), timeout=SLOW)
+
+
+def sources(outcome: Outcome) -> list[str]:
+    """Where each replacement's state came from, as the lines of the incidents say it."""
+    return [line.partition("; state ")[2] for line in outcome.output.splitlines() if " takes over rank " in line]
+
+
+def at_every_collective(stock: Stock, folder: Path, arguments: list[str], faults: list[str], *more: str) -> Outcome:
+    """A rank dies before and after each collective of a step, one a step; then the `faults`, in steps 30 and up."""
+    wanted = stock("--steps", "34", *arguments)
+    outcome = faulted(folder, ["--steps", "34", *arguments, "--kills", *more], faults)
+    harness.same(wanted, outcome)
+    collectives = {int((folder / "out" / f"collectives-{rank}").read_text()) for rank in range(harness.RANKS)}
+    assert len(collectives) == 1 and 6 <= min(collectives) <= MOST, collectives
+    assert len(harness.deaths(outcome)) == 2 * min(collectives) + len(faults), outcome.tail()
+    assert "bit-identical to an uninterrupted run: yes" in outcome.output, outcome.tail()
+    harness.check_survivors(outcome)
+    return outcome
+
+
+def test_fsdp2_at_every_collective(stock: Stock, folder: Path) -> None:
+    """Adopted in place each time: no byte of a shard moves. Norms of gradients are clipped, which takes a collective more."""
+    outcome = at_every_collective(stock, folder, ["--clip", "1.0"], [])
+    assert set(sources(outcome)) == {"adopted in place, 0 B moved"}, outcome.tail()
+
+
+def test_hsdp_at_every_collective_at_gates_and_in_updates(stock: Stock, folder: Path) -> None:
+    """A death at a gate that opens all the same, or in an update: the rank that holds the same shard gives it."""
+    faults = [kill(0, "gate", 30), kill(3, "update", 31), kill(1, "update", 32)]
+    outcome = at_every_collective(stock, folder, ["--layout", "hsdp", "--bf16"], faults)
+    copied = [source for source in sources(outcome) if source.startswith("copied from a peer")]
+    assert len(copied) in (2, 3), outcome.tail()  # the gate of step 30 opens or not, by who is first
+    assert len(sources(outcome)) - len(copied) >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--optim", "sgdm", "--accum", "inside"],
+        ["--accum", "across", "--fused"],
+        ["--checkpoint", "--bf16"],
+        ["--prefetch", "--optim", "sgdm", "--fused"],
+        ["--layout", "hsdp", "--checkpoint", "--clip", "0.5"],
+        ["--layout", "hsdp", "--accum", "inside", "--prefetch"],
+    ],
+    ids=" ".join,
+)
+def test_more_at_every_collective(stock: Stock, folder: Path, arguments: list[str]) -> None:
+    at_every_collective(stock, folder, arguments, [])
+
+
+@pytest.mark.slow
+def test_by_torchs_reset_alone_the_end_is_another(stock: Stock, folder: Path) -> None:
+    outcome = faulted(folder, ["--steps", "34", "--clip", "1.0", "--kills"], [], FTRUN_TEST_BREAK="sharded")
+    assert harness.differences(stock("--steps", "34", "--clip", "1.0"), outcome)[0].startswith(
+        "rank 0: losses: first at"
+    )
