@@ -16,7 +16,7 @@ PYTEST = $(PY) -m pytest
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel-test chaos matrix calm bench images
-.PHONY: truth torch-tests completions docs follow gpu-test gpu-bench native-only clean
+.PHONY: truth torch-tests completions docs screens follow gpu-test gpu-bench native-only clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -168,6 +168,9 @@ docs: $(SITE)/.stamp setup  ## write the generated pages anew and build the site
 	$(PY) -m tests.programs.convert
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
+
+screens: docs  ## pictures of README and site in a real browser (needs Chromium), in docs/images/screens
+	$(SITE)/bin/python tests/docs/screens.py
 
 follow: setup  ## follow the README in a fresh clone with an empty home, and compare what it says (a quarter of an hour)
 	$(PY) -m tests.docs.follow

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
-# "rows 1-3": only these, without the first column, whose word is in the caption
+# "rows 1-3": only these, without the first column, and only their medians
 SHOWN = re.compile(r"(<!-- table: ([\w-]+)(?: rows (\d+)-(\d+))? -->\n).*?(<!-- end of table -->)", re.S)
 FACTS = ("command", "commit", "date", "machine", "software")  # each table's file names them
 
@@ -91,9 +91,10 @@ def caption(name: str, folder: Path = RESULTS) -> str:
 
 
 def some_rows(name: str, first: int, last: int) -> str:
-    """Rows of a table, without its first column."""
+    """Rows of a table, without its first column and without ranges."""
     lines = rows(name).splitlines()
-    return "".join(f"|{line.split('|', 2)[2]}\n" for line in [*lines[:2], *lines[first + 1 : last + 2]])
+    shown = [line.split("|", 2)[2] for line in [*lines[:2], *lines[first + 1 : last + 2]]]
+    return "".join(f"|{re.sub(r' [(][^)]*, n=[0-9]+[)]', '', line)}\n" for line in shown)
 
 
 def with_tables(text: str) -> str:
@@ -103,8 +104,10 @@ def with_tables(text: str) -> str:
         name, first, last = found[2], found[3], found[4]
         if not (RESULTS / f"{name}.md").exists():
             return f"{found[1]}Not measured yet: `make bench` does.\n{found[5]}"
-        shown = some_rows(name, int(first), int(last)) if first else rows(name)
-        return f"{found[1]}{shown}\n{caption(name)}{found[5]}"
+        if first:
+            told = caption(name).replace("<sub>", "<sub>Medians; ranges are in the benchmarks. ")
+            return f"{found[1]}{some_rows(name, int(first), int(last))}\n{told}{found[5]}"
+        return f"{found[1]}{rows(name)}\n{caption(name)}{found[5]}"
 
     return SHOWN.sub(table, text)
 

@@ -36,6 +36,7 @@ OTHERS = {"pip install .": "tests/docs/follow.py, in an environment of its own"}
 NOT_RUN = {
     "ftrun --nnodes 2 --rdzv-backend file": "tests/host/nodes starts several nodes",
     "ftrun verify ": "test_verify, a slow one",
+    "ftrun --nproc-per-node 2 --metrics-file": "tests/view/test_metrics.py has such a run",
 }
 ON_A_LIVE_RUN = ("ftrun inject-fault ", "ftrun drain ", "ftrun status ", "ftrun metrics ", "ftrun events", "ftrun runs")
 LIVE = [command for command in ALL if command.startswith(ON_A_LIVE_RUN)]
