@@ -29,7 +29,8 @@ body { font: 16px/1.5 -apple-system, "Segoe UI", "Noto Sans", "DejaVu Sans", Hel
 article { max-width: 896px; margin: 0 auto; padding: 24px; } h1, h2 { border-bottom: 1px solid #d1d9e0; padding-bottom: .3em; }
 code, pre { font: 85% ui-monospace, "DejaVu Sans Mono", monospace; background: #f6f8fa; border-radius: 6px; }
 code { padding: .2em .4em; } pre { padding: 16px; overflow: auto; } pre code { padding: 0; font-size: 100%; }
-table { border-collapse: collapse; } th, td { border: 1px solid #d1d9e0; padding: 6px 13px; } img { max-width: 100%; } sub { color: #59636e; }
+table { border-collapse: collapse; } th, td { border: 1px solid #d1d9e0; padding: 6px 13px; } img { max-width: 100%; }
+sub { color: #59636e; }
 """
 PAGES = {"site-home": "index.html", "site-convert": "how-to/convert/epochs.html", "site-cli": "reference/cli.html"}
 
