@@ -14,12 +14,23 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-UP, DOWN, ENTER, ESCAPE = "up", "down", "enter", "escape"
+UP, DOWN, LEFT, RIGHT, ENTER, ESCAPE = "up", "down", "left", "right", "enter", "escape"
+PAGE_UP, PAGE_DOWN, HOME, END = "page up", "page down", "home", "end"
 _SEQUENCES = {
     b"\x1b[A": UP,
     b"\x1bOA": UP,
     b"\x1b[B": DOWN,
     b"\x1bOB": DOWN,
+    b"\x1b[C": RIGHT,
+    b"\x1bOC": RIGHT,
+    b"\x1b[D": LEFT,
+    b"\x1bOD": LEFT,
+    b"\x1b[5~": PAGE_UP,
+    b"\x1b[6~": PAGE_DOWN,
+    b"\x1b[H": HOME,
+    b"\x1bOH": HOME,
+    b"\x1b[F": END,
+    b"\x1bOF": END,
     b"\r": ENTER,
     b"\n": ENTER,
     b"\x1b": ESCAPE,

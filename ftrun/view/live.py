@@ -24,11 +24,19 @@ _NICE = 5  # training goes first
 _HELP = (
     "q        leave (the run goes on)",
     "p        pause and go on",
-    "up down  choose an incident",
-    "Enter    show that incident, Escape goes back",
+    "↑ ↓      choose an incident; in one: scroll, with PgUp, PgDn, Home and End by more",
+    "Enter    show that incident, ← → the ones beside it, Escape goes back",
     "?        this help",
     "Ctrl-Z   suspend; fg brings the view back",
 )
+
+
+# keys that move an incident by a line, a page, all of it; and those that choose another one
+_SCROLLS = {
+    keys.UP: -1, "k": -1, keys.DOWN: 1, "j": 1, keys.PAGE_UP: -2, "b": -2, keys.PAGE_DOWN: 2, " ": 2,
+    keys.HOME: -3, "g": -3, keys.END: 3, "G": 3,
+}
+_CHOOSES = {keys.UP: -1, keys.DOWN: 1, keys.LEFT: -1, keys.RIGHT: 1}
 
 
 def watch(run: RunInfo, interval: float) -> str:
@@ -90,6 +98,8 @@ class _View:
         self._left = False
         self._ended = False
         self._height = 24
+        self._top = 0  # first line shown of an incident that is longer than the screen
+        self._length = 0  # its lines
         self.due = 0.0
 
     @property
@@ -134,12 +144,17 @@ class _View:
             self._help = not self._help
         elif key == keys.ESCAPE:
             self._help, self._opened, self._selected = False, None, None
-        elif key in (keys.UP, keys.DOWN) and found:
-            step = 1 if key == keys.DOWN else -1
+        elif self._opened is not None and key in _SCROLLS:
+            page = max(1, self._height - 2)
+            self._top += {1: 1, -1: -1, 2: page, -2: -page, 3: self._length, -3: -self._length}[_SCROLLS[key]]
+            self._top = max(0, min(self._top, self._length - (self._height - 1)))
+        elif key in _CHOOSES and found:
+            step = _CHOOSES[key]
             self._selected = max(0, min(len(found) - 1, (-1 if self._selected is None else self._selected) + step))
-            self._opened = None if self._opened is None else int(found[self._selected]["number"])
+            if self._opened is not None:
+                self._opened, self._top = int(found[self._selected]["number"]), 0
         elif key == keys.ENTER and found:
-            self._selected = self._selected or 0
+            self._selected, self._top = self._selected or 0, 0
             self._opened = None if self._opened is not None else int(found[self._selected]["number"])
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -154,7 +169,11 @@ class _View:
         else:
             body = _fitted(self._picture, width, height - 1, self._selected)
         foot = [("PAUSED  ", BAD)] if self._paused else []
-        foot.append(("q leave  p pause  ↑↓ ↵ incident  ? help", QUIET))
+        if self._opened is not None and not self._help:
+            body, scrolled = self._scrolled(body, height - 1)
+            foot += [*scrolled, ("←→ other incident  q back  ? help", QUIET)]
+        else:
+            foot.append(("q leave  p pause  ↑↓ ↵ incident  ? help", QUIET))
         return [*body[: height - 1], *([[]] * max(0, height - 1 - len(body))), text.cut(foot, width)]
 
     def _incident(self, width: int) -> list[Line]:
@@ -164,6 +183,17 @@ class _View:
         account = self._watcher.account
         assert self._opened is not None
         return drawing(story(account, self._opened), width)
+
+    def _scrolled(self, body: list[Line], room: int) -> tuple[list[Line], Line]:
+        """The part of an incident that fits, and what the last line says of the rest."""
+        self._length = len(body)
+        self._top = max(0, min(self._top, len(body) - room))
+        if len(body) <= room:
+            return body, []
+        end = self._top + room
+        more = f"{'▲' if self._top else ' '}{'▼' if end < len(body) else ' '}"
+        where = f"lines {self._top + 1}-{end} of {len(body)} {more}  "
+        return body[self._top : end], [(where, WARN), ("↑↓ PgUp PgDn scroll  ", QUIET)]
 
     def farewell(self) -> list[Line]:
         """What stays on the terminal after the view has gone."""
@@ -180,7 +210,7 @@ def _fitted(picture: dict[str, Any], width: int, height: int, selected: int | No
     """All of it if there is room; else fewer ranks, so that the newest incidents stay on the screen."""
     whole = screen(picture, width, selected)
     if len(whole) <= height:
-        return whole
+        return screen(picture, width, selected, height - len(whole))
     keep = min(len(picture["incidents"]), 3 if selected is None else selected + 1)
     first = 0 if selected is None else max(0, selected - 2)
     shown = {**picture, "incidents": picture["incidents"][first : max(keep, first + 1)]}

@@ -25,7 +25,7 @@ STYLES = {
     text.BAD: "bold red",
     text.HEAD: "bold",
     text.CHOSEN: "reverse",
-    text.CULPRIT: "bold black on yellow",
+    text.CULPRIT: "black on yellow",
     text.FORWARD: "bright_blue",
     text.BACKWARD: "green",
     text.UPDATE: "dark_orange",

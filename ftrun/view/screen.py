@@ -22,6 +22,7 @@ _NOTES = {  # of reasons that are not to be seen in another column
 }
 _SLOW_BEAT = 2.0  # seconds
 _LONG_WAIT = 5.0
+_WIDE, _BAR = 130, 30  # columns from which on there are bars, and those of the longest one
 PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
 
 _COLUMNS = (
@@ -32,6 +33,7 @@ _COLUMNS = (
     Column("step", 98, right=True, least=6),
     Column("beat", 80, right=True, least=6),
     Column("waits for", 90, most=28, least=22),
+    Column("own work", 48),
     Column("memory", 50, right=True),
     Column("util", 45, right=True),
     Column("temp", 40, right=True),
@@ -39,10 +41,11 @@ _COLUMNS = (
 )
 
 
-def screen(picture: dict[str, Any], width: int, selected: int | None = None) -> list[Line]:
-    """All lines of the snapshot. `selected`: index into the incidents, marked for the keyboard."""
+def screen(picture: dict[str, Any], width: int, selected: int | None = None, chart: int = 0) -> list[Line]:
+    """All lines of the snapshot. `selected`: index into the incidents, marked for the keyboard. `chart`: lines that the
+    drawing of the step times may have, 0 = one of the header's."""
     width = max(width, WIDTH_LEAST)
-    lines = [*header(picture, width), *troubles(picture, width), [], *ranks(picture, width)]
+    lines = [*header(picture, width, chart), *troubles(picture, width), [], *ranks(picture, width)]
     found = incidents(picture, width, selected)
     return [*lines, *([[], *found] if found else [])]
 
@@ -54,7 +57,9 @@ def ranks(picture: dict[str, Any], width: int) -> list[Line]:
     """The rank table, spares below, and what the ranks do that are not shown one by one."""
     on = {d.get("rank"): d for d in picture["devices"] if d.get("rank") is not None}
     held = [w for w in picture["workers"] if w["rank"] is not None]
-    rows = [_rank_row(w, on.get(w["rank"]), picture["protected"] is not True) for w in held]
+    most = max((w["work"] or 0.0 for w in held), default=0.0)
+    bars = most if width >= _WIDE else 0.0
+    rows = [_rank_row(w, on.get(w["rank"]), picture["protected"] is not True, bars) for w in held]
     lines = text.table(_COLUMNS, rows, width) if rows else [[("no rank has begun yet", QUIET)]]
     folded = picture["folded"]
     if folded["ranks"]:
@@ -78,7 +83,7 @@ def _spare(worker: dict[str, Any]) -> str:
     return "warming up"
 
 
-def _rank_row(worker: dict[str, Any], device: dict[str, Any] | None, unprotected: bool) -> list[Span]:
+def _rank_row(worker: dict[str, Any], device: dict[str, Any] | None, unprotected: bool, most_work: float) -> list[Span]:
     beat, phase = worker["beat_age"], worker["phase"]
     if unprotected and phase == "start" and "script" in worker["flags"]:
         phase = "script"  # what it does there is not known
@@ -103,6 +108,7 @@ def _rank_row(worker: dict[str, Any], device: dict[str, Any] | None, unprotected
         ("" if worker["step"] is None else str(worker["step"]), PLAIN),
         ("" if beat is None else text.duration(beat), BAD if stale else QUIET),
         (waits, WARN if waited > _LONG_WAIT else PLAIN),
+        (_work(worker["work"], most_work), PLAIN),
         (_memory(worker, device), PLAIN),
         (f"{device['utilisation']} %" if device and device.get("utilisation") is not None else "", PLAIN),
         (f"{device['temperature']} °C" if device and device.get("temperature") is not None else "", PLAIN),
@@ -116,6 +122,13 @@ def _device(worker: dict[str, Any]) -> str:
         return ""
     tail = f" …{str(worker['uuid'])[-6:]}" if worker["uuid"] else ""
     return f"{worker['device']}{tail}"
+
+
+def _work(seconds: float | None, most: float) -> str:
+    """With a bar beside those of the other ranks: the slowest one has the longest."""
+    if seconds is None:
+        return ""
+    return f"{text.duration(seconds):>7}" + (f" {'■' * max(1, round(seconds / most * _BAR))}" if most else "")
 
 
 def _memory(worker: dict[str, Any], device: dict[str, Any] | None) -> str:
@@ -143,7 +156,9 @@ def incidents(picture: dict[str, Any], width: int, selected: int | None = None) 
                 [(f"{'►' if mark else ' '}#{incident['number']} {when}  ", mark or QUIET), (what, mark or BAD)], width
             )
         )
-        lines.append(text.cut([("     ", PLAIN), (outcome(incident), mark or PLAIN)], width))
+        lines += [
+            [("     ", PLAIN), *line] for line in text.wrapped(outcome(incident), width - 5, mark or PLAIN)
+        ]
     return lines
 
 

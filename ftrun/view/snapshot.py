@@ -242,6 +242,7 @@ class RunWatcher:
             "collective": collective_name(cell[F.COLLECTIVE_NAME]) if since else None,
             "collective_number": collective_of(cell[F.COLLECTIVE])[1] if since else None,
             "collective_age": _age(now, since),
+            "work": round(cell[F.WORK] / 1e9, 6) if cell[F.WORK] else None,
             "memory": _resident(cell[F.PID]) if not cell[F.EXITED] else None,
             "bytes": {"moved": cell[F.MOVED], "total": total} if total else None,
             "exit": cell[F.EXIT_STATUS] if cell[F.EXITED] else None,

@@ -21,8 +21,8 @@ Span = tuple[str, str]  # text, style
 Line = list[Span]
 
 _ASCII = str.maketrans(
-    "█▓▒░■▰▏─━═▱·│┃║┆┌┐└┘├┤┬┴┼╭╮╰╯⚡↯→←↑↓▲▼►◄□…×–—✓✗↵▁▂▃▄▅▆▇",
-    "#%+:###-----||||+++++++++++++!!><^v^v><.~x--+x>__--==#",
+    "█▓▒░■▰▏─━═▱·│┃║┆┌┐└┘├┤┬┴┼╭╮╰╯⚡↯→←↑↓▲▼►◄□…×–—✓✗↵▁▂▃▄▅▆▇▚▞◧",
+    "#%+:###-----||||+++++++++++++!!><^v^v><.~x--+x>__--==#%%o",
     "°",
 )
 
@@ -138,6 +138,16 @@ def spark(values: Sequence[float], top: float) -> str:
     if top <= 0:
         return _BARS[0] * len(values)
     return "".join(_BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))] for value in values)
+
+
+def chart(values: Sequence[float], top: float, rows: int) -> list[str]:
+    """A column for each value, drawn over `rows` lines, from 0 to `top`."""
+    eighths = [round(min(1.0, value / top) * rows * 8) if top > 0 else 0 for value in values]
+    lines = []
+    for row in range(rows - 1, -1, -1):
+        part = [max(0, min(8, e - row * 8)) for e in eighths]
+        lines.append("".join(_BARS[p - 1] if p else " " for p in part))
+    return lines
 
 
 def bar(part: float, width: int) -> Line:

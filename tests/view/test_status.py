@@ -290,3 +290,33 @@ def test_the_view_ends_with_the_run(looking: Looking) -> None:
     finally:
         launcher.kill()
         launcher.wait()
+
+
+def test_an_incident_scrolls_and_says_so(looking: Looking) -> None:
+    fresh(boards.put(looking.root), 5)
+    with looking.terminal("status", columns=90, rows=14) as terminal:
+        terminal.see("4/4 ranks healthy")
+        terminal.press("enter")
+        terminal.see(lambda: re.match(r"lines 1-13 of \d\d  ▼", terminal.lines[13]) is not None)
+        assert "what failed     rank 1, in the optimizer step of step 20" in terminal.text
+        terminal.press("down")
+        terminal.see("lines 2-14 of ")
+        terminal.press("end")
+        terminal.see(lambda: re.match(r"lines \d+-(\d\d) of \1 ▲ ", terminal.lines[13]) is not None)
+        assert "the step itself" in terminal.text
+        terminal.press("right")
+        terminal.see("rank 2, in the backward pass of step 10")
+        terminal.press("q")
+        terminal.see("4/4 ranks healthy")
+        terminal.press("q")
+        assert terminal.end() == 0
+
+
+def test_a_tall_terminal_has_a_chart(looking: Looking) -> None:
+    fresh(boards.put(looking.root), 5)
+    with looking.terminal("status", columns=200, rows=60) as terminal:
+        terminal.see("4/4 ranks healthy")
+        at = next(i for i, line in enumerate(terminal.lines) if line.startswith("step time  "))
+        assert terminal.lines[at + 11].strip().startswith("0 █") and "█" not in terminal.lines[at]
+        terminal.press("q")
+        assert terminal.end() == 0

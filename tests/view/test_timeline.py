@@ -6,6 +6,7 @@ import html.parser
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import pytest
 from ftrun.view import text
 from ftrun.view.journal import Account
 from ftrun.view.timeline import model, svg, words
+from ftrun.view.timeline.html import document as html_page
 from ftrun.view.timeline.model import Story, story
 from ftrun.view.timeline.scale import scale
+from ftrun.view.timeline.svg_parts import COLOURS, LEFT, UPDATED, WIDTH
 from ftrun.view.timeline.terminal import drawing
 from tests.view import boards
 from tests.view.conftest import Looking
@@ -335,7 +338,7 @@ def test_many_failed_ranks_are_told_together(account: Account, width: int) -> No
     told = many_failed(account, 64)
     lines = [text.plain(line) for line in drawing(told, width)]
     said = " ".join(" ".join(lines).split())
-    assert max(map(len, lines)) <= width and len(lines) < 80
+    assert max(map(len, lines)) <= width and len(lines) < 90
     assert "and 56 more ranks" in said and "no rank was left that could go on" in said
     assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 56 more: the state came from the host snapshot (64.0 kB moved)" in said
     assert sum(line[9:14] in ("sends", "takes") for line in lines) == 16
@@ -393,3 +396,106 @@ def test_a_journal_of_another_version(looking: Looking) -> None:
     assert looking.pipe("events", "./other", "--json").stdout.count('"note": "incident"') == 2
     assert looking.pipe("timeline", "./other", "--format", "trace").returncode == 0
     assert looking.pipe("events", "./other").returncode == 0
+
+
+def shapes(
+    told: Story,
+) -> tuple[list[tuple[float, float, float, float]], list[list[tuple[float, float]]], list[tuple[float, float]]]:
+    """Bars and words of an SVG as boxes, the corners of the controller's ways, and where those with an arrow's head end."""
+    root = ET.fromstring(svg.drawing(told))
+    boxes = []
+    for node in root.iter(f"{SVG}rect"):
+        if node.get("class") == "bar" and node.get("data-kind") not in (model.CONSISTENT, model.UPDATING):
+            x, y, wide, high = (float(node.get(key, "0")) for key in ("x", "y", "width", "height"))
+            boxes.append((x, y, x + wide, y + high))
+    for node in root.iter(f"{SVG}text"):
+        x, y, said = float(node.get("x", "0")), float(node.get("y", "0")), "".join(node.itertext())
+        x -= {"middle": 3.0, "end": 6.0}.get(node.get("text-anchor", ""), 0.0) * len(said)
+        boxes.append((x, y - 8, x + 6 * len(said), y))
+    ways, ends = [], []
+    for node in root.iter(f"{SVG}path"):
+        if node.get("class") != "arrow":
+            continue
+        at, corners = (0.0, 0.0), []
+        for order, numbers in re.findall(r"([MHV])([-\d. ]+)", node.get("d", "")):
+            values = [float(value) for value in numbers.split()]
+            at = (values[0], values[1]) if order == "M" else (values[0], at[1]) if order == "H" else (at[0], values[0])
+            corners.append(at)
+        ways.append(corners)
+        ends += [at] if node.get("marker-end") else []
+    return boxes, ways, ends
+
+
+def test_the_controllers_arrows_end_where_its_orders_begin_and_cross_nothing(told: Story) -> None:
+    boxes, ways, ends = shapes(told)
+    to = scale(told, WIDTH)
+    begins = {round(LEFT + to.at(bar.begin)) for lane in told.lanes for bar in lane.bars if bar.kind in (model.STOP, model.RESTORATION)}
+    assert len(ends) == 5, "one to the controller, three to ranks that stop, one to the spare"
+    assert {round(x) for x, _ in ends[1:]} <= begins
+    for way in ways:
+        for (x1, y1), (x2, y2) in pairwise(way):
+            left, right, top, bottom = min(x1, x2), max(x1, x2), min(y1, y2), max(y1, y2)
+            struck = [box for box in boxes if left < box[2] and right > box[0] and top < box[3] and bottom > box[1]]
+            assert not struck, (way, struck)
+
+
+def test_parameters_are_consistent_but_for_the_optimizer_step(account: Account) -> None:
+    """Figures 000 and 001; an update that a death tore lasts until the replacement has whole parameters."""
+    before, torn = model.bands(story(account, 1)), model.bands(story(account, 2))
+    assert [kind for kind, _, _ in before][:2] == [model.CONSISTENT, model.UPDATING]
+    assert [kind for kind, _, _ in torn][:3] == [model.CONSISTENT, model.UPDATING, model.CONSISTENT]
+    assert torn[1][1] < 0 and torn[1][2] == story(account, 2).resumed
+    for found in (before, torn):
+        assert all(a[2] == b[1] for a, b in pairwise(found)), "without gaps"
+
+
+def test_a_step_done_again_is_marked(account: Account) -> None:
+    told, again = story(account, 1), svg.drawing(story(account, 1))
+    assert again.count('class="again"') >= 8 and "done again" in again and "step 10 again" in again
+    redone = {lane.label: {bar.kind for bar in lane.bars if model.done_again(bar, told)} for lane in told.lanes}
+    assert model.FORWARD in redone["spare 4"] and not redone["rank 2"], "also by a worker that had not begun it itself"
+    assert "again" in " ".join(text.plain(line) for line in drawing(story(account, 1), 132)[12:30])
+
+
+def test_the_legend_names_what_is_drawn_and_no_two_colours_are_alike(told: Story) -> None:
+    drawn = svg.drawing(told)
+    shown = {"".join(node.itertext()) for node in ET.fromstring(drawn).iter(f"{SVG}text")}
+    assert {"Stop", "Reset", "Restoration"} <= shown
+    assert len(set(COLOURS.values())) == len(COLOURS)
+    assert drawn.count('class="break"') == 2 and "prefers-color-scheme: dark" in drawn
+    assert any("Stop" in text.plain(line) and "Restoration" in text.plain(line) for line in drawing(told, 200))
+
+
+def test_a_page_says_its_title_once(told: Story) -> None:
+    page = html_page(told)
+    body = page[page.index("<body>") :]
+    assert re.sub(r'aria-label="[^"]*"', "", body).count(words.title(told)) == 1 and svg.drawing(told).count(words.title(told)) == 2
+
+
+def test_squares_turn_light_in_the_optimizer_step(account: Account) -> None:
+    raw = json.loads(json.dumps(account.incidents[0]))
+    for kept in raw["phases"]:  # an optimizer step that takes long enough to be seen
+        for row in kept["steps"]:
+            if row[6] is not None and row[7] is not None and row[6] > 0:
+                row[6], row[5] = row[7] - 60.0, min(row[5], row[7] - 60.0)
+    other = Account()
+    other.incidents.append(raw)
+    root = ET.fromstring(svg.drawing(story(other, 1)))
+    turning = [node for node in root.iter(f"{SVG}g") if node.get("class") == "parameters turning"]
+    assert turning
+    light = [float(r.get("height", "0")) for r in turning[0].iter(f"{SVG}rect") if r.get("fill") == UPDATED]
+    assert light == sorted(light) and len(light) > 2 and light[0] < light[-1]
+
+
+def test_buffers_and_idle_time_of_a_transfer(account: Account) -> None:
+    told = many_failed(account, 2).transfer
+    assert told is not None
+    assert [(name, len(pieces)) for name, pieces in told.buffers()] == [("H2D buffer", 2), ("IPC buffer", 4)]
+    assert told.idle() == [] and told.scale(100.0, 5.0).at(3.5) == 50.0
+    late = replace(told.rows[0], rank=9, pieces=(replace(told.rows[0].pieces[0], begin=1000.0, end=1001.0),))
+    long = replace(told, rows=(*told.rows, late), end=1001.0)
+    assert long.idle() == [(6.0, 1000.0)]
+    to = long.scale(100.0, 10.0)
+    assert to.at(6.0) == pytest.approx(75.0) and to.at(1000.0) == pytest.approx(85.0) and to.at(1001.0) == pytest.approx(100.0)
+    whole = svg.drawing(many_failed(account, 2))
+    assert "H2D buffer" in whole and "IPC buffer" in whole

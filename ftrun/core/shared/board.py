@@ -28,7 +28,7 @@ _WORD = 8
 _SHIFT_ZERO = 1 << 40
 RUN_WORDS = 224  # of one text about the run
 RUN_BYTES = (RUN_WORDS - 1) * 8
-OPENINGS_KEPT = 128
+OPENINGS_KEPT = 256
 
 
 class Head:

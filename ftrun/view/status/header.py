@@ -19,15 +19,15 @@ _STATE_STYLE = {
     "ended": QUIET,
 }
 _LATE = 3.0  # typical steps without a gate that are shown as a step of their own
-_TALLEST = 3.0  # typical steps: a higher one would make all others flat
+_TALLEST = 2.0  # typical steps: a higher one would make all others flat
+_LABEL = 10  # columns of the chart's scale
+CHART_LEAST, CHART_MOST = 5, 12  # lines of the chart of step times, with its title
 
 
-def header(picture: dict[str, Any], width: int) -> list[Line]:
-    """Which run it is, how far it is, how fast."""
+def header(picture: dict[str, Any], width: int, chart: int = 0) -> list[Line]:
+    """Which run it is, how far it is, how fast. `chart`: lines for the drawing of the step times, fewer than CHART_LEAST = one."""
     lines = [*_flow(_identity(picture), width), _script(picture, width), *_flow(_progress(picture), width)]
-    pace = _pace(picture, width)
-    if pace:
-        lines.append(pace)
+    lines += _pace(picture, width, chart)
     if picture["inexact"] or picture["restarts"]:
         why = (
             ", ".join(w.replace("_", " ") for w in picture["inexact"])
@@ -82,7 +82,7 @@ def _progress(picture: dict[str, Any]) -> list[Line]:
     return parts
 
 
-def _pace(picture: dict[str, Any], width: int) -> Line:
+def _pace(picture: dict[str, Any], width: int, chart: int) -> list[Line]:
     """A bar for each of the newest steps, and one that grows while the next one does not come."""
     times, age = picture["step_times"], picture["step_age"]
     if not times or age is None or not picture["protected"]:
@@ -91,12 +91,27 @@ def _pace(picture: dict[str, Any], width: int) -> Line:
     late = age > max(1.0, _LATE * typical)
     said = f"  {text.duration(typical)} (fastest {text.duration(min(times))}, slowest {text.duration(max(times))})"
     waits = f"  none for {text.duration(age)}" if late else ""
+    if chart >= CHART_LEAST:
+        title: Line = [("step time", QUIET), (said, PLAIN), (waits, WARN)]
+        return [text.cut(title, width), *_chart(times, age if late else None, typical, width, min(chart, CHART_MOST) - 1)]
     room = width - len("step time ") - len(said) - len(waits) - late
     bars = text.spark(times[-max(8, room) :], _TALLEST * typical)
     line: Line = [("step time ", QUIET), (bars, text.FORWARD)]
     if late:
         line.append((text.spark([age], _TALLEST * typical), WARN))
-    return text.cut([*line, (said, PLAIN), (waits, WARN)], width)
+    return [text.cut([*line, (said, PLAIN), (waits, WARN)], width)]
+
+
+def _chart(times: list[float], late: float | None, typical: float, width: int, rows: int) -> list[Line]:
+    """The step times over several lines; `late`: how long the step that goes on has taken, when that is too long."""
+    top = max(min(max(times), 3 * typical), _TALLEST * typical)
+    shown = text.chart(times[-(width - _LABEL - 2) :], top, rows)
+    last = text.chart([] if late is None else [late], top, rows)
+    lines: list[Line] = []
+    for row, (bars, end) in enumerate(zip(shown, last, strict=True)):
+        label = text.duration(top) if not row else "0" if row == rows - 1 else ""
+        lines.append([(f"{label:>{_LABEL - 1}} ", QUIET), (bars, text.FORWARD), (end, WARN)])
+    return lines
 
 
 def _flow(parts: list[Line], width: int) -> list[Line]:

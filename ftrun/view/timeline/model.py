@@ -18,6 +18,7 @@ STOP, CLEAN, RESET = "Stop", "Clean", "Reset"
 RESTORATION, ROLLBACK = "Restoration", "Rollback"
 RELOAD = "Reload weights"  # while bytes moved, from a replica or from the host to every rank (figure 004)
 TRAINING = (FORWARD, BACKWARD, SYNC, OPTIMIZER)
+REPAIR = (STOP, CLEAN, RESET, RESTORATION, RELOAD, ROLLBACK)
 HEALTHY, FAILED, SPARE, NEW = "healthy", "failed", "spare", "new worker"
 LANES_MOST = 8  # beyond, healthy lanes that look like the others are folded
 _SAME = 0.002  # seconds between a planned fault's firing and the beginning of the incident that it caused
@@ -255,6 +256,33 @@ def _barriers(lanes: list[Lane]) -> Iterable[tuple[int, float]]:
 
 
 # -- parameters ----------------------------------------------------------------------------------------------------------
+
+
+CONSISTENT, UPDATING = "Consistent Parameters", "Update Parameters"
+
+
+def bands(story: Story) -> list[tuple[str, float, float]]:
+    """Figures 000 and 001: when all ranks held the same parameters, and when those were being updated. From the step in
+    flight to the end, without gaps. An update that was torn lasts until the replacement has whole parameters."""
+    updates = []
+    for step, new in sorted({(bar.step, bar.new) for lane in story.lanes for bar in lane.updates()}, key=lambda k: (k[1], k[0])):
+        bars = [bar for lane in story.lanes for bar in lane.updates() if (bar.step, bar.new) == (step, new)]
+        torn = any(bar.broken for bar in bars) and not new
+        end = story.resumed if torn or (not new and max(b.end for b in bars) > 0) else max(b.end for b in bars)
+        updates.append((min(bar.begin for bar in bars), end))
+    found, at = [], story.begins
+    for begin, end in updates:
+        if begin > at:
+            found.append((CONSISTENT, at, begin))
+        found.append((UPDATING, max(at, begin), end))
+        at = max(at, end)
+    return [*found, (CONSISTENT, at, story.done)] if at < story.done else found
+
+
+def done_again(bar: Bar, story: Story) -> bool:
+    """Is this part of a step that was begun before, by whatever worker?"""
+    redone = bool(story.redone) and not story.committed
+    return bar.kind in TRAINING and (bar.again or (redone and bar.new and bar.step == story.resume))
 
 
 def updated(lane: Lane, at: float, incident: Story) -> float:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ftrun.core.amounts import count, milliseconds, size
 from ftrun.view import text
 from ftrun.view.text import BAD, GOOD, HEAD, PLAIN, QUIET, STRONG, WARN, Line
 from ftrun.view.timeline import model, transfer, words
+from ftrun.view.timeline.axis import Scale
 from ftrun.view.timeline.model import Bar, Lane, Story
-from ftrun.view.timeline.scale import Scale, scale
-from ftrun.view.timeline.transfer import Transfer
+from ftrun.view.timeline.scale import scale
+from ftrun.view.timeline.transfer import Transfer, TransferPiece
 
 _LABEL = 17  # columns of the lanes' names
-_LEAST, _MOST = 60, 132
+_LEAST, _MOST = 60, 200
 _LOOK = {  # kind: character without a label, style, the label
     model.FORWARD: ("░", text.FORWARD, "Forward"),
     model.BACKWARD: ("▒", text.BACKWARD, "Backward"),
     model.SYNC: ("·", text.BARRIER, "sync"),
     model.OPTIMIZER: ("▓", text.UPDATE, "Optimizer Step"),
-    model.STOP: ("█", BAD, "Stop"),
-    model.CLEAN: ("█", BAD, "Clean"),
+    model.STOP: ("▚", BAD, "Stop"),
+    model.CLEAN: ("▞", BAD, "Clean"),
     model.RESET: ("█", BAD, "Reset"),
     model.RESTORATION: ("█", text.DONE, "Restoration"),
-    model.RELOAD: ("▓", WARN, "Reload"),
+    model.RELOAD: ("▓", text.CONTROL, "Reload"),
     model.ROLLBACK: ("═", text.DONE, "Rollback"),
 }
-_BOLT = "↯"
+_BOLT, _AGAIN = "↯", "again"
+_BANDS = {model.CONSISTENT: ("─", QUIET), model.UPDATING: ("═", text.UPDATE)}
+_TURNING = "□◧■"  # squares in an optimizer step
 _SQUARES = 10
 
 
@@ -37,7 +42,7 @@ def drawing(story: Story, width: int) -> list[Line]:
         lines += _wrapped(label if label != before else "", sentence, width, label)
         before = label
     if story.lanes:
-        lines += [[], *lanes(story, width), *_legend(width)]
+        lines += [[], *lanes(story, width), *_legend(story, width)]
     if story.transfer is not None:
         lines += [[], *moved(story.transfer, width)]
     if story.parts and not story.restart:
@@ -64,7 +69,7 @@ def lanes(story: Story, width: int) -> list[Line]:
     """One row a process; above them the controller, below the axis."""
     room = width - _LABEL
     to = scale(story, room - 1)
-    lines = [_controller(story, to, room), _barrier_names(story, to, room)]
+    lines = [_controller(story, to, room), _barrier_names(story, to, room), _bands(story, to, room)]
     for lane in story.lanes:
         lines += _lane(story, lane, to, room)
     if story.folded > 0:
@@ -118,10 +123,22 @@ def _barrier_names(story: Story, to: Scale, room: int) -> Line:
     return _line("", PLAIN, row)
 
 
+def _bands(story: Story, to: Scale, room: int) -> Line:
+    row = _row(room)
+    for kind, since, until in model.bands(story):
+        fill, style = _BANDS[kind]
+        begin, end = round(to.at(since)), max(round(to.at(since)) + 1, round(to.at(until)))
+        name = f" {kind} " if len(kind) + 4 <= end - begin else ""
+        _put(row, begin, name.center(end - begin, fill) if name else fill * (end - begin), style)
+    for _, at in story.barriers:
+        _put(row, round(to.at(at)), "┃", text.BARRIER)
+    return _line("all ranks", QUIET, row)
+
+
 def _lane(story: Story, lane: Lane, to: Scale, room: int) -> list[Line]:
     row, squares = _row(room), _row(room)
     for bar in lane.bars:
-        _bar(row, bar, to)
+        _bar(row, bar, to, model.done_again(bar, story))
     for _, at in story.barriers:
         if any(b.kind == model.OPTIMIZER for b in lane.bars) or lane.role == model.HEALTHY:
             _put(row, round(to.at(at)), "┃", text.BARRIER)
@@ -136,18 +153,25 @@ def _lane(story: Story, lane: Lane, to: Scale, room: int) -> list[Line]:
     return [_line(label, style, row), _line("  parameters", QUIET, squares)]
 
 
-def _bar(row: list[tuple[str, str]], bar: Bar, to: Scale) -> None:
+def _bar(row: list[tuple[str, str]], bar: Bar, to: Scale, again: bool) -> None:
     fill, style, label = _LOOK[bar.kind]
     begin, end = round(to.at(bar.begin)), round(to.at(bar.end))
     length = max(1, end - begin)
     if bar.kind == model.FORWARD and len(label) + 5 <= length:
         label = f"{label} {bar.step}"
+    if again and len(label) + len(_AGAIN) + 3 <= length:
+        label = f"{label} {_AGAIN}"
     shown = f"{fill}{label}{fill}" if len(label) + 2 <= length else ""
     _put(row, begin, shown.center(length, fill) if shown else fill * length, style)
 
 
 def _parameters(story: Story, lane: Lane, to: Scale, row: list[tuple[str, str]]) -> None:
-    """The squares of figures 002 and 003 at three moments: as the step began, at the failure, as training went on."""
+    """The squares of figures 002 and 003: as the step began, in the optimizer step, at the failure, as training went on."""
+    for bar in lane.updates():
+        begin, end = round(to.at(bar.begin)), round(to.at(bar.end))
+        for at in range(begin, end):
+            share = (at + 1 - begin) / (end - begin) * (0.5 if bar.broken else 1.0)
+            _put(row, at, _TURNING[min(2, int(share * 3))], text.DONE if share > 0.5 else text.BACKWARD)
     moments = [(story.begins, 0)] if lane.role not in (model.SPARE, model.NEW) else []
     if lane.role == model.FAILED:
         moments.append((0.0, -_SQUARES - 1))
@@ -164,6 +188,8 @@ def _parameters(story: Story, lane: Lane, to: Scale, row: list[tuple[str, str]])
 def _axis(story: Story, to: Scale, room: int) -> list[Line]:
     line, names = _row(room), _row(room)
     _put(line, 0, "─" * room, QUIET)
+    for moment in (0.0, story.resumed):  # the scale changes there
+        _put(line, min(room - 2, round(to.at(moment))) + 1, "//", QUIET)
     marks = [(story.begins, "step " + str(story.step if story.step is not None else story.resume)), (0.0, "failure")]
     marks += [
         (story.resumed, f"step {story.resume}{' again' if story.redone and not story.committed else ''}"),
@@ -180,23 +206,31 @@ def _axis(story: Story, to: Scale, room: int) -> list[Line]:
     return [_line("", PLAIN, line), _line("(own scale each)", QUIET, names)]
 
 
-def _legend(width: int) -> list[Line]:
-    line: Line = [(" " * _LABEL, PLAIN)]
-    for kind in (model.FORWARD, model.BACKWARD, model.OPTIMIZER):
-        fill, style, label = _LOOK[kind]
-        line += [(fill * 2, style), (f" {label}  ", QUIET)]
-    squares: Line = [("■", text.DONE), (" parameters updated  ", QUIET), ("□", text.BACKWARD), (" not updated", QUIET)]
-    if sum(len(said) for said, _ in [*line, *squares]) <= width:
-        return [[*line, *squares]]
-    return [line, [(" " * _LABEL, PLAIN), *squares]]
+def _legend(story: Story, width: int) -> list[Line]:
+    """What is in this drawing, on as many lines as it needs."""
+    drawn = {bar.kind for lane in story.lanes for bar in lane.bars}
+    entries: list[Line] = []
+    for kind in (*model.TRAINING, *model.REPAIR):
+        if kind in drawn:
+            fill, style, label = _LOOK[kind]
+            entries.append([(fill * 2, style), (f" {label}  ", QUIET)])
+    entries.append([("■", text.DONE), (" parameters updated  ", QUIET)])
+    entries.append([("□", text.BACKWARD), (" not updated", QUIET)])
+    lines: list[Line] = [[(" " * _LABEL, PLAIN)]]
+    for entry in entries:
+        if sum(text.width_of(said) for said, _ in [*lines[-1], *entry]) > width + 2:
+            lines.append([(" " * _LABEL, PLAIN)])
+        lines[-1] += entry
+    return lines
 
 
 # -- the transfer --------------------------------------------------------------------------------------------------------
 
+_GAP = 4  # columns of a time in which nothing moved
 _STAGES = {
     transfer.H2D: ("░", PLAIN),
     transfer.SRC: ("▒", WARN),
-    transfer.RELOAD: ("█", text.UPDATE),
+    transfer.RELOAD: ("█", text.CONTROL),
     transfer.DST: ("▓", text.FORWARD),
 }
 _DOES = {
@@ -211,24 +245,36 @@ def moved(what: Transfer, width: int) -> list[Line]:
     """Figure 004: a row for each thread that moved bytes, on one scale from the first byte to the last."""
     room, length = width - _LABEL, max(what.end - what.begin, 1e-9)
     lines: list[Line] = [[(f"how the bytes moved, in {milliseconds(length)} ms", HEAD)]]
+    to = what.scale(room - 1, _GAP)
+    for buffer, pieces in what.buffers():
+        lines.append(_line(buffer, PLAIN, _moves(to, [piece for _, piece in pieces], room)))
     before = -1
     for row in what.rows:
-        cells = _row(room)
-        for piece in row.pieces:
-            fill, style = _STAGES[piece.kind]
-            begin, end = (int((t - what.begin) / length * (room - 1)) for t in (piece.begin, piece.end))
-            _put(cells, begin, fill * max(1, end - begin), style)
+        cells = _moves(to, row.pieces, room)
         name = f"rank {row.rank}" if row.rank != before else ""
         lines.append(_line(f"{name:<9}{'sends' if row.sends else 'takes'}", PLAIN, cells))
         before = row.rank
     if what.ranks > len({row.rank for row in what.rows}):
         lines.append([(f"and {count(what.ranks - len({row.rank for row in what.rows}), 'more rank')}", QUIET)])
-    ends = f"{what.begin:+.1f} ms", f"{what.end:+.1f} ms"
+    axis, ends = _row(room), (f"{what.begin:+.1f} ms", f"{what.end:+.1f} ms")
+    _put(axis, 0, "─" * room, QUIET)
+    for begin, end in what.idle():
+        _put(axis, max(0, int((to.at(begin) + to.at(end)) / 2)), "//", QUIET)
+    lines.append(_line("(idle time cut)" if what.idle() else "", QUIET, axis))
     lines.append([(" " * _LABEL + ends[0] + ends[1].rjust(room - len(ends[0])), QUIET)])
     for kind in what.kinds():
         fill, style = _STAGES[kind]
         lines.append([(" " * _LABEL, PLAIN), (fill * 2, style), (f" {kind}: {_DOES[kind]}", QUIET)])
     return [text.cut(line, width) for line in lines]
+
+
+def _moves(to: Scale, pieces: Iterable[TransferPiece], room: int) -> list[tuple[str, str]]:
+    cells = _row(room)
+    for piece in pieces:
+        fill, style = _STAGES[piece.kind]
+        begin, end = int(to.at(piece.begin)), int(to.at(piece.end))
+        _put(cells, begin, fill * max(1, end - begin), style)
+    return cells
 
 
 # -- where the time went -------------------------------------------------------------------------------------------------

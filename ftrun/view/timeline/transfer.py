@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftrun.core.shared import moves
+from ftrun.view.timeline.axis import Scale
 
 # kinds of bars, in the words of the figure
 H2D, SRC, DST, RELOAD = "H2D", "Broadcast (src)", "Broadcast (dst)", "Reload weights"
@@ -45,6 +46,39 @@ class Transfer:
     ranks: int
     begin: float
     end: float
+
+    def idle(self) -> list[tuple[float, float]]:
+        """Times in which nothing moved for longer than a tenth of all the time in which something did."""
+        gaps, until, busy = [], self.begin, 0.0
+        for piece in sorted((p for row in self.rows for p in row.pieces), key=lambda p: p.begin):
+            if piece.begin > until:
+                gaps.append((until, piece.begin))
+            busy += max(0.0, piece.end - max(until, piece.begin))
+            until = max(until, piece.end)
+        return [(begin, end) for begin, end in gaps if end - begin > 0.1 * busy]
+
+    def scale(self, width: float, gap: float) -> Scale:
+        """The place of each time on an axis `width` wide, on which times without any move are only `gap` wide."""
+        idle = self.idle()
+        gap = min(gap, width / (4 * len(idle))) if idle else 0.0
+        busy = max(self.end - self.begin - sum(end - begin for begin, end in idle), 1e-9)
+        per_ms = (width - gap * len(idle)) / busy
+        times, places = [self.begin], [0.0]
+        for begin, end in idle:
+            places += [places[-1] + (begin - times[-1]) * per_ms]
+            times += [begin, end]
+            places += [places[-1] + gap]
+        return Scale((*times, max(self.end, times[-1])), (*places, places[-1] + (self.end - times[-1]) * per_ms))
+
+    def buffers(self) -> list[tuple[str, list[tuple[int, TransferPiece]]]]:
+        """The figure's lanes of buffers: when any rank filled its H2D buffer, and when bytes went into or out of an IPC buffer.
+
+        Each piece with the rank that did it. What lay in a buffer meanwhile was not noted, and is not drawn.
+        """
+        every = sorted(((row.rank, piece) for row in self.rows for piece in row.pieces), key=lambda p: p[1].begin)
+        lanes = (("H2D buffer", (H2D,)), ("IPC buffer", (DST, SRC)))  # the later ones are drawn over the others
+        found = [(name, [p for kind in kinds for p in every if p[1].kind == kind]) for name, kinds in lanes]
+        return [(name, pieces) for name, pieces in found if pieces]
 
     def kinds(self) -> list[str]:
         """Those that there are, in the figure's order."""
