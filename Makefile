@@ -149,8 +149,10 @@ bench: setup  ## figures of this machine (about an hour; ROUNDS=n for a quick lo
 	@set -e; for name in $(BENCHES); do $(PY) tests/bench/$$name.py $(if $(ROUNDS),--rounds $(ROUNDS)); done
 	$(PY) -m tests.bench.tables
 
-images: setup  ## make the README's pictures anew, from a real run
+# The screenshots need a terminal and a browser: apt-get install chromium xterm xvfb imagemagick fonts-dejavu-core
+images: setup  ## make the README's pictures and the screenshots anew, from real runs
 	$(PY) examples/images.py
+	$(PY) -m tests.images.make
 
 completions: setup  ## make the files in completions/ anew from the commands
 	$(VENV)/bin/ftrun completions bash > completions/ftrun.bash

@@ -67,19 +67,20 @@ def ranks(picture: dict[str, Any], width: int) -> list[Line]:
         lines.append(text.cut([(f"and {count(folded['ranks'], 'more rank')}: {doing}", QUIET)], width))
     spares = [w for w in picture["workers"] if w["rank"] is None]
     for worker in spares[:3]:
-        lines.append(
-            text.cut([(f"spare {worker['cell']}", STRONG), (f"  pid {worker['pid']}  {_spare(worker)}", QUIET)], width)
-        )
+        told = f"  pid {worker['pid']}  {_spare(worker, picture['cwd'])}"
+        lines.append(text.cut([(f"spare {worker['cell']}", STRONG), (told, QUIET)], width))
     if len(spares) > 3:
         lines.append([(f"and {count(len(spares) - 3, 'spare')} more", QUIET)])
     return lines
 
 
-def _spare(worker: dict[str, Any]) -> str:
+def _spare(worker: dict[str, Any], cwd: str) -> str:
     if worker["exit"] is not None:
         return f"ended with {worker['exit']}"
     if "parked" in worker["flags"]:
-        return f"ready, parked at {worker['parked_at']}" if worker["parked_at"] else "ready"
+        line = worker["parked_at"] or ""
+        line = line.removeprefix(f"{cwd}/") if cwd else line
+        return f"ready, parked at {line}" if line else "ready"
     return "warming up"
 
 

@@ -121,7 +121,7 @@ class RunWatcher:
             "step_times": list(pace.times),
             "step_age": _rounded(pace.age),
             "seconds_left": _rounded(pace.left(steps - step)) if state in (HEALTHY, DEGRADED) else None,
-            "effective_training_time": None if protected is False else _rounded(effective),
+            "effective_training_time": _rounded(effective) if protected else None,
             "lost_seconds": round(account.lost(now / 1e9), 3),
             "replacements": account.replacements,
             "restarts": account.restarts,
