@@ -38,10 +38,10 @@ NOT_RUN = {
     "ftrun verify ": "test_verify, a slow one",
     "ftrun --nproc-per-node 2 --metrics-file": "tests/view/test_metrics.py has such a run",
 }
-ON_A_LIVE_RUN = ("ftrun inject-fault ", "ftrun drain ", "ftrun status ", "ftrun metrics ", "ftrun events", "ftrun runs")
-LIVE = [command for command in ALL if command.startswith(ON_A_LIVE_RUN)]
-ON_AN_ENDED_RUN = ("ftrun timeline ",)
+ON_A_LIVE_RUN = ("ftrun inject-fault ", "ftrun drain ", "ftrun status", "ftrun metrics ", "ftrun events", "ftrun runs")
+ON_AN_ENDED_RUN = ("ftrun timeline ", "ftrun events brave-otter", "ftrun runs --all")
 ENDED = [command for command in ALL if command.startswith(ON_AN_ENDED_RUN)]
+LIVE = [command for command in ALL if command.startswith(ON_A_LIVE_RUN) and command not in ENDED]
 RUN = [
     command
     for command in ALL
@@ -159,16 +159,22 @@ def test_demo(folder: Path) -> None:
 
 
 def test_plan_and_messages(folder: Path) -> None:
-    """The plan's command, with the README's own script, shortened: the incident is told in the README's words."""
+    """The plan's command, with the README's own script, shortened: the incident is told in the README's words.
+
+    Afterwards every command that looks at a run that has ended.
+    """
     plan = block("toml", "docs/how-to/inject-faults.md")
     (folder / "plan.toml").write_text(plan)
     (folder / "train.py").write_text(shorter(block("python")))
     command = re.search(r"^# plan\.toml, for: (ftrun .*)$", plan, re.M)
     assert command
-    said = _without_figures(run(folder, command[1])).splitlines()
+    said = _without_figures(run(folder, command[1].replace("ftrun ", "ftrun --run-id brave-otter "))).splitlines()
     for page in ("README.md", "docs/concepts/repair.md"):
         for line in _without_figures(block("text", page)).splitlines():
             assert line in said, f"{page}: not said: {line}\n{said}"
+    shown = "".join(run(folder, look) for look in ENDED)
+    assert len(ENDED) >= 5 and shown.count("brave-otter") >= 3 and "rank 2" in shown
+    assert ET.parse(folder / "incident.svg").getroot().tag.endswith("svg") and (folder / "run.json").exists()
 
 
 def _without_figures(text: str) -> str:
