@@ -108,6 +108,7 @@ class Settings:
     metrics_file: str | None = None  # absolute
     metrics_port: int | None = None  # 0 = any free one
     nodes: Nodes = Nodes()
+    debug_rank: int | None = None  # the rank that gets stdin and the terminal, for a debugger
     policy: Overrides = field(default_factory=Overrides)
     device_faults: int = 3  # of one device within `window`
     window: float = 3600.0

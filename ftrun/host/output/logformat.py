@@ -81,10 +81,12 @@ def on_console(output: Output, local_rank: int, stream: str) -> bool:
 
 
 class Format:
-    """What the options of a run make of a line. `rank_offset`: rank of this node's local rank 0."""
+    """What the options of a run make of a line. `rank_offset`: rank of this node's local rank 0; `workers`: ranks of this node."""
 
-    def __init__(self, output: Output, run: str, role: str) -> None:
+    def __init__(self, output: Output, run: str, role: str, workers: int = 0, debug_rank: int | None = None) -> None:
         self.rank_offset = 0
+        self.debug_rank = debug_rank
+        self._workers = workers
         self._output = output
         self._run = run
         self._role = role
@@ -101,6 +103,10 @@ class Format:
         """
         if place.local_rank is None and self._output.format != "json":
             return False
+        return self.on_console(place, stream)
+
+    def on_console(self, place: LogPlace, stream: str) -> bool:
+        """As `shown`, for a spare as if it had a rank already."""
         return on_console(self._output, _number(place), stream)
 
     def prefix(self, place: LogPlace, stream: str) -> bytes:
@@ -120,6 +126,15 @@ class Format:
         else:
             text = f"[spare {place.cell}] " if rank is None else f"[rank {rank}] "
         return text.encode(errors="surrogateescape")
+
+    def alone(self, place: LogPlace) -> bool:
+        """Is this the only worker that a person sees, or the one to be debugged? Its lines need no prefix on a terminal."""
+        output = self._output
+        if place.local_rank is None or output.template or output.tee:
+            return False
+        if self.debug_rank is not None:
+            return place.local_rank + self.rank_offset == self.debug_rank
+        return output.filter == (place.local_rank,) or (self._workers == 1 and not output.filter)
 
     def style(self, place: LogPlace, stream: str) -> Style:
         if self._output.format != "json":
@@ -149,7 +164,7 @@ class _Text:
 
     def render(self, lines: list[bytes]) -> bytes:
         prefix = self._prefix
-        return b"".join([prefix + (_tamed(line) if _OBEYED.search(line) else line) for line in lines])
+        return b"".join([prefix + (tamed(line) if _OBEYED.search(line) else line) for line in lines])
 
 
 # what a terminal obeys: a sequence (whole or cut off), a control character of 7 bits; one of 8 bits in UTF-8
@@ -161,7 +176,7 @@ _COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
 _LINE_END = re.compile(rb"\r?\n?$")
 
 
-def _tamed(line: bytes) -> bytes:
+def tamed(line: bytes) -> bytes:
     """A line with its colours, which end with it, and without anything else that a terminal obeys."""
     line = _CONTROL.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else b"", line)
     line = _CONTROL_8.sub(b"?", line)
@@ -176,10 +191,7 @@ class _Json:
 
     def render(self, lines: list[bytes]) -> bytes:
         head = self._head()
-        # a progress bar begins with a carriage return: there is no line before it
-        return b"".join(
-            [self._object(head, line.decode(errors="replace").rstrip("\r\n")) for line in lines if line != b"\r"]
-        )
+        return b"".join([self._object(head, line.decode(errors="replace").rstrip("\r\n")) for line in lines])
 
     def one(self, line: str) -> bytes:
         return self._object(self._head(), line)

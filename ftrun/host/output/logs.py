@@ -1,6 +1,7 @@
 """What workers print: taken from their pipes line by line, saved, and passed on without ever blocking the loop.
 
-Lines are never torn or mixed. A reader that does not read slows the workers down, as it would without ftrun; a full
+Where ftrun writes to a terminal, a worker gets one, too. Lines are never torn or mixed.
+A reader that does not read slows the workers down, as it would without ftrun; a full
 disk or a closed stdout is said once and then ignored.
 """
 
@@ -9,34 +10,49 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import struct
 import termios
+import tty
+from collections.abc import Callable
 from pathlib import Path
 
 from ftrun.core import paths
+from ftrun.core.system import procfs
 from ftrun.core.text import coloured
 from ftrun.host.base.loop import EventLoop
 from ftrun.host.base.settings import Output
+from ftrun.host.output.block import Block
 from ftrun.host.output.logfiles import Files, Sink
 from ftrun.host.output.logformat import Format, LogPlace, Style
 from ftrun.host.output.nonblocking_writer import BACKLOG_MAX, RETRY, Outlet, same_file
+from ftrun.host.output.terminal import Plain, Terminal
 
 _READ = 1 << 16
 _LINE_MAX = 8 << 20  # bytes; a longer line is passed on in pieces
+_PTY_MOST = 1 << 17  # bytes that may wait in a pseudoterminal, which does not say how many they are
+_LEAST_COLUMNS = 20  # that a worker is told of beside its prefix
+_BAR_EVERY = 10.0  # seconds between two lines that a progress bar gets outside of a terminal
 
 
 class _Pipe:
-    """One worker's stdout or stderr: where it comes from, and where it goes."""
+    """One worker's stdout or stderr: where it comes from, and where it goes. `plain`: what it is on a terminal, if alone there."""
 
     style: Style
     shown: bool  # on the console
     filtered: Sink | None  # gets the lines that a filter wants
     filtered_prefix: bytes
 
-    def __init__(self, stream: str, outlet: Outlet, place: LogPlace, logs: Logs) -> None:
+    def __init__(self, stream: str, outlet: Outlet, place: LogPlace, plain: Plain, logs: Logs) -> None:
         self.stream = stream
         self.outlet = outlet
-        self.fd, self.writer = os.pipe()
+        self.terminal = logs.terminal_of(outlet, place, stream)
+        self.view: Block | Plain | None = None  # on that terminal
+        self._plain = plain
+        self.fd, self.writer = os.pipe() if self.terminal is None else os.openpty()
+        if self.terminal is not None:
+            tty.setraw(self.writer)  # bytes arrive as they were written
         os.set_blocking(self.fd, False)
+        self._bar_due = False
         self.partial: list[bytes] = []
         self.partial_size = 0
         self.closed = False
@@ -64,29 +80,64 @@ class _Pipe:
         form = self._logs.format
         self.style = form.style(place, self.stream)
         self.shown = form.shown(place, self.stream)
+        if self.terminal is not None and self.shown:
+            self.view = (
+                self._plain if form.alone(place) else Block(form.prefix(place, self.stream), place.local_rank or 0)
+            )
+        self.resize()
         if form.wanted(self.stream):
             if self.filtered is not None:
                 self.filtered.close()
             self.filtered = Sink(self._logs.files.filtered(place.attempt, self.stream))
             self.filtered_prefix = form.prefix(place, self.stream)
 
+    def pair(self, other: _Pipe, asks: Callable[[], bool]) -> None:
+        """`other`: its worker's other stream; `asks`: does the worker wait for what is typed?"""
+        if isinstance(self.view, Block) and self.terminal is other.terminal and isinstance(other.view, Block):
+            self.view.twin, self.view.asks = other.view, asks
+
+    def resize(self) -> None:
+        """Tell the worker's terminal the size of ours, less the columns of its prefix."""
+        if self.terminal is None:
+            return
+        size, prefix = self.terminal.size(), self.view.prefix if isinstance(self.view, Block) else b""
+        columns = max(size.columns - len(prefix), min(_LEAST_COLUMNS, size.columns))
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", size.lines, columns, 0, 0))
+
     def take(self, data: bytes) -> None:
         self._file.write(data)
-        # a carriage return at the very end may be the first half of CR LF
-        cut = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+        if self.terminal is not None and self.view is not None:
+            self.terminal.feed(self.view, data)
+            if self.filtered is None:
+                return
+        cut = data.rfind(b"\n") + 1
         if cut == 0:
             self.partial.append(data)
             self.partial_size += len(data)
             if self.partial_size > _LINE_MAX:
-                self.finish()
+                self._end_line()
+            elif b"\r" in data and not self._bar_due:
+                self._bar_due = True
+                self._logs.loop.after(_BAR_EVERY, self._show_bar)
             return
         whole = b"".join((*self.partial, data[:cut]))
         self.partial = [data[cut:]] if cut < len(data) else []
         self.partial_size = len(data) - cut
         self._pass_on(whole)
 
+    def _show_bar(self) -> None:
+        """A bar that is still being drawn has a line for where it is."""
+        self._bar_due = False
+        if any(b"\r" in piece for piece in self.partial):
+            self._end_line()
+
     def finish(self) -> None:
         """Pass on an unfinished last line."""
+        if self.terminal is not None and self.view is not None:
+            self.terminal.finish(self.view)
+        self._end_line()
+
+    def _end_line(self) -> None:
         if self.partial_size:
             whole = b"".join(self.partial) + b"\n"
             self.partial, self.partial_size = [], 0
@@ -95,17 +146,18 @@ class _Pipe:
     def _pass_on(self, whole: bytes) -> None:
         if not self.shown and self.filtered is None:
             return
-        # a progress bar ends its lines with a carriage return
-        lines = whole.splitlines(keepends=True)
-        if self.shown:
-            self.outlet.write(self.style.render(lines))
+        if self.shown and self.view is None:
+            states = map(_last_state, whole.split(b"\n")[:-1])
+            self.outlet.write(self.style.render([state for state in states if state]))
         if self.filtered is not None:
-            wanted = self._logs.format.wanted(self.stream)
+            wanted, lines = self._logs.format.wanted(self.stream), whole.splitlines(keepends=True)
             hits = [line.rstrip(b"\r\n") + b"\n" for line in lines if any(text in line for text in wanted)]
             self.filtered.write(b"".join([self.filtered_prefix + line for line in hits]))
 
     def waiting(self) -> int:
-        """Bytes in the pipe."""
+        """Bytes in the pipe, at most."""
+        if self.terminal is not None:
+            return _PTY_MOST
         size = array.array("i", [0])
         fcntl.ioctl(self.fd, termios.FIONREAD, size)
         return size[0]
@@ -119,13 +171,26 @@ class _Pipe:
         os.close(self.fd)
 
 
+def _last_state(line: bytes) -> bytes:
+    """A line as it was when it ended: a progress bar draws it again and again. With its end; b"" when it was wiped out."""
+    text = line.removesuffix(b"\r")
+    if b"\r" in text:
+        text = next((state for state in reversed(text.split(b"\r")) if state), b"")
+        if not text.strip():
+            return b""
+    return text + (b"\r\n" if line.endswith(b"\r") else b"\n")
+
+
 class WorkerLog:
     """One incarnation's two pipes. Give `out_w` and `err_w` away; they are closed by whoever sends them."""
 
     def __init__(self, place: LogPlace, logs: Logs) -> None:
         self.place = place
         self._logs = logs
-        self._both = (_Pipe("stdout", logs.out, place, logs), _Pipe("stderr", logs.err, place, logs))
+        plain = Plain()
+        self._both = (_Pipe("stdout", logs.out, place, plain, logs), _Pipe("stderr", logs.err, place, plain, logs))
+        self.pid = 0  # once there is one
+        self._pair()
         self._pipes = list(self._both)
         self.out_w, self.err_w = (pipe.writer for pipe in self._both)
         for pipe in self._pipes:
@@ -137,8 +202,17 @@ class WorkerLog:
         self._logs.drain(self.place)
         for pipe in self._both:
             pipe.move(self.place)
+        self._pair()
         if old.local_rank is None:
             self._logs.files.remove_empty(old)
+
+    def _pair(self) -> None:
+        out, err = self._both
+        out.pair(err, self._asks)
+        err.pair(out, self._asks)
+
+    def _asks(self) -> bool:
+        return procfs.reads_stdin(self.pid)
 
     def _listen(self, pipe: _Pipe) -> None:
         if pipe in self._pipes:
@@ -158,6 +232,8 @@ class WorkerLog:
             data = os.read(pipe.fd, _READ)
         except BlockingIOError:
             return 0
+        except OSError:  # a pseudoterminal that nobody has open any more
+            data = b""
         if data:
             pipe.take(data)
         else:
@@ -178,6 +254,10 @@ class WorkerLog:
             while left > 0 and (size := self._read(pipe)):
                 left -= size
 
+    def resize(self) -> None:
+        for pipe in self._pipes:
+            pipe.resize()
+
     def close(self) -> None:
         """Take what is left and stop listening, also to a grandchild that still holds a pipe."""
         self.drain()
@@ -188,10 +268,13 @@ class WorkerLog:
 class Logs:
     """The output of all workers of a run, and our own messages. `folder` exists and is this run's alone."""
 
-    def __init__(self, folder: Path, loop: EventLoop, output: Output, run: str, role: str = "default") -> None:
+    def __init__(
+        self, folder: Path, loop: EventLoop, output: Output, run: str, role: str = "default", workers: int = 0,
+        debug_rank: int | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.loop = loop
-        self.format = Format(output, run, role)
+        self.format = Format(output, run, role, workers, debug_rank)
         self.files = Files(folder, self._unsaved)
         self._unsaved_said = False
         self._open: list[WorkerLog] = []
@@ -199,6 +282,19 @@ class Logs:
         self.out = Outlet(1, loop, self._stdout_gone)
         # one queue when both are the same file, or their lines would be torn into each other
         self.err = self.out if same_file(1, 2) else Outlet(2, loop, lambda why: None)
+        self._terminals = {}
+        if output.format == "text":
+            outlets = {outlet for outlet in (self.out, self.err) if os.isatty(outlet.fd)}
+            self._terminals = {outlet: Terminal(outlet.fd, outlet.write, loop) for outlet in outlets}
+
+    def terminal_of(self, outlet: Outlet, place: LogPlace, stream: str) -> Terminal | None:
+        """The terminal that this stream goes to, or will go to once a spare has a rank. None: to no terminal."""
+        return self._terminals.get(outlet) if self.format.on_console(place, stream) else None
+
+    def resized(self) -> None:
+        """Our terminal has another size: tell the workers'."""
+        for log in self._open:
+            log.resize()
 
     @property
     def rank_offset(self) -> int:
@@ -231,7 +327,11 @@ class Logs:
 
     def log(self, line: str, level: str = "info") -> None:
         """A sentence of ours on stderr; `level` is info, warning or error."""
-        self.err.write((b"" if self.err.at_start else b"\n") + self.format.message(line, level, self._coloured))
+        text, terminal = self.format.message(line, level, self._coloured), self._terminals.get(self.err)
+        if terminal is None:
+            self.err.write(text)
+        else:
+            terminal.message(text)
 
     def _stdout_gone(self, why: str) -> None:
         self.log(f"stdout is gone ({why}); the run goes on without it", "warning")

@@ -24,7 +24,6 @@ class Outlet:
         self.fd = fd
         self.waiting = 0
         self.broken = False
-        self.at_start = True  # no: a progress bar stands in the line that comes next
         self._loop = loop
         self._on_broken = on_broken
         self._queue: deque[memoryview] = deque()
@@ -35,7 +34,6 @@ class Outlet:
     def write(self, data: bytes) -> None:
         if self.broken or not data:
             return
-        self.at_start = not data.endswith(b"\r")
         self._queue.append(memoryview(data))
         self.waiting += len(data)
         if not self._watching:

@@ -6,6 +6,7 @@ waits until no event is left.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -61,6 +62,7 @@ class Agent:
         self._queue = listener.queue
         self._log = listener.log
         self._services = services
+        self._logs = logs
         self._journal = journal
         self._nodes = nodes
         self._specs = Specs(settings, context.run_dir, str(context.logs.absolute()), settings.rdzv_id or nodes.run_id)
@@ -305,6 +307,14 @@ class Agent:
         """The launcher got a signal that is meant for the script."""
         if self._end is None:
             self._forwarder.forward(signum)
+
+    def resized(self) -> None:
+        """Our terminal has another size."""
+        self._logs.resized()
+        for worker in self._pool.living():
+            if worker.pidfd >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(worker.pidfd, signal.SIGWINCH)
 
     def _detect(self) -> None:
         running = self._state.phase is RunPhase.RUNNING

@@ -178,7 +178,9 @@ class _Run:
             with contextlib.suppress(OSError):
                 self._services.log_to(folder / SERVICES_LOG)
             self._services.start_fork_server()
-            logs = Logs(folder, self._loop, self._settings.output, self._run_dir.name, self._settings.role)
+            settings = self._settings
+            names = self._run_dir.name, settings.role
+            logs = Logs(folder, self._loop, settings.output, *names, settings.nproc, settings.debug_rank)
             board = self._board()
             self._services.start_fd_store()
             journal = Journal(self._run_dir / paths.JOURNAL)
@@ -248,6 +250,8 @@ class _Run:
         for number in data:
             if number == signal.SIGCHLD:
                 self._agent.reap()
+            elif number == signal.SIGWINCH and number not in self._settings.forward:
+                self._agent.resized()
             elif number in self._settings.forward:
                 self._agent.forward(number)
             elif number in self._settings.signals:
@@ -294,7 +298,7 @@ def _catch_signals(settings: Settings) -> int:
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for signum in {*settings.signals, *settings.forward, signal.SIGCHLD}:
+    for signum in {*settings.signals, *settings.forward, signal.SIGCHLD, signal.SIGWINCH}:
         # nohup and background shells set SIGHUP or SIGINT to be ignored: keep that
         if signum == signal.SIGCHLD or signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, lambda *_: None)

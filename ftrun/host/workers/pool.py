@@ -169,6 +169,8 @@ class WorkerPool:
         worker = self.workers[index]
         worker.spawned = time.monotonic()
         worker.pid = pid
+        if worker.log is not None:
+            worker.log.pid = pid
         self._by_pid[pid] = worker
         self._kills.watch(pid)
         try:
