@@ -71,7 +71,7 @@ What cannot be done again exactly is refused in the step in which it happens, in
 | `step(closure)`, or an optimizer that communicates in `step()` | another optimizer; these cannot be done again |
 | DDP with `static_graph`, `mixed_precision` or a communication hook | leave it out; autocast is fine |
 | `step.committed` inside the body | test it after the `with` |
-| a model with DTensors (FSDP2, tensor parallelism) | run it without `protect`, with `--max-restarts` |
+| FSDP1 or DeepSpeed | FSDP2 (`fully_shard`); or run it without `protect`, with `--max-restarts` |
 
 [Limits](../../limits.md) has them all, and [a step that is done again](../../concepts/redo.md) says why.
 """
