@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate import skip_first_batches
+from accelerate.state import GradientState
 from accelerate.utils import synchronize_rng_states
 from transformers.trainer_callback import ExportableState
 
@@ -30,7 +31,7 @@ import ftrun
 from ftrun.core.errors import UsageError
 from ftrun.worker.runtime.run_link import Context
 
-# What the loop below uses of transformers' Trainer beside its public methods: method -> parameters that it is called with.
+# What the loop below uses beside public names, of transformers' Trainer and accelerate's GradientState: method -> parameters.
 _NEEDED = {
     "_run_epoch": {
         "model",
@@ -54,6 +55,7 @@ _NEEDED = {
     "_clip_grad_norm": {"model"},
     "_get_grad_norm": {"model", "grad_norm"},
     "_get_learning_rate": set(),
+    "_set_sync_gradients": {"sync_gradients"},
 }
 
 
@@ -335,7 +337,7 @@ def _by_metric(scheduler: Any) -> bool:
 def _check(trainer: Trainer, loader: Any, steps_in_epoch: int, unknown: dict[str, Any]) -> None:
     """Errors: UsageError for what cannot be repaired in place, naming the option or the missing hook."""
     for name, wanted in _NEEDED.items():
-        method = getattr(transformers.Trainer, name, None)
+        method = getattr(transformers.Trainer, name, getattr(GradientState, name, None))
         found = set(inspect.signature(method).parameters) if method is not None else set()
         if method is None or not wanted <= found or unknown:
             raise UsageError(

@@ -64,6 +64,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 
+# Public classes of ftrun.integrations, which have the names that their users know from the frameworks.
+OF_FRAMEWORKS = frozenset({"Trainer"})
+
 TORCH = frozenset({"torch", "torchvision", "torchaudio"})
 # Modules outside ftrun.worker and ftrun.integrations that run in the fork server's process or in a fork of it.
 TORCH_ALLOWED = frozenset({"ftrun.helpers.fork_server", "ftrun.helpers.store"})
@@ -203,7 +206,7 @@ def same_names(sources: dict[str, tuple[str, bool]]) -> list[str]:
     places: dict[str, list[str]] = {}
     for module, (source, _) in sources.items():
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef) and node.name not in OF_FRAMEWORKS:
                 places.setdefault(node.name, []).append(f"{module}:{node.lineno}")
     return [f"{at[0]}: another class is called {name}: {', '.join(at[1:])}" for name, at in places.items() if at[1:]]
 

@@ -26,7 +26,6 @@ PUBLIC = frozenset(
 ALLOWED = frozenset(
     {
         ("ftrun/helpers/fork_server.py", "torch._dynamo"),  # a module that optimizers import: it is only imported ahead
-        ("ftrun/integrations/huggingface.py", "_set_sync_gradients"),  # of accelerate; transformers' own Trainer calls it
     }
 )
 # Names without an underscore that are no public interface.
@@ -79,13 +78,21 @@ def declared(tree: ast.Module) -> set[str]:
     return found
 
 
+def needed(tree: ast.Module) -> set[str]:
+    """The private names of a framework that a module of ftrun/integrations lists in its `_NEEDED`."""
+    tables = [n.value for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "_NEEDED"]
+    return {c.value for t in tables for c in ast.walk(t) if isinstance(c, ast.Constant) and isinstance(c.value, str)}
+
+
 def complaints(file: str, source: str, ours: frozenset[str], theirs: frozenset[str] = frozenset()) -> list[str]:
     """What is wrong in one file, as `file:line: why`. `ours`: names that ftrun defines; `theirs`: declared ones."""
     if file in HOMES:
         return []
     wrong = []
-    for line, what in _used(ast.parse(source)):
-        if (file, what) in ALLOWED or _is_ours(file, what, ours, theirs):
+    tree = ast.parse(source)
+    listed = needed(tree) if file.startswith("ftrun/integrations/") else set()
+    for line, what in _used(tree):
+        if what.rpartition(".")[2] in listed or (file, what) in ALLOWED or _is_ours(file, what, ours, theirs):
             continue
         wrong.append(f"{file}:{line}: {what} is not public; use it through {HOME}, which says why")
     return wrong

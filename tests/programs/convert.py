@@ -8,8 +8,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 PAGES = FOLDER.parents[1] / "docs" / "how-to" / "convert"
-KINDS = ("loop", "resume", "epochs", "prefetch", "trainer", "accelerate_loop", "hf_trainer")
-FRAMEWORKS = ("accelerate_loop", "hf_trainer")  # they need the packages of the `compat` extra
+KINDS = ("loop", "resume", "epochs", "prefetch", "trainer", "accelerate_loop", "hf_trainer", "lightning_trainer")
+FRAMEWORKS = ("accelerate_loop", "hf_trainer", "lightning_trainer")  # they need the packages of the `compat` extra
 _TITLES = {
     "loop": "A plain loop",
     "resume": "A loop that writes checkpoints and goes on from them",
@@ -18,6 +18,7 @@ _TITLES = {
     "trainer": "A Trainer class",
     "accelerate_loop": "accelerate",
     "hf_trainer": "transformers' Trainer",
+    "lightning_trainer": "Lightning",
 }
 _NOTES = {
     "loop": "The scheduler goes to `protect`, since it must be put back when a step is done again.",
@@ -31,6 +32,12 @@ _NOTES = {
     "accelerate_loop": "The process group is made before accelerate makes its own. `rng_types=[]`: a prepared loader would "
     "broadcast random numbers whenever it begins, which a replacement cannot do alone; with the same seed on all ranks the order "
     "is the same without. `make compat` runs these two.",
+    "lightning_trainer": "The Trainer is a subclass of Lightning's own, with strategy `ddp`; `fit` protects the model, and "
+    "`trainer.job` is the job. A validation, the end of an epoch and a checkpoint come between two steps, and may be made again after "
+    "a fault; callbacks are kept by their `state_dict()`, and what `self.log` has collected is kept with the step. "
+    "`on_train_batch_end` runs in the update, where nothing may communicate; checkpoints and `Timer` are called behind it. One "
+    "DataLoader with a length; no manual optimization, and no torchmetrics object in `self.log` of a training step. `make compat` "
+    "runs these two.",
     "hf_trainer": "Both names are subclasses of transformers' own. `train()` protects model, optimizer and scheduler, and `trainer.job` is "
     "the job. Callbacks, logs, evaluations and checkpoints come between two steps, and may be made again after a fault; callbacks that "
     "are `ExportableState`, such as EarlyStoppingCallback, are kept with the steps. DeepSpeed, FSDP, `auto_find_batch_size` and data sets "
@@ -68,7 +75,7 @@ What cannot be done again exactly is refused in the step in which it happens, in
 | a collective between two bodies outside `job.call` | `job.call(fn)` |
 | a process group is made after the first step | make all groups before the loop |
 | something given to `protect` changed between two bodies | `scheduler.step()` and the like go into the body |
-| `step(closure)`, or an optimizer that communicates in `step()` | another optimizer; these cannot be done again |
+| LBFGS, or an optimizer that communicates in `step()` | another optimizer; these cannot be done again |
 | DDP with `static_graph`, `mixed_precision` or a communication hook | leave it out; autocast is fine |
 | `step.committed` inside the body | test it after the `with` |
 | FSDP1 or DeepSpeed | FSDP2 (`fully_shard`); or run it without `protect`, with `--max-restarts` |

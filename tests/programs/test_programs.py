@@ -25,6 +25,7 @@ LENGTHS = {  # of the first and the second run
     "trainer": [{"EPOCHS": "3"}, {"EPOCHS": "5"}],
     "accelerate_loop": [{"EPOCHS": "4"}],
     "hf_trainer": [{"STEPS": "8"}, {"STEPS": "16"}],
+    "lightning_trainer": [{}],
 }
 KILLS = {
     "loop": ["step-3@1 step-4@2 step-29@0"],
@@ -32,6 +33,7 @@ KILLS = {
     "epochs": ["epoch-0@2 evaluation-0@1 before-1@0", "epoch-2@1 reduced-2@3 saved-2@0 evaluation-3@0 epoch-3@2"],
     "prefetch": ["step-0@2 step-9@1 step-23@0"],
     "accelerate_loop": ["epoch-1@2 evaluation-1@1 epoch-3@0"],
+    "lightning_trainer": ["batch-0.0@0 validation-1@3 updated-0.10@1 batch-2.9@2 validated-1@0"],
     "hf_trainer": ["step-0@3 update-2@1 step-3@1 saved-8@0", "step-8@2 evaluation-12@3 update-13@0 evaluated-16@2"],
     "trainer": ["epoch-0@1 before-1@0 saved-1@0 epoch-2@3", "epoch-3@2 before-3@0 epoch-4@0"],
 }

@@ -397,6 +397,21 @@ add(
     after="end(model=ddp, opt=opt, n=t.n)",
 )
 add(
+    "closure",
+    "optimizer.step(closure), as frameworks call it",
+    "yes",
+    """
+def closure():
+    opt.zero_grad()
+    loss = loss_of(ddp(x), y)
+    loss.backward()
+    return loss
+loss = opt.step(closure)
+""",
+    at="update",
+    often=True,
+)
+add(
     "in-closure",
     "a counter in a closure",
     "protected state only",

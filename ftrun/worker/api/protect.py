@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -228,15 +228,29 @@ def _unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
-def _before_update(body: Body) -> Callable[..., None]:
-    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if any(callable(a) for a in args) or kwargs.get("closure") is not None:
-            raise UsageError(
-                "optimizer.step(closure) calls the model several times a step and cannot be recovered exactly"
-            )
+def _before_update(body: Body) -> Callable[..., Any]:
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
+        if closure is not None:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise UsageError("LBFGS calls the model several times in one step(closure) and cannot be recovered exactly")
+            # the other optimizers begin with it: its gradients are there before the gate, and the update has what it gave
+            with torch.enable_grad():
+                given = closure()
+            calls = iter((given,))
+            args, kwargs = args[:1], {**kwargs, "closure": lambda: _only_once(optimizer, calls)}
         body.update_begins(optimizer)
+        return None if closure is None else (args, kwargs)
 
     return hook
+
+
+def _only_once(optimizer: Any, given: Iterator[Any]) -> Any:
+    for value in given:
+        return value
+    raise UsageError(
+        f"{type(optimizer).__name__}.step(closure) calls the model several times a step and cannot be recovered exactly"
+    )
 
 
 def _after_forward(body: Body) -> Callable[..., None]:

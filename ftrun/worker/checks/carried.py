@@ -104,6 +104,9 @@ class _Walk:
 
     def visit(self, node: ast.AST) -> None:
         if isinstance(node, _SCOPES):
+            if not isinstance(node, ast.Lambda):  # the name is bound anew; what it closes over has names of its own
+                self.stored.add(node.name)
+                self.stored_anywhere.add(node.name)
             return
         if isinstance(node, ast.AugAssign):
             self.visit(node.value)
