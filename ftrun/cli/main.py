@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from ftrun.cli.catalog import COMMANDS
 from ftrun.cli.help import front_page, write_commands, write_options
 from ftrun.cli.options import EPILOG, Option
+from ftrun.core.codes import of_error, of_message, read_on
 from ftrun.core.errors import (
     EXIT_FAILED,
     EXIT_SIGNAL,
@@ -178,9 +179,10 @@ def execute(argv: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except _ParserError as error:
-        return _fail(_sentence(error, argv[0]), getattr(error, "exit_code", EXIT_USAGE))
+        sentence = _sentence(error, argv[0])
+        return _fail(sentence + read_on(of_message(sentence) or "F101"), getattr(error, "exit_code", EXIT_USAGE))
     except FtrunError as error:
-        return _fail(str(error), error.code)
+        return _fail(f"{error}{read_on(of_error(type(error).__name__, str(error), 'F101'))}", error.code)
     except (typer.Abort, KeyboardInterrupt, EOFError):
         return EXIT_SIGNAL + 2
     except BrokenPipeError:

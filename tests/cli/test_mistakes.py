@@ -6,6 +6,7 @@ One table, read in this process; nothing is started. What only a run finds out s
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from ftrun.cli.catalog import COMMANDS
 from ftrun.cli.main import execute
 from tests.conftest import Ftrun
 
+USAGE = ("F101", "F104", "F105")  # codes of what is wrong with a command line
 KINDS = (
     "kill, term, segv, abort, exit, exception, oom, freeze, hang, gil, slow, nan, bitflip, comm, xid, gpu-lost, ecc, "
     "launcher-kill, node-kill"
@@ -236,8 +238,10 @@ def said(line: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]
     code = execute(line if line[0] in COMMANDS or "--json" in line else ["--dry-run", *line])
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1, printed
-    assert printed.err.startswith("ftrun: error: ")
-    return code, printed.err.removeprefix("ftrun: error: ").rstrip("\n")
+    found = re.fullmatch(r"ftrun: error: (.*) \[ftrun explain (F\d+)\]\n", printed.err)
+    assert found, printed.err
+    assert {78: found[2] == "F102", 4: found[2] == "F103", 2: found[2] in USAGE}[code], printed.err
+    return code, found[1]
 
 
 def test_each_mistake_gets_its_sentence(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,5 +294,5 @@ def test_what_is_found_at_the_start_of_a_run(ftrun: Ftrun) -> None:
             assert option in refused.stderr and "Address already in use" in refused.stderr
             assert str(port) in refused.stderr and "choose another one" in refused.stderr
     refused = ftrun.call("--metrics-file", "none/m", script)
-    sentence = f"ftrun: error: --metrics-file: there is no folder {ftrun.base}/none; make it first\n"
+    sentence = f"ftrun: error: --metrics-file: there is no folder {ftrun.base}/none; make it first [ftrun explain F101]\n"
     assert (refused.returncode, refused.stderr) == (2, sentence)

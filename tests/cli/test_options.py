@@ -58,7 +58,7 @@ INTERNAL = {"FTRUN_RUN_DIR", "FTRUN_RUNS_ROOT", "FTRUN_CELL", "FTRUN_SPEC", "FTR
             ["--log-prefix={pid}", "train.py"],
             "--log-prefix: {pid} in '{pid}' is unknown; known are {role}, {local_rank}",
         ),
-        (["--json", "models"], "script models does not exist\n"),
+        (["--json", "models"], "script models does not exist [ftrun explain F105]\n"),
         (["--nnodes=0", "train.py"], "--nnodes must be at least 1"),
         (["--nnodes=4:2", "train.py"], "--nnodes must be at least 1, and MIN not above MAX"),
         (["--nnodes=x", "train.py"], "--nnodes must be a number of nodes, or a range as in 1:4, not 'x'"),

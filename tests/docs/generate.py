@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from ftrun.cli.main import app, load_commands
 from ftrun.cli.options import GROUPS, OPTIONS, VERIFY, Option
 from ftrun.control import policy
 from ftrun.control.device import xid
+from ftrun.core.codes import CODES
 from ftrun.faults.kinds import KINDS, PHASES
 from tests.docs.blocks import DOCS
 
@@ -147,7 +149,22 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(found)
 
 
-PARTS: dict[str, Callable[[], str]] = {"kinds": kinds, "policy": faults, "xids": xids}
+# -- troubleshooting -----------------------------------------------------------------------------------------------------
+
+
+def errors() -> str:
+    """Codes in their order, with the message that a page begins with, cut to one line."""
+    rows = []
+    for code in CODES:
+        text = (DOCS / "errors" / f"{code.page}.md").read_text()
+        title = text.partition("\n")[0].removeprefix(f"# {code.name}: ")
+        message = re.search(r"```text\n(.*?)\n```", text, re.S)
+        said = textwrap.shorten(message[1], 88, placeholder=" …") if message else ""
+        rows.append((_code(code.name), f"`` {said} ``", f"[{title}]({code.page}.md)"))
+    return _table("code | message | page", rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {"errors": errors, "kinds": kinds, "policy": faults, "xids": xids}
 
 
 def with_parts(text: str) -> str:

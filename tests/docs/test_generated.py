@@ -82,7 +82,7 @@ def _sentences() -> set[str]:
             if isinstance(node, ast.JoinedStr):
                 found.add("".join(str(p.value) if isinstance(p, ast.Constant) else "…" for p in node.values))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value)
+                found.add(re.sub(r"\{\w+\}", "…", node.value))  # as str.format fills it in
     return found
 
 

@@ -20,6 +20,7 @@ from ftrun.core.shared.board import Board, F
 RANKS = 4
 VICTIM = 2
 DEADLINE = 60.0
+COMPLETIONS = ("bash-completion/completions/ftrun", "zsh/site-functions/_ftrun", "fish/vendor_completions.d/ftrun.fish")
 
 
 def victim(runs: Path, process: subprocess.Popen[str]) -> int:
@@ -43,12 +44,17 @@ def main() -> int:
     here = Path(ftrun.__file__).resolve()
     assert here.is_relative_to(Path(sys.prefix).resolve()), f"this is not the installed ftrun: {here}"
     assert native.available(), "the wheel has no native library"
+    tool = str(Path(sys.executable).with_name("ftrun"))
+    page = subprocess.run([tool, "explain", "F305"], cwd=folder, capture_output=True, text=True, timeout=DEADLINE).stdout
+    assert page.startswith("# F305: "), f"the wheel has no pages: {page!r}"
+    for completion in COMPLETIONS:
+        assert (Path(sys.prefix) / "share" / completion).stat().st_size, f"the wheel has no {completion}"
     script = folder / "train.py"
     shown = readme.read_text().partition("```python\n")[2].partition("```")[0]
     script.write_text(shown.replace("job.steps(5000)", "job.steps(1000)"))
     runs = folder / "runs"
     runs.mkdir(mode=0o700)
-    command = [str(Path(sys.executable).with_name("ftrun")), "--nproc-per-node", str(RANKS), str(script)]
+    command = [tool, "--nproc-per-node", str(RANKS), str(script)]
     environment = {**os.environ, "FTRUN_RUNS_ROOT": str(runs), "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
     pipe = subprocess.PIPE

@@ -18,7 +18,7 @@ from typing import Any
 from ftrun.control import blame
 from ftrun.control.blame import Failure
 from ftrun.control.events import Action, Died, Event, Publish, Raised, Say, Terminate, WorldEnded
-from ftrun.core import paths, symptoms
+from ftrun.core import codes, paths, symptoms
 from ftrun.core.amounts import seconds, times
 from ftrun.core.errors import EXIT_OK, EXIT_SIGNAL
 from ftrun.core.text import ranks
@@ -211,7 +211,8 @@ class Failures:
             if shown and root.kind in _SAY_ALL:
                 lines.append(f"{_INDENT}what is wrong, and the lines that led there, are above")
             else:
-                lines.append(f"{_INDENT}{_last_line(root)}{' (traceback above)' if shown else ''}")
+                more = codes.read_on(codes.of_error(root.kind, root.message, ""))
+                lines.append(f"{_INDENT}{_last_line(root)}{' (traceback above)' if shown else ''}{more}")
             if facts.traceback and not shown:
                 lines += [_INDENT + line for line in facts.traceback.rstrip("\n").split("\n")]
         where = _where(facts)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ftrun.control import blame
 from ftrun.control.events import Say
+from ftrun.core import codes
 from ftrun.core.amounts import count, duration, milliseconds, place, seconds, size
 from ftrun.core.ended import can_be_named
 from ftrun.core.faults import Fault
@@ -82,6 +83,7 @@ _ENDS = {"failed", "failed_again", "too_many_replacements", "stuck_again", "serv
     "node_failed",
     "devices_exhausted",
 }
+_EXPLAINED = _ENDS | {"cannot_recover", "unrestorable"}
 
 
 def level(what: str) -> str:
@@ -171,13 +173,13 @@ def poisoned(evidence: str, again: bool) -> str:
     """Gradients were not finite; `again`: also after a retry."""
     what = evidence.removeprefix("NonFiniteError: ")
     if again:
-        return f"{what}, also after a retry; the run ends (--nonfinite ignore would make such updates)"
+        return _explained(f"{what}, also after a retry; the run ends (--nonfinite ignore would make such updates)")
     return f"{what}; everyone does the step again"
 
 
 def raised_again(rank: int, signature: str, step: int | None) -> str:
     where = "" if step is None else f" in step {step}"
-    return f"rank {rank} raised {signature}{where} again after a retry; the run ends (the traceback is above)"
+    return _explained(f"rank {rank} raised {signature}{where} again after a retry; the run ends (the traceback is above)")
 
 
 def replaced(rank: int, cell: int, was_spare: bool, where: str, redone: bool, source: Mapping[str, Any] | None) -> str:
@@ -222,12 +224,16 @@ def said(say: Say) -> str | None:
         name = signal.Signals(int(say.detail)).name
         return f"got {name}; ending the workers"
     words = WORDS.get(say.what)
+    if not words:
+        return None
     who = "" if say.rank is None else f"rank {say.rank}: "
-    return (
-        words.format(rank=say.rank, worker=say.worker, detail=say.detail, attempt=say.attempt, who=who)
-        if words
-        else None
-    )
+    sentence = words.format(rank=say.rank, worker=say.worker, detail=say.detail, attempt=say.attempt, who=who)
+    return _explained(sentence) if say.what in _EXPLAINED else sentence
+
+
+def _explained(sentence: str) -> str:
+    """With the code of its page behind it."""
+    return sentence + codes.read_on(codes.of_message(sentence))
 
 
 def early(how: str, age: float) -> str:
@@ -284,11 +290,13 @@ def summary(
         )
     elif inexact:
         why = "; ".join(_INEXACT[flag] for flag in Inexact if flag & inexact)
-        lines.append(f"result bit-identical to an uninterrupted run: no ({why})")
+        lines.append(_explained(f"result bit-identical to an uninterrupted run: no ({why})"))
     elif left_out:
         lines.append(
-            "result bit-identical to an uninterrupted run: protected state only (changed by the loop and not given to protect: "
-            f"{shown(left_out)})"
+            _explained(
+                "result bit-identical to an uninterrupted run: protected state only (changed by the loop and not given to protect: "
+                f"{shown(left_out)})"
+            )
         )
     else:
         lines.append("result bit-identical to an uninterrupted run: yes")

@@ -15,8 +15,16 @@ import traceback
 import zlib
 from pathlib import Path
 
-from ftrun.core import paths, symptoms
-from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, DeviceError, NonFiniteError, PlatformError, UsageError
+from ftrun.core import codes, paths, symptoms
+from ftrun.core.errors import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    DeviceError,
+    FtrunError,
+    NonFiniteError,
+    PlatformError,
+    UsageError,
+)
 from ftrun.core.system import files
 from ftrun.worker.runtime.run_link import Context
 
@@ -81,7 +89,8 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     at = "" if step is None else f", step {step}"
     first = _shown_by(context, f"{name}: {message}\n{text}" if _says_all(error) else text)
     if first is None:
-        shown = f"ftrun: rank {cell.rank}{at}: {name}: {message}\n{text}"
+        more = codes.read_on(codes.of_error(name, message)) if isinstance(error, FtrunError) else ""
+        shown = f"ftrun: rank {cell.rank}{at}: {name}: {message}{more}\n{text}"
     elif _says_all(error):
         shown = f"ftrun: rank {cell.rank}{at}: {name}, the same as rank {first}\n"
     else:

@@ -383,7 +383,7 @@ def test_stop_says_when_the_run_takes_longer(ftrun: Ftrun) -> None:
 def test_stop_without_a_run(ftrun: Ftrun) -> None:
     result = ftrun.call("stop", "nobody")
     assert result.returncode == 4
-    assert result.stderr == "ftrun: error: no live run named nobody; those that live: ftrun runs\n"
+    assert result.stderr == "ftrun: error: no live run named nobody; those that live: ftrun runs [ftrun explain F103]\n"
     assert ftrun.call("stop").returncode == 4
 
 

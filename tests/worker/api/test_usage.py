@@ -243,7 +243,7 @@ def test_exception_that_comes_again_ends_the_run(ftrun: Ftrun) -> None:
     assert any("[rank 1] ValueError: bad batch" in line for line in own)
     where = line_of(ended, "raise ValueError")
     assert (
-        f"ftrun: rank 1 raised ValueError at {where} in step 2 again after a retry; the run ends (the traceback is above)"
-        in own
+        f"ftrun: rank 1 raised ValueError at {where} in step 2 again after a retry; the run ends (the traceback is above) "
+        "[ftrun explain F403]" in own
     )
     assert "takes over" not in ended.stderr, "a spare was spent on the program's own mistake"
