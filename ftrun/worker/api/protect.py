@@ -41,10 +41,11 @@ from ftrun.worker.kept.recovery_points import Slots
 from ftrun.worker.kept.snapshot import Snapshots
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.parallel.fully_sharded import FullySharded, refuse_unknown
+from ftrun.worker.parallel.pipelines import Pipeline, is_schedule
 from ftrun.worker.parallel.reducers import Reducers
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.replacement import restore
-from ftrun.worker.runtime import compiling, sharded_private, torch_private
+from ftrun.worker.runtime import compiling, pipeline_private, sharded_private, torch_private
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.protected_state import ProtectedState
@@ -63,7 +64,8 @@ def protect(
     Args:
         model: One module, or a list or dict of them.
         optimizer: One optimizer, or a list or dict of them.
-        *more: Schedulers, scalers, loaders: anything with state_dict() and load_state_dict(), or a torch.Generator.
+        *more: Schedulers, scalers, loaders: anything with state_dict() and load_state_dict(), or a torch.Generator. Schedules of
+            torch.distributed.pipelining are found by themselves when the first loop begins.
         replicas: A process group, or a one-dimensional DeviceMesh, whose ranks hold the same weights and optimizer state as
             this one without DistributedDataParallel, which proves it by itself. It is checked now and then.
         ignore: Live objects that are meant to stay out, or names of variables; the search for forgotten state passes over them.
@@ -77,6 +79,8 @@ def protect(
     """
     global _job
     stateful = {f"{type(thing).__name__} {number}": thing for number, thing in enumerate(more)} | stateful
+    schedules = {name: Pipeline(thing) for name, thing in stateful.items() if is_schedule(thing)}
+    stateful = {name: thing for name, thing in stateful.items() if name not in schedules}
     modules, wrapped = _each(model, torch.nn.Module, "model"), _each(optimizer, torch.optim.Optimizer, "optimizer")
     optimizers = [_unwrapped(optimizer) for optimizer in wrapped]
     for name, thing in stateful.items():
@@ -107,7 +111,7 @@ def protect(
         )
     _check_torch(context, modules)
     refuse_unknown(modules)
-    state = ProtectedState(modules, optimizers, stateful, _ranks_of(replicas))
+    state = ProtectedState(modules, optimizers, stateful | schedules, _ranks_of(replicas))
     given = [*modules, *optimizers, *wrapped, *stateful.values()]
     _job = Job(_guard(context, state, LeftOut(context, state, given, list(ignore))), modules, optimizers, stateful)
     return _job
@@ -118,6 +122,7 @@ def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
     is_ddp = any(isinstance(module, DistributedDataParallel) for module in modules)
     is_sharded = any(is_spread(param) for module in modules for param in module.parameters())
     kinds = [torch_private.DDP] * is_ddp + [sharded_private.SHARDED] * is_sharded
+    kinds += [pipeline_private.PIPELINE] * pipeline_private.is_loaded()
     torch_private.require(torch_private.PROTECT, *kinds)
     if version_of(torch.__version__)[:2] <= TORCH_TO or context.rank != 0:
         return

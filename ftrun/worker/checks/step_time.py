@@ -38,12 +38,12 @@ class StepTime(StepObserver):
 
     def _start_clock(self) -> None:
         self._since = time.monotonic_ns()
-        self._waited = self._registry.waited
+        self._waited = self._registry.shown.waited
 
     def _measure(self) -> None:
         if self._measured:
             return
         self._measured = True
         if self._since:
-            waited = self._registry.waited - self._waited
+            waited = self._registry.shown.waited - self._waited
             self._words[F.WORK] = max(0, time.monotonic_ns() - self._since - waited)

@@ -63,6 +63,7 @@ def _asleep(thread: str) -> str:
 
 
 _Wait = tuple[Any, Callable[[Callable[[], Any]], None]] | None  # None ends the thread
+_Aside = tuple[Callable[[], Any], Callable[[Any], None]] | None  # as well
 
 
 def _cut_off() -> None:
@@ -88,6 +89,7 @@ class Inner:
         self._keep = keep
         self._communicator = communicator  # a backend for GPUs, which is woken by a call and not by its sockets
         self._waits: queue.SimpleQueue[_Wait] | None = None
+        self._idle: list[queue.SimpleQueue[_Aside]] = []  # of threads that wait for nothing now
         self._aborted = self._shut = False
         self._stillness = Stillness(threads)
         self._provable = bool(threads)  # else they say nothing: what a GPU does is not seen in threads
@@ -133,6 +135,29 @@ class Inner:
                 then(_cut_off if self._aborted else work.wait)
             del wait, work, then  # they keep the group
 
+    def aside(self, wait: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Call `wait`, which blocks in this group, in another thread, and `then` with what it gives.
+
+        Not everything that waits is woken by the end of the connections, and the main thread must be. One thread serves a group
+        as long as one thing at a time is waited for; one that is never woken is left behind.
+        """
+        try:
+            waits = self._idle.pop()
+        except IndexError:
+            waits = queue.SimpleQueue()
+            threading.Thread(target=self._serve, args=(waits,), name="ftrun-wait", daemon=True).start()
+        waits.put((wait, then))
+
+    def _serve(self, waits: queue.SimpleQueue[_Aside]) -> None:
+        while (asked := waits.get()) is not None:
+            wait, then = asked
+            outcome = wait()
+            self._idle.append(waits)
+            then(outcome)
+            del asked, wait, then, outcome  # they keep the group
+            if self.group is None:
+                return
+
     def leave(self) -> None:
         """Close it for good. Peers that are still connecting would fail: they get a while. From a thread of its own."""
         deadline = time.monotonic() + _LINGER
@@ -146,9 +171,10 @@ class Inner:
         for sock in self._sockets:
             sock.close()
         self._sockets = []
-        if self._waits is not None:
-            self._waits.put(None)
         self.group = None
+        for waits in (self._waits, *self._idle):
+            if waits is not None:
+                waits.put(None)
         self._keep = self.all_connected = None
 
 

@@ -93,7 +93,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.replaying = False
-        self.groups = 0  # that the replaced rank made
+        self.groups: list[str] = []  # keys of those that the replaced rank had when its first step began
         self.marks: list[dict[str, Any]] = []  # where loops and epochs began, which the log has between the collectives
         self._entries: list[ReplayEntry] = []
         self._unsaved: list[ReplayEntry] = []  # of which the log has nothing yet
@@ -147,8 +147,8 @@ class Recorder:
         rest, self._unsaved = self._unsaved, []
         return self._records(rest)
 
-    def opening(self, groups: int) -> list[dict[str, Any]]:
-        """The first records of a log, with everything before the first step. `groups`: how many the script made."""
+    def opening(self, groups: list[str]) -> list[dict[str, Any]]:
+        """The first records of a log, with everything before the first step. `groups`: keys of those there are."""
         self._unsaved = []
         return [*self._records(self._entries), {"groups": groups}, *self.marks]
 

@@ -9,6 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -30,10 +31,18 @@ _GRACE, _HOLD = 2.0, 120.0
 _AFTER_YOU = 0.5  # seconds more when its peer hung up: that one may have a reason of its own
 
 
+@dataclass(frozen=True)
+class AheadOf:
+    """A replacement connects a group before it has restored its state: `after` that one, None = it is the first."""
+
+    after: Connecting | None
+    last: bool  # its rank has met the others in all its groups then
+
+
 class Connecting:
     """One group of `world` while it is being connected.
 
-    `ahead`: by a replacement that has not restored its state yet. It answers for itself that it is ready and reset.
+    `ahead`: by a replacement. It answers for itself that it is ready and reset.
     """
 
     def __init__(
@@ -44,7 +53,7 @@ class Connecting:
         ranks: Sequence[int],
         my_rank: int,
         timeout: timedelta,
-        ahead: bool,
+        ahead: AheadOf | None,
     ) -> None:
         self.generation = world.generation
         self._context = context
@@ -58,7 +67,7 @@ class Connecting:
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._outcome: Inner | BaseException = Interrupt()
-        if ahead:
+        if ahead is not None and ahead.after is None:
             for stage in (F.STOPPED, F.CLEANED, F.READY):
                 context.answer(stage, world.generation)
         threading.Thread(target=self._run, name="ftrun-connect", daemon=True).start()
@@ -113,12 +122,21 @@ class Connecting:
         context.wait_until(lambda: bool(context.board[Head.ENDING]), _HOLD)
 
     def _run(self) -> None:
+        before = self._ahead.after if self._ahead is not None else None
         try:
+            if before is not None:
+                before.join()
             self._outcome = self._connected()
             self._answer_reset()
         except BaseException as error:
             self._outcome = error
         self._ready.set()
+
+    def join(self) -> None:
+        """Wait for the end. Raises why it failed: that of the world, or what torch raised."""
+        self._ready.wait()
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
 
     def _connected(self) -> Inner:
         rank, size = self._place
@@ -149,5 +167,6 @@ class Connecting:
 
     def _answer_reset(self) -> None:
         with self._lock:  # once it is forgotten the main thread answers for a later generation
-            if self._ahead and self._wanted and self._context.board.generation() == self.generation:
+            last = self._ahead is not None and self._ahead.last
+            if last and self._wanted and self._context.board.generation() == self.generation:
                 self._context.answer(F.RESET, self.generation)

@@ -7,13 +7,15 @@ inner group does. Results of an aborted collective are garbage, and the closed g
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,12 +26,12 @@ from torch.distributed import ProcessGroup
 from ftrun.core import symptoms
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
-from ftrun.core.shared.board import F, collective_word, name_word
 from ftrun.core.shared.world import World
 from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Recorder, tensors_of
 from ftrun.worker.comm.collectives import COLLECTIVES, DIRECT, averaging_integers, fill_local
-from ftrun.worker.comm.connect import Connecting
+from ftrun.worker.comm.connect import AheadOf, Connecting
+from ftrun.worker.comm.on_board import OnBoard
 from ftrun.worker.comm.work import Direct, FinishedWork, Pending
 from ftrun.worker.runtime import torch_private
 from ftrun.worker.runtime.callers import caller, inside_ddp_constructor
@@ -42,7 +44,6 @@ from ftrun.worker.runtime.run_link import Context
 _HOLD, _HOLD_OUTSIDE = 30.0, 3.0
 _DRAIN = 0.5  # of the stop timeout, that the collectives of a stopped world get to end
 _FEW = 4  # groups whose old connections may stay open while there are new ones: each takes descriptors and threads
-_NAMES = {name: name_word(name) for name in COLLECTIVES}
 
 
 class SwapGroup(ProcessGroup):
@@ -61,6 +62,8 @@ class SwapGroup(ProcessGroup):
         self._name, self._desc = key, key
         self.pending: set[Pending] = set()
         self._draining: list[Pending] = []
+        self._directs: weakref.WeakSet[Direct] = weakref.WeakSet()  # sent or received between two ranks, or under way
+        self._waiting: set[Direct] = set()  # for which somebody waits
         self._lock = threading.Lock()
         # on the board, the group that a collective belongs to: 0 is the world
         whole = len(ranks) == (registry.context.world.size if registry.context.world else 0)
@@ -149,21 +152,22 @@ class SwapGroup(ProcessGroup):
         direct = name in DIRECT
         entry = registry.recorder.reserve(name) if replay else None
         if not direct:  # those wait in `wait` only: a rank that has sent something may be busy with something else
-            registry.beginning = True
-            registry.entered(name, self.mark)
+            registry.shown.begins(name, self.mark)
         try:
             with averaging_integers(outputs, len(self.ranks), self.my_rank, args, kwargs) as divide:
                 work = getattr(inner.group, name)(*args, **kwargs)
         except BaseException as error:
-            registry.begun()
+            registry.shown.begun()
             if entry is not None:
                 entry.fail(error)
             self.await_stop(error)
             raise
         if direct:
-            return Direct(self, work, name, outputs, entry)
+            received = Direct(self, inner, work, name, outputs, any([t.is_cuda for t in tensors_of(args[0])]), entry)
+            self._directs.add(received)
+            return received
         pending = Pending(self, inner, work, outputs, divide, entry)
-        registry.begun()
+        registry.shown.begun()
         if context.stop_pending():
             self.release(inner.generation + 1)  # the control thread may have been here before this one began
         return pending
@@ -178,14 +182,14 @@ class SwapGroup(ProcessGroup):
             return
         self.registry.admit("monitored_barrier")
         self.context.check_stop_in_collective()
-        self.registry.entered("monitored_barrier", self.mark)
+        self.registry.shown.entered("monitored_barrier", self.mark)
         try:
             self._inner_group().monitored_barrier(self.timeout if timeout is None else timeout, wait_all_ranks)
         except RuntimeError as error:
             self.await_stop(error)
             raise
         finally:
-            self.registry.left()
+            self.registry.shown.left()
 
     def _start_coalescing(self, device: torch.device) -> None:
         raise UsageError(
@@ -217,14 +221,14 @@ class SwapGroup(ProcessGroup):
         self.context.check_stop_in_collective()
 
     def began_waiting(self, name: str) -> None:
-        self.registry.entered(name, self.mark)
+        self.registry.shown.entered(name, self.mark)
 
     def waited(self, since: int, over: bool = False) -> None:
         """The main thread has waited since `since`, ns. `over`: for a collective of this world that is complete.
 
         Raises Interrupt when the world was stopped, unless that came too late for this step.
         """
-        self.registry.waited += time.monotonic_ns() - since
+        self.registry.shown.waited += time.monotonic_ns() - since
         if self.registry.position.where is Where.BETWEEN:
             self.registry.keep_results()  # a death before the next loop does not lose them
         if over and self.registry.position.where is Where.PASSED:
@@ -232,10 +236,20 @@ class SwapGroup(ProcessGroup):
         self.context.check_stop_in_collective()
 
     def stopped_waiting(self) -> None:
-        self.registry.left()
+        self.registry.shown.left()
+
+    @contextlib.contextmanager
+    def letting_go(self, work: Direct) -> Iterator[None]:
+        self._waiting.add(work)
+        try:
+            if self.context.stop_pending() or self.inner is not work.of:
+                work.let_go()  # the control thread may have been here before this one began
+            yield
+        finally:
+            self._waiting.discard(work)
 
     def shown(self, error: Exception) -> None:
-        self.registry.shown(error)
+        self.registry.told(error)
 
     # the set is changed by one call into C at a time, from any thread; a lock would cost as much again in every step
 
@@ -248,7 +262,7 @@ class SwapGroup(ProcessGroup):
             self.pending.remove(work)
         except KeyError:
             return False
-        self.registry.left()
+        self.registry.shown.left()
         return True
 
     def failed(self, work: Pending) -> None:
@@ -292,6 +306,9 @@ class SwapGroup(ProcessGroup):
             self._draining.extend(pending)
         for work in pending:
             work.complete()
+        for direct in list(self._waiting):
+            if direct.of.generation < generation:
+                direct.let_go()
 
     def unfinished(self) -> list[Pending]:
         return list(self.pending)
@@ -299,9 +316,14 @@ class SwapGroup(ProcessGroup):
     def drained(self) -> bool:
         """Are the inner collectives that were given up over? Until then they may write into their tensors."""
         with self._lock:
-            still = [inner for inner in {work.of for work in self._draining} if inner.still]
+            directs = [direct for direct in self._directs if direct.writes()]
+            inners = {work.of for work in self._draining} | {direct.of for direct in directs}
+            still = [inner for inner in inners if inner.still]
             self._draining = [w for w in self._draining if not (w.inner_is_completed() or w.of in still)]
-            return not self._draining
+            if self._draining or not all(direct.of in still for direct in directs):
+                return False
+            self._directs.clear()
+            return True
 
     def retire(self) -> None:
         """Abort and forget the inner group, which the registry destroys later."""
@@ -331,16 +353,13 @@ class Registry:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.position = context.position
-        self._words = context.cell.words()
         self.groups: list[SwapGroup] = []
         self.recorder = Recorder()
         self.local = False  # collectives return at once (priming)
         self.calling = 0  # depth of what may communicate outside a body
-        self.beginning = False  # a collective was entered and is not pending yet
         self.broken: Exception | None = None  # a collective failed and no stop explained it
         self.broken_in: SwapGroup | None = None  # the group that it was called on
-        self.entries: dict[int, int] = {}  # group -> collectives of this iteration so far
-        self.waited = 0  # ns that the main thread has waited in collectives
+        self.shown = OnBoard(context.cell.words(), lambda: any([bool(group.pending) for group in self.groups]))
         self.observers = Observers()  # of the state that is protected, once there is one
         self.unrestorable: Callable[[Exception], None] = lambda error: None  # tell that this rank cannot be replaced
         self.keep_results: Callable[[], None] = lambda: None  # the recorder's, where they outlive the process
@@ -371,11 +390,20 @@ class Registry:
             except Exception:
                 self.drop(group)  # torch does not know it, so that nobody else would
                 raise
-        elif self.recorder.groups == 1 and not world.tail:
-            # the others need not wait for the rest of the script and this rank's state: they meet it in this group now.
-            # With more groups they would wait in the second one, for no longer than a collective may take.
-            group.ahead = self._connecting(group, world, ahead=True)
+        elif not world.tail and [one.key for one in self.groups] == self.recorder.groups:
+            self._connect_ahead(world)
         return group
+
+    def _connect_ahead(self, world: World) -> None:
+        """Meet the others in all groups that the replaced rank had, in their order, while the script goes on.
+
+        They need not wait for the rest of the script and for this rank's state. Not before the last group is made: they would
+        wait in the second one for no longer than a collective may take.
+        """
+        before = None
+        for group in self.groups:
+            ahead = AheadOf(before, last=group is self.groups[-1])
+            before = group.ahead = self._connecting(group, world, ahead)
 
     def _world(self) -> World:
         if self.context.world is None:
@@ -390,7 +418,7 @@ class Registry:
             ahead = None
         group.inner = (ahead or self._connecting(group, world)).result(meanwhile)
 
-    def _connecting(self, group: SwapGroup, world: World, ahead: bool = False) -> Connecting:
+    def _connecting(self, group: SwapGroup, world: World, ahead: AheadOf | None = None) -> Connecting:
         return Connecting(self.context, world, group.key, group.ranks, group.my_rank, group.timeout, ahead)
 
     def rebuild(self, world: World, meanwhile: Callable[[], None] | None = None) -> None:
@@ -459,7 +487,7 @@ class Registry:
         if self.broken is not None and not self.context.stop_pending():
             raise self.broken
 
-    def shown(self, error: Exception) -> None:
+    def told(self, error: Exception) -> None:
         """The script is told of `error`. In a loop the gate stays shut all the same: the step is not what it should be."""
         if error is self.broken and not self.looping:
             self.broken = self.broken_in = None
@@ -492,30 +520,3 @@ class Registry:
                 "or in job.call(fn) between the loop's `for` and `with step:`"
             )
         return False
-
-    def entered(self, name: str, group: int) -> None:
-        """Show on the board which collective this rank is in; `group` is 0 for the world."""
-        words = self._words
-        self.entries[group] = number = self.entries.get(group, 0) + 1
-        words[F.COLLECTIVE_NAME] = _NAMES.get(name) or name_word(name)
-        words[F.COLLECTIVE] = collective_word(group, number)
-        words[F.COLLECTIVE_SINCE] = time.monotonic_ns()
-
-    def handed_out(self) -> None:
-        """Collectives are counted from the hand-out of a step, so that a replacement counts as the others do."""
-        self.entries.clear()
-        self._words[F.COLLECTIVE] = 0
-
-    def begun(self) -> None:
-        """The collective that was `entered` counts as pending now, or is over already."""
-        self.beginning = False
-        self.left()
-
-    def left(self) -> None:
-        """One is over. From any thread: the main thread may be about to begin the next."""
-        if self.beginning:
-            return
-        for group in self.groups:
-            if group.pending:
-                return
-        self._words[F.COLLECTIVE_SINCE] = 0

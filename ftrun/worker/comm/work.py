@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -14,6 +16,8 @@ from torch.distributed import Work
 from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import ReplayEntry
 from ftrun.worker.runtime import torch_private
+
+_LET_GO = object()  # the outcome of a wait that the end of its world has cut short
 
 
 class WorkOwner(Protocol):
@@ -31,6 +35,9 @@ class WorkOwner(Protocol):
     def began_waiting(self, name: str) -> None: ...
 
     def stopped_waiting(self) -> None: ...
+
+    def letting_go(self, work: Direct) -> AbstractContextManager[None]:
+        """While it lasts `work` is let go when the world is stopped."""
 
     def waited(self, since: int, over: bool = False) -> None:
         """The main thread has waited since `since`, ns. Raises Interrupt when the world was stopped."""
@@ -186,35 +193,71 @@ class Pending(Work):
 
 
 class Direct(Work):
-    """A point-to-point Work, which has no future in Gloo: waits in the inner group, woken by its sockets' end."""
+    """A point-to-point Work, which has no future in Gloo: another thread waits in the inner group for it.
+
+    The end of the connections wakes most waits and not all; whoever waits here is let go when the world stops.
+    """
 
     def __init__(
-        self, group: WorkOwner, work: Any, name: str, received: list[torch.Tensor], entry: ReplayEntry | None
+        self,
+        group: WorkOwner,
+        inner: Inner,
+        work: Any,
+        name: str,
+        received: list[torch.Tensor],
+        on_gpu: bool,
+        entry: ReplayEntry | None,
     ) -> None:
         super().__init__()
         self._group = group
+        self.of = inner
         self._inner = work
         self._name = name
         self._received = received
+        self._on_gpu = on_gpu
         self._entry = entry  # in the record of what came before the first step, until somebody has waited
+        self._outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.over = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         begin = time.monotonic_ns()
         self._group.began_waiting(self._name)
-        try:
-            done = self._inner.wait() if timeout is None else self._inner.wait(timeout)
-        except RuntimeError as error:
-            self._group.stopped_waiting()
-            if self._entry is not None:
-                self._entry.fail(error)
-            self._group.await_stop(error)
-            raise
-        entry, self._entry = self._entry, None
-        if entry is not None:
-            entry.store(self._received)
+        outcome = self._wait_inside(timeout) if self._on_gpu else self._wait_aside(timeout)
         self._group.stopped_waiting()
+        if isinstance(outcome, RuntimeError):
+            if self._entry is not None:
+                self._entry.fail(outcome)
+            self._group.await_stop(outcome)
+            raise outcome
+        if outcome is not _LET_GO:
+            self.over = True
+            entry, self._entry = self._entry, None
+            if entry is not None:
+                entry.store(self._received)
         self._group.waited(begin)
-        return bool(done)
+        if outcome is _LET_GO:
+            raise RuntimeError("the process group was destroyed before this was sent or received")
+        return bool(outcome)
+
+    def _wait_inside(self, timeout: timedelta | None) -> Any:
+        """Wait in this thread, whose stream a work on a GPU is waited for by. Gives what torch gave, or its error."""
+        try:
+            return self._inner.wait() if timeout is None else self._inner.wait(timeout)
+        except RuntimeError as error:
+            return error
+
+    def _wait_aside(self, timeout: timedelta | None) -> Any:
+        with self._group.letting_go(self):
+            self.of.aside(lambda: self._wait_inside(timeout), self._outcomes.put)
+            return self._outcomes.get()
+
+    def writes(self) -> bool:
+        """May it still write into what it receives into, unless its group is still?"""
+        return self._name != "send" and not (self.over or self._on_gpu)
+
+    def let_go(self) -> None:
+        """The world stops: whoever waits goes on. From any thread."""
+        self._outcomes.put(_LET_GO)
 
     def is_completed(self) -> bool:
         return bool(self._inner.is_completed())

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ftrun.worker.runtime import sharded_private
+from ftrun.worker.runtime import pipeline_private, sharded_private
 from ftrun.worker.runtime import torch_private as private
 
 THERE, MISSING, DIFFERS, BEFORE = "there", "missing", "behaves differently", "not in this torch yet"
@@ -282,6 +282,47 @@ def _resets_fsdp() -> bool:
     )
 
 
+# ---- pipelines ----
+
+
+def _redoes_a_pipeline() -> bool:
+    """A schedule that was cut off, and one that knows the shapes only, give the gradients of an uninterrupted one."""
+    from torch.distributed import pipelining
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model, tries = torch.nn.Linear(2, 2), []
+
+    def made() -> Any:
+        stage = pipelining.PipelineStage(model, 0, 1, torch.device("cpu"))
+        return pipelining.ScheduleGPipe(stage, 2, loss_fn=torch.nn.MSELoss())
+
+    def gradient(schedule: Any) -> list[Any]:
+        model.zero_grad()
+        schedule.step(torch.ones(4, 2), target=torch.zeros(4, 2))
+        assert model.weight.grad is not None
+        return [*model.weight.grad.tolist(), *pipeline_private.have_met(schedule)]
+
+    def cut_off(*_: Any) -> None:
+        tries.append(0)
+        if len(tries) == 2:
+            raise InterruptedError
+
+    schedule, other = made(), made()
+    wanted = gradient(schedule)
+    stage = pipeline_private.stages_of(schedule)[0]
+    plain, met = pipeline_private.plain_metas(stage), pipeline_private.have_met(schedule)
+    hook = model.register_forward_pre_hook(cut_off)
+    try:
+        gradient(schedule)
+    except RuntimeError:
+        hook.remove()
+    for one in (schedule, other):
+        pipeline_private.reset_schedule(one, met)
+        pipeline_private.lay_out(one, pipeline_private.stages_of(one)[0], plain or [], met)
+    return len(tries) == 2 and gradient(schedule) == wanted and gradient(other) == wanted
+
+
 # By one of an entry's names. The other entries are only looked for: torch asks for them, or trying would end the process.
 def _takes_a_folder() -> bool:
     from multiprocessing import util
@@ -293,6 +334,7 @@ def _takes_a_folder() -> bool:
 PROBES: dict[str, Callable[[], bool]] = {
     "_local_tensor": _knows_shards,
     "_reset_iter_state": _resets_fsdp,
+    "_stage": _redoes_a_pipeline,
     "_config": _takes_a_folder,
     "_FR_SELF_RECORDING_BACKENDS": lambda: private.are_own_groups_recorded(dist),
     "_Options": _gloo_of_one,

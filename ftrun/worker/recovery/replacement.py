@@ -271,7 +271,7 @@ class Restorer:
             what = f"of {alone}" if alone else "of all its parameters at once"
             raise NoSource(
                 f"no other rank is known to hold the same values {what}: DistributedDataParallel proves it, or say it by "
-                "protect(..., replicas=group)"
+                "protect(..., replicas=group); where no rank does, --snapshot-every N keeps something to go back to"
             )
         while True:
             seen = context.board.worker_bell()

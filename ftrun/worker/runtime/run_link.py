@@ -15,8 +15,7 @@ from ftrun.core.shared.board import Board, Busy, Cell, F, Flag, Head, Inexact, P
 from ftrun.core.shared.steps import StepLog
 from ftrun.core.shared.world import World, read_world
 from ftrun.core.system import files
-from ftrun.worker.runtime.fd_store import FdStoreClient
-from ftrun.worker.runtime.lent import Lent
+from ftrun.worker.runtime.fd_store import FdStoreClient, Lent
 from ftrun.worker.runtime.position import Interrupt, Position
 
 LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings

@@ -38,6 +38,11 @@ class PythonState:
         """Names of the script's global variables that are kept."""
         return frozenset[str]().union(*(t.names for t in self._stateful.values() if isinstance(t, Variables)))
 
+    @property
+    def objects(self) -> list[Any]:
+        """The further objects that are guarded."""
+        return list(self._stateful.values())
+
     def keep(self, name: str, thing: Any) -> None:
         """Guard a further object. Errors: UsageError when what it holds cannot be kept."""
         serialization.pack(_get_state(thing), f"{name}.state_dict()")

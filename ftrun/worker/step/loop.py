@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.shared.board import Busy, F, Flag, Phase
 from ftrun.worker.kept.recovery_points import END, START
+from ftrun.worker.parallel import pipelines
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.survivor import Survivor
 from ftrun.worker.runtime import crash_points
@@ -73,9 +74,13 @@ class Loop:
 
     def keep(self, name: str, thing: Any) -> None:
         """From here on `thing` is kept with the steps, as what `protect` was given. Errors: UsageError."""
-        kit, position = self.kit, self.kit.position
+        position = self.kit.position
         if position.where is not Where.BEFORE or position.base > 0:
             raise UsageError("job.state after the first step; call it before the first loop")
+        self._take_in(name, thing)
+
+    def _take_in(self, name: str, thing: Any) -> None:
+        kit = self.kit
         kit.state.python.keep(name, thing)
         saved = kit.pending.restart
         if saved is not None and name in saved["py"]:  # a replacement's script may look at it before its loop
@@ -187,7 +192,11 @@ class Loop:
         if self.kit.pending.resume >= 0:
             first, length = next(
                 # the last one: a job.call that raised was given up, and a loop began where it would have ended
-                ((mark["first"], mark["length"]) for mark in reversed(marks) if mark["base"] == base and "length" in mark),
+                (
+                    (mark["first"], mark["length"])
+                    for mark in reversed(marks)
+                    if mark["base"] == base and "length" in mark
+                ),
                 (first, length),
             )
         self._mark(base=base, first=first, length=length)
@@ -225,8 +234,10 @@ class Loop:
     def _finish_recording(self) -> None:
         """The first step is about to be handed out: keep the results of the collectives before it."""
         kit, recorder = self.kit, self.kit.registry.recorder
+        for number, pipeline in enumerate(pipelines.found(kit.state.python.objects)):
+            self._take_in(f"pipeline {number}", pipeline)
         if not kit.ledger.slots.logged:  # a first incarnation, or the predecessor's slots are lost
-            kit.ledger.log(recorder.opening(len(kit.registry.groups)))
+            kit.ledger.log(recorder.opening([group.key for group in kit.registry.groups]))
         if not recorder.replaying:
             kit.ledger.end(0, accumulating=False)  # what the script did since protect() counts
             kit.snapshots.take_if_due(0)
@@ -317,7 +328,7 @@ class Loop:
         position.number = number
         position.where = where
         self.calls.forget()
-        kit.registry.handed_out()
+        kit.registry.shown.handed_out()
         context.cell[F.ATTEMPT] = position.attempt
         context.cell[F.STEP] = position.index_of(number) + 1
         self._survivor.tidy_up()

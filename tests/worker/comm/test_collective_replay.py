@@ -30,7 +30,7 @@ def _ended(recorder: Recorder, name: str, value: float) -> None:
 def test_what_came_between_loops_follows_what_came_before_them() -> None:
     recorder = Recorder()
     _ended(recorder, "allreduce", 1)
-    log = recorder.opening(1)
+    log = recorder.opening(["world"])
     assert recorder.unsaved() == [], "it is in the log already"
     _ended(recorder, "broadcast", 2)
     log += recorder.unsaved()
@@ -42,7 +42,7 @@ def test_what_came_between_loops_follows_what_came_before_them() -> None:
 
 def test_collectives_may_end_in_another_order_than_they_begin() -> None:
     recorder = Recorder()
-    log = recorder.opening(1)
+    log = recorder.opening(["world"])
     first, second = recorder.reserve("allreduce"), recorder.reserve("allreduce")
     second.store([torch.tensor(2.0)])
     log += recorder.unsaved()
@@ -56,7 +56,7 @@ def test_collectives_may_end_in_another_order_than_they_begin() -> None:
 def test_what_a_snapshot_has_undone_is_not_given_again() -> None:
     first = Recorder()
     _ended(first, "allreduce", 1)
-    log = first.opening(1)
+    log = first.opening(["world"])
     _ended(first, "broadcast", 2)
     log += first.unsaved()
     back, output = Recorder(), torch.zeros(())
@@ -74,7 +74,7 @@ def test_what_a_snapshot_has_undone_is_not_given_again() -> None:
 
 def test_a_failure_counts_once_the_script_has_got_over_it() -> None:
     recorder = Recorder()
-    log = recorder.opening(1)
+    log = recorder.opening(["world"])
     recorder.reserve("allreduce").fail(RuntimeError("a peer died"))
     log += recorder.unsaved()
     with pytest.raises(WorkerError, match="not known"):
@@ -88,7 +88,7 @@ def test_another_collective_than_the_replaced_rank_called() -> None:
     recorder = Recorder()
     _ended(recorder, "allreduce", 1)
     with pytest.raises(WorkerError):
-        _given(recorder.opening(1), "broadcast")
+        _given(recorder.opening(["world"]), "broadcast")
 
 
 def test_results_without_room_are_missed_only_by_a_script_that_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_results_without_room_are_missed_only_by_a_script_that_asks_for_them(mon
     recorder = Recorder()
     recorder.reserve("allgather").store([torch.zeros(100)])
     _ended(recorder, "allreduce", 1)
-    log = recorder.opening(1)
+    log = recorder.opening(["world"])
     with pytest.raises(WorkerError, match="is not kept"):
         _given(log, "allgather")
     later, output = Recorder(), torch.zeros(())

@@ -94,7 +94,7 @@ def test_a_recorded_result_is_handed_out_as_it_was(tensor: torch.Tensor) -> None
     kept, again = Recorder(), Recorder()
     kept.reserve("allreduce").store([tensor])
     slots = Slots.create(0)
-    for record in kept.opening(1):
+    for record in kept.opening(["world"]):
         slots.append(b"".join(serialization.plain(record)))
     again.load(list(slots.log()))
     output = torch.zeros_like(tensor)
