@@ -46,10 +46,17 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
+def _anchors(page: Path) -> set[str]:
+    """What a link may name in a page: its headings, as mkdocs spells them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page.read_text()), re.M)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose(page.read_text())):
+    for target, anchor in re.findall(r"\]\(([^)#:]+)(?:#([^)]*))?\)", prose(page.read_text())):
         assert (page.parent / target).exists(), target
+        assert not anchor or anchor in _anchors(page.parent / target), f"{target}#{anchor}"
         inside = page == README or Path(os.path.normpath(page.parent / target)).is_relative_to(DOCS)
         assert inside, f"{target} is not part of the site"
 
