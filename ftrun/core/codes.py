@@ -52,7 +52,7 @@ CODES = (
     Code("F310", "made-after-protect", ("was made or replaced at",)),
     Code("F311", "ddp-after-protect", ("DistributedDataParallel of a model that is protected already",)),
     Code("F312", "unknown-optimizer", ("an optimizer that protect() was not given",)),
-    Code("F313", "closure", ("optimizer.step(closure)",)),
+    Code("F313", "closure", ("calls the model several times",)),
     Code("F314", "communicating-optimizer", ("communicates in step()",)),
     Code("F315", "ddp-options", ("DDP communication hooks", "uses a communication hook")),
     Code("F316", "state-that-cannot-be-kept", ("which cannot be kept for a replacement",)),

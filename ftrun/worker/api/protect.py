@@ -238,7 +238,7 @@ def _before_update(body: Body) -> Callable[..., Any]:
         closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
         if closure is not None:
             if isinstance(optimizer, torch.optim.LBFGS):
-                raise UsageError("LBFGS calls the model several times in one step(closure) and cannot be recovered exactly")
+                raise UsageError("LBFGS.step(closure) calls the model several times a step and cannot be recovered exactly")
             # the other optimizers begin with it: its gradients are there before the gate, and the update has what it gave
             with torch.enable_grad():
                 given = closure()
