@@ -102,7 +102,8 @@ def reset_fsdp(states: list[Any], by_torch_alone: bool = False) -> None:
                 record.to_sharded()  # one by one: the group's word for all of them may be ahead of some
                 if hasattr(record, "_unsharded_param"):
                     record._unsharded_param.grad = None
-                record.unsharded_accumulated_grad = None
+                if "unsharded_accumulated_grad" in vars(record):  # from torch 2.15 on it is the gradient above
+                    record.unsharded_accumulated_grad = None
                 record.grad_offload_event = None
                 record._sharded_post_forward_param = record._sharded_post_forward_param_data = None
             group._sharded_state = _sharded()
