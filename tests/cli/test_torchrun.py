@@ -105,7 +105,7 @@ MEANING = {
 
 
 def script_of(dest: str) -> tuple[str, ...]:
-    return ("true",) if dest == "no_python" else ("train.py",)
+    return {"no_python": ("true",), "module": ("train",)}.get(dest, ("train.py",))
 
 
 def test_the_table_is_complete() -> None:

@@ -180,6 +180,8 @@ def check_module(name: str) -> None:
     """Errors: UsageError when there is no module of that name; only its first part is looked for, which imports nothing."""
     if name.endswith(".py") and os.path.isfile(name):
         raise UsageError(f"-m takes the name of a module: say -m {name[:-3].replace(os.sep, '.')}, or leave out -m")
+    if sys.flags.ignore_environment:
+        return  # the workers may look in more places than we do
     before = list(sys.path)
     if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH, since Python 3.11
         sys.path.insert(0, os.getcwd())
