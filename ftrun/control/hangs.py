@@ -27,6 +27,7 @@ GIL_AFTER = 0.75  # seconds without any Python (its control thread looks four ti
 STALL_LEAST = 2.0  # seconds without progress that a person is told of, long before anybody is accused
 STALL_STEPS = 3.0  # typical steps
 STALL_FIRST = 10.0  # seconds, before the length of a step is known
+STALL_OUTSIDE = 30.0  # seconds, where a checkpoint may be written: between two steps, or while every rank is busy
 _STEPS = 65
 
 
@@ -216,7 +217,7 @@ class Watch:
         if not culprits:
             return self._all_still(last, here)
         if not waiting and len(here) > 1:  # `look` accuses nobody
-            if not all(self._noticed(r, self.patience(r.excuse)) for r in here):
+            if not all(self._noticed(r, self.patience(r.excuse), STALL_OUTSIDE) for r in here):
                 return None
             return Standstill(min(map(self._still, here)), None, (), (), "")
         held = [r for r in culprits if self._noticed(r, self.patience(r.excuse))]
@@ -237,10 +238,12 @@ class Watch:
         left = max(0.0, enough - still) if inside else None
         return _standstill(still, left, absent, present or here)
 
-    def _noticed(self, rank: Rank, enough: float) -> bool:
+    def _noticed(self, rank: Rank, enough: float, least: float = STALL_LEAST) -> bool:
         """Has this rank shown no life for so long that people should know, and has no gate opened meanwhile?"""
         typical = self.typical
-        least = STALL_FIRST if typical is None else max(STALL_LEAST, STALL_STEPS * typical)
+        if rank.excuse == "outside":
+            least = STALL_OUTSIDE
+        least = max(least, STALL_FIRST if typical is None else STALL_STEPS * typical)
         if rank.excuse in ("first", "call", "compiling"):
             least = enough / 2
         return min(self._still(rank), self._clock - self._opened_at) > min(least, enough / 2)

@@ -20,7 +20,18 @@ from ftrun.core.journal import Tail
 from ftrun.core.runs import RunInfo
 from ftrun.core.shape import listed, loads, maybe, number, record, row, text, whole
 from ftrun.core.shared import gate, left_out
-from ftrun.core.shared.board import Board, Cell, F, Flag, Head, Inexact, collective_name, collective_of, phase_name
+from ftrun.core.shared.board import (
+    Board,
+    Busy,
+    Cell,
+    F,
+    Flag,
+    Head,
+    Inexact,
+    collective_name,
+    collective_of,
+    phase_name,
+)
 from ftrun.core.shared.world import World, read_world
 from ftrun.core.system import files, procfs
 from ftrun.view import devices, fold
@@ -297,6 +308,8 @@ def _notes(cell: Cell, device: dict[str, Any] | None) -> list[str]:
         notes.append(f"ended with {cell[F.EXIT_STATUS]}")
     if cell[F.ATTEMPT]:
         notes.append(f"attempt {cell[F.ATTEMPT]}")
+    busy = cell[F.BUSY]
+    notes += [said for flag, said in ((Busy.CALL, "in job.call"), (Busy.COMPILING, "compiles")) if busy & flag]
     if device and device.get("quarantined"):
         notes.append(f"quarantined: {device['quarantined']}")
     if device and device.get("throttle"):

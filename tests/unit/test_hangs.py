@@ -231,6 +231,15 @@ def test_work_that_may_take_long_is_no_standstill_for_as_long() -> None:
     assert told is not None and told.excuse == "call" and told.where == "at the gate of step 9"
 
 
+def test_a_checkpoint_between_two_steps_is_no_standstill_for_half_a_minute() -> None:
+    world = World()
+    for ranks in ([at_gate(0), rank(1, excuse="outside")], [rank(0, excuse="outside"), rank(1, excuse="outside")]):
+        world.watch.quiet()
+        assert still_after(world, ranks, 29.0) is None
+        told = still_after(world, ranks, 2.0)
+        assert told is not None and told.still == pytest.approx(31.0, abs=0.2)
+
+
 def test_all_busy_is_a_standstill_that_nobody_ends() -> None:
     told = still_after(World(), [rank(0), rank(1)], 100.0)
     assert told is not None and (told.culprits, told.left) == ((), None)

@@ -39,11 +39,13 @@ def drawing(what: Transfer, y: float) -> Iterator[str]:
             yield from _piece(to, row.rank, piece, top, "")
         top += _ROW
     yield line(LEFT, top + 2, LEFT + WIDTH, top + 2)
+    free = LEFT + 70.0  # up to where the axis has its words
     for begin, end in what.idle():
-        x = LEFT + (to.at(begin) + to.at(end)) / 2
-        tip = f"nothing moved for {milliseconds(end - begin)} ms"
-        yield f'<g class="break"><title>{tip}</title>{break_at(x, top + 2)}</g>'
-        yield words_at(x, top + 17, f"{milliseconds(end - begin)} ms", "quiet", text_anchor="middle", font_size=10)
+        x, said = LEFT + (to.at(begin) + to.at(end)) / 2, f"{milliseconds(end - begin)} ms"
+        yield f'<g class="break"><title>nothing moved for {said}</title>{break_at(x, top + 2)}</g>'
+        if free < x - 16 and x + 16 < LEFT + WIDTH - 60:
+            yield words_at(x, top + 17, said, "quiet", text_anchor="middle", font_size=10)
+            free = x + 20
     yield words_at(LEFT, top + 17, f"{what.begin:+.1f} ms")
     yield words_at(LEFT + WIDTH, top + 17, f"{what.end:+.1f} ms", text_anchor="end")
     drawn = len({row.rank for row in what.rows})

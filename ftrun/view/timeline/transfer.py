@@ -48,14 +48,14 @@ class Transfer:
     end: float
 
     def idle(self) -> list[tuple[float, float]]:
-        """Times in which nothing moved for longer than a tenth of all the time in which something did."""
+        """Times in which nothing moved for longer than a quarter of all the time in which something did."""
         gaps, until, busy = [], self.begin, 0.0
         for piece in sorted((p for row in self.rows for p in row.pieces), key=lambda p: p.begin):
             if piece.begin > until:
                 gaps.append((until, piece.begin))
             busy += max(0.0, piece.end - max(until, piece.begin))
             until = max(until, piece.end)
-        return [(begin, end) for begin, end in gaps if end - begin > 0.1 * busy]
+        return [(begin, end) for begin, end in gaps if end - begin > 0.25 * busy]
 
     def scale(self, width: float, gap: float) -> Scale:
         """The place of each time on an axis `width` wide, on which times without any move are only `gap` wide."""
