@@ -37,7 +37,7 @@ class Account:
         self.unread = 0  # lines that are damaged, or not as this version writes them
         self.ended: float | None = None
         self.stalled = 0.0  # seconds of all standstills that are over
-        self._stall = (0.0, 0.0)  # when the newest of them began, and its seconds
+        self._stall = (0.0, 0.0)  # when the newest of them began and ended
         self.stalled_since: float | None = None  # of the one that goes on; the board has it, not the journal
         self._protected: set[int] = set()
         self._took_over: set[int] = set()  # cells that were given a dead worker's rank
@@ -131,17 +131,23 @@ class Account:
         elif kind == "End":
             self.exit_code, self.ended = int(action["code"]), self.latest
 
+    def _counted_twice(self) -> float:
+        """Seconds of the newest standstill that are a part of the newest incident: until a hung rank was found, or in a repair."""
+        if not self.incidents:
+            return 0.0
+        began, (since, until) = float(self.incidents[-1]["began_ns"]) / 1e9, self._stall
+        return max(0.0, min(until, began + float(self.incidents[-1]["total_ms"]) / 1e3) - max(since, began))
+
     def _note(self, raw: dict[str, Any]) -> None:
         note = raw["note"]
         if note == "incident":
-            since, seconds = self._stall  # the time until a hung rank is found is part of the incident, too
-            self.stalled -= min(seconds, max(0.0, since + seconds - raw["began_ns"] / 1e9))
-            self._stall = 0.0, 0.0
             self.incidents.append(raw)
+            self.stalled -= self._counted_twice()
             self.since = None
         elif note == "stall":
             self.stalled += raw["seconds"]
-            self._stall = raw["since"], raw["seconds"]
+            self._stall = raw["since"], raw["since"] + raw["seconds"]
+            self.stalled -= self._counted_twice()
         elif note == "summary":
             self.summary = raw
         elif note == "fault":

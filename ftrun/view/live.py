@@ -16,10 +16,12 @@ from ftrun.core.runs import RunInfo
 from ftrun.view import fold, keys, snapshot, text
 from ftrun.view.paint import painted
 from ftrun.view.screen import screen
+from ftrun.view.status.header import BRIEF
 from ftrun.view.text import BAD, HEAD, PLAIN, QUIET, WARN, Line
 
 _SHARE_FEW, _SHARE_MANY = 0.008, 0.04  # of one core
 _FEW = 64  # ranks
+_SHORT = 16  # lines of a screen: on fewer, the ranks come before the script's name and the step times
 _NICE = 5  # training goes first
 _HELP = (
     "q        leave (the run goes on)",
@@ -211,13 +213,14 @@ def _fitted(picture: dict[str, Any], width: int, height: int, selected: int | No
     whole = screen(picture, width, selected)
     if len(whole) <= height:
         return screen(picture, width, selected, height - len(whole))
+    chart = BRIEF if height < _SHORT else 0
     keep = min(len(picture["incidents"]), 3 if selected is None else selected + 1)
     first = 0 if selected is None else max(0, selected - 2)
     shown = {**picture, "incidents": picture["incidents"][first : max(keep, first + 1)]}
     spares = [w for w in picture["workers"] if w["rank"] is None]
     ranks = [w for w in picture["workers"] if w["rank"] is not None]
     within = None if selected is None else selected - first
-    over = len(screen(shown, width, within)) - height
+    over = len(screen(shown, width, within, chart)) - height
     if over > 0 and ranks:
         odd_first = sorted(ranks, key=_gravity)
         room = max(1, len(ranks) - over - 1)
@@ -227,7 +230,7 @@ def _fitted(picture: dict[str, Any], width: int, height: int, selected: int | No
             "doing": _counted(picture["folded"]["doing"], hidden),
         }
         shown = {**shown, "workers": [*kept, *spares], "folded": folded}
-    return screen(shown, width, within)[:height]
+    return screen(shown, width, within, chart)[:height]
 
 
 def _gravity(worker: dict[str, Any]) -> tuple[int, int]:

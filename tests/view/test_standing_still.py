@@ -110,6 +110,8 @@ def test_a_stall_and_its_cost_are_counted_once(tmp_path: Path) -> None:
     incident = next(line for line in json.loads(boards.RECORDED.read_text())["journal"] if line.get("note") == "incident")
     account.add(json.dumps({**incident, "began_ns": 88 * S, "total_ms": 13000.0, "again_ms": 0.0}).encode())
     assert account.lost(200.0) == pytest.approx(13.0)
+    account.add(json.dumps({**note, "since": 90.0, "seconds": 14.0}).encode())  # in the first step after that repair, and 3 s beyond
+    assert account.lost(200.0) == pytest.approx(16.0)
 
 
 def test_an_incident_ends_a_stall(tmp_path: Path) -> None:
@@ -119,6 +121,10 @@ def test_an_incident_ends_a_stall(tmp_path: Path) -> None:
     told.stall(at=101.1)  # a look that was under way
     shown = json.loads(told.board.run_text())
     assert shown["stall"] is None and shown["incident"] is not None and len(told.notes) == 1
+    told.head.saw(Begin(102.0), (), RunPhase.RUNNING, 102.0)
+    told.stall(at=120.0)  # a rank hangs in the first step after the repair
+    shown = json.loads(told.board.run_text())
+    assert shown["stall"]["culprits"] == [2] and shown["incident"] is not None
 
 
 def test_a_repair_is_recovering_until_its_first_step(looking: Looking) -> None:

@@ -21,13 +21,16 @@ _STATE_STYLE = {
 _LATE = 3.0  # typical steps without a gate that are shown as a step of their own
 _TALLEST = 2.0  # typical steps: a higher one would make all others flat
 _LABEL = 10  # columns of the chart's scale
-CHART_LEAST, CHART_MOST = 5, 12  # lines of the chart of step times, with its title
+BRIEF, CHART_LEAST, CHART_MOST = -1, 5, 12  # lines of the chart of step times, with its title
 
 
 def header(picture: dict[str, Any], width: int, chart: int = 0) -> list[Line]:
-    """Which run it is, how far it is, how fast. `chart`: lines for the drawing of the step times, fewer than CHART_LEAST = one."""
-    lines = [*_flow(_identity(picture), width), _script(picture, width), *_flow(_progress(picture), width)]
-    lines += _pace(picture, width, chart)
+    """Which run it is, how far it is, how fast. `chart`: lines for the drawing of the step times, fewer than CHART_LEAST = one,
+    BRIEF = none and nothing else that could be missed."""
+    script = [] if chart == BRIEF else [_script(picture, width)]
+    lines = [*_flow(_identity(picture), width), *script, *_flow(_progress(picture), width)]
+    if chart != BRIEF:
+        lines += _pace(picture, width, chart)
     if picture["inexact"] or picture["restarts"]:
         why = (
             ", ".join(w.replace("_", " ") for w in picture["inexact"])
