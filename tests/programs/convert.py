@@ -8,7 +8,17 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 PAGES = FOLDER.parents[1] / "docs" / "how-to" / "convert"
-KINDS = ("loop", "resume", "epochs", "prefetch", "trainer", "accelerate_loop", "hf_trainer", "lightning_trainer")
+KINDS = (
+    "loop",
+    "resume",
+    "epochs",
+    "prefetch",
+    "trainer",
+    "nanogpt",
+    "accelerate_loop",
+    "hf_trainer",
+    "lightning_trainer",
+)
 FRAMEWORKS = ("accelerate_loop", "hf_trainer", "lightning_trainer")  # they need the packages of the `compat` extra
 _TITLES = {
     "loop": "A plain loop",
@@ -16,6 +26,7 @@ _TITLES = {
     "epochs": "Epochs, an evaluation, a checkpoint",
     "prefetch": "Variables that live from step to step",
     "trainer": "A Trainer class",
+    "nanogpt": "nanoGPT",
     "accelerate_loop": "accelerate",
     "hf_trainer": "transformers' Trainer",
     "lightning_trainer": "Lightning",
@@ -29,6 +40,11 @@ _NOTES = {
     "`kept.best`. `job.call` makes the evaluation again, on all ranks, when one dies in it. What follows runs at least once on each rank.",
     "prefetch": "The batch that was fetched ahead, the counter and the lowest loss are global variables: `job.state` keeps them with "
     "the step.",
+    "nanogpt": "The number of the iteration is the step's: `iter_num = step.index`. What lives from step to step and the master alone "
+    "writes, or each rank for itself, goes into `job.state` and is written before `scaler.step`; what is for the log only is named in "
+    "`ignore`. The evaluation on one rank does not communicate, so it stays where it is, and is made again with its step. nanoGPT's "
+    "`--backend=ftrun` on the command line does for the second line. This is its loop on a small model; nanoGPT's own files are not part "
+    "of the tests.",
     "accelerate_loop": "The process group is made before accelerate makes its own. `rng_types=[]`: a prepared loader would "
     "broadcast random numbers whenever it begins, which a replacement cannot do alone; with the same seed on all ranks the order "
     "is the same without. `make compat` runs these two.",
@@ -55,7 +71,7 @@ restart from it. Weights, optimizer, random numbers and checkpoints are the same
 |---|---|
 """
 _TAIL = """
-[nanoGPT](../nanogpt.md) is one of these, and so is a script that [Slurm](../several-nodes.md) starts: nothing changes in it for Slurm.
+A script that [Slurm](../several-nodes.md) starts is one of these: nothing changes in it for Slurm.
 
 ## The same four lines everywhere
 

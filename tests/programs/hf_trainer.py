@@ -60,5 +60,14 @@ model = GPT2LMHeadModel(GPT2Config(vocab_size=64, bos_token_id=0, eos_token_id=0
 trainer = Trainer(model, arguments, train_dataset=Counting(), eval_dataset=Counting(), callbacks=[Reaching()])
 last = get_last_checkpoint(OUT / "checkpoints") if (OUT / "checkpoints").exists() else None
 trainer.train(resume_from_checkpoint=last)
-history = [{k: v for k, v in entry.items() if "per_second" not in k and "runtime" not in k} for entry in trainer.state.log_history]
-finish(model, trainer.optimizer.optimizer, history=history, evaluated=trainer.evaluate()["eval_loss"], steps=trainer.state.global_step)
+history = [
+    {k: v for k, v in entry.items() if "per_second" not in k and "runtime" not in k}
+    for entry in trainer.state.log_history
+]
+finish(
+    model,
+    trainer.optimizer.optimizer,
+    history=history,
+    evaluated=trainer.evaluate()["eval_loss"],
+    steps=trainer.state.global_step,
+)

@@ -23,6 +23,7 @@ LENGTHS = {  # of the first and the second run
     "epochs": [{"EPOCHS": "2"}, {"EPOCHS": "4"}],
     "prefetch": [{}],
     "trainer": [{"EPOCHS": "3"}, {"EPOCHS": "5"}],
+    "nanogpt": [{"STEPS": "12"}, {"STEPS": "24"}],
     "accelerate_loop": [{"EPOCHS": "4"}],
     "hf_trainer": [{"STEPS": "8"}, {"STEPS": "16"}],
     "lightning_trainer": [{}],
@@ -32,6 +33,7 @@ KILLS = {
     "resume": ["step-4@3 before-10@0 saved-10@0", "step-11@1 before-20@0 step-24@2"],
     "epochs": ["epoch-0@2 evaluation-0@1 before-1@0", "epoch-2@1 reduced-2@3 saved-2@0 evaluation-3@0 epoch-3@2"],
     "prefetch": ["step-0@2 step-9@1 step-23@0"],
+    "nanogpt": ["step-0@1 before-5@0 updated-7@2", "saved-15@0 step-16@3 updated-20@0"],
     "accelerate_loop": ["epoch-1@2 evaluation-1@1 epoch-3@0"],
     "lightning_trainer": ["batch-0.0@0 validation-1@3 updated-0.10@1 batch-2.9@2 validated-1@0"],
     "hf_trainer": ["step-0@3 update-2@1 step-3@1 saved-8@0", "step-8@2 evaluation-12@3 update-13@0 evaluated-16@2"],
@@ -66,8 +68,14 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
+def _here(kind: str) -> Any:
+    return pytest.param(kind, marks=pytest.mark.slow) if kind == "nanogpt" else kind  # much as "prefetch" and "resume"
+
+
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", [*HERE, *(pytest.param(kind, marks=pytest.mark.compat) for kind in convert.FRAMEWORKS)])
+@pytest.mark.parametrize(
+    "kind", [*map(_here, HERE), *(pytest.param(kind, marks=pytest.mark.compat) for kind in convert.FRAMEWORKS)]
+)
 def test_killed_it_ends_as_it_would(folder: Path, kind: str) -> None:
     plain = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "4", str(convert.FOLDER / f"{kind}.py")]
     wanted = run(folder / "stock", kind, plain)
@@ -95,4 +103,4 @@ def test_the_page_shows_what_is_run() -> None:
 
 @pytest.mark.parametrize("kind", convert.KINDS)
 def test_few_lines_change(kind: str) -> None:
-    assert convert.added(kind) <= {"epochs": 8, "accelerate_loop": 9}.get(kind, 6), convert.changes(kind)
+    assert convert.added(kind) <= {"epochs": 8, "accelerate_loop": 9, "nanogpt": 7}.get(kind, 6), convert.changes(kind)
