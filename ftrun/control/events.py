@@ -178,7 +178,8 @@ class Stage(Event):
 class Unrestorable(Event):
     """A replaced rank found no valid source for its state as of the resume step (the ladder's rungs 1 to 3 are out).
 
-    `snapshot`: gate number of the newest step of which every rank has a host snapshot, -1 = there is none.
+    `snapshot`: gate number of the newest step of which every rank has a host snapshot, -1 = there is none. `requeue`: nothing is wrong
+    with the script or the machine, so the run may be started again.
     """
 
     t: float
@@ -186,6 +187,7 @@ class Unrestorable(Event):
     generation: int
     why: str
     snapshot: int = -1
+    requeue: bool = False
 
 
 @dataclass(frozen=True)

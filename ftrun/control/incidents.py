@@ -14,7 +14,7 @@ from ftrun.control.events import Action, CloseGate, Deadline, Died, Fence, OpenG
 from ftrun.control.phases import INCIDENT, RunPhase
 from ftrun.control.responses import Response
 from ftrun.control.states import STAGES, Config, IllegalEvent, Result, State, WorkerStage, WorkerState, with_item
-from ftrun.core.errors import EXIT_FAILED
+from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE
 from ftrun.core.faults import Fault
 
 AFTER_LOOP = -1  # Publish.resume of a tail world
@@ -249,7 +249,8 @@ def unrestorable(config: Config, state: State, event: events.Unrestorable) -> Re
     if event.snapshot >= 0 and state.rollback < 0 and not left:
         state, orders = stop(config, replace(state, rollback=event.snapshot))
         return state, (replace(said, what="rolling_back"), *orders)
-    return restarts.restart_or_end(config, state, event.t, said, full=False)
+    code = EXIT_REQUEUE if event.requeue else EXIT_FAILED
+    return restarts.restart_or_end(config, state, event.t, said, full=False, code=code)
 
 
 def unconnected(config: Config, state: State, event: events.Unconnected) -> Result:

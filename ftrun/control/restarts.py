@@ -69,9 +69,9 @@ def open_world(config: Config, state: State, t: float) -> Result:
 
 
 def restart_or_end(
-    config: Config, state: State, t: float, said: Say, *, failure: str = "", full: bool = True
+    config: Config, state: State, t: float, said: Say, *, failure: str = "", full: bool = True, code: int = EXIT_FAILED
 ) -> Result:
-    """Restart the world if that is still allowed, else end with exit code 1 and `said` as the root cause.
+    """Restart the world if that is still allowed, else end with exit code `code` and `said` as the root cause.
 
     `said` names worker, rank and cause. `failure` names a failure of the program (see `failure_key`): the same one a
     second time spends no start-up restart. `full` = start-up restarts may be spent, not only --max-restarts: those that
@@ -91,7 +91,7 @@ def restart_or_end(
                 return finish(state, EXIT_FAILED, said.detail, replace(said, what="failed_again"))
         state = replace(state, startup_restarts=state.startup_restarts + 1)
     else:
-        return finish(state, EXIT_FAILED, said.detail, said)
+        return finish(state, code, said.detail, said)
     return _restart(config, state, t, replace(said, what="restarting"))
 
 

@@ -19,7 +19,7 @@ SCRIPT = harness.SCRIPTS / "sharded.py"
 Stock = Callable[..., Outcome]
 pytestmark = pytest.mark.timeout(900)
 SLOW = 4 * harness.TIMEOUT
-MOST = 12  # collectives of a step, at the most
+MOST = 16  # collectives of a step, at the most
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,9 @@ def sources(outcome: Outcome) -> list[str]:
 
 
 def at_every_collective(stock: Stock, folder: Path, arguments: list[str], faults: list[str], *more: str) -> Outcome:
-    """A rank dies before and after each collective of a step, one a step; then the `faults`, in steps 30 and up."""
-    wanted = stock("--steps", "34", *arguments)
-    outcome = faulted(folder, ["--steps", "34", *arguments, "--kills", *more], faults)
+    """A rank dies before and after each collective of a step, one a step; then the `faults`, in steps 34 and up."""
+    wanted = stock("--steps", "38", *arguments)
+    outcome = faulted(folder, ["--steps", "38", *arguments, "--kills", *more], faults)
     harness.same(wanted, outcome)
     collectives = {int((folder / "out" / f"collectives-{rank}").read_text()) for rank in range(harness.RANKS)}
     assert len(collectives) == 1 and 6 <= min(collectives) <= MOST, collectives
@@ -75,17 +75,49 @@ def test_fsdp2_at_every_collective(stock: Stock, folder: Path) -> None:
 
 def test_hsdp_at_every_collective_at_gates_and_in_updates(stock: Stock, folder: Path) -> None:
     """A death at a gate that opens all the same, or in an update: the rank that holds the same shard gives it."""
-    faults = [kill(0, "gate", 30), kill(3, "update", 31), kill(1, "update", 32)]
+    faults = [kill(0, "gate", 34), kill(3, "update", 35), kill(1, "update", 36)]
     outcome = at_every_collective(stock, folder, ["--layout", "hsdp", "--bf16"], faults)
     copied = [source for source in sources(outcome) if source.startswith("copied from a peer")]
-    assert len(copied) in (2, 3), outcome.tail()  # the gate of step 30 opens or not, by who is first
+    assert len(copied) in (2, 3), outcome.tail()  # the gate of step 34 opens or not, by who is first
     assert len(sources(outcome)) - len(copied) >= 12
+
+
+def test_a_shard_that_nobody_else_has_outlives_a_death_at_the_gate(stock: Stock, folder: Path) -> None:
+    """The others go on, so the update is made from the gradients that the dead rank sealed: the first one, by the rank that opened
+    the gate, by one that had passed, two at once, where the update was done, and where gradients were to be added up only."""
+    pauses, arguments = "swap:1:3,swap:3:1,pass:5:2,pass:5:0,slot-end:7:0,swap:8:2", ["--steps", "12", "--accum", "across"]
+    outcome = faulted(folder, arguments, [], FTRUN_TEST_PAUSE=pauses)
+    harness.same(stock(*arguments), outcome)
+    assert len(harness.deaths(outcome)) == 6, outcome.tail()
+    made = [source for source in sources(outcome) if "from the gradients that it had sealed" in source]
+    assert len(made) == 5 and len(sources(outcome)) == 6, outcome.tail()
+    assert "bit-identical to an uninterrupted run: yes" in outcome.output, outcome.tail()
+
+
+def test_a_death_in_the_update_goes_back_to_the_snapshot(stock: Stock, folder: Path) -> None:
+    """Of uneven shards each rank keeps its own."""
+    outcome = faulted(folder, ["--steps", "12"], [kill(1, "update", 5), kill(3, "update", 8)], ("--snapshot-every", "2"))
+    harness.same(stock("--steps", "12"), outcome)
+    assert len(harness.deaths(outcome)) == 2 and outcome.output.count("loaded from the host snapshot") == 2, outcome.tail()
+
+
+@pytest.mark.parametrize(("arguments", "env"), [([], {}), (["--decay"], {"FTRUN_TEST_PAUSE": "swap:3:1"})], ids=["update", "more"])
+def test_what_nobody_has_ends_the_run_with_the_option_that_would_have_helped(
+    folder: Path, arguments: list[str], env: dict[str, str]
+) -> None:
+    """A death in the update, and one at a gate after which the script does more than update: exit code 75, and no other weights."""
+    faults = [] if env else [kill(1, "update", 5)]
+    outcome = faulted(folder, ["--steps", "12", *arguments], faults, **env)
+    assert outcome.code == 75 and "take host snapshots (--snapshot-every" in outcome.output, outcome.tail()
+    assert not sources(outcome), outcome.tail()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["--layout", "tp"],
+        ["--layout", "fsdp-tp"],
         ["--optim", "sgdm", "--accum", "inside"],
         ["--accum", "across", "--fused"],
         ["--checkpoint", "--bf16"],
@@ -101,7 +133,7 @@ def test_more_at_every_collective(stock: Stock, folder: Path, arguments: list[st
 
 @pytest.mark.slow
 def test_by_torchs_reset_alone_the_end_is_another(stock: Stock, folder: Path) -> None:
-    outcome = faulted(folder, ["--steps", "34", "--clip", "1.0", "--kills"], [], FTRUN_TEST_BREAK="sharded")
-    assert harness.differences(stock("--steps", "34", "--clip", "1.0"), outcome)[0].startswith(
+    outcome = faulted(folder, ["--steps", "38", "--clip", "1.0", "--kills"], [], FTRUN_TEST_BREAK="sharded")
+    assert harness.differences(stock("--steps", "38", "--clip", "1.0"), outcome)[0].startswith(
         "rank 0: losses: first at"
     )

@@ -179,6 +179,7 @@ class Source(enum.IntEnum):
     NONE = 0
     ADOPT = 1
     PEER = 2
+    SEALED = 3
     SNAPSHOT = 4
 
 

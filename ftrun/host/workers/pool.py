@@ -229,7 +229,7 @@ class WorkerPool:
             worker.no_source = no_source
             told = self._read_error(f"{index}-{no_source}-unrestorable")
             why, snapshot = told.get("why", "no source is left"), int(told.get("snapshot", -1))
-            self._emit(Unrestorable(now, index, no_source, str(why), snapshot))
+            self._emit(Unrestorable(now, index, no_source, str(why), snapshot, bool(told.get("requeue"))))
         unconnected = cell[F.UNCONNECTED]
         if unconnected != worker.unconnected and not self._explained():
             worker.unconnected = unconnected

@@ -172,6 +172,7 @@ def _guard(context: Context, state: ProtectedState, left_out: LeftOut) -> Loop:
     loop = Loop(kit)
     for optimizer in state.optimizers:
         optimizer.register_step_pre_hook(_before_update(loop.body))
+        optimizer.register_step_post_hook(lambda *_: loop.body.update_done())
     late_changes.watch(state)
     compiling.stay_out()
     compiling.excuse(context)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ftrun.core.errors import UsageError
-from ftrun.worker.kept.recovery_points import END, GATE, LATE, START, Slots
+from ftrun.worker.kept.recovery_points import END, GATE, LATE, SEALED, START, Slots
+from ftrun.worker.kept.update_region import UpdateRegion
 from ftrun.worker.state import rng, serialization
 from ftrun.worker.state.protected_state import ProtectedState
 
@@ -34,6 +35,7 @@ class Ledger:
         self.loader_state: Any = None  # the place from a slot, until job.batches takes it
         self.alive: list[bool] = []  # which gradients there were when last looked at
         self.updated = False  # the last complete body updated
+        self.region = UpdateRegion(state)
         self._state = state
         self._at_gate: Captured | None = None
         self._at_end: tuple[int, Captured] | None = None  # tag and content of the END slot
@@ -56,12 +58,17 @@ class Ledger:
         carried = self._carried and self.slots.tag(END) != step
         self._write(START, step, self._state.grads() if carried else None, captured)
 
-    def gate(self, step: int, accumulating: bool, grads: Grads) -> None:
-        """Seal the GATE slot. `accumulating`: those of the gradients that are alive will be added to."""
+    def gate(self, step: int, accumulating: bool, grads: Grads, optimizer: Any = None) -> None:
+        """Seal the GATE slot, and the gradients where no other rank could give the result of the update that `optimizer` begins.
+
+        `accumulating`: those of the gradients that are alive will be added to.
+        """
         self._state.settle_buffers()
         self.alive = [grad is not None for grad in grads]
         self._at_gate = (rng.capture(), self._state.python.capture())
         self._write(GATE, step, grads if accumulating and any(self.alive) else None, self._at_gate)
+        if self.region.begins(optimizer, grads):
+            self.slots.write_large(SEALED, step, serialization.encode(grads, "gradients"))
         self._buffers_at_gate = self._state.buffer_values()
 
     def end(self, tag: int, accumulating: bool) -> None:
@@ -92,6 +99,8 @@ class Ledger:
             "alive": self.alive,
             "grads": None if grads is None else serialization.pack(grads, "gradients"),
             "updated": self.updated,
+            "updates": self.region.updates,
+            "plain": self.region.plain,
             "between": self._drew_between,
             "ever": sorted(self._ever),
             "loader": self.loader.capture() if self.loader is not None else self.loader_state,

@@ -19,11 +19,12 @@ from ftrun.worker.state import serialization
 START, GATE, END = 0, 1, 2
 LATE = 3  # gradients that turned out, in the middle of a body, to be accumulated on
 _LOG = 4  # what collectives outside the loops gave: records that are appended, each whole or not there
+SEALED = 5  # the gradients of a rank without replica, on its arrival at the gate
 _ROOM = 1 << 36  # address space for each; memory is taken as it is used
 _HEADER = native.SLOT_HEADER
 _TAG, _LENGTH, _SUM = 0, 8, 16
 _RECORD = struct.Struct("<QQ")  # length and checksum, before each record of the log
-LENGTH = 5 * _ROOM
+LENGTH = 6 * _ROOM
 _BROKEN = {GATE} if crash_points.broken("slots") else set()
 
 
@@ -50,12 +51,25 @@ class Slots:
         data = b"".join(pieces)
         native.slot_write(self.segment.address + slot * _ROOM, data, len(data), tag + 1)
 
+    def write_large(self, slot: int, tag: int, pieces: Sequence[bytes | memoryview]) -> None:
+        """As `write`, for pieces that are too large to be copied twice."""
+        self.invalidate(slot)
+        base, size = slot * _ROOM, 0
+        for piece in pieces:
+            length = memoryview(piece).nbytes
+            if length:
+                self.segment.view(base + _HEADER + size, length)[:] = piece
+            size += length
+        self.segment.store(base + _LENGTH, size)
+        self.segment.store(base + _SUM, native.checksum(self.segment.address + base + _HEADER, size))
+        self.segment.store(base + _TAG, tag + 1)
+
     def invalidate(self, slot: int) -> None:
         self.segment.store(slot * _ROOM + _TAG, 0)
 
     def forget_steps(self) -> None:
         """Everything of any step is void: the world goes back to an earlier one."""
-        for slot in (START, GATE, END, LATE):
+        for slot in (START, GATE, END, LATE, SEALED):
             self.invalidate(slot)
 
     @property

@@ -1,8 +1,9 @@
 """The host snapshot: what a rank needs to go back to an earlier step, in memory that the fd store holds.
 
 Every rank keeps its 1/n share of the committed zone (replicas are equal, so the shares of all make the whole) and what is
-its own: buffers, parameters that are not replicated, manifest, and its END slot. Two halves, written in turn, each sealed with its step:
-a rank that dies while it writes one leaves the other, and since all ranks meet at every gate they have one in common.
+its own: buffers, parameters that are not replicated, manifest, and its END slot. Of a sharded model everything is its own.
+Two halves, written in turn, each sealed with its step: a rank that dies while it writes one leaves the other, and since all ranks meet
+at every gate they have one in common.
 """
 
 from __future__ import annotations
@@ -59,18 +60,19 @@ class Snapshots:
         context, state = self._context, self._state
         arena, world = state.arena, context.world
         assert world is not None
-        manifest = state.manifest
+        manifest, shared = state.manifest, _is_shared(state, world.size)
         begin, size = arena.committed
+        facts = {"world_size": world.size, "zone": size, "zone_gpu": 0}
+        facts |= {"committed": size, "layout": layout_of(manifest)} if shared else {"committed": 0, "layout": 0}
         pieces: dict[str, Places | bytes] = {
-            "share": Places(arena, [_share(context, begin, size)]),
+            "share": Places(arena, [_share(context, begin, size)] if shared else []),
             "buffers": Places(arena, [state.live_buffers()]),
             "private": Places(arena, own_places(state, manifest, world.size, False)),
         }
-        on_gpu = 0
         if arena.memory is not None:
             # copied behind the update that the device may still be in
-            begin, on_gpu = arena.memory.extent("committed")
-            pieces["share_gpu"] = Places(arena, [_share(context, begin, on_gpu)], True)
+            begin, facts["zone_gpu"] = arena.memory.extent("committed")
+            pieces["share_gpu"] = Places(arena, [_share(context, begin, facts["zone_gpu"])] if shared else [], True)
             pieces["buffers_gpu"] = Places(arena, [state.live_buffers_on_gpu()], True)
             pieces["private_gpu"] = Places(arena, own_places(state, manifest, world.size, True), True)
         pieces["manifest"] = manifest.to_bytes()
@@ -81,12 +83,7 @@ class Snapshots:
             fresh = self._store is None
             if self._store is None:
                 self._store = Store.create(context.rank, arena)
-            facts = {
-                "world_size": world.size,
-                "committed": size,
-                "committed_gpu": on_gpu,
-                "layout": layout_of(manifest),
-            }
+            facts["committed_gpu"] = facts["zone_gpu"] if shared else 0
             self._store.write(step, facts, pieces)
             self._room = max(self._room, needed)
         if fresh:
@@ -119,15 +116,21 @@ def layout_of(manifest: Manifest) -> int:
 
 
 def own_places(state: ProtectedState, manifest: Manifest, world_size: int, on_gpu: bool) -> list[tuple[int, int]]:
-    """(offset, size) of what no other rank is known to have the same: private parameters, and all of a model without DDP.
+    """(offset, size) of what no other rank is known to have the same: private parameters, and all of a sharded model or one without DDP.
 
     In the host's part of the arena, or in that on a GPU.
     """
-    everyone = frozenset(range(world_size))
+    everyone = frozenset(range(world_size)) if not state.is_sharded else None
     # one of no bytes lies where the next one does
-    replicated = {e.offset for e in state.replicated(manifest, everyone) if e.on_gpu == on_gpu and e.block}
+    equal = state.replicated(manifest, everyone) if everyone is not None else iter(())
+    replicated = {e.offset for e in equal if e.on_gpu == on_gpu and e.block}
     committed = [e for e in manifest.entries if e.zone == "committed" and e.on_gpu == on_gpu and e.block]
     return sorted({e.offset: e.block for e in committed if e.offset not in replicated}.items())
+
+
+def _is_shared(state: ProtectedState, world_size: int) -> bool:
+    """Do all ranks hold something alike, so that each keeps a share of it?"""
+    return not state.is_sharded and any(state.replicated(state.manifest, frozenset(range(world_size))))
 
 
 def newest_common(context: Context) -> int:

@@ -63,10 +63,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Record:
-    """One sealed half. `committed`, `committed_gpu`: sizes of that zone's two parts; `layout`: hash of what lies where there."""
+    """One sealed half. `zone`, `zone_gpu`: sizes of the committed zone's two parts; `committed`, `committed_gpu`: the same where all ranks
+    have it alike, else 0; `layout`: hash of what lies where there, 0 where it is a rank's own."""
 
     step: int
     world_size: int
+    zone: int
+    zone_gpu: int
     committed: int
     committed_gpu: int
     layout: int

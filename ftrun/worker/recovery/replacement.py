@@ -2,8 +2,9 @@
 
 The ladder's rungs on one node. Adopt: the dead rank's own arena is sealed for the resume step, so it is mapped as it is. Peer:
 its weights are copied from a replica's arena that is sealed for it, and what is the rank's own (random streams, buffers,
-loader) comes from its own slots; a replica whose copy fails is passed over for the next. Host snapshot: nobody has the state
-of the resume step any more, so every rank goes back to an earlier one (see rollback.py).
+loader) comes from its own slots; a replica whose copy fails is passed over for the next. A rank without replica that died at its
+gate is adopted as well, and its update made here (see own_update.py). Host snapshot: nobody has the state of the resume step any more,
+so every rank goes back to an earlier one (see rollback.py).
 """
 
 from __future__ import annotations
@@ -27,17 +28,26 @@ from ftrun.worker.kept.recovery_points import END, GATE, START, DamagedSlot, Slo
 from ftrun.worker.kept.snapshot import newest_common
 from ftrun.worker.kept.snapshot_store import BadSnapshot
 from ftrun.worker.memory.arena import Arena, Manifest
-from ftrun.worker.recovery import transfer
+from ftrun.worker.recovery import own_update, transfer
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.rollback import lay_over, reload
-from ftrun.worker.recovery.sources import KEPT, NoSource, Replica, Superseded, donors, resume_of
+from ftrun.worker.recovery.sources import (
+    KEPT,
+    PEER,
+    NoSource,
+    Replica,
+    Superseded,
+    donors,
+    note_draws,
+    resume_of,
+    take_changed,
+)
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.position import Interrupt
 from ftrun.worker.runtime.run_link import Context
 
 _FENCE = 10.0  # seconds
 _LOWER_RUNG = 60.0  # seconds that the launcher gets to answer a rank that found no source
-_PEER = 60.0  # seconds that survivors get to finish the update they are in
 
 
 class Restorer:
@@ -93,10 +103,10 @@ class Restorer:
             self.kit.ledger.slots = Slots(slots)
             own = self._usable(Arena(segment), gpu, "taking a replica's instead")
         replica: Replica | None = None
-        if fenced and not self._lost and own.seal == self.resume:
+        if fenced and not self._lost and own_update.is_at_hand(self.kit, own, self.resume):
             manifest = own.read_manifest()
             self._check_layout(manifest)
-            source, moved = Source.ADOPT, 0
+            source, moved = Source.ADOPT if own.seal == self.resume else Source.SEALED, 0
         else:
             source = Source.PEER
             replica, manifest, moved = self._from_peer(own)
@@ -105,6 +115,8 @@ class Restorer:
         if self._lost and replica is not None:
             self._take_buffers(replica)
         self.kit.reducers.load(manifest.facts.get("reducers"))
+        if source == Source.SEALED:
+            own_update.make(self.kit, self.resume, self._newest)
         restart = self._choose(replica)
         self.state.python.apply(restart["py"])
         self._take_over(restart)
@@ -266,6 +278,12 @@ class Restorer:
         unusable: dict[int, str] = {}
         begin = time.monotonic()
         same = self.state.replicas() - {context.rank}
+        if not same and self.state.is_sharded:
+            raise NoSource(
+                f"it died inside its update, and its shard of {self.state.unproved()} is no other rank's: take host snapshots "
+                "(--snapshot-every), or shard over a mesh that has replicas, too (HSDP)",
+                requeue=True,
+            )
         if not same:
             alone = self.state.unproved()
             what = f"of {alone}" if alone else "of all its parameters at once"
@@ -299,8 +317,8 @@ class Restorer:
             waited = time.monotonic() - begin
             if not found and waited > KEPT:
                 raise NoSource("no other rank's memory is kept, and this rank's was being written when it died")
-            if waited > _PEER:
-                raise NoSource(f"no replica completed the update before step {self.resume} within {_PEER:.0f} s")
+            if waited > PEER:
+                raise NoSource(f"no replica completed the update before step {self.resume} within {PEER:.0f} s")
             context.board.wait_workers(seen, 0.002)
 
     def _with_gpu(self, replica: Replica) -> Replica:
@@ -367,21 +385,21 @@ class Restorer:
             return self.kit.ledger.start_state(resume)
         if slots.tag(END) == resume:
             saved = read_state(slots, END)
-            self._note_between(saved)
+            note_draws(self.context, saved, update=False)
             return saved
         if slots.tag(END) < 0 and slots.tag(GATE) < 0 and replica is not None:
             return self._of_replica(replica)
         if resume == 0 or slots.tag(GATE) != resume - 1:
             raise NoSource(f"this rank's slots hold nothing for step {resume}")
         saved = read_state(slots, GATE)
+        if self.kit.ledger.region.alone:
+            return own_update.apply_to(saved, self.kit, self.resume, self._newest)
         if replica is None or replica.slots.tag(END) != resume:
             # our predecessor copied the weights and died before its first hand-out
             replica = self._replica(lambda slots, arena: slots.tag(END) == resume)
         after = read_state(replica.slots, END)
-        self._take_changed(saved["py"], saved["ever"], after, replica)
-        if after["drew"]:
-            self.context.note_inexact(Inexact.UPDATE_USED_RNG)
-        self._note_between(after)
+        take_changed(saved, after, replica.slots, self._other_slots(replica), resume)
+        note_draws(self.context, after)
         if not self._lost:
             self._take_updated_buffers(replica, saved["ever"])
         saved["alive"] = after["alive"]
@@ -395,27 +413,6 @@ class Restorer:
             if replica.slots.tag(slot) == self.resume:
                 return read_state(replica.slots, slot)
         raise NoSource(f"rank {replica.rank}'s slots hold nothing for step {self.resume}")
-
-    def _take_changed(self, mine: dict[str, Any], ever: list[str], after: dict[str, Any], replica: Replica) -> None:
-        """Python state that the update region changed: a replica's, where it is the same on every rank.
-
-        What one of this rank's earlier update regions changed (`ever`) may have changed in this one as well.
-
-        Errors: NoSource for what is this rank's own, since nobody has its value after the update.
-        """
-        changed = [*after["changed"], *(key for key in ever if key in mine and key not in after["changed"])]
-        if not changed:
-            return
-        at_gate = read_state(replica.slots, GATE)["py"] if replica.slots.tag(GATE) == self.resume - 1 else {}
-        ends = [read_state(slots, END)["py"] for slots in self._other_slots(replica) if slots.tag(END) == self.resume]
-        for key in changed:
-            value = after["py"][key]
-            if at_gate.get(key) != mine[key] or any(end.get(key) != value for end in ends):
-                raise NoSource(
-                    f"{key} is not the same on every rank and was changed after optimizer.step(), which this rank did not "
-                    "complete: nobody has its value (change it before optimizer.step(), or use --snapshot-every)"
-                )
-            mine[key] = value
 
     def _other_slots(self, replica: Replica) -> Iterator[Slots]:
         """Those of replicas beside `replica`."""
@@ -441,11 +438,6 @@ class Restorer:
         if len(sums) < 2 or len(set(sums)) > 1:
             self.context.note_inexact(Inexact.BUFFERS_UNKNOWN)
         self.state.copy_buffers(written, replica.arena)
-
-    def _note_between(self, saved: dict[str, Any]) -> None:
-        """The code between two bodies is not run again: what it draws is missing from this rank's streams."""
-        if saved["between"]:
-            self.context.note_inexact(Inexact.UPDATE_USED_RNG)
 
 
 def restore(kit: Kit) -> None:
@@ -479,6 +471,7 @@ def report_no_source(context: Context, error: Exception) -> None:
 
 def _tell_no_source(context: Context, error: Exception, step: int) -> None:
     """`step`: gate number of the newest host snapshot that everyone has, -1 = none."""
-    context.report(f"{context.cell.index}-{context.generation}-unrestorable", {"why": str(error), "snapshot": step})
+    told = {"why": str(error), "snapshot": step, "requeue": getattr(error, "requeue", False)}
+    context.report(f"{context.cell.index}-{context.generation}-unrestorable", told)
     context.cell[F.NO_SOURCE] = context.generation
     context.milestone(Flag.UNRESTORABLE)

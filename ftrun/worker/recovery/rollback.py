@@ -85,6 +85,8 @@ def reload(kit: Kit, arena: Arena) -> tuple[Manifest, dict[str, Any], int]:
     manifest = Manifest.from_bytes(store.bytes(record.pieces["manifest"]))
     arena.open()
     moved = transfer.host_reload(context, _parts(context, store, record, arena))
+    if not record.layout:
+        moved += sum(piece.size for name, piece in record.pieces.items() if name.startswith("private"))
     _own_back(kit, store, record, manifest, arena)
     slots = kit.ledger.slots
     slots.forget_steps()
@@ -103,18 +105,19 @@ def _parts(context: Context, store: Store, record: Record, arena: Arena) -> list
         return Facts(world.size, 1, size, -1, world.generation, record.step, record.layout)
 
     parts = []
-    begin, size = arena.shape_committed(record.committed), record.committed
+    begin, size = arena.shape_committed(record.zone), record.committed
     if size:
         share = store.extent(record.pieces["share"])
         parts.append(transfer.Part(facts(size), share, (arena.segment.address + begin, size)))
-    if record.committed_gpu:
+    if record.zone_gpu:
         memory, size = arena.gpu_part, record.committed_gpu
-        begin = memory.shape("committed", size)
+        begin = memory.shape("committed", record.zone_gpu)
         # what an aborted step queued must not write over what comes
         if not memory.finished(context.stop_pending, WAIT):
             raise Interrupt
         share = store.extent(record.pieces["share_gpu"])
-        parts.append(transfer.Part(facts(size), share, (memory.base + begin, size), memory.ordinal))
+        if size:
+            parts.append(transfer.Part(facts(size), share, (memory.base + begin, size), memory.ordinal))
     return parts
 
 

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ftrun.core.errors import WorkerError
 from ftrun.core.shared import gate
-from ftrun.core.shared.board import Board, F
+from ftrun.core.shared.board import Board, F, Inexact
 from ftrun.core.shared.world import World
 from ftrun.worker.kept.handover import fetch
-from ftrun.worker.kept.recovery_points import Slots
+from ftrun.worker.kept.ledger import read_state
+from ftrun.worker.kept.recovery_points import END, GATE, Slots
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.runtime.run_link import Context
 
 KEPT = 5.0  # seconds that a new fd store gets to be handed the survivors' memory
+PEER = 60.0  # seconds that survivors get to finish the update they are in
 
 
 class NoSource(WorkerError):
-    """No rung of the ladder holds for this rank."""
+    """No rung of the ladder holds for this rank.
+
+    `requeue`: the script and the machine are as they should be, only this part of the state is lost: the run may be started again.
+    """
+
+    def __init__(self, why: str, requeue: bool = False) -> None:
+        super().__init__(why)
+        self.requeue = requeue
 
 
 class Superseded(Exception):
@@ -73,3 +83,40 @@ def donors(board: Board, world: World, rank: int) -> list[int]:
     """The other ranks, the next one first, without those whose memory is known to be corrupt."""
     corrupt = {int(r) for r, cell in (world.lost or {}).items() if board.cell(cell)[F.CORRUPT]}
     return [r for k in range(1, world.size) if (r := (rank + k) % world.size) not in corrupt]
+
+
+def take_changed(saved: dict[str, Any], after: dict[str, Any], of: Slots, others: Iterable[Slots], resume: int) -> None:
+    """Put into `saved`, a rank's GATE slot, what the update region changed of its Python state, where that is the same on every rank.
+
+    What one of this rank's earlier update regions changed may have changed in this one as well.
+
+    Args:
+        saved: Its values are replaced.
+        after: The END slot of another rank, which has the values.
+        of: All slots of that rank.
+        others: Those of further ranks that should have the same.
+        resume: The step at whose start END slots are.
+
+    Raises:
+        NoSource: Something is this rank's own, so that nobody has its value after the update.
+    """
+    mine = saved["py"]
+    changed = [*after["changed"], *(key for key in saved["ever"] if key in mine and key not in after["changed"])]
+    if not changed:
+        return
+    at_gate = read_state(of, GATE)["py"] if of.tag(GATE) == resume - 1 else {}
+    ends = [read_state(slots, END)["py"] for slots in others if slots.tag(END) == resume]
+    for key in changed:
+        value = after["py"][key]
+        if at_gate.get(key) != mine[key] or any(end.get(key) != value for end in ends):
+            raise NoSource(
+                f"{key} is not the same on every rank and was changed after optimizer.step(), which this rank did not "
+                "complete: nobody has its value (change it before optimizer.step(), or use --snapshot-every)"
+            )
+        mine[key] = value
+
+
+def note_draws(context: Context, after: dict[str, Any], update: bool = True) -> None:
+    """Random numbers that are missing from this rank's streams: of its `update`, and of code between two bodies, which is not run again."""
+    if after["between"] or (update and after["drew"]):
+        context.note_inexact(Inexact.UPDATE_USED_RNG)

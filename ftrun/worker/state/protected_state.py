@@ -421,6 +421,11 @@ class ProtectedState:
         held = [ranks for param in self.params if len(ranks := self._holders(*param)) > 1]
         return frozenset.intersection(*held) if held else frozenset()
 
+    @property
+    def is_sharded(self) -> bool:
+        """Is a parameter spread over ranks?"""
+        return any(shards.is_spread(param) for param in self.tensors)
+
     def unproved(self) -> str:
         """A parameter of which no other rank is known to hold the same, "" when there is none."""
         alone = (name for name, param, private in self.params if len(self._holders(name, param, private)) < 2)

@@ -179,6 +179,11 @@ class Body:
         if self.position.where is Where.BODY:
             self.pass_gate(optimizer)
             self._updates = True
+        self.kit.ledger.region.update_begins(optimizer)
+
+    def update_done(self) -> None:
+        """A protected optimizer has stepped."""
+        self.kit.ledger.region.update_done()
 
     def pass_gate(self, optimizer: Any = None) -> None:
         """Arrive and go on into the update of `optimizer`; without one the body ends here.
@@ -197,7 +202,7 @@ class Body:
         # kept until the body ends: the optimizer is about to ask for them too, and asking makes them anew
         grads = self._grads = kit.state.grads()
         kit.observers.gate_reached(number, optimizer, grads)
-        kit.ledger.gate(number, optimizer is None or self._carry, grads)
+        kit.ledger.gate(number, optimizer is None or self._carry, grads, optimizer)
         if crash_points.armed:
             crash_points.point("slot-gate", number, context.rank)
         if not self._gate.arrive(number):
@@ -215,6 +220,7 @@ class Body:
         kit, context, number = self.kit, self.kit.context, self.position.number
         kit.ledger.updated = self._updates
         self._grads = []
+        kit.ledger.region.ended()
         kit.state.absorb()
         if kit.reducers.commit(number):
             kit.state.manifest.facts["reducers"] = kit.reducers.facts()

@@ -80,10 +80,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkpoint", action="store_true", help="activation checkpointing")
     parser.add_argument("--prefetch", action="store_true")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--unprotected-average", action="store_true", help="something is changed after the update")
+    parser.add_argument("--decay", action="store_true", help="the script changes the weights after the update")
     parser.add_argument("--kills", action="store_true")
     parser.add_argument("--kill-rank", type=int, help="always this one; default: another in each step")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.width += args.width % 2 if "tp" in args.layout else 0  # tensor parallelism takes no uneven sizes
+    return args
 
 
 def shard(net: Net, args: argparse.Namespace) -> DeviceMesh | None:
@@ -169,7 +171,7 @@ def main() -> None:
         optimizer = torch.optim.SGD(learned, lr=0.05, momentum=0.9, dampening=0.1, fused=args.fused)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.9)
     called = torch.compile(net) if args.compile else net
-    torch.manual_seed(args.seed * 1000 + rank)
+    torch.manual_seed(args.seed * 1000 + (rank // 2 if "tp" in args.layout else rank))
     random.seed(args.seed * 1000 + rank)
     np.random.seed(args.seed * 1000 + rank)
     record = Record()
@@ -208,6 +210,10 @@ def main() -> None:
                 if args.clip is not None:
                     nn.utils.clip_grad_norm_(learned, args.clip)
                 optimizer.step()
+                if args.decay:
+                    with torch.no_grad():
+                        for param in learned:
+                            param.mul_(0.999)
                 scheduler.step()
                 optimizer.zero_grad()
             if killer is not None:

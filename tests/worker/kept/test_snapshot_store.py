@@ -15,7 +15,7 @@ from ftrun.worker.memory.segment import Segment
 from ftrun.worker.state.protected_state import ProtectedState
 
 SIZE = 5000
-FACTS = {"world_size": 4, "committed": 4 * SIZE, "committed_gpu": 40, "layout": 7}
+FACTS = {"world_size": 4, "zone": 4 * SIZE, "zone_gpu": 40, "committed": 4 * SIZE, "committed_gpu": 40, "layout": 7}
 
 
 @pytest.fixture

@@ -1,0 +1,109 @@
+"""A rank that is nobody's replica died at its gate, and the others went on: its update is made in its place, from sealed gradients.
+
+Weights and optimizer state are those from before the update, in its own arena. See kept/update_region.py for what a rank leaves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ftrun.core.shared.world import World
+from ftrun.worker.kept.handover import fetch
+from ftrun.worker.kept.ledger import read_state
+from ftrun.worker.kept.recovery_points import END, GATE, SEALED, Slots
+from ftrun.worker.memory.arena import OPEN, Arena
+from ftrun.worker.recovery.kit import Kit
+from ftrun.worker.recovery.sources import PEER, NoSource, donors, note_draws, take_changed
+from ftrun.worker.state import serialization
+
+Newest = Callable[[World], World]  # the world that took one's place, if one did
+
+
+def is_at_hand(kit: Kit, own: Arena, resume: int) -> bool:
+    """Is the dead rank's memory as of the start of the resume step, or can the update that it lacks be made?"""
+    return _is_whole(kit, own, resume) or _can_be_made(kit, own, resume)
+
+
+def _is_whole(kit: Kit, own: Arena, resume: int) -> bool:
+    if kit.ledger.region.alone and own.seal == OPEN and not own.has_gpu and kit.ledger.slots.tag(END) == resume:
+        own.sealed(resume)  # it died between the END slot of its update and this
+    return own.seal == resume
+
+
+def _can_be_made(kit: Kit, own: Arena, resume: int) -> bool:
+    """Did a rank without replica die at the gate before the resume step?"""
+    before = resume - 1
+    return before >= 0 and kit.ledger.region.alone and own.seal == before == kit.ledger.slots.tag(GATE)
+
+
+def make(kit: Kit, resume: int, newest: Newest) -> None:
+    """Make the update before the resume step. Errors: NoSource, Superseded."""
+    state, slots = kit.state, kit.ledger.slots
+    ends = [read_state(one, END) for one in _ends(kit, resume, newest)]
+    if len({repr(end["updates"]) for end in ends}) > 1 or not all(end["plain"] for end in ends):
+        raise NoSource(
+            "it died at its gate, after which comes more than the updates of protected optimizers, or not the same on every rank, so that "
+            "nobody can make its update: take host snapshots (--snapshot-every)",
+            requeue=True,
+        )
+    if ends[0]["updates"]:
+        if slots.tag(SEALED) != resume - 1:
+            raise NoSource("its gradients were not sealed when it died at its gate: take host snapshots (--snapshot-every)", requeue=True)
+        saved = read_state(slots, GATE)
+        state.python.apply(saved["py"])
+        state.set_grads(saved["alive"], serialization.decode(slots.sound(SEALED)))
+        state.arena.open()
+        for number in ends[0]["updates"]:
+            state.optimizers[number].step()
+        state.absorb()
+    state.arena.sealed(resume)
+
+
+def apply_to(saved: dict[str, Any], kit: Kit, resume: int, newest: Newest) -> dict[str, Any]:
+    """`saved`, the GATE slot of such a rank, as of the end of its update. Errors: NoSource, Superseded."""
+    slots, *others = _ends(kit, resume, newest)
+    after = read_state(slots, END)
+    buffers = {entry.name for entry in kit.state.manifest.entries if entry.zone == "volatile"}
+    written = buffers & {*after["buffers"], *saved["ever"]}
+    if written:
+        raise NoSource(
+            f"{min(written)} is written after optimizer.step(), which this rank did not complete, and no other rank has its values: take "
+            "host snapshots (--snapshot-every)",
+            requeue=True,
+        )
+    take_changed(saved, after, slots, others, resume)
+    note_draws(kit.context, after)
+    saved["alive"] = after["alive"]
+    if after["updates"]:
+        saved["grads"] = None if after["grads"] is None else bytes(kit.ledger.slots.sound(SEALED))
+    return saved
+
+
+def _ends(kit: Kit, resume: int, newest: Newest) -> list[Slots]:
+    """The slots of all ranks that completed the update before the resume step. Waits for those that are in it.
+
+    Errors: NoSource, Superseded.
+    """
+    context, found, deadline = kit.context, dict[int, Slots](), time.monotonic() + PEER
+    world = context.world
+    assert world is not None
+    while True:
+        seen = context.board.worker_bell()
+        world = newest(world)
+        others = donors(context.board, world, context.rank)
+        for rank in others:
+            segment = fetch(context, rank, "slots") if rank not in found else None
+            if segment is not None:
+                found[rank] = Slots(segment)
+        done = [rank for rank in others if rank in found and found[rank].tag(END) == resume]
+        # only a living rank completes anything; what the dead ones left is as it is
+        if all(rank in done or rank in world.replaced for rank in others):
+            break
+        if time.monotonic() > deadline:
+            raise NoSource(f"not every rank completed the update before step {resume} within {PEER:.0f} s")
+        context.board.wait_workers(seen, 0.002)
+    if not done:
+        raise NoSource(f"no rank completed the update before step {resume}: all of them died in it", requeue=True)
+    return [found[rank] for rank in done]
