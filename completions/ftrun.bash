@@ -24,12 +24,12 @@ _ftrun_options() {
         explain) echo '--help' ;;
         inject-fault) echo '--help --rank --at --step --after --for --wait --yes --random --seed --json' ;;
         metrics) echo '--help --file --port --interval --json' ;;
-        run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
         runs) echo '--help --all --json' ;;
         status) echo '--help --once --interval --json' ;;
         stop) echo '--help --wait --yes' ;;
         timeline) echo '--help --incident --format --output --json' ;;
-        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --metrics-file --metrics-port --log-format --log-prefix --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --log-format --log-prefix --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
     esac
 }
 
@@ -71,6 +71,7 @@ _ftrun_value() {
         'run --fault-seed' | 'run --fault_seed') echo 'other' ;;
         'run --run-id' | 'run --run_id') echo 'other' ;;
         'run --config') echo 'file' ;;
+        'run --debug-rank' | 'run --debug_rank') echo 'other' ;;
         'run --metrics-file' | 'run --metrics_file') echo 'file' ;;
         'run --metrics-port' | 'run --metrics_port') echo 'other' ;;
         'run --log-format' | 'run --log_format') echo 'words text json' ;;
@@ -130,6 +131,7 @@ _ftrun_value() {
         'verify --fault-seed' | 'verify --fault_seed') echo 'other' ;;
         'verify --run-id' | 'verify --run_id') echo 'other' ;;
         'verify --config') echo 'file' ;;
+        'verify --debug-rank' | 'verify --debug_rank') echo 'other' ;;
         'verify --metrics-file' | 'verify --metrics_file') echo 'file' ;;
         'verify --metrics-port' | 'verify --metrics_port') echo 'other' ;;
         'verify --log-format' | 'verify --log_format') echo 'words text json' ;;

@@ -138,6 +138,10 @@ OPTIONS: tuple[Option, ...] = (
     _own(
         "config", RUN, "Options from a TOML file (default: [tool.ftrun] of ./pyproject.toml).", None, "FILE", takes=()
     ),
+    _own(
+        "debug-rank", RUN, "Give this rank stdin and the terminal: breakpoint() stops there, and is passed over in the others.",
+        None, "R", **_WHOLE,
+    ),
     _own("metrics-file", RUN, "Keep the run's figures in a file for Prometheus.", None, "FILE"),
     _own(
         "metrics-port", RUN, "Serve them on 127.0.0.1 as well (0: any free port).", None, "PORT",

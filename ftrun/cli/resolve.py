@@ -16,6 +16,7 @@ from ftrun.cli.config import ConfigFile
 from ftrun.cli.options import OPTIONS, Option
 from ftrun.core.environment import virtual_variables
 from ftrun.core.errors import ConfigError, UsageError
+from ftrun.core.system.procfs import has_stdin
 from ftrun.faults import oom
 from ftrun.faults.plan import Plan
 from ftrun.host.base.settings import Nodes, Output, Settings, check_module, check_program, check_script, run_name
@@ -28,6 +29,7 @@ _MORE_VARIABLES = {
     "log-line-prefix-template": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
 }
 # options whose values are fields of Settings
+_DEBUGGING = 86400.0  # seconds that the others wait at least
 _AS_THEY_ARE = (
     "max-restarts max-replacements snapshot-every log-dir stop-timeout heartbeat-interval heartbeat-timeout hang-timeout "
     "hang-floor hang-ceiling nonfinite check-replicas start-timeout recover-timeout shutdown-timeout role virtual-local-rank "
@@ -121,6 +123,9 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
     nodes = _nodes(values)
     if values["snapshot-every"] and nodes.most > 1:
         raise UsageError("--snapshot-every works in a run on one node: with several nothing is recovered in place yet")
+    debug_rank = values["debug-rank"]
+    if debug_rank is not None:
+        _check_debugging(debug_rank, values["nproc-per-node"], nodes.most)
     wait = values["on-exhausted"] == "wait"
     if wait and nodes.most > 1:
         raise UsageError(
@@ -135,8 +140,12 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
     # what is no Python cannot be warmed up, and nothing is replaced in place in a world of several nodes yet
     spares = 0 if kind == "program" or nodes.most > 1 else values["spares"]
     rdzv_id = "" if values["standalone"] else _rdzv_id(values["rdzv-id"])
+    as_they_are = {name.replace("-", "_"): values[name] for name in _AS_THEY_ARE}
+    if debug_rank is not None:  # whoever waits for a person waits long
+        as_they_are |= {name: max(_DEBUGGING, as_they_are[name]) for name in ("start_timeout", "stop_timeout", "recover_timeout")}
     return Settings(
-        **{name.replace("-", "_"): values[name] for name in _AS_THEY_ARE},
+        **as_they_are,
+        debug_rank=debug_rank,
         argv=(script, *args),
         kind=kind,
         nproc=values["nproc-per-node"],
@@ -174,6 +183,16 @@ def _template(values: Values) -> str:
     theirs = torchrun_template(values["log-line-prefix-template"])
     said_now = [values.source[name] == COMMAND_LINE for name in ("log-prefix", "log-line-prefix-template")]
     return theirs if theirs and said_now == [False, True] else values["log-prefix"] or theirs
+
+
+def _check_debugging(rank: int, ranks: int, nodes: int) -> None:
+    """Errors: UsageError where --debug-rank would have nobody to talk to."""
+    if nodes > 1:
+        raise UsageError("--debug-rank works in a run on one node")
+    if rank >= ranks:
+        raise UsageError(f"--debug-rank {rank}: there are ranks 0 to {ranks - 1} (--nproc-per-node {ranks})")
+    if not has_stdin():
+        raise UsageError("--debug-rank: there is no stdin to type into (it is closed, or /dev/null); start it on a terminal")
 
 
 def _check_possible(plan: Plan) -> None:

@@ -190,7 +190,8 @@ def _become_worker(spec: dict[str, Any], out: int, err: int, stdin: int | None) 
     out, err = (fcntl.fcntl(fd, fcntl.F_DUPFD, 3) for fd in (out, err))
     null = os.open(os.devnull, os.O_RDONLY)
     rank = spec["rank"]
-    for source, target in ((null if stdin is None or rank is None else stdin, 0), (out, 1), (err, 2)):
+    mine = rank is not None and spec.get("debug_rank") in (None, rank)
+    for source, target in ((stdin if mine and stdin is not None else null, 0), (out, 1), (err, 2)):
         os.dup2(source, target)
     first = 3
     if stdin is not None and rank is None:

@@ -170,6 +170,7 @@ class Busy(enum.IntFlag):
     COMPILING = 2
     CALL = 4  # in job.call
     AT_LOOP_END = 8  # at the gate after its loop's last step
+    DEBUGGER = 32  # in pdb
     AT_CALL_END = 16  # at the gate after a job.call between two loops
 
 

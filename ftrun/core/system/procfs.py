@@ -119,3 +119,11 @@ def reads_stdin(pid: int) -> bool:
     except OSError:
         return False
     return words[:2] == [_READ.get(os.uname().machine, "-"), "0x0"]
+
+
+def has_stdin() -> bool:
+    """Can this process read something from descriptor 0: is it open, and not /dev/null?"""
+    try:
+        return os.fstat(0).st_rdev != os.stat(os.devnull).st_rdev
+    except OSError:
+        return False

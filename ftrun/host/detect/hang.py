@@ -40,7 +40,7 @@ class HangWatch:
             self.standstill = self._for_people(self._watch.standstill(word.last, ranks), cells)
             return None
         pids = [c[F.PID] for c in cells]
-        if any(heartbeat.traced(pid) or heartbeat.why_still(pid) for pid in pids):
+        if any(map(_debugged, cells)) or any(heartbeat.why_still(pid) for pid in pids):
             self._watch.quiet()  # a debugger has its reasons; a stopped process is the beat's business
             return None
         accused = tuple(Accused(a.cell, a.fault, a.evidence + self._line(a)) for a in verdict.accused)
@@ -48,7 +48,7 @@ class HangWatch:
 
     def _for_people(self, found: Standstill | None, cells: Sequence[Cell]) -> Standstill | None:
         """With a debugger, which gives a culprit all the time that it wants."""
-        if found is None or not any(c.index in found.cells and heartbeat.traced(c[F.PID]) for c in cells):
+        if found is None or not any(c.index in found.cells and _debugged(c) for c in cells):
             return found
         return replace(found, left=None, excuse="debugger")
 
@@ -66,6 +66,10 @@ class HangWatch:
             return ""
         line = files.read_json(self._run_dir / "errors" / f"where-{accused.cell}.json").get("line")
         return f"; last seen at {line}" if line else ""
+
+
+def _debugged(cell: Cell) -> bool:
+    return bool(cell[F.BUSY] & Busy.DEBUGGER) or heartbeat.traced(cell[F.PID])
 
 
 def describe(cell: Cell, word: gate.GateWord) -> Rank:

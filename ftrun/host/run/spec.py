@@ -46,6 +46,7 @@ class Specs:
             "check_replicas": settings.check_replicas,
             "one_console": not (output.redirects or output.tee or output.filter),
             "plain": place is not None,
+            "debug_rank": settings.debug_rank,
         }
 
     def _variables(self, store: tuple[str, int], attempt: int, place: NodePlace | None) -> dict[str, str]:

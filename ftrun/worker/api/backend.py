@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 from typing import Any
 
@@ -13,6 +14,8 @@ from ftrun.worker.recovery.replacement import report_no_source
 from ftrun.worker.recovery.sources import read_log
 from ftrun.worker.runtime import compiling, torch_private
 from ftrun.worker.runtime.run_link import Context
+
+_PATIENCE = dt.timedelta(days=30)  # of those that wait for a rank that is debugged
 
 _registry: Registry | None = None
 
@@ -35,7 +38,8 @@ def create(options: Any, _backend_options: Any) -> Any:
         compiling.stay_out()
         if context.restoring:
             _replay(context, _registry)
-    group = _registry.create(options.group_rank, ranks, options.timeout)
+    timeout = max(options.timeout, _PATIENCE) if context.patient else options.timeout
+    group = _registry.create(options.group_rank, ranks, timeout)
     context.milestone(Flag.GROUP)
     return group
 

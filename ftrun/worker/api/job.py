@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ftrun.core.errors import UsageError
+from ftrun.worker.api import progress as bars
 from ftrun.worker.state.loader_position import LoaderPosition
 from ftrun.worker.state.plain_values import PlainValues, Variables
 from ftrun.worker.step.body import Step
@@ -30,6 +31,7 @@ class Job:
         self._optimizers = optimizers
         self._stateful = stateful
         self._loaded = 0
+        self._epoch: int | None = None  # of `epochs`
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
@@ -65,10 +67,16 @@ class Job:
 
     # -- loops -------------------------------------------------------------------------------------------------------
 
-    def steps(self, total: int, start: int | None = None) -> Iterator[Step]:
-        """Steps `start` (default: 0, or the loaded checkpoint's step) up to `total`, each until it is committed."""
+    def steps(self, total: int, start: int | None = None, progress: bool = False) -> Iterator[Step]:
+        """Steps `start` (default: 0, or the loaded checkpoint's step) up to `total`, each until it is committed.
+
+        `progress`: rank 0 draws a bar, by tqdm. Errors: UsageError without tqdm.
+        """
         first = self._loaded if start is None else start
-        return self._bare(first, total) if self._loop is None else self._loop.steps(first, max(total - first, 0))
+        if progress:
+            bars.require()
+        steps = self._bare(first, total) if self._loop is None else self._loop.steps(first, max(total - first, 0))
+        return bars.shown(steps, total, self._epoch) if progress and self.rank == 0 else steps
 
     def _bare(self, first: int, total: int) -> Iterator[Step]:
         for index in range(first, total):
@@ -79,12 +87,20 @@ class Job:
 
     def epochs(self, total: int, start: int = 0) -> Iterator[int]:
         """Epochs `start` up to `total`, each with a loop. A replacement begins in the epoch that runs, not in a past one."""
-        return iter(range(start, total)) if self._loop is None else self._loop.epochs(start, total)
+        try:
+            for epoch in range(start, total) if self._loop is None else self._loop.epochs(start, total):
+                self._epoch = epoch
+                yield epoch
+        finally:
+            self._epoch = None
 
-    def batches(self, loader: Iterable[Any], epochs: int = 1) -> Iterator[tuple[Step, Any]]:
-        """(step, batch) over `epochs` passes of a loader; keeps its place, and gives the same batch when a step is redone."""
+    def batches(self, loader: Iterable[Any], epochs: int = 1, progress: bool = False) -> Iterator[tuple[Step, Any]]:
+        """(step, batch) over `epochs` passes of a loader; keeps its place, and gives the same batch when a step is redone.
+
+        `progress`: as in `steps`.
+        """
         position = LoaderPosition(loader)
-        for step in self._steps_over(position, epochs * position.length):
+        for step in self._steps_over(position, epochs * position.length, progress=progress):
             position.ensure(step.index)
             yield step, position.batch
 
@@ -106,13 +122,15 @@ class Job:
         for step in self._steps_over(position, total, start):
             yield step, fetch
 
-    def _steps_over(self, position: LoaderPosition, total: int, start: int | None = None) -> Iterator[Step]:
+    def _steps_over(
+        self, position: LoaderPosition, total: int, start: int | None = None, progress: bool = False
+    ) -> Iterator[Step]:
         ledger = self._loop.kit.ledger if self._loop else None
         if self._loop is not None and ledger is not None:
             ledger.loader = position
             self._loop.kit.state.with_epochs |= {id(thing) for thing in position.with_epochs()}
         try:
-            yield from self.steps(total, start)
+            yield from self.steps(total, start, progress)
             position.finish()
         finally:
             if ledger is not None:

@@ -21,7 +21,7 @@ from ftrun import native
 from ftrun.core import environment, paths
 from ftrun.core.shared.board import Busy, F, Flag, Phase
 from ftrun.core.shared.world import World
-from ftrun.worker.process import exec_program, numa, run_script, standby
+from ftrun.worker.process import debugger, exec_program, numa, run_script, standby
 from ftrun.worker.runtime import first_update
 from ftrun.worker.runtime.control_thread import ControlThread
 from ftrun.worker.runtime.exception_report import report_exception
@@ -57,6 +57,7 @@ def _run(spec: dict[str, Any]) -> int:
         int(spec.get("check_replicas", 0)),
     )
     context.snapshot_every = int(spec.get("snapshot_every", 0))
+    context.patient = spec.get("debug_rank") is not None
     context.one_console = bool(spec.get("one_console", False))
     # without it the library behaves as under torchrun: nothing is recovered in place in a world of several nodes yet
     Context.current = None if spec.get("plain") else context
@@ -90,6 +91,7 @@ def _run(spec: dict[str, Any]) -> int:
     if spec["rank"] is None:
         if "stdin" in spec:
             os.set_inheritable(spec["stdin"], False)
+        debugger.pass_over()
         standby.watch(lambda: _wait_for_rank(context, spec))
     else:
         _take_rank(context, context.await_world(lambda w: w.rank_of(cell.index) is not None, 0, 60.0), spec)
@@ -133,7 +135,8 @@ def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:
     world = context.await_world(lambda w: w.rank_of(mine) is not None, 0, _PARK_DEADLINE, _meanwhile(context))
     _take_rank(context, world, spec)
     if "stdin" in spec:
-        os.dup2(spec["stdin"], 0)
+        if spec.get("debug_rank") in (None, context.rank):
+            os.dup2(spec["stdin"], 0)
         os.close(spec["stdin"])
 
 
@@ -164,6 +167,7 @@ def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:
         error_file.parent.mkdir(parents=True, exist_ok=True)
         error_file.unlink(missing_ok=True)  # what a predecessor in this rank left is settled
     context.local_rank = place.local_rank
+    debugger.settle(context, spec.get("debug_rank"))
     if context.on_rank is not None:
         context.on_rank()
 

@@ -55,6 +55,7 @@ class Context:
         self.snapshot_every = 0  # steps between two host snapshots, 0 = none
         self.local_rank = 0  # of the world it takes part in
         self.on_rank: Callable[[], None] | None = None  # called when that is known
+        self.patient = False  # a rank is debugged: the others wait for it as long as it takes
         self.one_console = False  # every rank's stderr is shown to the same person
         self.wakers: list[Waker] = []
         self.mapped: dict[tuple[int, str], Any] = {}  # segments of ranks mapped ahead of their use

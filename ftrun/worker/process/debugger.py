@@ -1,0 +1,76 @@
+"""A worker in Python's debugger: nobody blames it, nor those that wait for it; with --debug-rank only that rank stops in it."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from ftrun.core.shared.board import Busy
+from ftrun.core.system.procfs import has_stdin
+from ftrun.core.text import tell
+from ftrun.core.when_imported import when_imported
+from ftrun.worker.runtime.run_link import Context
+
+_stops: list[Any] = []  # pdb.set_trace while it is replaced
+_passing = False
+
+
+def pass_over() -> None:
+    """In a spare, and in a rank that has no terminal, breakpoint() does nothing."""
+    global _passing
+    _passing, sys.breakpointhook = True, _passed_over
+    when_imported("pdb", _replace)
+
+
+def settle(context: Context, debug_rank: int | None) -> None:
+    """The worker has its rank. `debug_rank`: the one that has the terminal, None = any may be debugged."""
+    global _passing
+    if debug_rank is not None and debug_rank != context.rank:
+        pass_over()
+        return
+    if _passing:
+        _passing, sys.breakpointhook = False, sys.__breakpointhook__
+        if _stops:
+            sys.modules["pdb"].set_trace = _stops.pop()  # type: ignore[attr-defined]
+    when_imported("pdb", lambda pdb: _tell_of(pdb, context, debug_rank))
+
+
+def _passed_over(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _replace(pdb: ModuleType) -> None:
+    if _passing and not _stops:
+        _stops.append(pdb.set_trace)
+        pdb.set_trace = _passed_over  # type: ignore[attr-defined]
+
+
+def _tell_of(pdb: ModuleType, context: Context, debug_rank: int | None) -> None:
+    """Say on the board while somebody is asked; in the class itself, since torch's debugger is derived from it."""
+    plain = pdb.Pdb.interaction
+    told = False
+
+    def interaction(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal told
+        if not told and debug_rank is None:
+            told = True
+            _advise(context)
+        context.busy(Busy.DEBUGGER, True)
+        try:
+            return plain(self, *args, **kwargs)
+        finally:
+            context.busy(Busy.DEBUGGER, False)
+
+    pdb.Pdb.interaction = interaction
+
+
+def _advise(context: Context) -> None:
+    world = context.world
+    if not has_stdin():
+        tell(f"rank {context.rank} is in the debugger and has no stdin to read from; start it by: ftrun --debug-rank {context.rank}")
+    elif world is not None and world.size > 1:
+        tell(
+            f"rank {context.rank} is in the debugger, and all ranks read from this stdin; to talk to it alone: "
+            f"ftrun --debug-rank {context.rank}"
+        )
