@@ -70,6 +70,7 @@ class Player(threading.Thread):
             raw = self._board.gate()
             word = gate.unpack(raw)
             self._board.swap_gate(raw, gate.pack(gate.GateWord(word.generation, word.closed, step - 1)))
+            self._board.show_opening(step - 1, now)
 
 
 def boards_step(board: Board) -> int:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +104,18 @@ def states(runs: Runs, display: shots.Display, out: Path) -> None:
     """`ftrun status` in five states, each in two sizes."""
 
     def shoot(name: str, state: str) -> None:
-        for size in SIZES:
-            picture = out / f"{state}-{size}.png"
+        """All sizes at once: some states do not last."""
+
+        def one(size: str) -> None:
             command = ["ftrun", "status", name, "--interval", "0.3"]
-            display.terminal(command, runs.env, runs.folder, size, "q leave", picture)
-            found = runs.look(name).get("state")
-            if found != state:
-                sys.exit(f"images: {picture.name} was taken of a run that was {found} by then")
-            print(f"images: {picture}, {picture.stat().st_size / 1000:.0f} kB", flush=True)
+            display.terminal(command, runs.env, runs.folder, size, "q leave", out / f"{state}-{size}.png")
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(one, SIZES))
+        found = runs.look(name).get("state")
+        if found != state:
+            sys.exit(f"images: the run was {found} by the time at which it was shown as {state}")
+        print(f"images: {out}/{state}-*.png", flush=True)
 
     name = "brave-otter"
     options = ["--hang-timeout", "90", "--recover-timeout", "30", "--max-replacements", "9"]

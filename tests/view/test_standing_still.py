@@ -56,7 +56,7 @@ def test_a_stall_is_told_with_its_culprit(looking: Looking) -> None:
     done = looking.pipe("status")
     assert done.returncode == 1
     said = " ".join(done.stdout.split())
-    assert "stalled (RUNNING)" in said
+    assert "stalled (RUNNING)" in said and "3/4 ranks healthy" in said
     told = r"stalled for 1\d.\d s: ranks 0, 1, 3 wait in allreduce #7 of step 57 for rank 2 \(last seen at train.py:52 \(in sleep\)\); "
     assert re.search(told + r"replaced in 4\d.\d s unless it moves", said)
     (row,) = [line for line in done.stdout.splitlines() if re.match(r" +2 +\d", line)]
