@@ -35,6 +35,7 @@ from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.trees import checksum, leaves
 from ftrun.worker.state import serialization
 from ftrun.worker.state.protected_state import ProtectedState
+from ftrun.worker.state.shards import coordinate
 
 Digests = list[tuple[str, int]]  # name, as KIND:WHAT, and 64 bits
 
@@ -104,7 +105,7 @@ class DigestRecorder(StepObserver):
         state = self._state
         state.settle_buffers()
         for name, param, _ in state.params:
-            yield f"weight:{_plain(name)}", tensor_digest(param)
+            yield f"weight:{_plain(name)}{_shard(param)}", tensor_digest(param)
         for name, module, attribute in state.buffers:
             buffer = getattr(module, attribute, None)
             if buffer is not None:
@@ -226,6 +227,12 @@ def _streams() -> Iterator[tuple[str, int]]:
 
 def _digest(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def _shard(param: torch.Tensor) -> str:
+    """Where on its mesh this rank's part of a parameter is, as ` (shard 1)`."""
+    where = coordinate(param)
+    return f" ({where})" if where else ""
 
 
 def _plain(name: str) -> str:

@@ -6,7 +6,6 @@ rank, so that is what is kept of one. What no part says, the mesh and how it is 
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -67,7 +66,7 @@ def coordinate(param: Any) -> str:
     here = param.device_mesh.get_coordinate() if is_spread(param) else None
     if here is None:
         return ""
-    names = param.device_mesh.mesh_dim_names or [f"dimension {i}" for i in itertools.count()][: len(here)]
+    names = param.device_mesh.mesh_dim_names or [f"dimension {i}" for i in range(len(here))]
     return ", ".join(f"{name} {index}" for name, index in zip(names, here, strict=True))
 
 
