@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ftrun.control.waits import Rank, split
 from ftrun.core.faults import Fault
 from ftrun.core.text import ranks as named
 
@@ -29,28 +30,6 @@ STALL_STEPS = 3.0  # typical steps
 STALL_FIRST = 10.0  # seconds, before the length of a step is known
 STALL_OUTSIDE = 30.0  # seconds, where a checkpoint may be written: between two steps, or while every rank is busy
 _STEPS = 65
-
-
-@dataclass(frozen=True)
-class Rank:
-    """What the board says of one rank. `mark` changes with every sign of life, `python` with every look of its control thread.
-
-    `waiting`: inside a collective: number `number` of `group` (0 = the whole world) since its step was handed out.
-    `excuse`: first, call, compiling, outside (of a body) or "". `looping` False: it has not begun, or has left the loop.
-    """
-
-    rank: int
-    cell: int
-    step: int
-    looping: bool
-    waiting: bool
-    at_gate: bool
-    group: int
-    number: int
-    name: str
-    excuse: str
-    mark: tuple[int, ...]
-    python: int
 
 
 @dataclass(frozen=True)
@@ -234,7 +213,7 @@ class Watch:
         if not all(self._noticed(r, enough) for r in here):
             return None
         still = min(map(self._still, here))
-        absent, present = _split(here, inside)
+        absent, present = split(here)
         left = max(0.0, enough - still) if inside else None
         return _standstill(still, left, absent, present or here)
 
@@ -256,16 +235,15 @@ class Watch:
         again = STUCK_AGAIN if self._linked == last + 1 else 1.0
         if not inside or still < again * max(self._enough(r.excuse) for r in here):
             return None
-        absent, present = _split(here, inside)
+        absent, present = split(here)
         if absent:
-            where = f"{present[0].name} #{present[0].number} of step {present[0].step}"
             others = f"{named([r.rank for r in present])} {'has' if len(present) == 1 else 'have'}"
             return HangVerdict(
                 tuple(
                     Accused(
                         r.cell,
                         Fault.COLLECTIVE,
-                        f"{others} waited in {where} for {still:.1f} s and it is not in it, but {_place(r)}",
+                        f"{others} waited {_place(present[0])} for {still:.1f} s and it is not there, but {_place(r)}",
                     )
                     for r in absent
                 )
@@ -298,23 +276,11 @@ class Watch:
         return HangVerdict(tuple(accused)) if accused else None
 
 
-def _split(here: list[Rank], inside: list[Rank]) -> tuple[list[Rank], list[Rank]]:
-    """Those not in the newest collective of the whole world, and those in it; nobody when it cannot be told who is wrong."""
-    if any(r.group for r in inside) or not inside:
-        return [], []  # subgroups have other members: their numbers say nothing about the rest
-    newest = max(r.number for r in inside)
-    present = [r for r in inside if r.number == newest]
-    absent = [r for r in here if r not in present]
-    if any(r.number == newest for r in absent):
-        return [], []  # over for one rank and not for another: the link between them
-    if len({(r.step, r.name) for r in present}) > 1 or len(absent) == len(present):
-        return [], []
-    return (absent, present) if len(absent) < len(present) else (present, absent)
-
-
 def _place(rank: Rank) -> str:
     if rank.waiting:
-        return f"in {rank.name} #{rank.number} of step {rank.step}"
+        between = f" {'to' if rank.name == 'send' else 'from'} rank {rank.peer}" if rank.peer >= 0 else ""
+        among = f" of {named(rank.members)}" if rank.members and rank.group and not between else ""
+        return f"in {rank.name} #{rank.number}{between}{among} of step {rank.step}"
     return f"at the gate of step {rank.step}"
 
 
@@ -332,5 +298,5 @@ def _kept_waiting(rank: Rank, waiting: list[Rank]) -> str:
         return ""
     inside = [r for r in others if r.waiting]
     verb = "waits" if len(others) == 1 else "wait"
-    where = f" in {inside[0].name} #{inside[0].number} of step {inside[0].step}" if inside else " at the gate"
-    return f"; {named([r.rank for r in others])} {verb} for it{where}"
+    where = _place(inside[0]) if inside else "at the gate"
+    return f"; {named([r.rank for r in others])} {verb} for it {where}"

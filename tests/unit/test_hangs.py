@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ftrun.control import hangs
-from ftrun.control.hangs import HangVerdict, Limits, Rank, Watch
+from ftrun.control.hangs import HangVerdict, Limits, Watch
+from ftrun.control.waits import Rank
 from ftrun.core.faults import Fault
 from ftrun.core.shared import replicas
 
@@ -26,6 +27,20 @@ def inside(index: int, count: int = 3, **facts: object) -> Rank:
 
 def at_gate(index: int, count: int = 3) -> Rank:
     return rank(index, at_gate=True, number=count)
+
+
+def inner(index: int, count: int, **facts: object) -> Rank:
+    """One that waits in a collective of the group of ranks 0 to 3."""
+    return inside(index, count, **{"group": 7, "members": (0, 1, 2, 3), "counts": ((7, count),), **facts})
+
+
+def skipped(index: int, count: int) -> Rank:
+    """One at the gate that has entered so many collectives of that group."""
+    return rank(index, at_gate=True, group=7, number=count, counts=((7, count),))
+
+
+def recv(index: int, peer: int, **facts: object) -> Rank:
+    return rank(index, **{"waiting": True, "peer": peer, "name": "recv", "number": 1, "group": 9, **facts})
 
 
 class World:
@@ -70,6 +85,12 @@ WORLDS: list[tuple[str, list[Rank], list[tuple[int, str]]]] = [
     ("two against two", [inside(0), inside(1), at_gate(2, 2), at_gate(3, 2)], []),
     ("over for some and not for others", [inside(0), inside(1), at_gate(2), inside(3)], []),
     ("a subgroup", [inside(0, group=7), inside(1, group=7), at_gate(2, 9), at_gate(3, 9)], []),
+    ("one left a subgroup's collective out", [*(inner(r, 3) for r in (0, 1, 3)), skipped(2, 2), *map(at_gate, (4, 5, 6))], [(2, "collective")]),
+    ("a pipeline behind it", [*(inner(r, 3) for r in (0, 1, 3)), skipped(2, 2), recv(4, 1), recv(5, 4), recv(6, 4)], [(2, "collective")]),
+    ("it went on to a receive", [*(inner(r, 3) for r in (0, 1, 3)), recv(2, 0, counts=((7, 2),))], [(2, "collective")]),
+    ("entered before, and past it", [inner(0, 3), inner(1, 3), inner(3, 3), recv(2, 0, counts=((7, 3),))], []),
+    ("two replicas, one left it out", [inner(0, 3, members=(0, 1)), skipped(1, 2), at_gate(2), at_gate(3)], []),
+    ("receives are not counted", [recv(0, 1, number=5), recv(1, 2, number=7), recv(2, 3, number=7), recv(3, 0, number=7)], []),
     ("different names", [inside(0), inside(1, name="barrier"), inside(2), at_gate(3, 2)], []),
 ]
 

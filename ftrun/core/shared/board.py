@@ -19,10 +19,11 @@ from ftrun.core.errors import PlatformError
 from ftrun.core.shared import gate
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
-VERSION = 5
-CELL_BYTES = 1024
+VERSION = 6
+CELL_BYTES = 2048
 ROWS_KEPT = 5  # attempts at a step whose phases stay readable, see ftrun.core.shared.steps
 ROW_WORDS = 8
+COUNTS = 16  # process groups of a rank whose collectives are counted on the board
 _CELLS_AT = 8192
 _WORD = 8
 _SHIFT_ZERO = 1 << 40
@@ -124,6 +125,9 @@ class F:
     EPOCH = 121  # epoch of job.epochs + 1; 0 = none
     LOOP_END = 122  # step index after the last one of its loop; 0 = not in a loop yet
     ENDS = 123  # loops, and calls between loops, that it passed: each ends at a gate that is no step's
+    # written by the worker: who waits for whom, see ftrun.control.waits
+    PEER = 128  # rank + 1 that the send or receive in COLLECTIVE is with; 0 = it is a collective
+    FIRST_COUNT = 129  # COUNTS words: of each group, `collective_word` of its collectives since the hand-out, + 1
 
 
 class Phase(enum.IntEnum):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ftrun.control.hangs import Accused, HangVerdict, Limits, Rank, Standstill, Watch
+from ftrun.control.hangs import Accused, HangVerdict, Limits, Standstill, Watch
+from ftrun.control.waits import Rank
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate
-from ftrun.core.shared.board import Busy, Cell, F, Flag, Phase, collective_name, collective_of
+from ftrun.core.shared.board import COUNTS, Busy, Cell, F, Flag, Phase, collective_name, collective_of
 from ftrun.core.system import files
 from ftrun.host.detect import heartbeat
 
@@ -24,6 +25,7 @@ class HangWatch:
     def __init__(self, limits: Limits, pause: float, run_dir: Path) -> None:
         self._watch = Watch(limits, pause)
         self._run_dir = run_dir
+        self._groups: dict[int, tuple[int, ...]] = {}  # mark on the board -> ranks
         self.standstill: Standstill | None = None  # as of the last look
 
     def quiet(self) -> None:
@@ -34,7 +36,7 @@ class HangWatch:
     def look(self, raw_gate: int, cells: Sequence[Cell]) -> HangVerdict | None:
         """Who holds the world up, from the gate word and the cells of every rank."""
         word = gate.unpack(raw_gate)
-        ranks = [describe(c, word) for c in cells]
+        ranks = [describe(c, word, self._members) for c in cells]
         verdict = self._watch.look(time.monotonic(), word.generation, word.last, ranks)
         if verdict is None:
             self.standstill = self._for_people(self._watch.standstill(word.last, ranks), cells)
@@ -45,6 +47,15 @@ class HangWatch:
             return None
         accused = tuple(Accused(a.cell, a.fault, a.evidence + self._line(a)) for a in verdict.accused)
         return HangVerdict(accused, verdict.what, verdict.evidence)
+
+    def _members(self, mark: int) -> tuple[int, ...]:
+        """Ranks of a group, as its first member wrote them down; none for the world's."""
+        if mark and mark not in self._groups:
+            found = files.read_json(self._run_dir / "groups" / f"{mark}.json").get("ranks")
+            if not found:
+                return ()
+            self._groups[mark] = tuple(found)
+        return self._groups.get(mark, ())
 
     def _for_people(self, found: Standstill | None, cells: Sequence[Cell]) -> Standstill | None:
         """With a debugger, which gives a culprit all the time that it wants."""
@@ -72,8 +83,8 @@ def _debugged(cell: Cell) -> bool:
     return bool(cell[F.BUSY] & Busy.DEBUGGER) or heartbeat.traced(cell[F.PID])
 
 
-def describe(cell: Cell, word: gate.GateWord) -> Rank:
-    """A rank as the judgement takes it; `word` is the gate."""
+def describe(cell: Cell, word: gate.GateWord, members: Callable[[int], tuple[int, ...]]) -> Rank:
+    """A rank as the judgement takes it; `word` is the gate, `members` tells the ranks of a group from its mark."""
     group, number = collective_of(cell[F.COLLECTIVE])
     since, arrival = cell[F.COLLECTIVE_SINCE], cell[F.ARRIVAL]
     at = gate.unpack(arrival)
@@ -96,7 +107,20 @@ def describe(cell: Cell, word: gate.GateWord) -> Rank:
         excuse=_excuse(busy, phase),
         mark=(cell[F.PROGRESS], cell[F.COLLECTIVE], since, arrival, int(phase), cell[F.STEP], cell[F.ATTEMPT]),
         python=cell[F.PYTHON],
+        peer=cell[F.PEER] - 1,
+        members=members(group) if waiting else (),
+        counts=tuple(_counts(cell)),
     )
+
+
+def _counts(cell: Cell) -> Iterator[tuple[int, int]]:
+    """(group, how many of its collectives the rank has entered)."""
+    for slot in range(COUNTS):
+        word = cell[F.FIRST_COUNT + slot]
+        if not word:
+            return
+        group, number = collective_of(word)
+        yield group, number - 1
 
 
 def _excuse(busy: Busy, phase: Phase) -> str:

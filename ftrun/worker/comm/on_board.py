@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ftrun.core.shared.board import F, collective_word, name_word
+from ftrun.core.shared.board import COUNTS, F, collective_word, name_word
 from ftrun.worker.comm.collectives import COLLECTIVES
 
 _NAMES = {name: name_word(name) for name in COLLECTIVES}
@@ -19,21 +19,35 @@ class OnBoard:
         self._words = words
         self._pending = pending
         self._beginning = False  # a collective was entered and is not pending yet
-        self._entries: dict[int, int] = {}  # group -> collectives of this iteration so far
+        self._entries: dict[tuple[int, int], int] = {}  # (group, peer) -> those of this iteration so far
+        self._slots: dict[int, int] = {}  # group -> word of its count
         self.waited = 0  # ns that the main thread has waited in collectives
 
-    def entered(self, name: str, group: int) -> None:
-        """This rank is in that collective from now on; `group` is 0 for the world."""
-        words = self._words
-        self._entries[group] = number = self._entries.get(group, 0) + 1
+    def entered(self, name: str, group: int, peer: int = -1) -> None:
+        """This rank is in that collective from now on, or waits for what it sends to or receives from `peer`.
+
+        `group` is 0 for the world, `peer` a rank in the world; the own one stands for anybody.
+        """
+        words, key = self._words, (group, peer)
+        self._entries[key] = number = self._entries.get(key, 0) + 1
         words[F.COLLECTIVE_NAME] = _NAMES.get(name) or name_word(name)
+        words[F.PEER] = peer + 1
         words[F.COLLECTIVE] = collective_word(group, number)
+        if peer < 0:
+            self._count(group, number)
         words[F.COLLECTIVE_SINCE] = time.monotonic_ns()
+
+    def _count(self, group: int, number: int) -> None:
+        slot = self._slots.setdefault(group, len(self._slots))
+        if slot < COUNTS:
+            self._words[F.FIRST_COUNT + slot] = collective_word(group, number + 1)
 
     def handed_out(self) -> None:
         """Collectives are counted from the hand-out of a step, so that a replacement counts as the others do."""
         self._entries.clear()
-        self._words[F.COLLECTIVE] = 0
+        self._words[F.COLLECTIVE] = self._words[F.PEER] = 0
+        for group in self._slots:
+            self._count(group, 0)
 
     def begins(self, name: str, group: int) -> None:
         """As `entered`, of one that counts as pending in a moment; until `begun` others that end do not say that none is."""

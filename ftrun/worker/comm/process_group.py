@@ -8,6 +8,7 @@ inner group does. Results of an aborted collective are garbage, and the closed g
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ from ftrun.core import symptoms
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
 from ftrun.core.shared.world import World
+from ftrun.core.system import files
 from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Recorder, tensors_of
 from ftrun.worker.comm.collectives import COLLECTIVES, DIRECT, averaging_integers, fill_local
@@ -163,7 +165,9 @@ class SwapGroup(ProcessGroup):
             self.await_stop(error)
             raise
         if direct:
-            received = Direct(self, inner, work, name, outputs, any([t.is_cuda for t in tensors_of(args[0])]), entry)
+            peer = self.ranks[args[1]] if name != "recv_anysource" else self.ranks[self.my_rank]
+            on_gpu = any([t.is_cuda for t in tensors_of(args[0])])
+            received = Direct(self, inner, work, name, peer, outputs, on_gpu, entry)
             self._directs.add(received)
             return received
         pending = Pending(self, inner, work, outputs, divide, entry)
@@ -220,8 +224,8 @@ class SwapGroup(ProcessGroup):
             self.context.board.wait_workers(seen, min(left, 0.1))
         self.context.check_stop_in_collective()
 
-    def began_waiting(self, name: str) -> None:
-        self.registry.shown.entered(name, self.mark)
+    def began_waiting(self, name: str, peer: int) -> None:
+        self.registry.shown.entered(name, self.mark, peer)
 
     def waited(self, since: int, over: bool = False) -> None:
         """The main thread has waited since `since`, ns. `over`: for a collective of this world that is complete.
@@ -383,6 +387,10 @@ class Registry:
         key = f"{self._destroyed}:{'.'.join(map(str, members))}#{count}"
         group = SwapGroup(self, key, rank, members, timeout)
         self.groups.append(group)
+        if group.mark and rank == 0:  # the launcher only knows the mark
+            groups = self.context.run_dir / "groups"
+            groups.mkdir(mode=0o700, exist_ok=True)
+            files.replace(groups / f"{group.mark}.json", json.dumps({"ranks": members}), private=True)
         world = self._world()
         if not self.recorder.replaying:
             try:

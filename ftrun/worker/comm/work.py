@@ -32,7 +32,7 @@ class WorkOwner(Protocol):
     def failed(self, work: Pending) -> None:
         """Its inner collective failed: complete it when that is explained, or hold it back."""
 
-    def began_waiting(self, name: str) -> None: ...
+    def began_waiting(self, name: str, peer: int) -> None: ...
 
     def stopped_waiting(self) -> None: ...
 
@@ -204,6 +204,7 @@ class Direct(Work):
         inner: Inner,
         work: Any,
         name: str,
+        peer: int,
         received: list[torch.Tensor],
         on_gpu: bool,
         entry: ReplayEntry | None,
@@ -213,6 +214,7 @@ class Direct(Work):
         self.of = inner
         self._inner = work
         self._name = name
+        self._peer = peer  # a rank in the world
         self._received = received
         self._on_gpu = on_gpu
         self._entry = entry  # in the record of what came before the first step, until somebody has waited
@@ -221,7 +223,7 @@ class Direct(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         begin = time.monotonic_ns()
-        self._group.began_waiting(self._name)
+        self._group.began_waiting(self._name, self._peer)
         outcome = self._wait_inside(timeout) if self._on_gpu else self._wait_aside(timeout)
         self._group.stopped_waiting()
         if isinstance(outcome, RuntimeError):

@@ -1,0 +1,101 @@
+"""Who waits for whom when every rank waits, over all process groups: pure judgement over what the board says of each rank.
+
+A rank in a collective waits for the members of its group that have not entered it; one in a send or a receive for its peer;
+one at the gate for all that are not there. Following that ends at a ring of ranks, each of which waits for another, or at a rank
+that waits for nobody, since all have come to what it waits in. Only who is at such an end can be to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What the board says of one rank. `mark` changes with every sign of life, `python` with every look of its control thread.
+
+    `waiting`: inside a collective: number `number` of `group` (0 = the whole world) since its step was handed out; or, with a
+    `peer` (a rank), in a send or receive. `members`: the ranks of that group, empty = not known. `counts`: of each group that is
+    known, how many of its collectives the rank has entered. `excuse`: first, call, compiling, outside (of a body) or "".
+    `looping` False: it has not begun, or has left the loop.
+    """
+
+    rank: int
+    cell: int
+    step: int
+    looping: bool
+    waiting: bool
+    at_gate: bool
+    group: int
+    number: int
+    name: str
+    excuse: str
+    mark: tuple[int, ...]
+    python: int
+    peer: int = -1
+    members: tuple[int, ...] = ()
+    counts: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def in_collective(self) -> bool:
+        return self.waiting and self.peer < 0
+
+    def entered(self, group: int) -> int:
+        """Collectives of `group` that it has entered since its step was handed out."""
+        latest = self.number if self.group == group and self.peer < 0 else 0
+        return max(latest, dict(self.counts).get(group, 0))
+
+
+def split(here: Sequence[Rank]) -> tuple[list[Rank], list[Rank]]:
+    """Those to blame, and those in the collective that tells: the fewer of who is in it and who is not.
+
+    Nobody when it cannot be told who is wrong: as many are in it as are not, they call it by other names or in other steps, or
+    two collectives say different things.
+    """
+    found = []
+    for end in _ends(here):
+        for present, absent in _collectives(here):
+            if not end.intersection(r.rank for r in absent) or (
+                len(end) > 1 and not end.intersection(r.rank for r in present)
+            ):
+                continue  # they wait, at last, for others
+            if len({(r.step, r.name) for r in present}) > 1 or len(absent) == len(present):
+                return [], []
+            found.append((absent, present) if len(absent) < len(present) else (present, absent))
+    if not found or any(guilty != found[0][0] for guilty, _ in found):
+        return [], []
+    return found[0]
+
+
+def _collectives(here: Sequence[Rank]) -> Iterator[tuple[list[Rank], list[Rank]]]:
+    """Of each collective that somebody waits in: who is in it, and which members have not entered it."""
+    for group, number in sorted({(r.group, r.number) for r in here if r.in_collective}):
+        present = [r for r in here if r.in_collective and (r.group, r.number) == (group, number)]
+        absent = [r for r in _members(present[0], here) if r.entered(group) < number]
+        if absent:
+            yield present, absent
+
+
+def _members(rank: Rank, here: Sequence[Rank]) -> list[Rank]:
+    """Of the group that it waits in, as far as they are known."""
+    return [r for r in here if r.rank in rank.members or (rank.group == 0 and not rank.members)]
+
+
+def _awaited(rank: Rank, here: Sequence[Rank]) -> list[Rank]:
+    if not rank.waiting:
+        return [r for r in here if not r.at_gate]
+    if rank.peer >= 0:
+        return [r for r in here if r.rank == rank.peer]
+    return [r for r in _members(rank, here) if r.entered(rank.group) < rank.number]
+
+
+def _ends(here: Sequence[Rank]) -> list[frozenset[int]]:
+    """Sets of ranks each of which waits, by one or several steps, for all of its set and for nobody outside it."""
+    reach = {r.rank: {w.rank for w in _awaited(r, here)} for r in here}
+    before = None
+    while reach != before:
+        before = reach
+        reach = {rank: found.union(*(before[other] for other in found)) for rank, found in before.items()}
+    ends = {frozenset(found | {rank}) for rank, found in reach.items() if all(rank in reach[o] for o in found)}
+    return sorted(ends, key=min)
