@@ -279,7 +279,7 @@ class Watch:
 def _place(rank: Rank) -> str:
     if rank.waiting:
         between = f" {'to' if rank.name == 'send' else 'from'} rank {rank.peer}" if rank.peer >= 0 else ""
-        among = f" of {named(rank.members)}" if rank.members and rank.group and not between else ""
+        among = f" among {named(rank.members)}" if rank.members and rank.group and not between else ""
         return f"in {rank.name} #{rank.number}{between}{among} of step {rank.step}"
     return f"at the gate of step {rank.step}"
 

@@ -48,22 +48,24 @@ class Rank:
 
 
 def split(here: Sequence[Rank]) -> tuple[list[Rank], list[Rank]]:
-    """Those to blame, and those in the collective that tells: the fewer of who is in it and who is not.
+    """Those to blame, and those who wait for them: of who is in a collective and who is not the fewest, over all collectives.
 
-    Nobody when it cannot be told who is wrong: as many are in it as are not, they call it by other names or in other steps, or
-    two collectives say different things.
+    One rank that left a collective out, or called one too many, is likelier than several that did the same. Nobody when it cannot
+    be told who is wrong: two sides are as few, or a collective has other names or steps in the ranks that wait in it.
     """
-    found = []
+    sides = []
     for end in _ends(here):
         for present, absent in _collectives(here):
             if not end.intersection(r.rank for r in absent) or (
                 len(end) > 1 and not end.intersection(r.rank for r in present)
             ):
                 continue  # they wait, at last, for others
-            if len({(r.step, r.name) for r in present}) > 1 or len(absent) == len(present):
+            if len({(r.step, r.name) for r in present}) > 1:
                 return [], []
-            found.append((absent, present) if len(absent) < len(present) else (present, absent))
-    if not found or any(guilty != found[0][0] for guilty, _ in found):
+            sides += [(absent, present), (present, absent)]
+    fewest = min((len(side) for side, _ in sides), default=0)
+    found = [(side, others) for side, others in sides if len(side) == fewest]
+    if not found or any(side != found[0][0] for side, _ in found):
         return [], []
     return found[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.e2e import harness
@@ -60,7 +61,7 @@ def test_a_rank_that_leaves_out_a_collective_of_a_subgroup_is_replaced(folder: P
     """Ranks 1 and 3 wait for it in their group, rank 0 in another one for them."""
     outcome = run(folder / "skip", "skip", [])
     assert accused(outcome) == [("collective", 2)], outcome.tail()
-    assert "ranks 1 and 3 have waited in allreduce #1 of ranks 1, 2 and 3" in outcome.output + str(outcome.journal)
+    assert "ranks 1, 3 have waited in allreduce #1 among ranks 1-3 of step 8" in outcome.output, outcome.tail()
     assert not outcome.events("Stuck"), outcome.tail()
     assert result(outcome) == result(run(folder / "clean", "all", []))
 
@@ -70,9 +71,8 @@ def test_survivors_do_not_wait_for_a_slow_start_of_the_replacement(folder: Path)
     seconds = 4.0
     outcome = run(folder, "all", [kill(2, "backward", 6)], seconds)
     assert result(outcome)
-    incident = outcome.notes("incident")[0]
-    phases = incident["phases"]
-    assert phases["reset"] < 1000 * seconds / 2 < phases["restore"], incident
+    found = re.search(r"reset ([\d.]+), restore ([\d.]+)", outcome.output)
+    assert found and float(found[1]) < 1000 * seconds / 2 < float(found[2]), outcome.tail()
 
 
 def test_a_rank_that_hangs_is_the_only_one_that_is_blamed_in_a_pipeline(folder: Path) -> None:

@@ -34,6 +34,11 @@ def inner(index: int, count: int, **facts: object) -> Rank:
     return inside(index, count, **{"group": 7, "members": (0, 1, 2, 3), "counts": ((7, count),), **facts})
 
 
+def trio(index: int) -> Rank:
+    """One that waits in the first collective of the group of ranks 1 to 3."""
+    return inside(index, 1, group=8, members=(1, 2, 3), counts=((8, 1),))
+
+
 def skipped(index: int, count: int) -> Rank:
     """One at the gate that has entered so many collectives of that group."""
     return rank(index, at_gate=True, group=7, number=count, counts=((7, count),))
@@ -85,8 +90,9 @@ WORLDS: list[tuple[str, list[Rank], list[tuple[int, str]]]] = [
     ("two against two", [inside(0), inside(1), at_gate(2, 2), at_gate(3, 2)], []),
     ("over for some and not for others", [inside(0), inside(1), at_gate(2), inside(3)], []),
     ("a subgroup", [inside(0, group=7), inside(1, group=7), at_gate(2, 9), at_gate(3, 9)], []),
-    ("one left a subgroup's collective out", [*(inner(r, 3) for r in (0, 1, 3)), skipped(2, 2), *map(at_gate, (4, 5, 6))], [(2, "collective")]),
-    ("a pipeline behind it", [*(inner(r, 3) for r in (0, 1, 3)), skipped(2, 2), recv(4, 1), recv(5, 4), recv(6, 4)], [(2, "collective")]),
+    ("one left a subgroup's out", [*(inner(r, 3) for r in (0, 1, 3)), skipped(2, 2), at_gate(4)], [(2, "collective")]),
+    ("and is in the world's", [inside(0, 1), trio(1), inside(2, 1), trio(3)], [(2, "collective")]),
+    ("a pipeline behind", [*(inner(r, 3) for r in (0, 1, 3)), skipped(2, 2), recv(4, 1), recv(5, 4)], [(2, "collective")]),
     ("it went on to a receive", [*(inner(r, 3) for r in (0, 1, 3)), recv(2, 0, counts=((7, 2),))], [(2, "collective")]),
     ("entered before, and past it", [inner(0, 3), inner(1, 3), inner(3, 3), recv(2, 0, counts=((7, 3),))], []),
     ("two replicas, one left it out", [inner(0, 3, members=(0, 1)), skipped(1, 2), at_gate(2), at_gate(3)], []),

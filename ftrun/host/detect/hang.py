@@ -83,7 +83,11 @@ def _debugged(cell: Cell) -> bool:
     return bool(cell[F.BUSY] & Busy.DEBUGGER) or heartbeat.traced(cell[F.PID])
 
 
-def describe(cell: Cell, word: gate.GateWord, members: Callable[[int], tuple[int, ...]]) -> Rank:
+def _unknown(mark: int) -> tuple[int, ...]:
+    return ()
+
+
+def describe(cell: Cell, word: gate.GateWord, members: Callable[[int], tuple[int, ...]] = _unknown) -> Rank:
     """A rank as the judgement takes it; `word` is the gate, `members` tells the ranks of a group from its mark."""
     group, number = collective_of(cell[F.COLLECTIVE])
     since, arrival = cell[F.COLLECTIVE_SINCE], cell[F.ARRIVAL]
