@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ftrun.core.errors import DeviceError, FtrunError, PlatformError, UsageError, WorkerError
-from ftrun.core.when_imported import when_imported
+from ftrun.core.system.when_imported import when_imported
 
 __version__ = "0.1.0"
 __all__ = ["DeviceError", "FtrunError", "Job", "PlatformError", "Step", "UsageError", "WorkerError", "protect"]

@@ -47,6 +47,7 @@ class Block:
         self.hold = False  # the last row is not to be shown yet: it may be but a part of a line
         self.number = 0  # of the last row
         self.asks: Callable[[], bool] = lambda: False  # does its worker wait for what a person types?
+        self.more: Callable[[], bool] = lambda: False  # read what it has written meanwhile: was there anything?
         self.asked = False  # the last row is a question to that person, who ends the line by the answer
         self.twin: Block | None = None  # the worker's other stream
         self._rest = b""
@@ -102,7 +103,8 @@ class Block:
 
     def visible(self) -> list[bytes]:
         """The rows as they are to be shown; the last one empty where nothing is in it, or it is held back."""
-        shown = [self.prefix + tamed(row.text) for row in self.rows]
+        texts = [row.text for row in self.rows]
+        shown = [self.prefix + (tamed(text) if b"\x1b" in text or b"\xc2" in text else text) for text in texts]
         if self.hold or not self.is_open:
             shown[-1] = b""
         return shown

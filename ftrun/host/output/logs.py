@@ -91,10 +91,10 @@ class _Pipe:
             self.filtered = Sink(self._logs.files.filtered(place.attempt, self.stream))
             self.filtered_prefix = form.prefix(place, self.stream)
 
-    def pair(self, other: _Pipe, asks: Callable[[], bool]) -> None:
-        """`other`: its worker's other stream; `asks`: does the worker wait for what is typed?"""
+    def pair(self, other: _Pipe, asks: Callable[[], bool], more: Callable[[], bool]) -> None:
+        """`other`: its worker's other stream; `asks`, `more`: see `Block`."""
         if isinstance(self.view, Block) and self.terminal is other.terminal and isinstance(other.view, Block):
-            self.view.twin, self.view.asks = other.view, asks
+            self.view.twin, self.view.asks, self.view.more = other.view, asks, more
 
     def resize(self) -> None:
         """Tell the worker's terminal the size of ours, less the columns of its prefix."""
@@ -208,11 +208,14 @@ class WorkerLog:
 
     def _pair(self) -> None:
         out, err = self._both
-        out.pair(err, self._asks)
-        err.pair(out, self._asks)
+        out.pair(err, self._asks, lambda: self._more(out))
+        err.pair(out, self._asks, lambda: self._more(err))
 
     def _asks(self) -> bool:
         return procfs.reads_stdin(self.pid)
+
+    def _more(self, pipe: _Pipe) -> bool:
+        return pipe in self._pipes and self._read(pipe) > 0
 
     def _listen(self, pipe: _Pipe) -> None:
         if pipe in self._pipes:

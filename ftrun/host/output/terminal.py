@@ -85,9 +85,14 @@ class Terminal:
             self._last = None
 
     def _overdue(self, block: Block, number: int) -> None:
-        if block.hold and block.number == number:
-            block.hold, block.asked = False, block.asks()
-            self._show(block)
+        if not block.hold or block.number != number:
+            return
+        if block.more():
+            if block.hold and block.number == number:  # it is still being written
+                self._timers.after(PROMPT_AFTER, lambda: self._overdue(block, number))
+            return
+        block.hold, block.asked = False, block.asks()
+        self._show(block)
 
     # -- how it gets there -------------------------------------------------------------------------------------------
 
@@ -156,7 +161,7 @@ class Terminal:
         last.settle()
         if not drawn or drawn == [b""]:
             return b""
-        return self._back(drawn) if last.moving else b"\n"
+        return b"\n" if last.asked else self._back(drawn)
 
     def _back(self, rows: Sequence[bytes]) -> bytes:
         """From the end of the last of these rows to the beginning of the first, with everything behind it gone."""

@@ -12,6 +12,8 @@ import resource
 import signal
 import socket
 import sys
+import termios
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +78,8 @@ def launch(settings: Settings) -> int:
     )
     try:
         signals_r = _catch_signals(settings)
-        return _Run(settings, run_dir, signals_r, stdin, meeting, monitoring).run()
+        with _modes_of_the_terminal():
+            return _Run(settings, run_dir, signals_r, stdin, meeting, monitoring).run()
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
@@ -290,6 +293,18 @@ def _standard_descriptors() -> int | None:
         pass
     os.close(fd)
     return None if sys.__stdin__ is None else 0
+
+
+@contextlib.contextmanager
+def _modes_of_the_terminal() -> Iterator[None]:
+    """A worker that reads from the terminal may change how that works, and be killed before it has put it back."""
+    modes = termios.tcgetattr(0) if os.isatty(0) else None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, termios.error):
+            if modes is not None and os.tcgetpgrp(0) == os.getpgrp() and termios.tcgetattr(0) != modes:
+                termios.tcsetattr(0, termios.TCSANOW, modes)
 
 
 def _catch_signals(settings: Settings) -> int:

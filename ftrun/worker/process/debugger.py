@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from types import ModuleType
 from typing import Any
 
 from ftrun.core.shared.board import Busy
 from ftrun.core.system.procfs import has_stdin
+from ftrun.core.system.when_imported import when_imported
 from ftrun.core.text import tell
-from ftrun.core.when_imported import when_imported
 from ftrun.worker.runtime.run_link import Context
 
 _stops: list[Any] = []  # pdb.set_trace while it is replaced
@@ -57,9 +59,13 @@ def _tell_of(pdb: ModuleType, context: Context, debug_rank: int | None) -> None:
             told = True
             _advise(context)
         context.busy(Busy.DEBUGGER, True)
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL) if main else None  # pdb would ask on while the run ends
         try:
             return plain(self, *args, **kwargs)
         finally:
+            if main:
+                signal.signal(signal.SIGINT, before)
             context.busy(Busy.DEBUGGER, False)
 
     pdb.Pdb.interaction = interaction

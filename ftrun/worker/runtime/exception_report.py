@@ -26,10 +26,12 @@ from ftrun.core.errors import (
     UsageError,
 )
 from ftrun.core.system import files
+from ftrun.core.system.procfs import has_stdin
 from ftrun.worker.runtime.run_link import Context
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
+_NO_STDIN = "ftrun: this worker has no stdin: ftrun's own is closed or /dev/null, or --debug-rank gives it to another rank"
 _HERE = os.path.join(os.getcwd(), "")  # before the script may change it: ranks must say the same of the same line
 
 
@@ -87,6 +89,8 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     except AttributeError:
         pass  # exceptions with __slots__ are shown twice
     at = "" if step is None else f", step {step}"
+    if isinstance(error, EOFError) and not has_stdin():
+        text += f"{_NO_STDIN}\n"
     first = _shown_by(context, f"{name}: {message}\n{text}" if _says_all(error) else text)
     if first is None:
         more = codes.read_on(codes.of_error(name, message)) if isinstance(error, FtrunError) else ""

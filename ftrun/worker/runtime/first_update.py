@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from ftrun.core.shared.board import Flag
-from ftrun.core.when_imported import when_imported
+from ftrun.core.system.when_imported import when_imported
 from ftrun.worker.runtime.run_link import Context
 
 

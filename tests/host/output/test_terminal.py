@@ -66,13 +66,26 @@ def test_a_part_of_a_line_is_shown_when_no_more_comes() -> None:
     screen, asking, other = two()
     assert screen.put(asking, b"na") == []
     assert screen.put(asking, b"me? ") == []
+    asking.asks = lambda: True
     screen.later()
     assert screen.lines == ["[0] name?"]
     assert screen.put(other, b"line\n") == ["[0] name?", "[1] line", "[0] name?"], "what was typed is not wiped out"
     assert screen.put(other, b"half", b" a line\n")[-2:] == ["[1] half a line", "[0] name?"]
-    asking.asked = True
     screen._write(b"bob\n")
     assert screen.put(asking, b"hello bob\n")[-2:] == ["[0] name? bob", "[0] hello bob"]
+
+
+def test_a_slow_line_is_no_prompt() -> None:
+    screen, slow, other = two()
+    slow.more = lambda: screen.put(slow, b"b") is not None  # more of it has come meanwhile
+    screen.put(slow, b"a")
+    screen.later()
+    assert screen.lines == []
+    slow.more = lambda: False
+    screen.later()
+    assert screen.lines == ["[0] ab"]
+    screen.put(other, b"line\n")
+    assert screen.put(slow, b"c\n") == ["[1] line", "[0] abc"], "nobody types behind it: it is taken away, and drawn again"
 
 
 @pytest.mark.parametrize("cut", [1, 3, 1000])
