@@ -86,6 +86,11 @@ def attempt_logs(logs: Path, attempt: int) -> Path:
     return logs / f"attempt_{attempt}"
 
 
+def logged_values(error: Path) -> Path:
+    """What `job.log` writes in an attempt, by the error file of one of its workers."""
+    return error.parent.parent / "metrics.jsonl"
+
+
 def error_file(logs: Path, attempt: int, local_rank: int) -> Path:
     """What a worker that fails leaves beside its log files (TORCHELASTIC_ERROR_FILE)."""
     return attempt_logs(logs, attempt) / str(local_rank) / "error.json"

@@ -16,7 +16,7 @@ from ftrun.core import paths
 
 KEPT = 20  # runs that ended
 _OURS = re.compile(
-    r"journal\.jsonl|services\.log|attempt_\d+(/filtered_(stdout|stderr)\.log|/(\d+|spare-\d+)(/(stdout|stderr)\.log|/error\.json)?)?"
+    r"journal\.jsonl|services\.log|attempt_\d+(/metrics\.jsonl|/filtered_(stdout|stderr)\.log|/(\d+|spare-\d+)(/(stdout|stderr)\.log|/error\.json)?)?"
 )
 _FIRST = b'{"t": '  # how a journal begins
 _IGNORE = "# written by ftrun: logs are no source\n*\n"

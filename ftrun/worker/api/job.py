@@ -12,7 +12,10 @@ import torch.distributed as dist
 
 from ftrun.core.errors import UsageError
 from ftrun.worker.api import progress as bars
+from ftrun.worker.runtime.callers import caller
+from ftrun.worker.runtime.position import Where
 from ftrun.worker.state.loader_position import LoaderPosition
+from ftrun.worker.state.logged_values import LoggedValues
 from ftrun.worker.state.plain_values import PlainValues, Variables
 from ftrun.worker.step.body import Step
 from ftrun.worker.step.loop import Loop
@@ -32,6 +35,7 @@ class Job:
         self._stateful = stateful
         self._loaded = 0
         self._epoch: int | None = None  # of `epochs`
+        self._logged = loop.kit.logged if loop else LoggedValues()
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
@@ -81,6 +85,7 @@ class Job:
     def _bare(self, first: int, total: int) -> Iterator[Step]:
         for index in range(first, total):
             step = Step(index)
+            step.alone = self._logged
             yield step
             if not step.entered:
                 raise UsageError(f"step {index} was taken from the loop, but its `with step:` was skipped")
@@ -142,6 +147,24 @@ class Job:
         Call it between two loops, or between the hand-out of a step and `with step`. Errors: UsageError elsewhere.
         """
         return self._loop.call(lambda: fn(*args, **kwargs)) if self._loop else fn(*args, **kwargs)
+
+    def log(self, **values: Any) -> None:
+        """Log numbers of this step, as means over all ranks; every rank calls it in the body, before `optimizer.step()`.
+
+        The mean is made once for each step that is committed. After the `with`, `step.logged` has it, on every rank; rank 0 adds it to
+        `metrics.jsonl` in the folder of the run's logs. Tensors are taken as they are now; nothing is waited for before the gate.
+
+        Errors: UsageError outside a body, after the update, or for what is no number.
+        """
+        position = self._loop.kit.position if self._loop else None
+        if position is not None and position.where is Where.PASSED:
+            raise UsageError(
+                f"job.log after optimizer.step(), at {caller()}: a rank that dies in its update would take its value along; call it "
+                "before optimizer.step()"
+            )
+        if position is not None and not position.in_body:
+            raise UsageError(f"job.log outside `with step:`, at {caller()}: call it in the body, before optimizer.step()")
+        self._logged.add(values)
 
     # -- values of the script ----------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.errors import UsageError
-from ftrun.core.paths import ENV_DIGESTS
+from ftrun.core.paths import ENV_DIGESTS, ENV_ERROR_FILE, logged_values
 from ftrun.core.shared.board import Phase
 from ftrun.core.tried import TORCH_RANGE, TORCH_TO, version_of
 from ftrun.worker.api.backend import registry
@@ -48,6 +48,7 @@ from ftrun.worker.recovery.replacement import restore
 from ftrun.worker.runtime import compiling, pipeline_private, sharded_private, torch_private
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state.logged_values import LOGGED, LoggedValues
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.state.shards import is_spread
 from ftrun.worker.step.body import Body
@@ -111,9 +112,11 @@ def protect(
         )
     _check_torch(context, modules)
     refuse_unknown(modules)
-    state = ProtectedState(modules, optimizers, stateful | schedules, _ranks_of(replicas))
+    errors = os.environ.get(ENV_ERROR_FILE)
+    logged = LoggedValues(logged_values(Path(errors)) if errors and context.rank == 0 else None)
+    state = ProtectedState(modules, optimizers, {**stateful, **schedules, LOGGED: logged}, _ranks_of(replicas))
     given = [*modules, *optimizers, *wrapped, *stateful.values()]
-    _job = Job(_guard(context, state, LeftOut(context, state, given, list(ignore))), modules, optimizers, stateful)
+    _job = Job(_guard(context, state, LeftOut(context, state, given, list(ignore)), logged), modules, optimizers, stateful)
     return _job
 
 
@@ -148,7 +151,7 @@ def _ranks_of(replicas: Any) -> tuple[int, ...]:
         ) from None
 
 
-def _guard(context: Context, state: ProtectedState, left_out: LeftOut) -> Loop:
+def _guard(context: Context, state: ProtectedState, left_out: LeftOut, logged: LoggedValues) -> Loop:
     groups = registry()
     if not dist.is_initialized():
         raise UsageError('protect() before init_process_group("ftrun"): make the process group first')
@@ -164,7 +167,7 @@ def _guard(context: Context, state: ProtectedState, left_out: LeftOut) -> Loop:
             "DeepSpeedZeroOptimizer_Stage3",
         ):
             raise UsageError(f"{type(optimizer).__name__} communicates in step(), which cannot be recovered exactly")
-    kit = _kit(context, groups, state, left_out)
+    kit = _kit(context, groups, state, left_out, logged)
     if context.restoring:
         restore(kit)
     else:
@@ -183,11 +186,13 @@ def _guard(context: Context, state: ProtectedState, left_out: LeftOut) -> Loop:
     return loop
 
 
-def _kit(context: Context, groups: Registry, state: ProtectedState, left_out: LeftOut) -> Kit:
+def _kit(
+    context: Context, groups: Registry, state: ProtectedState, left_out: LeftOut, logged: LoggedValues
+) -> Kit:
     ledger = Ledger(state)
     snapshots = Snapshots(context, state, ledger)
     reducers, sharded = Reducers(state.modules, groups), FullySharded(state.shards)
-    kit = Kit(context, groups, state, ledger, reducers, sharded, Kept(context, state, ledger), snapshots)
+    kit = Kit(context, groups, state, ledger, reducers, sharded, Kept(context, state, ledger), snapshots, logged)
     groups.observers.add(StopHooks(groups, state.modules), StepTime(groups), HiddenWrites(context.position, state))
     groups.observers.add(SameInputs(context), SameGate(context), Unreduced(sharded))
     if context.nonfinite != "ignore":

@@ -519,8 +519,9 @@ class Registry:
             return not inside_ddp_constructor()
         if where is Where.PASSED:
             raise UsageError(
-                f"{name} after the gate, at {caller()}: communicate before optimizer.step(); "
-                "two optimizers with a backward between them are two `with step`"
+                f"{name} after the gate, at {caller()}: communicate before optimizer.step(): move this line there, or log a value by "
+                "job.log(loss=loss) there; evaluate in job.call(fn) between the loop's `for` and `with step:`. A rank that dies in its "
+                "update has nothing to give here. Two optimizers with a backward between them are two `with step`"
             )
         if where in (Where.LOOP, Where.LEFT, Where.HANDED_OUT) and not self.calling:
             raise UsageError(

@@ -14,6 +14,7 @@ from ftrun.worker.parallel.reducers import Reducers
 from ftrun.worker.runtime.observer import Observers
 from ftrun.worker.runtime.position import Position
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state.logged_values import LoggedValues
 from ftrun.worker.state.protected_state import ProtectedState
 
 
@@ -39,6 +40,7 @@ class Kit:
     sharded: FullySharded
     handover: Kept
     snapshots: Snapshots
+    logged: LoggedValues
     pending: PendingRecovery = field(default_factory=PendingRecovery)
 
     @property

@@ -24,6 +24,7 @@ from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.exception_report import final_code, report_exception
 from ftrun.worker.runtime.position import Interrupt, Where
 from ftrun.worker.runtime.torch_private import writes_to
+from ftrun.worker.state.logged_values import LoggedValues
 from ftrun.worker.step.calls import Calls, restore_modes, thread_modes
 from ftrun.worker.step.gate import Gate
 
@@ -32,17 +33,20 @@ class Step:
     """Handed out by `Job.steps` and `Job.batches`.
 
     `index`: the step, from 0. `attempt`: how often it was done again. `committed`: the update of this step is part of the
-    model (test it in code after the `with`). `generation`: of the world it ran in.
+    model (test it in code after the `with`). `generation`: of the world it ran in. `logged`: after the `with`, what `job.log` was
+    given in it, as means over all ranks.
     """
 
     def __init__(self, index: int, body: Body | None = None) -> None:
         self.index = index
         self.attempt = body.position.attempt if body else 0
         self._committed = False
+        self.logged: dict[str, float] = {}
         self.let_out = False  # an exception left the body: nobody may go on from here
         self.entered = False
         self._inside = False
         self._body = body
+        self.alone: LoggedValues | None = None  # outside ftrun
         self._modes: tuple[Any, ...] = ()
 
     @property
@@ -65,6 +69,8 @@ class Step:
         self.entered = self._inside = True
         body = self._body
         if body is None:
+            if self.alone is not None:
+                self.alone.forget()
             return self
         if body.position.in_body:
             inside = body.position.index_of(body.position.number)
@@ -79,6 +85,9 @@ class Step:
         body, self._inside = self._body, False
         if body is None:
             self._committed = kind is None
+            if self.alone is not None and kind is None:
+                self.alone.gather(self.index, step=self.index)
+                self.logged = self.alone.of(self.index)
             return False
         self.let_out = True  # also what `_leave` raises leaves the body
         aborted = self._leave(body, error)
@@ -97,6 +106,7 @@ class Step:
                     body.pass_gate()
                 body.complete()
                 self._committed = True
+                self.logged = body.kit.logged.of(body.position.number)
                 return False
         except Interrupt as interrupt:
             error = interrupt
@@ -139,6 +149,7 @@ class Body:
             if self._survivor.rejoin_at(number) is None:
                 break
         self._forward = self._updates = False
+        kit.logged.forget()
         self.position.enter_body()
         context.phase(Phase.FORWARD)
         self._marks = self._marked() if any(kit.ledger.alive) and not self._carry else None
@@ -199,6 +210,8 @@ class Body:
         if context.stop_pending():
             raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
         kit.registry.check()
+        epoch = context.cell[F.EPOCH]
+        kit.logged.gather(number, **({"epoch": epoch - 1} if epoch else {}), step=self.position.index_of(number))
         # kept until the body ends: the optimizer is about to ask for them too, and asking makes them anew
         grads = self._grads = kit.state.grads()
         kit.observers.gate_reached(number, optimizer, grads)
@@ -241,6 +254,7 @@ class Body:
         if context.stop_pending():
             context.board.ring_workers()  # a replacement may wait for this seal
         self._survivor.step_done(number)
+        kit.logged.write()
         kit.snapshots.take_if_due(number + 1)
 
     def leave(self) -> None:

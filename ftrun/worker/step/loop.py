@@ -283,6 +283,7 @@ class Loop:
         kit, context, position = self.kit, self.kit.context, self.kit.position
         position.where = Where.LOOP
         self._put_back(end)
+        kit.logged.write()
         context.phase(Phase.GATE)
         position.number = end
         context.cell[F.STEP] = position.index_of(end) + 1
@@ -341,6 +342,7 @@ class Loop:
             if crash_points.armed:
                 crash_points.point("slot-start", number, context.rank)
         context.phase(Phase.IDLE)
+        kit.logged.write()  # in a replacement, what its predecessor did not
         if where is Where.HANDED_OUT:
             kit.observers.handed_out(number)
 

@@ -1,0 +1,95 @@
+"""What `job.log` was given: the mean over all ranks, once for each step that is committed.
+
+The sum begins with the call and is waited for at the gate, so that a step which is done again is logged by its last try alone. It is
+kept with the step: a replacement of rank 0 writes the line that its predecessor did not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ftrun.core.errors import UsageError
+
+LOGGED = "job.log"  # what messages and slots call it
+
+
+class LoggedValues:
+    """Of one rank: what the last step logged, its gate number (-1 before there is one), and its place: index, and epoch."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.number = -1
+        self.place: dict[str, int] = {}
+        self.values: dict[str, float] = {}
+        self._path = path  # rank 0 adds a line for each step here
+        self._written: int | None = None  # the last gate number in the file; None: not looked at yet
+        self._pending: list[tuple[list[str], torch.Tensor, Any]] = []
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Begin the sums over all ranks. Errors: UsageError for what is no number."""
+        numbers = []
+        for name, value in values.items():
+            try:
+                number = torch.as_tensor(value).detach().to(torch.float64)
+            except (TypeError, ValueError, RuntimeError):
+                raise UsageError(f"job.log({name}=...): expected a number, got {type(value).__name__}") from None
+            if number.numel() != 1:
+                raise UsageError(f"job.log({name}=...): expected one number, got a tensor of shape {tuple(number.shape)}; log its mean")
+            numbers.append(number.reshape(()))
+        if not numbers:
+            return
+        device = next((number.device for number in numbers if number.device.type != "cpu"), numbers[0].device)
+        total = torch.stack([number.to(device) for number in numbers])
+        alone = not dist.is_initialized() or dist.get_world_size() == 1
+        self._pending.append((list(values), total, None if alone else dist.all_reduce(total, async_op=True)))
+
+    def forget(self) -> None:
+        """A body begins: what an earlier try of it logged does not count."""
+        self._pending = []
+
+    def gather(self, number: int, **place: int) -> None:
+        """The gate of a step: take what it logged, whose sums are complete by now or waited for."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        self.number, self.place, self.values = number, place, {}
+        for names, total, work in pending:
+            if work is not None:
+                work.wait()
+                total /= dist.get_world_size()
+            self.values.update(zip(names, total.tolist(), strict=True))
+
+    def of(self, number: int) -> dict[str, float]:
+        """What the step logged; nothing for one that did not."""
+        return dict(self.values) if self.number == number else {}
+
+    def write(self) -> None:
+        """Add the line of the last step that logged, if the file has none of it."""
+        if self._path is None or self.number < 0:
+            return
+        if self._written is None:
+            self._written = self._last()
+        if self.number > self._written:
+            self._written = self.number
+            with self._path.open("a") as file:
+                file.write(json.dumps({**self.place, **self.values, "gate": self.number}) + "\n")
+
+    def _last(self) -> int:
+        """The last gate number in the file; a line that a dying worker left without its end is taken away."""
+        assert self._path is not None
+        text = self._path.read_text() if self._path.exists() else ""
+        whole, _, torn = text.rpartition("\n")
+        if torn:
+            self._path.write_text(whole + "\n" if whole else "")
+        return int(json.loads(whole.rpartition("\n")[2])["gate"]) if whole else -1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number, "place": self.place, "values": self.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.number, self.place, self.values = state["number"], dict(state["place"]), dict(state["values"])
