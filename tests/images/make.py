@@ -129,7 +129,7 @@ def states(runs: Runs, display: shots.Display, out: Path) -> None:
     shoot(name, "recovering")
 
     runs.start("plain-otter", "", ["--max-restarts", "3"], ["unprotected.py"])
-    runs.wait("plain-otter", "starting", lambda p: p.get("state") == "starting" and len(p["workers"]) == 5)
+    runs.wait("plain-otter", "starting", lambda p: p.get("state") == "starting" and p["workers"])
     shoot("plain-otter", "starting")
     runs.wait("plain-otter", "unprotected", lambda p: p.get("state") == "unprotected" and p["spares_ready"] == 1)
     shoot("plain-otter", "unprotected")
