@@ -20,7 +20,7 @@ from tests.images import shots
 
 ROOT = Path(__file__).resolve().parents[2]
 FTRUN = str(Path(sys.executable).with_name("ftrun"))
-SIZES = ("80x24", "200x60")
+SIZES = {"200x60": 0, "80x24": 1650}  # and where such a terminal is on the display, px from the left
 DEADLINE = 180.0
 # rank 2 hangs; later a rank that hangs in `stop` keeps the recovery from another's death going
 STATES = """
@@ -108,7 +108,7 @@ def states(runs: Runs, display: shots.Display, out: Path) -> None:
 
         def one(size: str) -> None:
             command = ["ftrun", "status", name, "--interval", "0.3"]
-            display.terminal(command, runs.env, runs.folder, size, "q leave", out / f"{state}-{size}.png")
+            display.terminal(command, runs.env, runs.folder, size, "q leave", out / f"{state}-{size}.png", SIZES[size])
 
         with ThreadPoolExecutor() as pool:
             list(pool.map(one, SIZES))

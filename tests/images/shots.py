@@ -35,7 +35,7 @@ class Display:
 
     def __enter__(self) -> Display:
         read, write = os.pipe()
-        command = ["Xvfb", "-displayfd", str(write), "-screen", "0", "2000x1300x24", "-nolisten", "tcp"]
+        command = ["Xvfb", "-displayfd", str(write), "-screen", "0", "2400x1100x24", "-nolisten", "tcp"]
         self._server = subprocess.Popen(command, pass_fds=(write,), stderr=subprocess.DEVNULL)
         os.close(write)
         with os.fdopen(read) as told:
@@ -49,15 +49,15 @@ class Display:
         self._server.wait()
 
     def terminal(
-        self, command: Sequence[str], env: dict[str, str], cwd: Path, size: str, until: str, out: Path
+        self, command: Sequence[str], env: dict[str, str], cwd: Path, size: str, until: str, out: Path, left: int = 0
     ) -> None:
-        """What a terminal of `size` (80x24) shows of a command once `until` is on it."""
+        """What a terminal of `size` (80x24) shows of a command once `until` is on it. `left`: px; windows must not cover each other."""
         env = {**env, "DISPLAY": self.name, "TERM": "xterm-256color"}
         log = out.with_suffix(".log")
         log.unlink(missing_ok=True)
         # `script` keeps what the terminal is sent, so that we know when the picture is there
         inner = f"script -qefc {shlex.quote(shlex.join(command))} {shlex.quote(str(log))}"
-        xterm = ["xterm", *_LOOK, "-geometry", f"{size}+0+0", "-title", f"ftrun-{size}", "-e", "sh", "-c", inner]
+        xterm = ["xterm", *_LOOK, "-geometry", f"{size}+{left}+0", "-title", f"ftrun-{size}", "-e", "sh", "-c", inner]
         window = subprocess.Popen(xterm, env=env, cwd=cwd, stderr=subprocess.DEVNULL)
         try:
             if not wait_for(lambda: log.exists() and until in log.read_text(errors="replace"), PATIENCE, 0.1):
