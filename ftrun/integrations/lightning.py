@@ -57,7 +57,8 @@ _NEEDED = {
 }
 _REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": torch.min}
 _DDP = {"auto": {}, "ddp": {}, "ddp_find_unused_parameters_true": {"find_unused_parameters": True}}
-_SCRATCH = ["model 0.module._current_fx_name"]  # that of the hook which Lightning calls now
+# the hook that Lightning calls now, and the forward that it puts in place of the module's for a step
+_SCRATCH = ["model 0.module._current_fx_name", "model 0.module.forward"]
 _COMMUNICATING = (
     Checkpoint,
     Timer,
