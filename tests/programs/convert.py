@@ -43,7 +43,7 @@ _NOTES = {
     "nanogpt": "The number of the iteration is the step's: `iter_num = step.index`. What lives from step to step and the master alone "
     "writes, or each rank for itself, goes into `job.state` and is written before `scaler.step`; what is for the log only is named in "
     "`ignore`. The evaluation on one rank does not communicate, so it stays where it is, and is made again with its step. nanoGPT's "
-    "`--backend=ftrun` on the command line does for the second line. This is its loop on a small model; nanoGPT's own files are not part "
+    "`train.py --backend=ftrun` does for the second line. This is its loop on a small model; nanoGPT's own files are not part "
     "of the tests.",
     "accelerate_loop": "The process group is made before accelerate makes its own. `rng_types=[]`: a prepared loader would "
     "broadcast random numbers whenever it begins, which a replacement cannot do alone; with the same seed on all ranks the order "
