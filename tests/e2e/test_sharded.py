@@ -132,6 +132,14 @@ def test_more_at_every_collective(stock: Stock, folder: Path, arguments: list[st
 
 
 @pytest.mark.slow
+def test_compiled(stock: Stock, folder: Path) -> None:
+    """By Inductor: no hook of ours cuts the graphs elsewhere."""
+    outcome = faulted(folder, ["--compile"], [kill(1, "backward", 3)])
+    harness.same(stock("--compile"), outcome)
+    assert len(harness.deaths(outcome)) == 1, outcome.tail()
+
+
+@pytest.mark.slow
 def test_by_torchs_reset_alone_the_end_is_another(stock: Stock, folder: Path) -> None:
     outcome = faulted(folder, ["--steps", "38", "--clip", "1.0", "--kills"], [], FTRUN_TEST_BREAK="sharded")
     assert harness.differences(stock("--steps", "38", "--clip", "1.0"), outcome)[0].startswith(

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from ftrun.worker.comm.process_group import Registry
+from ftrun.worker.runtime import sharded_private
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Interrupt, Where
 
@@ -30,6 +31,7 @@ class StopHooks(StepObserver):
         self._hooks: list[Any] = []
         self._begun: list[float] = []
         context, position = registry.context, registry.position
+        self._context = context
 
         def look(*_: Any) -> None:
             context.progress()
@@ -37,6 +39,8 @@ class StopHooks(StepObserver):
                 raise Interrupt
 
         for root in modules:
+            if sharded_private.fsdp_states(root):
+                continue  # it notices in the collectives of each layer; a compiled part of it would be cut at a hook, and give other bits
             inner = list(root.modules())
             if any(type(m).__name__ == "OptimizedModule" for m in inner):
                 continue
@@ -44,6 +48,9 @@ class StopHooks(StepObserver):
             self._hooks += [m.register_forward_pre_hook(look) for m in _spread(layers, _PLACES)]
             params = [p for p in root.parameters() if p.requires_grad]
             self._hooks += [p.register_hook(look) for p in _spread(params, _PLACES)]
+
+    def collective_started(self, name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> None:
+        self._context.progress()
 
     def body_started(self) -> None:
         """From the first bodies of this process it learns how many hooks are enough."""
