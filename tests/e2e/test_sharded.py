@@ -114,6 +114,19 @@ def test_what_nobody_has_ends_the_run_with_the_option_that_would_have_helped(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("mode", "step"), [("zeros", 5), ("cleared", 4), ("data", 9), ("hook", 5), ("argument", 5)]
+)
+def test_an_update_that_a_replacement_could_make_otherwise_is_not_made(tmp_path: Path, mode: str, step: int) -> None:
+    """Nobody could compare the result, so the run ends with the option that would have helped."""
+    command = ["--nproc-per-node", "4", str(harness.SCRIPTS / "after_the_gate.py"), "--mode", mode]
+    folder = tmp_path / mode
+    run = harness.start(folder, [harness.tool("ftrun"), *command], {"FTRUN_TEST_PAUSE": f"swap:{step}:1"})
+    code = run.wait(120)
+    assert code == 75 and "--snapshot-every" in run.output and "result" not in run.output, run.output[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "arguments",
     [
         ["--layout", "tp"],

@@ -106,7 +106,8 @@ class Job:
         """
         position = LoaderPosition(loader)
         for step in self._steps_over(position, epochs * position.length, progress=progress):
-            position.ensure(step.index)
+            if self._loop is None:  # else the hand-out has it ready
+                position.ensure(step.index)
             yield step, position.batch
 
     def late_batches(

@@ -241,6 +241,7 @@ def _unwrapped(optimizer: Any) -> Any:
 
 def _before_update(body: Body) -> Callable[..., Any]:
     def hook(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        bare = len(args) < 2 and not kwargs
         closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
         if closure is not None:
             if isinstance(optimizer, torch.optim.LBFGS):
@@ -250,7 +251,7 @@ def _before_update(body: Body) -> Callable[..., Any]:
                 given = closure()
             calls = iter((given,))
             args, kwargs = args[:1], {**kwargs, "closure": lambda: _only_once(optimizer, calls)}
-        body.update_begins(optimizer)
+        body.update_begins(optimizer, bare)
         return None if closure is None else (args, kwargs)
 
     return hook

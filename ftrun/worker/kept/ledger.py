@@ -101,6 +101,8 @@ class Ledger:
             "updated": self.updated,
             "updates": self.region.updates,
             "plain": self.region.plain,
+            "alone": self.region.alone,
+            "kept": self.region.kept,
             "between": self._drew_between,
             "ever": sorted(self._ever),
             "loader": self.loader.capture() if self.loader is not None else self.loader_state,

@@ -2,7 +2,8 @@
 
 The others go on when a rank has arrived at a gate, also when it dies there. Where another rank holds the same, its result is copied.
 A shard that is nobody else's has only the gradients that its rank left, sealed, on arrival: a replacement makes the update itself,
-provided that the region is nothing but updates by protected optimizers.
+provided that the region is nothing but updates by protected optimizers. No replica is there to compare the result with, so what a
+replacement could do otherwise than the dead rank (arguments of step(), hooks, a compiled optimizer, more code) is not tried.
 """
 
 from __future__ import annotations
@@ -10,27 +11,33 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ftrun.worker.runtime.sharded_private import local_of
-from ftrun.worker.runtime.torch_private import writes_to
+import torch.distributed as dist
+
+from ftrun.worker.runtime.callers import inside_compiled
+from ftrun.worker.runtime.torch_private import step_hooks
 from ftrun.worker.runtime.trees import checksum
 from ftrun.worker.state.protected_state import ProtectedState
-from ftrun.worker.state.python_state import params_of
 
-_GUARDED = 3  # first updates after which all parameters are looked at; then every 100th. In between a sample is
 Grads = list[Any]
+OWN_HOOKS = 2  # step hooks that protect() itself has on each optimizer
 
 
 class UpdateRegion:
-    """The region of the current body. `updates`: numbers of the optimizers that stepped, in order; `plain`: nothing else happened."""
+    """The region of the current body.
+
+    `updates`: numbers of the optimizers that stepped, in order; `plain`: nothing else happened; `kept`: the gradients of the gate are
+    all there at the end of the body, as they were (else none is).
+    """
 
     def __init__(self, state: ProtectedState) -> None:
         self.updates: list[int] = []
         self.plain = False
+        self.kept = False
         self._state = state
         self._alone: bool | None = None
-        self._count = 0
-        self._sums: list[int | None] = []  # of the gradients at the gate, where several optimizers use them
-        self._after: tuple[int, ...] | None = None  # what stands for the state when the last optimizer had stepped
+        self._sums: list[int | None] = []  # of the gradients at the gate
+        self._groups = ""  # the optimizers' settings at the gate
+        self._after: tuple[Any, ...] | None = None  # what stands for the state when the last optimizer had stepped
         self._void = False  # a script that did more once may do it again
 
     @property
@@ -42,53 +49,65 @@ class UpdateRegion:
 
     def begins(self, optimizer: Any, grads: Grads) -> bool:
         """A gate is about to be arrived at. Are its gradients to be sealed?"""
-        self.updates, self._after = [], None
+        self.updates, self._after, self.kept = [], None, False
+        if optimizer is None:  # the body ends here
+            self.plain = self.alone
+            return False
         # a kernel that itself leaves out an update that is not finite is told so by a scaler, which a replacement does not have
         scaled = getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None
-        self.plain = self.alone and not scaled and not self._void
-        if not self.plain or optimizer is None:  # without one the body ends here
+        self.plain = self.alone and dist.get_world_size() > 1 and not scaled and not self._void
+        if not self.plain:
             return False
-        if len(self._state.optimizers) > 1:
-            self._sums = self._sums_of(grads)
+        self._sums, self._groups = self._sums_of(grads), self._settings()
         return True
 
-    def update_begins(self, optimizer: Any) -> None:
-        """A protected optimizer is about to step."""
+    def update_begins(self, optimizer: Any, bare: bool) -> None:
+        """A protected optimizer is about to step. `bare`: its `step()` was called without arguments."""
         if not self.alone:
             return
-        number = next((i for i, own in enumerate(self._state.optimizers) if own is optimizer), -1)
-        if self.updates and self.plain:
-            mine = {id(param) for param in params_of(optimizer)}
-            now = self._sums_of(self._state.grads())
-            pairs = zip(self._state.tensors, self._sums, now, strict=True)
-            self.plain = self._mark() == self._after and all(a == b for p, a, b in pairs if id(p) in mine)
-        self.updates.append(number)
+        if self.plain:
+            own = [step_hooks(one) == OWN_HOOKS for one in self._state.optimizers]
+            if not bare or not all(own) or inside_compiled():
+                self._gives_up("an optimizer's step() has arguments, hooks or is compiled")
+            elif self.updates and (self._state.stand() != self._after or not self._is_as_at_gate()):
+                self._gives_up("gradients or protected tensors are written between two optimizers")
+        self.updates.append(next((i for i, one in enumerate(self._state.optimizers) if one is optimizer), -1))
 
     def update_done(self) -> None:
         """And has."""
-        if self.alone:
-            self._after = self._mark()
+        if not self.plain:
+            return
+        if not self._is_as_at_gate():
+            self._gives_up("optimizer.step() changes gradients or its own settings")
+        else:
+            self._after = self._state.stand()
 
     def ended(self) -> None:
         """The body was left; what its optimizers made is where they made it."""
         if not self.plain or self._after is None:
             return
-        self.plain = self._after == self._mark()
-        self._count += 1
-        if not self.plain:
-            self._void = True
-            print(
-                "ftrun: protected tensors are written after optimizer.step() by something else (an average, a projection): should a rank "
-                "die at a gate, its update cannot be made again, and only a host snapshot helps (--snapshot-every)",
-                file=sys.stderr,
-                flush=True,
-            )
+        grads = self._state.grads()
+        self.kept = any(grad is not None for grad in grads)
+        if self._after != self._state.stand():
+            self._gives_up("protected tensors are written after optimizer.step() by something else (an average, a projection)")
+        elif self.kept and self._sums_of(grads) != self._sums:
+            self._gives_up("gradients are written after optimizer.step() (zero_grad(set_to_none=False), say)")
 
-    def _mark(self) -> tuple[int, ...]:
-        """What stands for parameters and optimizer state: their bytes, now and then; a part of them; how often each was written."""
-        looking = self._count < _GUARDED or self._count % 100 == 0
-        writes = sum(writes_to(param) + writes_to(local_of(param)) for param in self._state.tensors)
-        return self._state.params_checksum() if looking else 0, self._state.sample(self._count), writes
+    def _gives_up(self, why: str) -> None:
+        self.plain, self._void = False, True
+        print(
+            f"ftrun: {why}: should a rank die at a gate, its update cannot be made again, and only a host snapshot helps "
+            "(--snapshot-every)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _is_as_at_gate(self) -> bool:
+        return self._sums_of(self._state.grads()) == self._sums and self._settings() == self._groups
+
+    def _settings(self) -> str:
+        groups = [group for optimizer in self._state.optimizers for group in optimizer.param_groups]
+        return repr([{key: value for key, value in group.items() if key != "params"} for group in groups])
 
     def _sums_of(self, grads: Grads) -> list[int | None]:
         return [None if grad is None else checksum(grad.detach().cpu()) for grad in grads]

@@ -18,6 +18,7 @@ from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.sources import PEER, NoSource, donors, note_draws, take_changed
 from ftrun.worker.state import serialization
 
+_NOBODY = "no rank completed the update before step {}: all of them died in it"
 Newest = Callable[[World], World]  # the world that took one's place, if one did
 
 
@@ -41,8 +42,10 @@ def _can_be_made(kit: Kit, own: Arena, resume: int) -> bool:
 def make(kit: Kit, resume: int, newest: Newest) -> None:
     """Make the update before the resume step. Errors: NoSource, Superseded."""
     state, slots = kit.state, kit.ledger.slots
-    ends = [read_state(one, END) for one in _ends(kit, resume, newest)]
-    if len({repr(end["updates"]) for end in ends}) > 1 or not all(end["plain"] for end in ends):
+    ends = [end for one in _ends(kit, resume, newest) if (end := read_state(one, END))["alone"]]
+    if not ends:
+        raise NoSource(_NOBODY.format(resume), requeue=True)
+    if len({repr((end["updates"], end["kept"])) for end in ends}) > 1 or not all(end["plain"] for end in ends):
         raise NoSource(
             "it died at its gate, after which comes more than the updates of protected optimizers, or not the same on every rank, so that "
             "nobody can make its update: take host snapshots (--snapshot-every)",
@@ -75,10 +78,19 @@ def apply_to(saved: dict[str, Any], kit: Kit, resume: int, newest: Newest) -> di
         )
     take_changed(saved, after, slots, others, resume)
     note_draws(kit.context, after)
-    saved["alive"] = after["alive"]
-    if after["updates"]:
-        saved["grads"] = None if after["grads"] is None else bytes(kit.ledger.slots.sound(SEALED))
+    alone = next(end for one in (slots, *others) if (end := read_state(one, END))["alone"])  # `make` found one
+    if alone["updates"]:
+        if not alone["kept"]:
+            saved["alive"] = [False] * len(saved["alive"])
+        kept = alone["kept"] and alone["grads"] is not None
+        saved["grads"] = bytes(kit.ledger.slots.sound(SEALED)) if kept else None
     return saved
+
+
+def _was_made(kit: Kit, rank: int, resume: int) -> bool:
+    """Did another replacement make that rank's update? Then it has no END slot of its own."""
+    segment = fetch(kit.context, rank, "arena")
+    return segment is not None and Arena(segment).seal == resume
 
 
 def _ends(kit: Kit, resume: int, newest: Newest) -> list[Slots]:
@@ -98,12 +110,13 @@ def _ends(kit: Kit, resume: int, newest: Newest) -> list[Slots]:
             if segment is not None:
                 found[rank] = Slots(segment)
         done = [rank for rank in others if rank in found and found[rank].tag(END) == resume]
+        made = [rank for rank in others if rank in found and rank not in done and _was_made(kit, rank, resume)]
         # only a living rank completes anything; what the dead ones left is as it is
-        if all(rank in done or rank in world.replaced for rank in others):
+        if all(rank in done or rank in made or rank in world.replaced for rank in others):
             break
         if time.monotonic() > deadline:
-            raise NoSource(f"not every rank completed the update before step {resume} within {PEER:.0f} s")
+            raise NoSource(f"not every rank completed the update before step {resume} within {PEER:.0f} s", requeue=True)
         context.board.wait_workers(seen, 0.002)
     if not done:
-        raise NoSource(f"no rank completed the update before step {resume}: all of them died in it", requeue=True)
+        raise NoSource(_NOBODY.format(resume), requeue=True)
     return [found[rank] for rank in done]

@@ -24,6 +24,16 @@ def inside_ddp_constructor() -> bool:
     return False
 
 
+def inside_compiled() -> bool:
+    """Is this call made below a function that torch.compile, or torch's switch for it, has wrapped?"""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("torch/_dynamo/eval_frame.py"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 _NOT_THE_SCRIPT = (OWN_FILES, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
 
 

@@ -107,9 +107,13 @@ def reset_fsdp(states: list[Any], by_torch_alone: bool = False) -> None:
                 record.grad_offload_event = None
                 record._sharded_post_forward_param = record._sharded_post_forward_param_data = None
             group._sharded_state = _sharded()
+    # from torch 2.15 on its call drops reduced gradients, too: those from before the step are not its to drop
+    reduced = [(param, param.grad) for param, _ in fsdp_params(states)]
     for state in states:
         if state._is_root:
             state._reset_iter_state()
+    for param, grad in reduced:
+        param.grad = grad
 
 
 def _sharded() -> Any:

@@ -307,6 +307,11 @@ def writes_to(tensor: Any) -> int:
     return int(tensor._version)
 
 
+def step_hooks(optimizer: Any) -> int:
+    """Hooks before and after an optimizer's step, those of all optimizers left out."""
+    return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+
+
 def parts_of_sparse(tensor: Any) -> tuple[Any, Any]:
     """Places and values of a sparse tensor as they lie there, also where one place has several values."""
     return tensor._indices(), tensor._values()
@@ -329,6 +334,11 @@ NAMES += [
         "torch:Tensor", ("_version",), "torch", PROTECT,
         "see that a script wrote into its batch, its gradients or a buffer on a GPU",
         "a redone step may begin from a batch that the first try changed",
+    ),
+    Private(
+        "torch.optim:Optimizer", ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), "torch", PROTECT,
+        "leave an update alone that a hook of the script takes part in, when a replacement would make it in place of a dead rank",
+        "a shard that nobody else has may end on other bits", of_instance=True,
     ),
     Private(
         "torch:Tensor", ("_indices", "_values"), "torch", ANSWER,

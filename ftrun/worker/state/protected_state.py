@@ -18,6 +18,7 @@ from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
 from ftrun.worker.memory.segment import is_ample
 from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.torch_private import params_of_reducer, writes_to
+from ftrun.worker.runtime.trees import checksum
 from ftrun.worker.state import shards
 from ftrun.worker.state.python_state import PythonState, params_of
 
@@ -387,6 +388,18 @@ class ProtectedState:
                 value = self.arena.checksum(entry, value)
         return value
 
+    def stand(self) -> tuple[Any, ...]:
+        """What parameters and optimizer state are now, all of it read: to see that nobody writes them between two moments."""
+        value = 0
+        for entry in self.manifest.entries:
+            if entry.zone == "committed":
+                value = self.arena.checksum(entry, value)
+        return value, tuple(
+            (owner, key, id(one), None if self._held.get(owner, {}).get(key) is one else _content(one))
+            for owner, _, state in self._optimizer_states()
+            for key, one in state.items()
+        )
+
     def sample(self, turn: int) -> int:
         """A hash of a small part of the parameters and the optimizer state in the host's memory, another one each turn."""
         return self._hash_of_part(self.arena.committed, turn)
@@ -480,3 +493,12 @@ def _ignored(module: torch.nn.Module) -> set[str]:
     if not names:
         return set()
     return {f"module.{name}" for name in names}
+
+
+def _content(value: Any) -> Any:
+    """Of optimizer state that is not in the arena (yet)."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    inner = local_of(value)
+    read = checksum(inner)
+    return writes_to(inner) if read is None else read

@@ -183,14 +183,17 @@ class Body:
             self._marks = None
         self.kit.observers.backward_started()
 
-    def update_begins(self, optimizer: Any) -> None:
-        """A protected optimizer is about to update: the first one in a body arrives at the gate. Errors: UsageError."""
+    def update_begins(self, optimizer: Any, bare: bool = True) -> None:
+        """A protected optimizer is about to update: the first one in a body arrives at the gate. Errors: UsageError.
+
+        `bare`: its `step()` was called without arguments.
+        """
         if not self.position.in_body:
             raise UsageError("optimizer.step() of a protected optimizer outside `with step:`")
         if self.position.where is Where.BODY:
             self.pass_gate(optimizer)
             self._updates = True
-        self.kit.ledger.region.update_begins(optimizer)
+        self.kit.ledger.region.update_begins(optimizer, bare)
 
     def update_done(self) -> None:
         """A protected optimizer has stepped."""
