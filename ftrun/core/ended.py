@@ -6,6 +6,7 @@ A run whose journal is gone is not listed. A file that cannot be written or read
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import time
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core import paths, shape
-from ftrun.core.system import files
 
 _FILE = "ended.jsonl"
 _KEPT = 200  # lines, when the file has grown long
 _LONG = 256 << 10  # bytes
+_PATIENCE = 1.0  # seconds for another run that writes its line
 
 _LINE = shape.record(
     {"run": shape.text, "logs": shape.text, "began": shape.number, "ended": shape.number},
@@ -46,30 +47,56 @@ class EndedRun:
 def add(raw: dict[str, Any], code: int | None) -> None:
     """Write down that the run with this run.json has ended, if its journal is kept."""
     logs = Path(str(raw.get("logs", "")))
-    if not logs.is_absolute() or not (logs / paths.JOURNAL).is_file():
+    if not logs.is_absolute() or not os.path.isfile(logs / paths.JOURNAL):
         return
     line = {"run": logs.name, "logs": str(logs), "began": raw["started"], "ended": time.time(), "code": code}
     line |= {key: raw[key] for key in ("argv", "cwd") if key in raw}
     with contextlib.suppress(OSError):
         path = _path()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        _append(path, (json.dumps(line) + "\n").encode())
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Errors: OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        ours = _lock(fd)
+        size = os.fstat(fd).st_size
+        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        os.write(fd, b"\n" * torn + line)  # one write: lines of two runs never mix, also without the lock
+        if ours and size > _LONG:
+            kept = b"".join(path.read_bytes().splitlines(keepends=True)[-_KEPT:])
+            os.ftruncate(fd, 0)  # in place: whoever waits for the lock has this file open
+            os.write(fd, kept)
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    """Until it is closed. False when the file system has no locks, or somebody keeps it."""
+    until = time.monotonic() + _PATIENCE
+    while True:
         try:
-            os.write(fd, (json.dumps(line) + "\n").encode())  # one write: lines of two runs never mix
-            long = os.fstat(fd).st_size > _LONG
-        finally:
-            os.close(fd)
-        if long:
-            kept = path.read_text(encoding="utf-8").splitlines()[-_KEPT:]
-            files.replace(path, "\n".join(kept) + "\n", private=True)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        except OSError:
+            return False
 
 
 def can_be_named() -> bool:
-    """Will a run of this user be found by its name after its end, from any folder?"""
-    folder = _path().parent
-    while not folder.exists():
+    """Will a run of this user be found by its name after its end, from any folder? Never raises: a name is no run's success."""
+    path = _path()
+    if os.path.lexists(path):
+        return os.path.isfile(path) and os.access(path, os.R_OK | os.W_OK)
+    folder = path.parent
+    while not os.path.exists(folder) and folder != folder.parent:  # one that may not be searched does not exist for us
         folder = folder.parent
-    return os.access(folder, os.W_OK)
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def ended_runs() -> list[EndedRun]:
@@ -85,7 +112,7 @@ def ended_runs() -> list[EndedRun]:
             if _LINE(raw):
                 argv, logs = tuple(raw.get("argv", ())), Path(raw["logs"])
                 run = EndedRun(raw["run"], logs, argv, raw.get("cwd", ""), raw["began"], raw["ended"], raw.get("code"))
-                if logs not in found and run.journal.is_file():
+                if logs not in found and os.path.isfile(run.journal):
                     found[logs] = run
     return list(found.values())
 

@@ -13,7 +13,9 @@ from ftrun.core.errors import PlatformError, UsageError
 BOARD = "board"
 JOURNAL = "journal.jsonl"
 RUN_FILE = "run.json"
+LOCK = "lock"  # held as long as the launcher lives
 LOG_DIR = "ftrun-logs"  # where log folders are made when nobody says otherwise
+AGAIN = r"(_[0-9a-f]{8})?"  # behind a run's name in that of its log folder, when an earlier run has the name
 FD_STORE_SOCKET = "fd-store.sock"
 DEVICES = "devices.json"
 RESERVE = "reserve"

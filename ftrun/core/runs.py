@@ -10,14 +10,14 @@ from typing import Any
 
 from ftrun.core import paths, shape
 from ftrun.core.errors import NoRunError
-from ftrun.core.system.procfs import process_start
+from ftrun.core.system.procfs import namespace, process_start
 
 _RUN = shape.record(
     {"pid": shape.whole, "start": shape.whole, "started": shape.number},
     {
         "argv": shape.listed(shape.text),
         **dict.fromkeys(("world_size", "spares"), shape.whole),
-        **dict.fromkeys(("logs", "log_dir", "cwd", "run_id"), shape.text),
+        **dict.fromkeys(("logs", "log_dir", "cwd", "run_id", "pids"), shape.text),
         "shutdown_timeout": shape.number,
     },
 )
@@ -36,6 +36,10 @@ class RunInfo:
     def started(self) -> float:
         """Unix time at which the run was claimed."""
         return float(self.raw["started"])
+
+    def is_near(self) -> bool:
+        """Do its pids mean to us what they mean to it? Not in another container that shares the folder of runs."""
+        return str(self.raw.get("pids", namespace())) == namespace()
 
     def alive(self) -> bool:
         """Does its launcher still run, now?"""

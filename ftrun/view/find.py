@@ -16,8 +16,6 @@ from ftrun.core.ended import ended_runs
 from ftrun.core.errors import NoRunError
 from ftrun.core.runs import RunInfo, find_run, read_run
 
-_SECOND = re.compile(r"_[0-9a-f]{8}")  # what a log folder's name gets when an earlier run has it
-
 
 @dataclass(frozen=True)
 class Found:
@@ -56,7 +54,7 @@ def require(name: str | None) -> Found:
 def _at(path: Path) -> Found | None:
     folder = path.parent if path.is_file() else path
     journal = path if path.is_file() else folder / paths.JOURNAL
-    if not journal.is_file():
+    if not os.path.isfile(journal):
         return None
     run = read_run(folder)
     return Found(folder.absolute().name, journal, run if run is not None and run.alive() else None)
@@ -74,11 +72,16 @@ def _ended(name: str | None, logs: Path) -> Found | None:
     journals = sorted(logs.glob(f"*/{paths.JOURNAL}"), key=lambda p: p.stat().st_mtime, reverse=True)
     for journal in journals:
         folder = journal.parent.name
-        if name is None or folder == name or (folder.startswith(name) and _SECOND.fullmatch(folder[len(name) :])):
+        if _is_called(folder, name):
             return Found(folder, journal, None)
     return None
 
 
+def _is_called(folder: str, name: str | None) -> bool:
+    """May the run with that log folder be meant by `name`?"""
+    return name is None or re.fullmatch(re.escape(name) + paths.AGAIN, folder) is not None
+
+
 def _ended_elsewhere(name: str | None) -> Found | None:
-    run = next((run for run in ended_runs() if name in (None, run.name)), None)
+    run = next((run for run in ended_runs() if _is_called(run.name, name)), None)
     return None if run is None else Found(run.name, run.journal, None)

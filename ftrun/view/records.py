@@ -80,7 +80,7 @@ _NOTES = {
 }
 _CONFIG = record({"nproc": whole, "spares": whole}, {"settings": record({}, {"argv": listed(text)})})
 _LINES = {
-    "config": record({"t": number, "wall": number, "config": _CONFIG}),
+    "config": record({"t": number, "wall": number, "config": _CONFIG}, {"run": text}),
     "event": record({"event": _message}),
     "phase": record({"phase": text, "generation": whole}, {"actions": listed(_message)}),
     "note": record({"note": text}),

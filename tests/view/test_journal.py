@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftrun.control.events import Begin, Died, Publish, Say
+from ftrun.control.hangs import Standstill
 from ftrun.control.phases import REPAIRING, RunPhase
 from ftrun.core.journal import Tail, lines
 from ftrun.core.shared.board import RUN_BYTES, Board
@@ -168,6 +170,10 @@ def test_which_run_is_meant(looking: Looking) -> None:
     other = looking.finished("elsewhere").rename(looking.base / "elsewhere")
     assert looking.pipe("timeline", "elsewhere").returncode == 4
     assert looking.pipe("timeline", "./elsewhere").returncode == 0 and other.exists()
+    line = {"run": "gone_0123abcd", "logs": str(new), "began": 1.0, "ended": 2.0}
+    (looking.base / "state" / "ftrun").mkdir(parents=True)
+    (looking.base / "state" / "ftrun" / "ended.jsonl").write_text(json.dumps(line) + "\n")
+    assert looking.pipe("timeline", "gone").returncode == 0
     assert looking.pipe("timeline", "elsewhere", PET_LOG_DIR=str(looking.base)).returncode == 0
 
 
@@ -180,6 +186,14 @@ def test_a_run_whose_processes_were_all_killed(looking: Looking) -> None:
     logs.mkdir(parents=True)
     rundir.amend(looking.root / "killed", {"pid": 2**22 + 1, "logs": str(logs)})
     assert "2 incidents in all" in looking.pipe("timeline", "killed").stdout
+    rundir.amend(looking.root / "killed", {"pids": "pid:[1]"})
+    lock = looking.root / "killed" / "lock"
+    rundir.remove_stale(looking.root)  # another container's: nothing tells whether it lives
+    lock.touch(mode=0o600)
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        rundir.remove_stale(looking.root)
+        assert (looking.root / "killed").exists()
     done = looking.pipe("status", "killed")
     assert done.returncode == 3 and "was cut off" in done.stdout
     rundir.remove_stale(looking.root)
@@ -215,3 +229,18 @@ def test_a_text_about_the_run_is_cut_to_its_room(tmp_path: Path) -> None:
     shown = json.loads(board.run_text())
     assert len(board.run_text()) <= RUN_BYTES and shown["phase"] == "STOPPING" and shown["incident"]["since"] == 2.0
     assert [v["rank"] for v in shown["incident"]["victims"]][:3] == [0, 1, 2]
+
+
+def test_a_stall_is_cut_to_its_room(tmp_path: Path) -> None:
+    board = Board.create(tmp_path / "board", 8)
+    head = RunHead(board, lambda rank: rank, lambda *_, **__: None)
+    ranks = tuple(range(128))
+    head.saw(Begin(1.0), (Publish(1, 0, ranks, (), ()),), RunPhase.RUNNING, 1.0)
+    found = Standstill(12.0, 48.0, ranks, ranks, "\u8bad\U0001f600" * 300, "\u00e9" * 999, cells=ranks)
+    head.stalled(found, lambda cell, still: "/\U0001f600" * 500, 2.0)
+    stall = json.loads(board.run_text())["stall"]
+    assert stall["where"].startswith("\u8bad") and stall["line"].startswith("/") and stall["held_up"] == 128
+    assert len(board.run_text()) <= RUN_BYTES
+    shown = board.run_text()
+    board.show_run(b"x" * (RUN_BYTES + 1))
+    assert board.run_text() == shown

@@ -107,8 +107,9 @@ def _move(found: Live, rank: int, wait: float, as_json: bool) -> int:
             return 0
         if time.monotonic() - begun > wait:
             return _not_moved(
-                found, rank, f"its new worker is not at work after {wait:g} s; see: {_status(found)}", as_json
-            )
+                found, rank, f"its new worker is not at work after {wait:g} s; see: {_status(found)}", as_json,
+                outcome="is being moved",
+            )  # fmt: skip
         found.board.wait_launcher(seen, _LOOK)
     return _not_moved(found, rank, "the run ended", as_json)
 
@@ -117,8 +118,8 @@ def _status(found: Live) -> str:
     return f"ftrun status {found.run.run_id}"
 
 
-def _not_moved(found: Live, rank: int, why: str, as_json: bool) -> int:
+def _not_moved(found: Live, rank: int, why: str, as_json: bool, outcome: str = "was not moved") -> int:
     if as_json:
         print(json.dumps({"moved": False, "run": found.run.run_id, "rank": rank, "why": why}))
-    tell(f"error: rank {rank} of run {found.run.run_id} was not moved: {why}")
+    tell(f"error: rank {rank} of run {found.run.run_id} {outcome}: {why}")
     return 1

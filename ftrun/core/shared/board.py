@@ -321,7 +321,9 @@ class Board:
         self._words[field] = value
 
     def show_run(self, text: bytes) -> None:
-        """Put what the run as a whole does where `run_text` finds it whole. At most RUN_BYTES bytes."""
+        """Put what the run as a whole does where `run_text` finds it whole. One above RUN_BYTES has no place and is not shown."""
+        if len(text) > RUN_BYTES:
+            return
         number = self[Head.RUN] + 1
         at = Head.RUN_TEXT + number % 2 * RUN_WORDS
         self._map[(at + 1) * _WORD : (at + 1) * _WORD + len(text)] = text

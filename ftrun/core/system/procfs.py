@@ -65,6 +65,13 @@ def mount(folder: Path) -> tuple[str, list[str]]:
     return found[1], found[2].split(",")
 
 
+def namespace() -> str:
+    """What our pids are valid in, "" when nothing tells."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
 def process_start(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot, None when there is no such process (or only a zombie)."""
     fields = stat(pid)

@@ -16,6 +16,7 @@ from ftrun.control.phases import OVER, REPAIRING, RunPhase
 from ftrun.core.shared.board import RUN_BYTES, Board
 
 _SHOWN = 8  # ranks that are named
+_ROOM = 250  # bytes for each text of a stall
 _JITTER = 0.5  # seconds by which an announced end may be off, so that the board is not written at each look
 _RESTARTS = ("restarting", "world_stopped", "peer_failed")
 
@@ -88,13 +89,14 @@ class RunHead:
         else:
             until = None if found.left is None else round(now + found.left, 1)
             culprits, waiting = list(found.culprits[:_SHOWN]), list(found.waiting[:_SHOWN])
-            new = Stall(round(now - found.still, 3), until, culprits, len(found.waiting), waiting, found.where, found.excuse)
+            place, excuse = _cut(found.where), _cut(found.excuse)
+            new = Stall(round(now - found.still, 3), until, culprits, len(found.waiting), waiting, place, excuse)
             if old is not None and old.culprits == culprits:
                 new.since = old.since
                 if until and old.until and abs(until - old.until) < _JITTER:
                     new.until = old.until
             if found.cells:
-                new.line = where(found.cells[0], found.still)[:200]
+                new.line = _cut(where(found.cells[0], found.still))
             if old is not None and old.culprits != culprits:
                 self._moves(now)
             self._stall = new
@@ -121,6 +123,11 @@ class RunHead:
 
     def _show(self) -> None:
         text = self._text()
+        parts = [(vars(self._stall), name) for name in ("line", "excuse", "where")] if self._stall else []
+        while len(text) > RUN_BYTES and parts:
+            kept, name = parts.pop(0)
+            kept[name] = ""
+            text = self._text()
         while len(text) > RUN_BYTES and self._incident is not None:  # what came first says most
             kept = vars(self._incident)
             longest = max(("victims", "stages", "said"), key=lambda name: len(json.dumps(kept[name])))
@@ -134,3 +141,13 @@ class RunHead:
         incident = self._incident and vars(self._incident)
         stall = self._stall and vars(self._stall)
         return json.dumps({"phase": self._phase, "incident": incident, "stall": stall}).encode()
+
+
+def _cut(text: str) -> str:
+    """The beginning of `text` that takes at most _ROOM bytes as JSON."""
+    room = _ROOM
+    for at, character in enumerate(text):
+        room -= len(json.dumps(character)) - 2
+        if room < 0:
+            return text[:at]
+    return text

@@ -8,6 +8,7 @@ disk or a closed stdout is said once and then ignored.
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import os
 import struct
@@ -48,9 +49,7 @@ class _Pipe:
         self.terminal = logs.terminal_of(outlet, place, stream)
         self.view: Block | Plain | None = None  # on that terminal
         self._plain = plain
-        self.fd, self.writer = os.pipe() if self.terminal is None else os.openpty()
-        if self.terminal is not None:
-            tty.setraw(self.writer)  # bytes arrive as they were written
+        self.fd, self.writer, self._is_pty = _channel(self.terminal is not None)
         os.set_blocking(self.fd, False)
         self._bar_due = False
         self.partial: list[bytes] = []
@@ -98,7 +97,7 @@ class _Pipe:
 
     def resize(self) -> None:
         """Tell the worker's terminal the size of ours, less the columns of its prefix."""
-        if self.terminal is None:
+        if self.terminal is None or not self._is_pty:
             return
         size, prefix = self.terminal.size(), self.view.prefix if isinstance(self.view, Block) else b""
         columns = max(size.columns - len(prefix), min(_LEAST_COLUMNS, size.columns))
@@ -156,7 +155,7 @@ class _Pipe:
 
     def waiting(self) -> int:
         """Bytes in the pipe, at most."""
-        if self.terminal is not None:
+        if self._is_pty:
             return _PTY_MOST
         size = array.array("i", [0])
         fcntl.ioctl(self.fd, termios.FIONREAD, size)
@@ -169,6 +168,16 @@ class _Pipe:
         if self.filtered is not None:
             self.filtered.close()
         os.close(self.fd)
+
+
+def _channel(like_terminal: bool) -> tuple[int, int, bool]:
+    """Where we read, where a worker writes, and whether that is a pseudoterminal: a pipe where none is left or allowed."""
+    if like_terminal:
+        with contextlib.suppress(OSError):
+            fd, writer = os.openpty()
+            tty.setraw(writer)  # bytes arrive as they were written
+            return fd, writer, True
+    return *os.pipe(), False
 
 
 def _last_state(line: bytes) -> bytes:
@@ -286,12 +295,15 @@ class Logs:
         # one queue when both are the same file, or their lines would be torn into each other
         self.err = self.out if same_file(1, 2) else Outlet(2, loop, lambda why: None)
         self._terminals = {}
+        self._dumb = os.environ.get("TERM") == "dumb"  # it cannot move its cursor
         if output.format == "text":
             outlets = {outlet for outlet in (self.out, self.err) if os.isatty(outlet.fd)}
             self._terminals = {outlet: Terminal(outlet.fd, outlet.write, loop) for outlet in outlets}
 
     def terminal_of(self, outlet: Outlet, place: LogPlace, stream: str) -> Terminal | None:
         """The terminal that this stream goes to, or will go to once a spare has a rank. None: to no terminal."""
+        if self._dumb and not self.format.alone(place):  # whose bytes are passed on as they are
+            return None
         return self._terminals.get(outlet) if self.format.on_console(place, stream) else None
 
     def resized(self) -> None:

@@ -31,10 +31,12 @@ class Terminal:
         self._last: Block | Plain | None = None  # whose lines are the last ones
 
     def size(self) -> os.terminal_size:
+        """A terminal that does not know its size (0 x 0: a serial line, a container's) counts as 80 x 24."""
         try:
-            return os.get_terminal_size(self._fd)
+            columns, lines = os.get_terminal_size(self._fd)
         except OSError:
-            return os.terminal_size((80, 24))
+            columns, lines = 0, 0
+        return os.terminal_size((columns or 80, lines or 24))
 
     # -- what is written ---------------------------------------------------------------------------------------------
 

@@ -190,7 +190,9 @@ class _Run:
             self._log = logs.log
             self._welcome(folder, why_not)
             if self._settings.log_dir == paths.LOG_DIR and not why_not:
-                old_logs.tidy(folder.parent)
+                removed = old_logs.tidy(folder.parent)
+                if removed:
+                    self._log(f"removed the logs of {count(removed, 'old run')} from {settings.log_dir}")
             self._monitor(folder)
             listener = RunListener(journal, logs)
             context = LaunchContext(self._settings, self._run_dir, folder, board, self._loop, listener)

@@ -26,7 +26,8 @@ class Journal:
         self.broken: str | None = None
 
     def header(self, config: dict[str, Any]) -> None:
-        self._pending.append({"t": time.monotonic(), "wall": time.time(), "config": config})
+        run = self._path.parent.name
+        self._pending.append({"t": time.monotonic(), "wall": time.time(), "run": run, "config": config})
 
     def event(self, event: Event, actions: Iterable[Action], phase: str, generation: int) -> None:
         """What the machine was told and what it ordered."""

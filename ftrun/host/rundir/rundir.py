@@ -7,6 +7,7 @@ half of one. Never touches a directory whose launcher still lives.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -19,7 +20,7 @@ from ftrun.core import ended, paths
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.core.runs import RunInfo, read_run
 from ftrun.core.system import files
-from ftrun.core.system.procfs import process_start
+from ftrun.core.system.procfs import namespace, process_start
 
 _ADJECTIVES = (
     "able agile amber bold brave brisk calm clear clever cosy crisp dapper eager early fair fast fine fond free fresh gentle "
@@ -36,6 +37,9 @@ _ANIMALS = (
 ).split()
 
 
+_locks: dict[Path, int | None] = {}  # of run directories that are ours
+
+
 def remove_stale(root: Path) -> None:
     """Remove directories whose launcher is gone."""
     for path in root.iterdir():
@@ -47,7 +51,7 @@ def remove_stale(root: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             continue
         run = read_run(path)
-        if run is not None and not run.alive():
+        if run is not None and not run.alive() and (run.is_near() or _let_go(path)):
             bury(run)
 
 
@@ -68,16 +72,20 @@ def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
     remove_stale(root)
     pid = os.getpid()
     temporary = root / f".new.{pid}"
+    lock: int | None = None
     try:
         temporary.mkdir(mode=0o700)
+        lock = _hold(temporary)
         for name in [run_id] if run_id else _names():
             path = root / name
-            record = {"run_id": name, "pid": pid, "start": process_start(pid), "started": time.time(), **facts}
+            whose = {"pid": pid, "start": process_start(pid), "pids": namespace()}
+            record = {"run_id": name, **whose, "started": time.time(), **facts}
             files.write_private(temporary / paths.RUN_FILE, json.dumps(record))
             if os.path.lexists(path):
                 paths.check_private(path)
             try:
                 os.rename(temporary, path)
+                _locks[path], lock = lock, None
                 return path
             except OSError:
                 holder = read_run(path)
@@ -89,7 +97,40 @@ def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
     except OSError as error:
         raise PlatformError(f"cannot write to {root}: {error.strerror}; set {paths.ENV_RUNS_ROOT}") from None
     finally:
+        _close(lock)
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _hold(folder: Path) -> int | None:
+    """Lock it until we end, for launchers to which our pid says nothing. None where there are no locks."""
+    fd = os.open(folder / paths.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        (folder / paths.LOCK).unlink()
+        return None
+    return fd
+
+
+def _let_go(folder: Path) -> bool:
+    """Is the launcher that locked it gone? False when nothing tells."""
+    try:
+        fd = os.open(folder / paths.LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
 
 
 def amend(path: Path, facts: dict[str, Any]) -> None:
@@ -104,6 +145,7 @@ def remove(path: Path) -> None:
     grave = path.with_name(f".old.{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         os.rename(path, grave)
+        _close(_locks.pop(path, None))
         path = grave
     shutil.rmtree(path, ignore_errors=True)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import sys
+import termios
 
 import pyte
 import pytest
@@ -47,6 +50,14 @@ class Screen:
 
 def two() -> tuple[Screen, Block, Block]:
     return Screen(), Block(b"[0] ", 0), Block(b"[1] ", 1)
+
+
+def test_a_terminal_that_does_not_know_its_size() -> None:
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+    assert Terminal(slave, lambda data: None, Screen()).size() == (80, 24)
+    os.close(master)
+    os.close(slave)
 
 
 def test_a_bar_stays_below_the_lines_of_others() -> None:
@@ -182,6 +193,26 @@ def test_outside_of_a_terminal_a_bar_is_one_line(ftrun: Ftrun) -> None:
     assert run.wait() == 0
     assert [line for line in run.stderr.splitlines() if line.startswith("[")] == ["[rank 0] 100%"]
     assert "\r" not in run.stderr
+
+
+@pytest.mark.parametrize("why", ["dumb", "no pseudoterminal"])
+def test_without_a_terminal_to_give(ftrun: Ftrun, why: str) -> None:
+    """A terminal that cannot move its cursor gets whole lines only; where no pseudoterminal is to be had, a worker gets a pipe."""
+    script = ftrun.script("import sys\nprint('sees', sys.stdout.isatty())\nsys.stderr.write('\\rhalf')\n")
+    command, env = ftrun.command("--nproc-per-node", 2, "--spares", 0, script), dict(ftrun.env)
+    if why == "dumb":
+        command = ["/usr/bin/env", "TERM=dumb", *command]
+    else:
+        (ftrun.base / "site").mkdir()
+        broken = "import os\ndef none():\n    raise OSError(28, 'no space')\nos.openpty = none\n"
+        (ftrun.base / "site" / "sitecustomize.py").write_text(broken)
+        env["PYTHONPATH"] = str(ftrun.base / "site")
+    person = Typist(command, ftrun.base, env)
+    assert person.wait() == 0, person.screen()
+    assert {line for line in person.screen() if "sees" in line} == {"[rank 0] sees False", "[rank 1] sees False"}
+    assert any("half" in line for line in person.screen())
+    if why == "dumb":
+        assert b"\x1b" not in person.raw
 
 
 def test_what_goes_to_a_file_only_sees_no_terminal(ftrun: Ftrun) -> None:
