@@ -23,6 +23,8 @@ DEADLINE = 60.0
 for _ignored in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(_ignored, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for _size in ("COLUMNS", "LINES"):  # readline sets them where pytest starts processes of its own
+    os.environ.pop(_size, None)
 
 
 # what ftrun keeps of runs that ended is the user's; each fixture has a folder of its own for it

@@ -45,15 +45,17 @@ def living(board: Board, used: int) -> list[int]:
     return [i for i, (pid, gone) in enumerate(zip(pids, exited, strict=True)) if pid and not gone]
 
 
-def healthy(board: Board, holders: dict[int, int], used: int, now: int) -> tuple[int, int]:
+def healthy(
+    board: Board, holders: dict[int, int], used: int, now: int, accused: Collection[int] = ()
+) -> tuple[int, int]:
     """Ranks whose process lives and beats, or has ended well, and the oldest beat of those that live (0 = none beats).
 
-    A rank that never beats (a program) counts while it lives.
+    A rank that never beats (a program) counts while it lives; one that is `accused` of holding the others up does not.
     """
     exited, status = board.column(F.EXITED, used), board.column(F.EXIT_STATUS, used)
     beats, oldest = board.column(F.BEAT, used), now - int(STALE * 1e9)
     here = [i for i in holders if i < used]
-    well = sum(1 for i in here if (not status[i] if exited[i] else not 0 < beats[i] < oldest))
+    well = sum(1 for i in here if holders[i] not in accused and (not status[i] if exited[i] else not 0 < beats[i] < oldest))
     return well, min((beats[i] for i in here if beats[i] and not exited[i]), default=0)
 
 

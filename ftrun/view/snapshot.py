@@ -96,8 +96,7 @@ class RunWatcher:
         workers = [self._worker(board.cell(i), holders[i], now, found, why) for i, why in shown.items()]
         workers += [self._worker(board.cell(i), None, now, found) for i in spares[:ranks]]
         first = board.cell(next(iter(holders))) if holders else None
-        well, oldest = fold.healthy(board, holders, self._used, now)
-        well -= sum(rank in accused for rank in holders.values())
+        well, oldest = fold.healthy(board, holders, self._used, now, accused)
         seconds, stopped = time.time() - self.run.started, _stopped(self.run.pid)
         protected, trained = self._protected(holders)
         state = self._state(head, len(spares), len(holders) - well + stopped, found, protected, seconds)

@@ -88,7 +88,7 @@ def test_too_few_descriptors_are_one_sentence(ftrun: Ftrun, limit: int) -> None:
     done = subprocess.run(command, cwd=ftrun.base, env=ftrun.env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 69 and not done.stdout
     wanted = f"ftrun: error: too few descriptors for 1 worker and 1 spare (the limit is {limit} open files): run `ulimit -n 1024`"
-    assert done.stderr == f"{wanted} and start again\n"
+    assert done.stderr == f"{wanted} and start again [ftrun explain F201]\n"
 
 
 def test_descriptors_that_run_out_end_the_run_with_one_sentence(ftrun: Ftrun) -> None:
