@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -197,6 +198,32 @@ def test_output_never_blocks_on_a_reader_that_waits() -> None:
         loop.run_once(1.0 if outlet.waiting else 0.0)
     assert got == text and outlet.waiting == 0
     for fd in (reader, writer):
+        os.close(fd)
+
+
+def test_a_terminal_that_is_not_read_blocks_nobody() -> None:
+    loop = EventLoop()
+    master, slave = os.openpty()  # as it comes: a newline takes two bytes there
+    outlet = Outlet(slave, loop, lambda why: pytest.fail(why))
+    text, seen = b"".join(b"%d %s\n" % (n, b"x" * (n % 90)) for n in range(9000)), b""
+    begun = time.monotonic()
+    outlet.write(text)
+    for _ in range(3):
+        loop.run_once(0.05)
+    assert time.monotonic() - begun < 5 and outlet.waiting > 0
+    assert os.get_blocking(slave), "those who share the descriptor keep its flags"
+    os.set_blocking(master, False)
+
+    def arrived() -> bool:
+        nonlocal seen
+        loop.run_once(0.01)
+        while select.select([master], [], [], 0)[0]:
+            seen += os.read(master, 65536)
+        return outlet.waiting == 0 and len(seen) >= len(text) + 9000
+
+    wait_for(arrived, "all of it")
+    assert seen == text.replace(b"\n", b"\r\n")
+    for fd in (master, slave, outlet._own):
         os.close(fd)
 
 

@@ -5,8 +5,10 @@ A reader that does not read makes a queue grow, and those who fill it are asked 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -22,6 +24,7 @@ class Outlet:
 
     def __init__(self, fd: int, loop: EventLoop, on_broken: Callable[[str], None]) -> None:
         self.fd = fd
+        self._own = _reopened(fd)
         self.waiting = 0
         self.broken = False
         self._loop = loop
@@ -41,6 +44,7 @@ class Outlet:
 
     def flush(self, block_ms: int = 0) -> None:
         """Write what the reader takes now; wait at most `block_ms` for it to take more."""
+        until = time.monotonic() + block_ms / 1000
         while self._queue and not self.broken:
             ready = self._poll.poll(block_ms)
             if not ready:
@@ -48,10 +52,13 @@ class Outlet:
                 return
             chunk = self._queue.popleft()
             try:
-                done = os.write(self.fd, chunk[:_ATOMIC])
-            except BlockingIOError:
+                done = os.write(self._own, chunk[:_ATOMIC])
+            except BlockingIOError:  # it had room, but not for this
                 self._queue.appendleft(chunk)
-                self._wait()
+                if time.monotonic() < until:
+                    time.sleep(RETRY)
+                    continue
+                self._try_later()
                 return
             except OSError as error:
                 self.broken = True
@@ -60,6 +67,7 @@ class Outlet:
                 self._stop_waiting()
                 self._on_broken(error.strerror or str(error))
                 return
+            until = time.monotonic() + block_ms / 1000
             self.waiting -= done
             if done < len(chunk):
                 self._queue.appendleft(chunk[done:])
@@ -74,6 +82,12 @@ class Outlet:
         except PermissionError:  # a file, which never makes anybody wait
             self._loop.after(RETRY, self._resume)
 
+    def _try_later(self) -> None:
+        """As `_wait`, where a descriptor says that it takes data and does not."""
+        if not self._watching:
+            self._watching = True
+            self._loop.after(RETRY, self._resume)
+
     def _stop_waiting(self) -> None:
         if self._watching:
             self._watching = False
@@ -82,6 +96,14 @@ class Outlet:
     def _resume(self) -> None:
         self._stop_waiting()
         self.flush()
+
+
+def _reopened(fd: int) -> int:
+    """A terminal of our own that never blocks: one that polls writable may take less than we write. Others' flags stay."""
+    if os.isatty(fd):
+        with contextlib.suppress(OSError):
+            return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return fd
 
 
 def same_file(one: int, other: int) -> bool:
