@@ -135,7 +135,7 @@ class Cycles:
         assert not left, f"left in /dev/shm: {left}"
         assert not self.ours & listening(), "ports that still listen"
         assert not [entry for entry in listening() if str(self.ftrun.runs_root) in entry], "unix sockets"
-        known = {"tmp", "home", "runs", "logs", "train.py"}
+        known = {"tmp", "home", "runs", "logs", "state", "train.py"}
         extra = {p.name for p in self.ftrun.base.iterdir()} - known
         assert not [name for name in extra if not name.startswith(("out-", "err-"))], "files beside the logs"
 
