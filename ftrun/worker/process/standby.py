@@ -1,13 +1,15 @@
 """Where a spare waits: it runs the script like everyone and parks the moment the script asks for its rank.
 
 While parked-able, `os.environ` is an instance of a subclass that sees every read of a rank variable from the main
-thread, and every copy of the whole environment.
+thread, and every copy of the whole environment, but for those that a library makes while it is imported (tqdm looks so for
+its own variables): a spare would park there, before it has built anything.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 
@@ -15,6 +17,7 @@ from ftrun.core.environment import RANK_KEYS
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.runtime.torch_private import watch_environment
 
+_LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib"))
 _plain = type(os.environ)
 _promote: Callable[[], None] | None = None
 
@@ -26,6 +29,19 @@ def _asked() -> None:
     promote, _promote = _promote, None
     watch_environment(_plain)
     promote()
+
+
+def _while_a_library_is_imported() -> bool:
+    """Does the body of a module that is none of the script's come before any line of the script, seen from here?"""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((*_LIBRARIES, OWN_FILES, "<frozen")):
+            return False
+        if frame.f_code.co_name == "<module>" and not name.startswith(OWN_FILES):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Watched(_plain):  # type: ignore[misc, valid-type]
@@ -42,7 +58,8 @@ class _Watched(_plain):  # type: ignore[misc, valid-type]
         return bool(_plain.__contains__(self, key))
 
     def __iter__(self) -> Iterator[str]:
-        _asked()
+        if not _while_a_library_is_imported():
+            _asked()
         return iter(_plain.__iter__(self))
 
     def copy(self) -> dict[str, str]:
