@@ -218,7 +218,7 @@ def _sentence(error: Any, command: str) -> str:
     said = " ".join(getattr(error, "format_message", error.__str__)().split())
     help_ = f"see: ftrun {command} --help" if command in COMMANDS else "see: ftrun --help"
     param = getattr(error, "param", None)
-    name = "" if param is None else next((o for o in param.opts if o.startswith("--")), param.human_readable_name)
+    name = "" if param is None else next((o for o in param.opts if o.startswith("--")), (param.metavar or param.name).upper())
     match type(error).__name__:
         case "MissingParameter" if name == "SCRIPT":
             return _NO_SCRIPT
@@ -226,10 +226,12 @@ def _sentence(error: Any, command: str) -> str:
             return f"ftrun {command} needs {name} {param.metavar if name.startswith('--') else ''}".rstrip() + f"; {help_}"
         case "BadParameter" if param is not None:
             reason = said.partition(": ")[2].rstrip(".")
-            for kind, wanted in (("float", "a number"), ("int", "a whole number")):
+            for kind, newer, wanted in (("float", "number", "a number"), ("int", "integer", "a whole number")):
                 value, found, _ = reason.partition(f" is not a valid {kind}")
                 if found:
                     return f"{name} must be {wanted}, not {value}"
+                if f"a valid {newer}" in reason:  # typer 0.29 and later keeps the value to itself
+                    return f"{name} must be {wanted}"
             return f"{name}: {reason}"
         case "NoSuchOption":
             return f"ftrun {command} has no option {error.option_name}; {help_}"

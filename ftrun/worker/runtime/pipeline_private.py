@@ -32,6 +32,11 @@ def is_schedule(thing: Any) -> bool:
     return module is not None and isinstance(thing, (module.PipelineScheduleSingle, module.PipelineScheduleMulti))
 
 
+def has_owned_buffers() -> bool:
+    """Does a receive buffer belong to one step, as from torch 2.15 on? How to put that back is not known yet."""
+    return f"{_PIPELINING}._recv_buffers" in sys.modules
+
+
 def stages_of(schedule: Any) -> list[Any]:
     """The stages that this rank runs."""
     return list(schedule._stages) if hasattr(schedule, "_stages") else [schedule._stage]

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from ftrun.core.tried import version_of
 from tests.e2e import harness
 
 SCRIPT = Path(__file__).with_name("scripts") / "aborts.py"
@@ -32,6 +34,7 @@ def test_a_step_cut_off_anywhere_is_done_again_alike(tmp_path: Path, shape: str,
     assert done >= 10 and wrong == 0
 
 
+@pytest.mark.skipif(version_of(torch.__version__)[:2] >= (2, 15), reason="torch's own reset is whole there")
 @pytest.mark.timeout(900)
 def test_by_torchs_reset_alone_it_is_not(tmp_path: Path) -> None:
     done, wrong = cut_off(tmp_path, 41, "alone", "fsdp")
