@@ -50,7 +50,8 @@ def run(folder: Path, faults: Sequence[Fault], options: Sequence[str] = (), word
 def test_killed_in_a_later_epoch(folder: Path, expected: dict[str, str], faults: list[Fault]) -> None:
     outcome = run(folder, faults)
     assert outcome.code == 0, outcome.tail()
-    assert len(harness.deaths(outcome)) == len(faults), outcome.tail()
+    between = any(where == "after" for _, where, _ in faults)  # a rank that is in the next collective already is replaced, too
+    assert len(harness.deaths(outcome)) - len(faults) in range(1 + between), outcome.tail()
     assert "a second loop outside job.epochs, at " in outcome.output
     assert digests(folder / "out") == expected, outcome.tail()
 
