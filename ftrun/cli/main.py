@@ -10,6 +10,7 @@ import errno
 import importlib
 import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -179,7 +180,7 @@ def execute(argv: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except _ParserError as error:
-        sentence = _sentence(error, argv[0])
+        sentence = _sentence(error, argv)
         return _fail(sentence + read_on(of_message(sentence) or "F101"), getattr(error, "exit_code", EXIT_USAGE))
     except FtrunError as error:
         return _fail(f"{error}{read_on(of_error(type(error).__name__, str(error), 'F101'))}", error.code)
@@ -213,8 +214,20 @@ def _fail(message: str, code: int) -> int:
 _NO_SCRIPT = "there is no script: say which, as in ftrun --nproc-per-node 4 train.py; see: ftrun --help"
 
 
-def _sentence(error: Any, command: str) -> str:
+def _value_of(param: Any, argv: Sequence[str]) -> str:
+    """What an option was given on the command line."""
+    words = iter(argv)
+    given = ""
+    for word in words:
+        option, found, value = word.partition("=")
+        if option in param.opts:
+            given = value if found else next(words, "")
+    return given
+
+
+def _sentence(error: Any, argv: Sequence[str]) -> str:
     """What the parser says, as we would: what is wrong, and what would have been right."""
+    command = argv[0]
     said = " ".join(getattr(error, "format_message", error.__str__)().split())
     help_ = f"see: ftrun {command} --help" if command in COMMANDS else "see: ftrun --help"
     param = getattr(error, "param", None)
@@ -226,12 +239,9 @@ def _sentence(error: Any, command: str) -> str:
             return f"ftrun {command} needs {name} {param.metavar if name.startswith('--') else ''}".rstrip() + f"; {help_}"
         case "BadParameter" if param is not None:
             reason = said.partition(": ")[2].rstrip(".")
-            for kind, newer, wanted in (("float", "number", "a number"), ("int", "integer", "a whole number")):
-                value, found, _ = reason.partition(f" is not a valid {kind}")
-                if found:
-                    return f"{name} must be {wanted}, not {value}"
-                if f"a valid {newer}" in reason:  # typer 0.29 and later keeps the value to itself
-                    return f"{name} must be {wanted}"
+            for kind, wanted in (("float|number", "a number"), ("int|integer", "a whole number")):
+                if re.search(f"a valid ({kind})\\b", reason):  # typer's releases differ in the words
+                    return f"{name} must be {wanted}, not {_value_of(param, argv)!r}"
             return f"{name}: {reason}"
         case "NoSuchOption":
             return f"ftrun {command} has no option {error.option_name}; {help_}"

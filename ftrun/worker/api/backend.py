@@ -28,7 +28,7 @@ def registry() -> Registry | None:
 def create(options: Any, _backend_options: Any) -> Any:
     """Make the backend of a new process group, as torch's options say."""
     global _registry
-    torch_private.require(torch_private.START)
+    torch_private.require(torch_private.NAMES, torch_private.START)
     context = Context.current
     if context is None or not context.is_main_process():
         return passthrough.build(options)

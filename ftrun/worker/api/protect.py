@@ -124,9 +124,11 @@ def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
     """Is this torch one that can be guarded? Errors: UsageError. Warns, once a run, of one that was never tried."""
     is_ddp = any(isinstance(module, DistributedDataParallel) for module in modules)
     is_sharded = any(is_spread(param) for module in modules for param in module.parameters())
-    kinds = [torch_private.DDP] * is_ddp + [sharded_private.SHARDED] * is_sharded
-    kinds += [pipeline_private.PIPELINE] * pipeline_private.is_loaded()
-    torch_private.require(torch_private.PROTECT, *kinds)
+    torch_private.require(torch_private.NAMES, torch_private.PROTECT, *[torch_private.DDP] * is_ddp)
+    if is_sharded:
+        torch_private.require(sharded_private.NAMES, sharded_private.SHARDED)
+    if pipeline_private.is_loaded():
+        torch_private.require(pipeline_private.NAMES, pipeline_private.PIPELINE)
     if version_of(torch.__version__)[:2] <= TORCH_TO or context.rank != 0:
         return
     with contextlib.suppress(FileExistsError):

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from ftrun.worker.runtime import pipeline_private, sharded_private
 from ftrun.worker.runtime import torch_private as private
 
+NAMES = [*private.NAMES, *pipeline_private.NAMES, *sharded_private.NAMES]
 THERE, MISSING, DIFFERS, BEFORE = "there", "missing", "behaves differently", "not in this torch yet"
 
 
@@ -61,8 +62,8 @@ def ask(entry: private.Private) -> Answer:
 
 
 def ask_all() -> list[Answer]:
-    """Every entry, in the order of the module."""
-    return [ask(entry) for entry in private.NAMES]
+    """Every entry, in the order of the modules."""
+    return [ask(entry) for entry in NAMES]
 
 
 # ---- process groups ----

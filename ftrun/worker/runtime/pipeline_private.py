@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ftrun.worker.runtime.torch_private import NAMES, Private
+from ftrun.worker.runtime.torch_private import Private
 
 PIPELINE = "protect of pipelines"  # without it protect() refuses a schedule of torch.distributed.pipelining
 
@@ -109,7 +109,7 @@ def _meta(kind: Any, plain: list[Any] | None) -> Any:
     return kind(torch.Size(shape), tuple(stride), getattr(torch, dtype), requires_grad)
 
 
-NAMES += [
+NAMES = [
     Private(
         f"{_PIPELINING}.schedules:PipelineScheduleSingle",
         ("_stage", "_stage_forward_initialized", "_stage_backward_initialized"), "torch", PIPELINE,

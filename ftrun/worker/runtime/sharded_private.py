@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ftrun.worker.runtime.torch_private import NAMES, Private
+from ftrun.worker.runtime.torch_private import Private
 
 SHARDED = "protect of sharded models"  # without it protect() refuses a model whose parameters are DTensors
 
@@ -147,7 +147,7 @@ def fsdp_extras(state: Any) -> Iterator[str]:
             yield "set_all_reduce_hook(...)"
 
 
-NAMES += [
+NAMES = [
     Private(
         f"{_TENSOR}:DTensor", ("_local_tensor",), "torch", SHARDED,
         "keep this rank's part of a sharded tensor in memory that outlives the worker",

@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -73,9 +73,9 @@ class Private(NamedTuple):
 NAMES: list[Private] = []
 
 
-def require(*needs: str) -> None:
-    """Errors: UsageError naming the first thing that is missing and needed for one of these."""
-    for entry in NAMES:
+def require(names: Iterable[Private], *needs: str) -> None:
+    """Errors: UsageError naming the first of those entries that is missing and needed for one of these."""
+    for entry in names:
         lacking = entry.lacking() if entry.needs in needs and not entry.before_its_time() else []
         if lacking:
             version = (

@@ -17,7 +17,7 @@ from ftrun.worker.process import private_probes
 from tests.conftest import Ftrun, Run
 
 ROOT = Path(__file__).resolve().parents[3]
-NAMES = private_probes.private.NAMES  # with those of sharded models
+NAMES = private_probes.NAMES
 # before the script: what another torch might lack, or might do otherwise
 WITHOUT = "import torch.distributed as d; del d.Reducer._reset_state"
 OTHERWISE = "import torch.distributed as d; d.Reducer._rebuild_buckets = lambda self: False"
@@ -125,7 +125,7 @@ def test_private_methods_of_torchs_that_ours_override_are_declared() -> None:
 
 def test_the_page_in_docs_lists_the_same_names() -> None:
     rows = re.findall(r"^\| `([^`]+)`", (ROOT / "docs" / "private-names.md").read_text(), re.M)
-    assert sorted(rows) == sorted(entry.name for entry in NAMES)
+    assert rows == [entry.name for entry in NAMES]
 
 
 def test_protect_names_what_is_missing_and_a_script_without_it_runs(ftrun: Ftrun) -> None:
