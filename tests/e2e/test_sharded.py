@@ -114,7 +114,7 @@ def test_what_nobody_has_ends_the_run_with_the_option_that_would_have_helped(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "step"), [("zeros", 5), ("cleared", 4), ("data", 9), ("hook", 5), ("argument", 5)]
+    ("mode", "step"), [("zeros", 5), ("cleared", 4), ("data", 9), ("hook", 5), ("hook of all", 5), ("argument", 5)]
 )
 def test_an_update_that_a_replacement_could_make_otherwise_is_not_made(tmp_path: Path, mode: str, step: int) -> None:
     """Nobody could compare the result, so the run ends with the option that would have helped."""

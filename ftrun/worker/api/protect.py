@@ -41,7 +41,7 @@ from ftrun.worker.kept.recovery_points import Slots
 from ftrun.worker.kept.snapshot import Snapshots
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.parallel.fully_sharded import FullySharded, refuse_unknown
-from ftrun.worker.parallel.pipelines import Pipeline, is_schedule
+from ftrun.worker.parallel.pipelines import Pipeline
 from ftrun.worker.parallel.reducers import Reducers
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.replacement import restore
@@ -80,7 +80,7 @@ def protect(
     """
     global _job
     stateful = {f"{type(thing).__name__} {number}": thing for number, thing in enumerate(more)} | stateful
-    schedules = {name: Pipeline(thing) for name, thing in stateful.items() if is_schedule(thing)}
+    schedules = {name: Pipeline(thing) for name, thing in stateful.items() if pipeline_private.is_schedule(thing)}
     stateful = {name: thing for name, thing in stateful.items() if name not in schedules}
     modules, wrapped = _each(model, torch.nn.Module, "model"), _each(optimizer, torch.optim.Optimizer, "optimizer")
     optimizers = [_unwrapped(optimizer) for optimizer in wrapped]

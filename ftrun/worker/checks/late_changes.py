@@ -20,17 +20,10 @@ from ftrun.worker.state.protected_state import ProtectedState
 
 def watch(state: ProtectedState) -> None:
     """From here on: no new parameter or buffer in a protected model, no foreign optimizer on its parameters, no later DDP."""
-    parts = {id(part) for root in state.modules for part in root.modules()}
-    if (
-        state.shards.states
-    ):  # FSDP2 puts gathered parameters into modules, past this unless a class has a __setattr__ of its own
-        own = (
-            part
-            for root in state.modules
-            for part in root.modules()
-            if type(part).__setattr__ is not torch.nn.Module.__setattr__
-        )
-        parts -= {id(part) for part in own}
+    modules = [part for root in state.modules for part in root.modules()]
+    if state.shards.states:  # FSDP2 puts gathered parameters into those, where a class has a __setattr__ of its own
+        modules = [part for part in modules if type(part).__setattr__ is torch.nn.Module.__setattr__]
+    parts = {id(part) for part in modules}
     tensors = {id(param) for param in state.tensors}
     optimizers = {id(optimizer) for optimizer in state.optimizers}
 

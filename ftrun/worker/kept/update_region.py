@@ -19,7 +19,6 @@ from ftrun.worker.runtime.trees import checksum
 from ftrun.worker.state.protected_state import ProtectedState
 
 Grads = list[Any]
-OWN_HOOKS = 2  # step hooks that protect() itself has on each optimizer
 
 
 class UpdateRegion:
@@ -66,8 +65,7 @@ class UpdateRegion:
         if not self.alone:
             return
         if self.plain:
-            own = [step_hooks(one) == OWN_HOOKS for one in self._state.optimizers]
-            if not bare or not all(own) or inside_compiled():
+            if not bare or any(map(_has_hooks, self._state.optimizers)) or inside_compiled():
                 self._gives_up("an optimizer's step() has arguments, hooks or is compiled")
             elif self.updates and (self._state.stand() != self._after or not self._is_as_at_gate()):
                 self._gives_up("gradients or protected tensors are written between two optimizers")
@@ -111,3 +109,8 @@ class UpdateRegion:
 
     def _sums_of(self, grads: Grads) -> list[int | None]:
         return [None if grad is None else checksum(grad.detach().cpu()) for grad in grads]
+
+
+def _has_hooks(optimizer: Any) -> bool:
+    """Is anything but ftrun called around its step? At its place in a replacement it would be called twice, or not yet be there."""
+    return not all(str(getattr(hook, "__module__", "")).startswith("ftrun.worker.") for hook in step_hooks(optimizer))

@@ -16,8 +16,6 @@ from ftrun.core.errors import UsageError
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime import pipeline_private as private
 
-is_schedule = private.is_schedule
-
 
 class Pipeline:
     """One schedule with its stages on this rank."""
@@ -57,12 +55,9 @@ def found(known: Iterable[Any]) -> list[Pipeline]:
     if not private.is_loaded():
         return []
     seen = {id(one.schedule) for one in known if isinstance(one, Pipeline)}
-    schedules = [thing for thing in gc.get_objects() if is_schedule(thing) and id(thing) not in seen]
+    schedules = [thing for thing in gc.get_objects() if private.is_schedule(thing) and id(thing) not in seen]
     return [Pipeline(one) for one in sorted(schedules, key=_place)]
 
 
 def _place(schedule: Any) -> tuple[Any, ...]:
     return type(schedule).__name__, [stage.stage_index for stage in private.stages_of(schedule)]
-
-
-__all__ = ["Pipeline", "found", "is_schedule"]

@@ -307,9 +307,11 @@ def writes_to(tensor: Any) -> int:
     return int(tensor._version)
 
 
-def step_hooks(optimizer: Any) -> int:
-    """Hooks before and after an optimizer's step, those of all optimizers left out."""
-    return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+def step_hooks(optimizer: Any) -> list[Any]:
+    """What is called before and after an optimizer's step, for it alone or for all optimizers."""
+    every = importlib.import_module("torch.optim.optimizer")
+    of_all = [*every._global_optimizer_pre_hooks.values(), *every._global_optimizer_post_hooks.values()]
+    return [*of_all, *optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
 
 
 def parts_of_sparse(tensor: Any) -> tuple[Any, Any]:
@@ -334,6 +336,11 @@ NAMES += [
         "torch:Tensor", ("_version",), "torch", PROTECT,
         "see that a script wrote into its batch, its gradients or a buffer on a GPU",
         "a redone step may begin from a batch that the first try changed",
+    ),
+    Private(
+        "torch.optim.optimizer", ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"), "torch", PROTECT,
+        "leave an update alone that a hook of the script takes part in, when a replacement would make it in place of a dead rank",
+        "a shard that nobody else has may end on other bits",
     ),
     Private(
         "torch.optim:Optimizer", ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), "torch", PROTECT,

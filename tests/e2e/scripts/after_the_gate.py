@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import ftrun
 
@@ -33,14 +34,18 @@ for part in (*model, model):
     fully_shard(part)
 kind = Scaled if mode == "argument" else torch.optim.AdamW
 optimizer = kind(model.parameters(), lr=0.01)
+if mode == "hook of all":
+    register_optimizer_step_pre_hook(lambda *_: halve())
 job = ftrun.protect(model, optimizer)
+
+
+def halve(*_: Any) -> None:
+    for param in model.parameters():
+        param.grad.to_local().mul_(0.5)
+
+
 if mode == "hook":
-
-    def clamp(*_: Any) -> None:
-        for param in model.parameters():
-            param.grad.to_local().clamp_(-1e-4, 1e-4)
-
-    optimizer.register_step_pre_hook(clamp)
+    optimizer.register_step_pre_hook(halve)
 for step in job.steps(STEPS):
     with step:
         draw = torch.Generator().manual_seed(1000 * rank + step.index)
