@@ -3,7 +3,6 @@ weights, though all stages have the same shapes."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ from tests.e2e import harness
 from tests.e2e.harness import Outcome, kill
 
 SCRIPT = harness.SCRIPTS / "pipelined.py"
-OWNED = importlib.util.find_spec("torch.distributed.pipelining._recv_buffers") is not None
-pytestmark = pytest.mark.skipif(OWNED, reason="protect() refuses pipelines of this torch")
 CALLS = 18  # sends, receives and reductions of a rank in a step, with two stages on four ranks
 SEVERAL = 52  # the same with two stages on each rank
 

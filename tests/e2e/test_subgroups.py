@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.e2e import harness
 from tests.e2e.harness import Outcome, fault, kill
-from tests.e2e.test_pipeline import OWNED
 
 # ranks 1 to 3 have a group of their own; with "skip" rank 2 leaves one of its all-reduces out, at the first try
 SCRIPT = """
@@ -78,7 +75,6 @@ def test_survivors_do_not_wait_for_a_slow_start_of_the_replacement(folder: Path)
     assert found and float(found[1]) < 1000 * seconds / 2 < float(found[2]), outcome.tail()
 
 
-@pytest.mark.skipif(OWNED, reason="protect() refuses pipelines of this torch")
 def test_a_rank_that_hangs_is_the_only_one_that_is_blamed_in_a_pipeline(folder: Path) -> None:
     """The others wait for one another in sends, receives, collectives and at the gate."""
     script = harness.SCRIPTS / "pipelined.py"

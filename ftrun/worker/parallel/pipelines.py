@@ -10,9 +10,6 @@ import gc
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
-from ftrun.core.errors import UsageError
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime import pipeline_private as private
 
@@ -21,12 +18,6 @@ class Pipeline:
     """One schedule with its stages on this rank."""
 
     def __init__(self, schedule: Any) -> None:
-        if private.has_owned_buffers():
-            raise UsageError(
-                f"protect() cannot put back a {type(schedule).__name__} of torch {torch.__version__}, whose receive buffers belong to one "
-                "step: use torch 2.13 for pipelines, or run the script without protect(), and let it continue from its checkpoint "
-                "after a restart (--max-restarts)"
-            )
         self.schedule = schedule
         self._stages = private.stages_of(schedule)
         self._metas: list[Any] = []  # those that `_plain` describes

@@ -32,11 +32,6 @@ def is_schedule(thing: Any) -> bool:
     return module is not None and isinstance(thing, (module.PipelineScheduleSingle, module.PipelineScheduleMulti))
 
 
-def has_owned_buffers() -> bool:
-    """Does a receive buffer belong to one step, as from torch 2.15 on? How to put that back is not known yet."""
-    return f"{_PIPELINING}._recv_buffers" in sys.modules
-
-
 def stages_of(schedule: Any) -> list[Any]:
     """The stages that this rank runs."""
     return list(schedule._stages) if hasattr(schedule, "_stages") else [schedule._stage]
@@ -56,13 +51,22 @@ def _flags(schedule: Any) -> tuple[str, str]:
 def reset_schedule(schedule: Any, met: list[bool]) -> None:
     """Forget a step that was cut off. `met`: what `have_met` gave before it."""
     schedule._internal_losses.clear()
-    for name in ("backward_counter", "bwd_recv_ops", "fwd_recv_ops", "unshard_ops", "unsharded_stages"):
-        getattr(schedule, name, {}).clear()  # only schedules with several stages on a rank have them
+    for name in (
+        "backward_counter", "bwd_recv_ops", "fwd_recv_ops", "unshard_ops", "unsharded_stages", "_deferred_stages",
+        "_finalized_stages",
+    ):  # fmt: skip
+        getattr(schedule, name, {}).clear()  # only schedules with several stages on a rank have them, the last two from torch 2.15 on
+    if hasattr(schedule, "_p2p_initialized"):  # torch 2.15: stages that have met are connected, too
+        schedule._p2p_initialized = met[0]
     for stage in stages_of(schedule):
         stage.clear_runtime_states()
         stage.bwd_cache.clear()
         stage.backward_state.clear()
         stage.dw_runner.clear()
+        for received in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
+            for info in received:
+                if hasattr(info, "take_buffer"):  # from torch 2.15 on a buffer belongs to the step that was cut off
+                    info.buffer = None
     for name, value in zip(_flags(schedule), met, strict=True):
         setattr(schedule, name, value)
 
@@ -123,6 +127,16 @@ NAMES = [
     Private(
         f"{_PIPELINING}.schedules:_PipelineSchedule", ("_internal_losses", "_n_microbatches"), "torch", PIPELINE,
         "drop the losses of a step that was cut off", "losses of the first try are counted again", of_instance=True,
+    ),
+    Private(
+        f"{_PIPELINING}.schedules:_PipelineSchedule", ("_p2p_initialized",), "torch", PIPELINE,
+        "keep a replacement's stages from connecting once more, in which the others take no part", "a pipeline hangs after its first repair",
+        of_instance=True, since=(2, 15),
+    ),
+    Private(
+        f"{_PIPELINING}.schedules:_PipelineScheduleRuntime", ("_deferred_stages", "_finalized_stages"), "torch", PIPELINE,
+        "forget which stages of a step that was cut off had reduced their gradients", "a redone step leaves a reduction out",
+        of_instance=True, since=(2, 15),
     ),
     Private(
         f"{_PIPELINING}.stage:PipelineStage",
