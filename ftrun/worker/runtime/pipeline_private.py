@@ -18,6 +18,9 @@ from ftrun.worker.runtime.torch_private import Private
 PIPELINE = "protect of pipelines"  # without it protect() refuses a schedule of torch.distributed.pipelining
 
 _PIPELINING = "torch.distributed.pipelining"
+_OF_A_STEP = (
+    "backward_counter", "bwd_recv_ops", "fwd_recv_ops", "unshard_ops", "unsharded_stages", "_deferred_stages", "_finalized_stages",
+)  # fmt: skip
 _FIELDS = ("inputs", "outputs", "input_grads", "output_grads")
 
 
@@ -51,11 +54,8 @@ def _flags(schedule: Any) -> tuple[str, str]:
 def reset_schedule(schedule: Any, met: list[bool]) -> None:
     """Forget a step that was cut off. `met`: what `have_met` gave before it."""
     schedule._internal_losses.clear()
-    for name in (
-        "backward_counter", "bwd_recv_ops", "fwd_recv_ops", "unshard_ops", "unsharded_stages", "_deferred_stages",
-        "_finalized_stages",
-    ):  # fmt: skip
-        getattr(schedule, name, {}).clear()  # only schedules with several stages on a rank have them, the last two from torch 2.15 on
+    for name in _OF_A_STEP:
+        getattr(schedule, name, {}).clear()  # only schedules with several stages on a rank have them
     if hasattr(schedule, "_p2p_initialized"):  # torch 2.15: stages that have met are connected, too
         schedule._p2p_initialized = met[0]
     for stage in stages_of(schedule):
@@ -130,7 +130,7 @@ NAMES = [
     ),
     Private(
         f"{_PIPELINING}.schedules:_PipelineSchedule", ("_p2p_initialized",), "torch", PIPELINE,
-        "keep a replacement's stages from connecting once more, in which the others take no part", "a pipeline hangs after its first repair",
+        "keep a replacement's stages from connecting once more, without the others", "a pipeline hangs after its first repair",
         of_instance=True, since=(2, 15),
     ),
     Private(
