@@ -183,7 +183,7 @@ docs: $(SITE)/.stamp setup  ## write the generated pages anew and build the site
 	@echo "build/site/index.html"
 
 screens: docs  ## pictures of README and site in a real browser (needs Chromium), in docs/images/screens
-	$(SITE)/bin/python tests/docs/screens.py
+	$(SITE)/bin/python -m tests.docs.screens
 
 follow: setup  ## follow the README in a fresh clone with an empty home, and compare what it says (a quarter of an hour)
 	$(PY) -m tests.docs.follow

@@ -29,6 +29,7 @@ from transformers.trainer_callback import ExportableState
 
 import ftrun
 from ftrun.core.errors import UsageError
+from ftrun.integrations import another_release, scaler_of
 from ftrun.worker.runtime.run_link import Context
 
 # What the loop below uses beside public names, of transformers' Trainer and accelerate's GradientState: method -> parameters.
@@ -100,8 +101,7 @@ class Trainer(transformers.Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         evaluate = functools.partial(super().evaluate, *args, **kwargs)
-        between = self.job is not None and not self.is_in_train
-        return self.job.call(evaluate) if self.job is not None and between else evaluate()
+        return evaluate() if self.job is None or self.is_in_train else self.job.call(evaluate)
 
     def _run_epoch(
         self,
@@ -119,7 +119,7 @@ class Trainer(transformers.Trainer):
         **unknown: Any,
     ) -> None:
         """Every epoch, and not only one: a replacement begins in the one that runs. transformers calls it once."""
-        _check(self, train_dataloader, steps_in_epoch, unknown)
+        _check(self, train_dataloader, unknown)
         args, state = self.args, self.state
         generator = getattr(train_dataloader, "synchronized_generator", None)
         if generator is not None:  # once, as accelerate's loader would
@@ -128,8 +128,7 @@ class Trainer(transformers.Trainer):
             self._load_rng_state(resume_from_checkpoint)
         places, kept = _Places(self), _Kept(self)
         kept.begun = [state.global_step, resume_from_checkpoint if steps_trained_in_current_epoch else None]
-        scaler = getattr(self.accelerator, "scaler", None)
-        more = {} if scaler is None else {"scaler": scaler}
+        more = scaler_of(self.accelerator)
         job = self.job = ftrun.protect(model, self.optimizer, self.lr_scheduler, trainer=kept, places=places, **more)
 
         def follow_up() -> None:
@@ -334,18 +333,15 @@ def _by_metric(scheduler: Any) -> bool:
     return isinstance(scheduler, (torch.optim.lr_scheduler.ReduceLROnPlateau, greedy))
 
 
-def _check(trainer: Trainer, loader: Any, steps_in_epoch: int, unknown: dict[str, Any]) -> None:
+def _check(trainer: Trainer, loader: Any, unknown: dict[str, Any]) -> None:
     """Errors: UsageError for what cannot be repaired in place, naming the option or the missing hook."""
     for name, wanted in _NEEDED.items():
         method = getattr(transformers.Trainer, name, getattr(GradientState, name, None))
         found = set(inspect.signature(method).parameters) if method is not None else set()
         if method is None or not wanted <= found or unknown:
-            raise UsageError(
-                f"ftrun.integrations.huggingface: transformers {transformers.__version__} has another Trainer.{name} "
-                f"({', '.join(sorted((wanted - found) | unknown.keys())) or 'it is gone'}); there is no public hook around a whole "
-                "training step, so this was written for transformers 5.20 to 5.23: install one of these, or train with "
-                "transformers' own Trainer (ftrun restarts all workers on a failure)"
-            )
+            differs = ", ".join(sorted((wanted - found) | unknown.keys())) or "it is gone"
+            has = f"{transformers.__version__} has another Trainer.{name} ({differs})"
+            raise another_release("transformers", has, "5.20 to 5.23")
     if trainer.job is not None:
         raise UsageError(
             "Trainer.train() a second time: its model and optimizer were protected once; use a new process"

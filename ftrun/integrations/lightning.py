@@ -21,11 +21,9 @@ from lightning.pytorch.callbacks import Checkpoint, Timer
 
 import ftrun
 from ftrun.core.errors import UsageError
+from ftrun.integrations import another_release, scaler_of
 
-_MISSING = (
-    "ftrun.integrations.lightning: Lightning {version} has no {what}; it has no public hook around a whole training step, so this was "
-    "written for Lightning 2.6: install that, or train with Lightning's own Trainer (ftrun restarts all workers on a failure)"
-)
+_WRITTEN_FOR = "2.6"
 try:
     from lightning.pytorch.loops.fit_loop import _FitLoop
     from lightning.pytorch.trainer.connectors.logger_connector.result import (
@@ -35,7 +33,7 @@ try:
         _Sync,
     )
 except ImportError as error:
-    raise UsageError(_MISSING.format(version=lightning.__version__, what=error.name)) from error
+    raise another_release("Lightning", f"{lightning.__version__}: {error}", _WRITTEN_FOR) from error
 
 # Of Lightning's own names, what stands below: class -> attributes of it.
 _NEEDED = {
@@ -44,16 +42,10 @@ _NEEDED = {
     "_EvaluationLoop": ("_results",),
     "_LoggerConnector": ("_callback_metrics", "_first_loop_iter", "_current_fx"),
     "Trainer": ("_logger_connector",),
-    "result": (
-        "_Metadata",
-        "_ResultCollection",
-        "_ResultMetric",
-        "_Sync",
-        "_should",
-        "_forward_cache",
-        "_computed",
-        "_update_count",
-    ),
+    "_ResultCollection": (),
+    "_ResultMetric": ("_forward_cache", "_computed", "_update_count"),
+    "_Metadata": (),
+    "_Sync": ("_should",),
 }
 _REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": torch.min}
 _DDP = {"auto": {}, "ddp": {}, "ddp_find_unused_parameters_true": {"find_unused_parameters": True}}
@@ -115,8 +107,7 @@ class _Loop(_FitLoop):
         epochs._results = _Results(training=True)
         fetcher = _Fetcher(len(loader))
         places, kept = _LoopState(self), _Memory(self)
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        more = {} if scaler is None else {"scaler": scaler}
+        more = scaler_of(trainer.precision_plugin)
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         job = trainer.job = ftrun.protect(
             trainer.strategy.model,
@@ -169,12 +160,15 @@ class _Loop(_FitLoop):
         self.on_run_end()
 
     def _probe(self) -> None:
-        epochs = self.epoch_loop
-        for one in (self, epochs, epochs.val_loop, self.trainer, self.trainer._logger_connector):
+        epochs, meta = self.epoch_loop, _Metadata(fx="training_step", name="")
+        meta.sync = _Sync()
+        logged = (_ResultMetric(meta, True), meta.sync)
+        for one in (self, epochs, epochs.val_loop, self.trainer, self.trainer._logger_connector, *logged):
             for kind in type(one).__mro__:
                 for name in _NEEDED.get(kind.__name__, ()):
                     if not hasattr(one, name):
-                        raise UsageError(_MISSING.format(version=lightning.__version__, what=f"{kind.__name__}.{name}"))
+                        has = f"{lightning.__version__} has no {kind.__name__}.{name}"
+                        raise another_release("Lightning", has, _WRITTEN_FOR)
 
     def _advance(self, fetcher: _Fetcher) -> None:
         try:
@@ -347,7 +341,7 @@ class _Results(_ResultCollection):
     _VALUES = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "_update_count", "has_reset")
 
     def kept(self) -> list[Any]:
-        return [[key, self._meta(one.meta), self._values(key, one)] for key, one in self.items()]
+        return [[key, self._meta(one.meta), self._values(one)] for key, one in self.items()]
 
     def _meta(self, meta: Any) -> list[Any]:
         by = next((name for name, fn in _REDUCTIONS.items() if meta.reduce_fx is fn), None)
@@ -359,7 +353,7 @@ class _Results(_ResultCollection):
         sync = [meta.sync.should, meta.sync.rank_zero_only]
         return [meta.fx, meta.name, by, sync, {name: getattr(meta, name) for name in self._OWN}]
 
-    def _values(self, key: str, one: Any) -> dict[str, Any]:
+    def _values(self, one: Any) -> dict[str, Any]:
         if not one.is_tensor:
             raise UsageError(
                 f'self.log("{one.meta.name}", a torchmetrics object) in {one.meta.fx}: what it has counted is in no state_dict(), so a '

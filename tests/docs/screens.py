@@ -6,7 +6,6 @@ the packages of the `docs` extra; needs Chromium.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,12 +16,12 @@ from pathlib import Path
 
 import markdown
 
+from tests import browser
+
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build" / "site"
 OUT = ROOT / "docs" / "images" / "screens"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SIZE = (1280, 800)
-DARK = "--blink-settings=preferredColorScheme=0"
 # as code hosts lay a README out
 STYLE = """
 body { font: 16px/1.5 -apple-system, "Segoe UI", "Noto Sans", "DejaVu Sans", Helvetica, Arial, sans-serif; color: #1f2328; }
@@ -44,24 +43,16 @@ def readme() -> str:
     )
 
 
-def shoot(url: str, name: str, *options: str, size: tuple[int, int] = SIZE) -> None:
+def shoot(url: str, name: str, dark: bool = False, size: tuple[int, int] = SIZE) -> None:
     """Errors: SystemExit when there is no browser, or when it shows next to nothing."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        sys.exit(f"screens: no browser on this machine ({', '.join(BROWSERS)})")
     path = OUT / f"{name}.png"
     path.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="ftrun-screens-") as profile:
-        command = [
-            browser,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-        ]
-        command += [f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}", "--virtual-time-budget=4000"]
-        subprocess.run([*command, f"--screenshot={path}", *options, url], capture_output=True, timeout=120)
+        command = browser.command(profile, *size, dark=dark)
+        if not command:
+            sys.exit(f"screens: {browser.NONE}")
+        words = ["--virtual-time-budget=4000", f"--screenshot={path}", url]
+        subprocess.run([*command, *words], capture_output=True, timeout=120)
     if not path.exists() or path.stat().st_size < 10_000:
         sys.exit(f"screens: {name} shows next to nothing")
     print(f"screens: {path.relative_to(ROOT)}, {path.stat().st_size / 1000:.0f} kB", flush=True)
@@ -80,7 +71,7 @@ def main() -> int:
         home = f"http://127.0.0.1:{server.server_port}"
         for name, file in PAGES.items():
             shoot(f"{home}/{file}", name)
-        shoot(f"{home}/index.html", "site-dark", DARK)
+        shoot(f"{home}/index.html", "site-dark", dark=True)
         shoot(f"{home}/index.html", "site-narrow", size=(420, 800))
         server.shutdown()
     return 0

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -18,6 +17,7 @@ from ftrun.cli import completion
 from ftrun.cli.main import COMMANDS, app, load_commands
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Board
+from tests.conftest import wait_for
 from tests.docs.blocks import DOCS, README, ROOT, blocks, commands, pages, prose
 from tests.e2e import harness
 
@@ -127,9 +127,7 @@ def test_commands_on_a_live_run(folder: Path) -> None:
     running = harness.start(folder, harness.ftrun_command(folder, arguments, options=options))
     try:
         board = Board.open(running.run_dir() / "board")
-        deadline = time.monotonic() + 60
-        while gate.unpack(board.gate()).last < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: gate.unpack(board.gate()).last >= 2, "the first steps")
         for command in [*LIVE, "ftrun stop"]:
             program, *words = shlex.split(command)
             words = ["brave-otter" if word in NAMES else word for word in words]

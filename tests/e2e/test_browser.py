@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import browser
 from tests.e2e import harness
 from tests.e2e.harness import SCRIPTS, kill
 
 pytest.importorskip("ftrun.cli.commands.timeline", reason="this version draws no timeline")
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 # what is looked at, in the page itself: texts that leave the drawing, what was painted, and the tip under the pointer
 LOOK = """
 const drawing = document.querySelector("svg");
@@ -65,23 +64,18 @@ def draw(logs: Path, form: str, path: Path) -> str:
     return path.read_text()
 
 
+def browse(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = browser.command(folder / "profile", 1400, 1000)
+    if not command:
+        pytest.skip(browser.NONE)
+    return subprocess.run([*command, *words], capture_output=True, text=True, timeout=60)
+
+
 def look(page: str, folder: Path) -> dict[str, Any]:
     """Open the page with LOOK at its end; what LOOK found. Fails when the page reports an error or asks for the network."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"no browser on this machine ({', '.join(BROWSERS)})")
     path = folder / "page.html"
     path.write_text(page)
-    command = [
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--enable-logging=stderr",
-    ]
-    command += [f"--user-data-dir={folder / 'profile'}", "--window-size=1400,1000", "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = browse(folder, "--enable-logging=stderr", "--dump-dom", path.as_uri())
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert not said, said
     found = re.search(r'data-found="([^"]*)"', done.stdout)
@@ -105,18 +99,8 @@ def test_svg(logs: Path, tmp_path: Path) -> None:
     inside = svg[svg.index("<svg") :]
     check(look(f"<!doctype html><body>{inside}</body><script>{LOOK}</script>", tmp_path))
     # as a file of its own, which is stricter about its syntax
-    browser = next(filter(None, map(shutil.which, BROWSERS)))
     shot = tmp_path / "shot.png"
-    command = [
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        f"--screenshot={shot}",
-    ]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "incident.svg").as_uri()]
-    subprocess.run(command, capture_output=True, timeout=60)
+    browse(tmp_path, f"--screenshot={shot}", (tmp_path / "incident.svg").as_uri())
     assert shot.stat().st_size > 10_000  # a page that says what is wrong with the file is smaller
 
 

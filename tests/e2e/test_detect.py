@@ -8,13 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ftrun.host.workers import oom_kills
+from tests import cgroups
 from tests.conftest import small_file_system, wait_for
 from tests.e2e import harness
 from tests.e2e.harness import Outcome
@@ -316,40 +316,14 @@ def test_compilation_in_the_middle_of_a_run_is_no_hang(folder: Path, reset: str)
 # ---- cgroups ---------------------------------------------------------------------------------------------------------
 
 
-def cgroup(controller: str) -> Path:
-    """A new cgroup (v1) below our own; skips the test where that may not be made."""
-    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    root = Path("/sys/fs/cgroup") / controller
-    if controller not in own or not root.is_dir():
-        pytest.skip(f"no {controller} controller of cgroup v1 on this machine")
-    parent = root / own[controller].strip("/")
-    group = (parent if parent.exists() else root) / f"ftrun-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"cgroups may not be made here: {error}")
-    return group
-
-
-def remove(group: Path) -> None:
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            group.rmdir()
-            return
-        except OSError:  # its processes are still ending
-            assert time.monotonic() < deadline, (group / "cgroup.procs").read_text()
-            time.sleep(0.01)
-
-
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    group = cgroup("freezer")
+    group = cgroups.make("freezer")
     try:
         yield group
     finally:
         (group / "freezer.state").write_text("THAWED")
-        remove(group)
+        cgroups.remove(group)
 
 
 def pid_of(running: harness.Running, rank: int, step: int) -> int:
@@ -381,24 +355,11 @@ def test_a_frozen_cgroup_is_found_and_its_rank_replaced(folder: Path, freezer: P
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
     """A memory cgroup of the version that this machine has."""
-    group = cgroup_v2("memory") or cgroup("memory")
+    group = cgroups.make_v2("memory") or cgroups.make("memory")
     try:
         yield group
     finally:
-        remove(group)
-
-
-def cgroup_v2(controller: str) -> Path | None:
-    """A new cgroup (v2) below our own, or below the root, where processes may enter it and the controller is on."""
-    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()).get("")
-    for parent in () if own is None else (Path("/sys/fs/cgroup") / own.strip("/"), Path("/sys/fs/cgroup")):
-        children = parent / "cgroup.subtree_control"
-        if children.exists() and controller in children.read_text().split():
-            group = parent / f"ftrun-test-{os.getpid()}"
-            with contextlib.suppress(OSError):
-                group.mkdir()
-                return group
-    return None
+        cgroups.remove(group)
 
 
 def limit_memory(group: Path, limit: int) -> None:

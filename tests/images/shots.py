@@ -10,12 +10,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 from ftrun.core.waiting import wait_for
+from tests.browser import command
 
 NEEDED = ("Xvfb", "xterm", "script", "import", "convert", "chromium")
 PATIENCE = 60.0  # seconds
@@ -73,14 +75,9 @@ class Display:
 
 def browser(page: Path, out: Path, width: int, height: int, dark: bool = False) -> None:
     """A page as Chromium draws it, `dark` as on a system whose user prefers that."""
-    profile = out.with_suffix(".profile")
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
-    command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", f"--window-size={width},{height}"]
-    try:
-        shot = [*command, f"--screenshot={out}", page.as_uri()]
+    with tempfile.TemporaryDirectory(prefix="ftrun-images-") as profile:
+        shot = [*command(profile, width, height, dark), f"--screenshot={out}", page.as_uri()]
         subprocess.run(shot, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=PATIENCE * 2)
-    finally:
-        shutil.rmtree(profile, ignore_errors=True)
     subprocess.run(["convert", str(out), "-trim", "-bordercolor", "#181a1f" if dark else "#ffffff", "-border", "12", str(out)], check=True)
     shrink(out)
 

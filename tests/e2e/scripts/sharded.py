@@ -67,14 +67,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", choices=["ftrun", "gloo"], default="ftrun")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--layout", choices=["fsdp", "hsdp", "tp", "fsdp-tp", "plain"], default="fsdp")
+    parser.add_argument("--layout", choices=["fsdp", "hsdp", "tp", "fsdp-tp"], default="fsdp")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--batch", type=int, default=6)
     parser.add_argument("--width", type=int, default=47)
     parser.add_argument("--optim", choices=["adamw", "sgdm"], default="adamw")
     parser.add_argument("--fused", action="store_true")
-    parser.add_argument("--accum", choices=["none", "inside", "across", "unreduced"], default="none")
+    parser.add_argument("--accum", choices=["none", "inside", "across"], default="none")
     parser.add_argument("--clip", type=float)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 parameters in the forward, sums in float32")
     parser.add_argument("--checkpoint", action="store_true", help="activation checkpointing")
@@ -82,7 +82,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--decay", action="store_true", help="the script changes the weights after the update")
     parser.add_argument("--kills", action="store_true")
-    parser.add_argument("--kill-rank", type=int, help="always this one; default: another in each step")
     args = parser.parse_args()
     args.width += args.width % 2 if "tp" in args.layout else 0  # tensor parallelism takes no uneven sizes
     return args
@@ -92,8 +91,6 @@ def shard(net: Net, args: argparse.Namespace) -> DeviceMesh | None:
     """Lay the model over the ranks. Gives the mesh dimension that holds replicas which no placement tells of."""
     size = dist.get_world_size()
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if args.bf16 else MixedPrecisionPolicy()
-    if args.layout == "plain":
-        return None
     if args.layout == "fsdp":
         mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("shard",))
     elif args.layout == "hsdp":
@@ -146,9 +143,8 @@ class Killer:
         kind._collective = wrapped
 
     def body(self, step: Any) -> None:
-        rank = step.index % dist.get_world_size() if self.args.kill_rank is None else self.args.kill_rank
         self.count, self.at = 0, -1
-        if step.attempt == 0 and step.index >= 1 and rank == dist.get_rank():
+        if step.attempt == 0 and step.index >= 1 and step.index % dist.get_world_size() == dist.get_rank():
             self.at, self.after = (step.index - 1) // 2, step.index % 2 == 0
 
     def ended(self) -> None:
@@ -193,12 +189,12 @@ def main() -> None:
             noise = torch.rand(1) + random.random() + np.random.random()
             x = x if "tp" in args.layout else x * (1.0 + 0.05 * noise)
             record.batches.append(sha([x, y])[:12])
-            updates = args.accum not in ("across", "unreduced") or step.index % 2 == 1
+            updates = args.accum != "across" or step.index % 2 == 1
             halves = [(x[::2], y[::2]), (x[1::2], y[1::2])] if args.accum == "inside" else [(x, y)]
             total = 0.0
             for number, (inputs, targets) in enumerate(halves):
-                if args.accum in ("inside", "unreduced"):
-                    net.set_requires_gradient_sync(updates and number == len(halves) - 1)
+                if args.accum == "inside":
+                    net.set_requires_gradient_sync(number == len(halves) - 1)
                 loss = (called(inputs).float() - targets).square().mean()
                 loss.backward()
                 total += loss.item()

@@ -46,7 +46,7 @@ def test_one_rank_is_debugged_and_nobody_is_blamed(ftrun: Ftrun, stop: str) -> N
     above = "breakpoint()" if stop == "breakpoint()" else "pass"
     options = ["--nproc-per-node", "4", "--debug-rank", "2", "--hang-timeout", "2", "--heartbeat-timeout", "2"]
     person = Typist(ftrun.command(*options, script(ftrun, above, stop, False)), ftrun.base, ftrun.env)
-    person.until("(Pdb) ".strip())
+    person.until("(Pdb)")
     if above == "breakpoint()":
         person.type("c\n")
     person.until("optimizer.step()" if stop != "dist.breakpoint(2)" else "up")

@@ -95,3 +95,16 @@ def test_names_and_litter(ftrun: Ftrun, start: str) -> None:
         assert f"[rank {rank}] called ftrun rank {rank}, rank {rank}" in run.stdout
     assert os.listdir(temporary) == ["pymp-of-somebody-else"]
     assert not list(ftrun.runs_root.glob("[!.]*")), "the run directory stays"
+
+
+def test_a_spare_does_not_park_while_a_library_is_imported(ftrun: Ftrun) -> None:
+    """tqdm looks through the whole environment then; behind it stands what a spare is to have ready."""
+    go = ftrun.base / "go"
+    script = ftrun.script(
+        "import os, time\nimport tqdm\nprint('built', flush=True)\nrank = os.environ['RANK']\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    )
+    run = ftrun.start("--nproc-per-node", 1, "--spares", 1, "--worker-start", "exec", script)
+    wait_for(lambda: [p.read_text() for p in (ftrun.base / "logs").glob("*/*/spare-*/stdout.log")] == ["built\n"], "the spare")
+    go.touch()
+    assert run.wait() == 0, run.stderr

@@ -51,7 +51,6 @@ def odd():
     return model
 
 def elsewhere():
-    torch_mesh = init_device_mesh("cpu", (2,))
     model = torch.nn.Linear(4, 4)
     fully_shard(model, mesh=torch.distributed.device_mesh.DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu"))
     return model

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +16,7 @@ from ftrun.core.system import cgroup
 from ftrun.worker.memory import segment
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.state.protected_state import ProtectedState
+from tests import cgroups
 from tests.conftest import ROOT, Ftrun
 
 ROOM = 700 << 20  # for the models of two ranks, beside what the imports take, which differs from torch to torch
@@ -50,31 +48,13 @@ def _imported() -> int:
 
 @pytest.fixture
 def limited() -> Iterator[Path]:
-    """A memory cgroup with a limit; needs the right to make one."""
-    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    root = Path("/sys/fs/cgroup/memory")
-    if "memory" not in own or not (root / "memory.limit_in_bytes").exists():
-        pytest.skip("no memory controller of cgroup v1 on this machine")
-    parent = root / own["memory"].strip("/")
-    group = (parent if parent.exists() else root) / f"ftrun-test-{os.getpid()}"
+    """A memory cgroup (v1) with a limit; needs the right to make one."""
+    group = cgroups.make("memory")
     try:
-        group.mkdir()
         (group / "memory.limit_in_bytes").write_text(str(_imported() + ROOM))
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            group.rmdir()
-        pytest.skip(f"cgroups may not be made here: {error}")
-    try:
         yield group
     finally:
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                group.rmdir()
-                break
-            except OSError:  # its processes are still ending
-                assert time.monotonic() < deadline, (group / "cgroup.procs").read_text()
-                time.sleep(0.01)
+        cgroups.remove(group)
 
 
 def test_limit_too_small_for_the_weights(ftrun: Ftrun, limited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
