@@ -66,8 +66,9 @@ def _facts() -> list[str]:
     models = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()
+    words = ["..." if os.path.isabs(word) else shlex.quote(word) for word in sys.argv[1:]]  # where things lay here helps nobody
     return [
-        f"`python {shlex.join([os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])}`",
+        f"`python {' '.join([os.path.relpath(sys.argv[0], ROOT), *words])}`",
         described.stdout.strip() or "unknown",
         time.strftime("%Y-%m-%d"),
         f"{cores} cores ({models[0] if models else platform.machine()}), {memory:.0f} GiB, load at the end {load[0]:.1f}",
