@@ -25,7 +25,8 @@ TABLE = ROOT / "docs" / "versions.md"
 ENVIRONMENT = ROOT / ".venv-versions"
 BEGIN, END = "<!-- rows: make versions -->\n", "<!-- end of rows -->\n"
 NEEDS = ("hypothesis", "prometheus-client", "pyte", "pytest", "pytest-timeout", "pytest-xdist")
-# kills in every phase, once as tests and once as `ftrun verify`; what a worker sees beside torchrun; a status; a pretended GPU
+# kills in every phase, once as tests and once as `ftrun verify`; the same of sharded models and pipelines; what a worker sees beside
+# torchrun; a status; a pretended GPU
 CORE = (
     "tests/e2e/test_exact.py::test_what_is_compared_with_is_what_torchrun_gives[adamw]",
     "tests/e2e/test_exact.py::test_clean_run_equals_torchrun[adamw]",
@@ -34,6 +35,15 @@ CORE = (
     "tests/e2e/test_exact.py::test_step_0_in_every_phase",
     "tests/e2e/test_exact.py::test_two_at_once",
     "tests/e2e/test_exact.py::test_during_recovery[survivor-reset]",
+    "tests/e2e/test_sharded.py::test_fsdp2_at_every_collective",
+    "tests/e2e/test_sharded.py::test_hsdp_at_every_collective_at_gates_and_in_updates",
+    "tests/e2e/test_sharded.py::test_a_shard_that_nobody_else_has_outlives_a_death_at_the_gate",
+    "tests/e2e/test_sharded.py::test_a_death_in_the_update_goes_back_to_the_snapshot",
+    "tests/e2e/test_sharded.py::test_more_at_every_collective[--layout tp]",
+    "tests/e2e/test_sharded.py::test_more_at_every_collective[--layout fsdp-tp]",
+    "tests/e2e/test_pipeline.py::test_deaths_in_every_phase_and_around_calls_change_nothing",
+    "tests/e2e/test_pipeline.py::test_without_a_replica_a_stage_is_adopted_or_all_go_back",
+    "tests/e2e/test_subgroups.py",
     "tests/e2e/test_verify.py::test_kills_in_every_phase_leave_no_trace",
     "tests/e2e/test_cuda_build.py",
     "tests/helpers/test_fork_server.py",
