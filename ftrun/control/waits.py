@@ -17,7 +17,8 @@ class Rank:
 
     `waiting`: inside a collective: number `number` of `group` (0 = the whole world) since its step was handed out; or, with a
     `peer` (a rank), in a send or receive. `members`: the ranks of that group, empty = not known. `counts`: of each group that is
-    known, how many of its collectives the rank has entered. `excuse`: first, call, compiling, outside (of a body) or "".
+    known, how many of its collectives the rank has entered; `all_counted` False: it may have groups beside these. `excuse`: first,
+    call, compiling, outside (of a body) or "".
     `looping` False: it has not begun, or has left the loop.
     """
 
@@ -36,15 +37,17 @@ class Rank:
     peer: int = -1
     members: tuple[int, ...] = ()
     counts: tuple[tuple[int, int], ...] = ()
+    all_counted: bool = True
 
     @property
     def in_collective(self) -> bool:
         return self.waiting and self.peer < 0
 
-    def entered(self, group: int) -> int:
-        """Collectives of `group` that it has entered since its step was handed out."""
-        latest = self.number if self.group == group and self.peer < 0 else 0
-        return max(latest, dict(self.counts).get(group, 0))
+    def lacks(self, group: int, number: int) -> bool:
+        """Is it certain that it has not entered this collective of `group` since its step was handed out?"""
+        if self.group == group and self.peer < 0 and self.number >= number:
+            return False
+        return dict(self.counts).get(group, 0 if self.all_counted else number) < number
 
 
 def split(here: Sequence[Rank]) -> tuple[list[Rank], list[Rank]]:
@@ -74,7 +77,7 @@ def _collectives(here: Sequence[Rank]) -> Iterator[tuple[list[Rank], list[Rank]]
     """Of each collective that somebody waits in: who is in it, and which members have not entered it."""
     for group, number in sorted({(r.group, r.number) for r in here if r.in_collective}):
         present = [r for r in here if r.in_collective and (r.group, r.number) == (group, number)]
-        absent = [r for r in _members(present[0], here) if r.entered(group) < number]
+        absent = [r for r in _members(present[0], here) if r.lacks(group, number)]
         if absent:
             yield present, absent
 
@@ -89,7 +92,7 @@ def _awaited(rank: Rank, here: Sequence[Rank]) -> list[Rank]:
         return [r for r in here if not r.at_gate]
     if rank.peer >= 0:
         return [r for r in here if r.rank == rank.peer]
-    return [r for r in _members(rank, here) if r.entered(rank.group) < rank.number]
+    return [r for r in _members(rank, here) if r.lacks(rank.group, rank.number)]
 
 
 def _ends(here: Sequence[Rank]) -> list[frozenset[int]]:

@@ -95,6 +95,7 @@ WORLDS: list[tuple[str, list[Rank], list[tuple[int, str]]]] = [
     ("a pipeline behind", [*(inner(r, 3) for r in (0, 1, 3)), skipped(2, 2), recv(4, 1), recv(5, 4)], [(2, "collective")]),
     ("it went on to a receive", [*(inner(r, 3) for r in (0, 1, 3)), recv(2, 0, counts=((7, 2),))], [(2, "collective")]),
     ("entered before, and past it", [inner(0, 3), inner(1, 3), inner(3, 3), recv(2, 0, counts=((7, 3),))], []),
+    ("it has too many groups", [*(inner(r, 3) for r in (0, 1, 3)), rank(2, at_gate=True, all_counted=False)], []),
     ("two replicas, one left it out", [inner(0, 3, members=(0, 1)), skipped(1, 2), at_gate(2), at_gate(3)], []),
     ("receives are not counted", [recv(0, 1, number=5), recv(1, 2, number=7), recv(2, 3, number=7), recv(3, 0, number=7)], []),
     ("different names", [inside(0), inside(1, name="barrier"), inside(2), at_gate(3, 2)], []),

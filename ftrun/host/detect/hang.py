@@ -114,6 +114,7 @@ def describe(cell: Cell, word: gate.GateWord, members: Callable[[int], tuple[int
         peer=cell[F.PEER] - 1,
         members=members(group) if waiting else (),
         counts=tuple(_counts(cell)),
+        all_counted=not cell[F.FIRST_COUNT + COUNTS - 1],
     )
 
 
