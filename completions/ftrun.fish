@@ -133,7 +133,7 @@ complete -c ftrun -n '__ftrun_in run' -l numa-binding -d 'Bind workers to the pr
 complete -c ftrun -n '__ftrun_in run' -l signals-to-handle -d 'Signals that end the run and are passed on to the workers.' -x
 complete -c ftrun -n '__ftrun_in run' -l shutdown-timeout -d 'Seconds the workers get to end after a signal.' -x
 complete -c ftrun -n '__ftrun_in run' -l role -d 'Role of the workers, for their line prefix and ROLE_NAME.' -x
-complete -c ftrun -n '__ftrun_in run' -l log-dir -d 'Where the workers\' output is kept; ftrun-logs keeps that of the last 20 runs that ended.' -x -a '(__fish_complete_directories)'
+complete -c ftrun -n '__ftrun_in run' -l log-dir -d 'Where the workers\' output is kept; ftrun-logs keeps that of 20 ended runs, and 20 that made no step.' -x -a '(__fish_complete_directories)'
 complete -c ftrun -n '__ftrun_in run' -s r -l redirects -d 'Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both, or 0:3,1:1 by local rank.' -x
 complete -c ftrun -n '__ftrun_in run' -s t -l tee -d 'Streams that go to files and, with torchrun\'s prefix, to the console.' -x
 complete -c ftrun -n '__ftrun_in run' -l log-line-prefix-template -d 'The prefix in torchrun\'s form: ${role_name} ${local_rank} ${rank} ${hostname}; --log-prefix goes before it.' -x
@@ -214,7 +214,7 @@ complete -c ftrun -n '__ftrun_in verify' -l numa-binding -d 'Bind workers to the
 complete -c ftrun -n '__ftrun_in verify' -l signals-to-handle -d 'Signals that end the run and are passed on to the workers.' -x
 complete -c ftrun -n '__ftrun_in verify' -l shutdown-timeout -d 'Seconds the workers get to end after a signal.' -x
 complete -c ftrun -n '__ftrun_in verify' -l role -d 'Role of the workers, for their line prefix and ROLE_NAME.' -x
-complete -c ftrun -n '__ftrun_in verify' -l log-dir -d 'Where the workers\' output is kept; ftrun-logs keeps that of the last 20 runs that ended.' -x -a '(__fish_complete_directories)'
+complete -c ftrun -n '__ftrun_in verify' -l log-dir -d 'Where the workers\' output is kept; ftrun-logs keeps that of 20 ended runs, and 20 that made no step.' -x -a '(__fish_complete_directories)'
 complete -c ftrun -n '__ftrun_in verify' -s r -l redirects -d 'Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both, or 0:3,1:1 by local rank.' -x
 complete -c ftrun -n '__ftrun_in verify' -s t -l tee -d 'Streams that go to files and, with torchrun\'s prefix, to the console.' -x
 complete -c ftrun -n '__ftrun_in verify' -l log-line-prefix-template -d 'The prefix in torchrun\'s form: ${role_name} ${local_rank} ${rank} ${hostname}; --log-prefix goes before it.' -x

@@ -187,7 +187,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _theirs("role", WORKERS, "Role of the workers, for their line prefix and ROLE_NAME.", "default", "NAME"),
     _theirs(
-        "log-dir", OUTPUT, "Where the workers' output is kept; ftrun-logs keeps that of the last 20 runs that ended.",
+        "log-dir", OUTPUT, "Where the workers' output is kept; ftrun-logs keeps that of 20 ended runs, and 20 that made no step.",
         "ftrun-logs", "DIR",
     ),
     _theirs(
