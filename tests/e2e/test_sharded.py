@@ -134,6 +134,7 @@ def test_an_update_that_a_replacement_could_make_otherwise_is_not_made(tmp_path:
         ["--optim", "sgdm", "--accum", "inside"],
         ["--accum", "across", "--fused"],
         ["--checkpoint", "--bf16"],
+        ["--optim", "packed"],
         ["--prefetch", "--optim", "sgdm", "--fused"],
         ["--layout", "hsdp", "--checkpoint", "--clip", "0.5"],
         ["--layout", "hsdp", "--accum", "inside", "--prefetch"],

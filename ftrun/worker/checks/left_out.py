@@ -11,6 +11,7 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ExtensionFileLoader
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -171,10 +172,11 @@ def _settings() -> dict[str, Any]:
 
 
 def _script_modules() -> list[tuple[str, ModuleType]]:
-    """Modules of the script's own that it has imported."""
-    found = [(name, module, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
-    return [
-        (name, module)
-        for name, module, file in found
-        if name != "__main__" and file and os.path.isabs(file) and is_script(file)
-    ]
+    """Modules of the script's own that it has imported, none that a compiler made (Inductor's)."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
+        imported = spec is not None and not isinstance(spec.loader, ExtensionFileLoader)
+        if name != "__main__" and imported and file and os.path.isabs(file) and is_script(file):
+            found.append((name, module))
+    return found

@@ -34,6 +34,7 @@ from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.trees import checksum, leaves
 from ftrun.worker.state import serialization
+from ftrun.worker.state.composed import parts_of
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.state.shards import coordinate
 
@@ -203,12 +204,12 @@ class DigestRecorder(StepObserver):
 def tensor_digest(tensor: torch.Tensor, seed: int = 0) -> int:
     """64 bits of a tensor's bytes, wherever it is; `seed` chains several."""
     try:
-        tensor = local_of(tensor.detach())
-        if tensor.layout != torch.strided:
-            tensor = tensor.to_dense()
-        value = checksum(tensor.cpu(), seed)
-        assert value is not None
-        return value
+        for part in parts_of(local_of(tensor.detach())).values():
+            dense = part if part.layout == torch.strided else part.to_dense()
+            value = checksum(dense.cpu(), seed)
+            assert value is not None
+            seed = value
+        return seed
     except (NotImplementedError, RuntimeError) as error:
         raise FtrunError(f"ftrun verify cannot read a {type(tensor).__name__} on {tensor.device}: {error}") from error
 

@@ -15,15 +15,13 @@ from ftrun import native
 from ftrun.core.errors import UsageError
 from ftrun.worker.memory.arena import Arena, Entry, Manifest, place
 from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
-from ftrun.worker.memory.segment import is_ample
 from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.torch_private import params_of_reducer, writes_to
-from ftrun.worker.runtime.trees import checksum
 from ftrun.worker.state import shards
+from ftrun.worker.state.optimizer_state import OptimizerState
 from ftrun.worker.state.python_state import PythonState, params_of
 
 _SAMPLE = 16384  # bytes
-_Owner = tuple[int, int]  # of optimizer state: number of the optimizer, number of the parameter in it
 
 
 class ProtectedState:
@@ -52,7 +50,7 @@ class ProtectedState:
         self._blocks: dict[int, torch.Tensor] = {}
         self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._buffer_views: list[tuple[torch.nn.Module, str, Entry, torch.Tensor]] = []
-        self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # optimizer state in the arena: key -> tensor there
+        self._made = OptimizerState(optimizers, self.params)
         self._shadow = 0
         self._gpu_shadow = 0
 
@@ -133,8 +131,8 @@ class ProtectedState:
             self._gpu_shadow = arena.reserve("volatile", size, on_gpu=True) - offset if size else 0
         self.manifest.facts["gpu_shadow"] = self._gpu_shadow
         spread = {name: said for name, param, _ in self.params if (said := shards.spread_of(param)) is not None}
-        self.manifest.facts["spread"] = spread
-        self._check_groups()
+        self.manifest.facts |= {"spread": spread, "composed": {}}
+        self._made.check_groups(self.manifest)
         self.absorb()
         arena.write_manifest(self.manifest)
 
@@ -149,44 +147,11 @@ class ProtectedState:
             self._point_buffer(module, attribute, entry, arena.tensor(entry, self._blocks))
         self._shadow = int(manifest.facts["shadow"])
         self._gpu_shadow = int(manifest.facts["gpu_shadow"])
-        for i, optimizer in enumerate(self.optimizers):
-            self._follow_groups(optimizer, manifest.facts["groups"][i])
-            params = list(params_of(optimizer))
-            optimizer.state.clear()
-            for entry in manifest.entries:
-                kind, _, rest = entry.name.partition(".")
-                if kind == "optim" and rest.split(".", 1)[0] == str(i):
-                    _, index, key = rest.split(".", 2)
-                    param, view = params[int(index)], arena.tensor(entry, self._blocks)
-                    value = shards.spread(view, manifest.facts["spread"].get(entry.name), param)
-                    optimizer.state[param][key] = value
-                    self._held.setdefault((i, int(index)), {})[key] = value
-
-    def _groups(self) -> list[list[list[str]]]:
-        """Names of the parameters in each group of each optimizer."""
-        names = {id(p): name for name, p, _ in self.params}
-        return [[[names.get(id(p), "") for p in g["params"]] for g in o.param_groups] for o in self.optimizers]
-
-    def _follow_groups(self, optimizer: torch.optim.Optimizer, wanted: list[list[str]]) -> None:
-        """Make the groups that the predecessor's script has added since; their settings come with the Python state."""
-        params = {name: p for name, p, _ in self.params}
-        for names in wanted[len(optimizer.param_groups) :]:
-            optimizer.add_param_group({"params": [params[name] for name in names]})
-
-    def _check_groups(self) -> None:
-        """Errors: UsageError when an optimizer updates what is not kept."""
-        for i, groups in enumerate(self._groups()):
-            if any(name == "" for names in groups for name in names):
-                raise UsageError(
-                    f"optimizer {i} was given a parameter that no protected model had when protect() was called, so it would be "
-                    "lost with its worker: build the whole model before protect(), and freeze what comes later"
-                )
-        self.manifest.facts["groups"] = self._groups()
+        self._made.attach(arena, manifest, self._blocks)
 
     def reattach(self, arena: Arena, manifest: Manifest) -> None:
         """As `attach`, for a rank that has used its state and goes back to an earlier one."""
-        self._views, self._buffer_views = [], []
-        self._held, self._blocks = {}, {}
+        self._views, self._buffer_views, self._blocks = [], [], {}
         self.attach(arena, manifest)
 
     def live_buffers(self) -> tuple[int, int]:
@@ -208,85 +173,19 @@ class ProtectedState:
         buffer.data = view
         self._buffer_views.append((module, name, entry, view))
 
-    def absorb(self) -> bool:
-        """Take optimizer state that the last update made (or replaced) into the arena. True when the layout grew.
+    def absorb(self) -> None:
+        """Take optimizer state that the last update made (or replaced) into the arena.
 
         Call while the arena is OPEN.
         """
-        grown = []
-        if self._groups_changed() or self._vanished():
-            self._check_groups()
+        if self._made.absorb(self.arena, self.manifest, self._blocks):
             self.arena.write_manifest(self.manifest)
-        for owner, param, state in self._optimizer_states():
-            held, fresh = self._held.get(owner, {}), []
-            for key, value in state.items():
-                view = held.get(key)
-                if value is not None and value is view:
-                    continue
-                if not isinstance(value, torch.Tensor):
-                    self.python.loose = True
-                elif view is None:
-                    fresh.append(key)
-                else:
-                    with torch.no_grad():
-                        local_of(view).copy_(local_of(value))
-                    state[key] = view
-            if fresh:
-                grown.append((owner, param, state, fresh))
-        if not grown:
-            return False
-        on_host, on_gpu = self._bytes([local_of(state[key]) for _, _, state, fresh in grown for key in fresh])
-        self.arena.expect("committed", on_gpu)
-        roomy = is_ample(on_host)
-        private = {id(p) for _, p, alone in self.params if alone}
-        for owner, param, state, fresh in grown:
-            prefix = f"optim.{owner[0]}.{owner[1]}"
-            named = [(f"{prefix}.{key}", local_of(state[key]), id(param) in private) for key in fresh]
-            placed = place(self.arena, "committed", named, self._blocks, roomy)
-            for key, (entry, view) in zip(fresh, placed, strict=True):
-                self.manifest.entries.append(entry)
-                said = shards.spread_of_state(state[key], param, f"optimizer state {key}")
-                if said is not None:
-                    self.manifest.facts["spread"][entry.name] = said
-                state[key] = shards.spread(view, said, param)
-                self._held.setdefault(owner, {})[key] = state[key]
-        self.arena.write_manifest(self.manifest)
-        return True
-
-    def _groups_changed(self) -> bool:
-        sizes = [[len(g["params"]) for g in o.param_groups] for o in self.optimizers]
-        return sizes != [[len(names) for names in groups] for groups in self.manifest.facts["groups"]]
-
-    def _vanished(self) -> bool:
-        """Forget optimizer state that the script has dropped (state.clear(), say). True when there was some."""
-        alive = {owner: state for owner, _, state in self._optimizer_states()}
-        gone = [(owner, key) for owner, held in self._held.items() for key in held if key not in alive.get(owner, ())]
-        for owner, key in gone:
-            del self._held[owner][key]
-        names = {f"optim.{i}.{index}.{key}" for (i, index), key in gone}
-        self.manifest.entries = (
-            [e for e in self.manifest.entries if e.name not in names] if gone else self.manifest.entries
-        )
-        return bool(gone)
-
-    def _optimizer_states(self) -> Iterator[tuple[_Owner, torch.nn.Parameter, dict[Any, Any]]]:
-        for i, optimizer in enumerate(self.optimizers):
-            for index, param in enumerate(params_of(optimizer)):
-                state = optimizer.state.get(param)
-                if state:
-                    yield (i, index), param, state
-
-    def _bytes(self, tensors: list[torch.Tensor]) -> tuple[int, int]:
-        """Bytes of those tensors' storages, in the host's memory and on the GPU."""
-        if self.arena.memory is None:
-            return sum(t.untyped_storage().nbytes() for t in tensors), 0
-        return sum(t.untyped_storage().nbytes() for t in tensors if gpu_of(t) is None), bytes_on_gpu(tensors)
+        self.python.loose |= self._made.loose
 
     def repoint(self) -> None:
         """Optimizer state was loaded anew (a checkpoint): lay it out afresh. Call while the arena is OPEN."""
-        self._held = {}
-        self.manifest.entries = [e for e in self.manifest.entries if not e.name.startswith("optim.")]
-        self.absorb()
+        self._made.forget(self.manifest)
+        self._made.absorb(self.arena, self.manifest, self._blocks)
         self.arena.write_manifest(self.manifest)
 
     # -- buffers -----------------------------------------------------------------------------------------------------
@@ -394,11 +293,7 @@ class ProtectedState:
         for entry in self.manifest.entries:
             if entry.zone == "committed":
                 value = self.arena.checksum(entry, value)
-        return value, tuple(
-            (owner, key, id(one), None if self._held.get(owner, {}).get(key) is one else _content(one))
-            for owner, _, state in self._optimizer_states()
-            for key, one in state.items()
-        )
+        return value, self._made.stand()
 
     def sample(self, turn: int) -> int:
         """A hash of a small part of the parameters and the optimizer state in the host's memory, another one each turn."""
@@ -493,12 +388,3 @@ def _ignored(module: torch.nn.Module) -> set[str]:
     if not names:
         return set()
     return {f"module.{name}" for name in names}
-
-
-def _content(value: Any) -> Any:
-    """Of optimizer state that is not in the arena (yet)."""
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    inner = local_of(value)
-    read = checksum(inner)
-    return writes_to(inner) if read is None else read

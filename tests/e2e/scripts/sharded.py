@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from packed_sgd import PackedSGD, parts_of
 from reference import FEATURES, OUTPUTS, Record, indexed, sha
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -72,7 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--batch", type=int, default=6)
     parser.add_argument("--width", type=int, default=47)
-    parser.add_argument("--optim", choices=["adamw", "sgdm"], default="adamw")
+    parser.add_argument("--optim", choices=["adamw", "sgdm", "packed"], default="adamw")
     parser.add_argument("--fused", action="store_true")
     parser.add_argument("--accum", choices=["none", "inside", "across"], default="none")
     parser.add_argument("--clip", type=float)
@@ -163,6 +164,8 @@ def main() -> None:
     optimizer: torch.optim.Optimizer
     if args.optim == "adamw":
         optimizer = torch.optim.AdamW(learned, lr=0.01, fused=args.fused)
+    elif args.optim == "packed":
+        optimizer = PackedSGD(learned, lr=0.05)
     else:
         optimizer = torch.optim.SGD(learned, lr=0.05, momentum=0.9, dampening=0.1, fused=args.fused)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.9)
@@ -215,7 +218,7 @@ def main() -> None:
             if killer is not None:
                 killer.ended()
     state = optimizer.state_dict()
-    parts = [local(t) for s in state["state"].values() for t in s.values()]
+    parts = [part for s in state["state"].values() for t in s.values() for part in parts_of(local(t))]
     result = {
         "weights": sha([local(p) for p in net.parameters()]),
         "private": None,

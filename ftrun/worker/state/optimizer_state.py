@@ -1,0 +1,206 @@
+"""State of the optimizers: an update makes it, it is laid into the arena then, and a replacement finds it there.
+
+An entry of the manifest is named `optim.<optimizer>.<parameter>.<key>`, and of a tensor that is made of others
+`optim.<optimizer>.<parameter>.<key>/<part>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ftrun.core.errors import UsageError
+from ftrun.worker.memory.arena import Arena, Manifest, place
+from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
+from ftrun.worker.memory.segment import is_ample
+from ftrun.worker.runtime.sharded_private import local_of
+from ftrun.worker.runtime.torch_private import writes_to
+from ftrun.worker.runtime.trees import checksum
+from ftrun.worker.state import composed, shards
+from ftrun.worker.state.python_state import params_of
+
+_Owner = tuple[int, int]  # number of the optimizer, number of the parameter in it
+_Blocks = dict[int, torch.Tensor]
+Params = list[tuple[str, torch.nn.Parameter, bool]]  # name, parameter, left out of DDP's synchronization
+
+
+class OptimizerState:
+    """Of one rank. `params`: all that is protected. `loose`: an optimizer keeps values that are no tensors."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer], params: Params) -> None:
+        self.optimizers = optimizers
+        self.loose = False
+        self._params = params
+        self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # what lies in the arena: key -> tensor there
+
+    def attach(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> None:
+        """Use what a dead rank left: the groups that its script added, and the state of each parameter."""
+        self._held = {}
+        entries = [entry for entry in manifest.entries if entry.name.startswith("optim.")]
+        for i, optimizer in enumerate(self.optimizers):
+            self._follow_groups(optimizer, manifest.facts["groups"][i])
+            params = list(params_of(optimizer))
+            optimizer.state.clear()
+            found: dict[str, dict[str, torch.Tensor]] = {}
+            for entry in entries:
+                name, part = _owner_of(entry.name, manifest)
+                if name.split(".", 2)[1] == str(i):
+                    found.setdefault(name, {})[part] = arena.tensor(entry, blocks)
+            for name, parts in found.items():
+                index, key = int(name.split(".", 3)[2]), name.split(".", 3)[3]
+                param = params[index]
+                local = composed.made(parts, manifest.facts["composed"].get(name))
+                value = shards.spread(local, manifest.facts["spread"].get(name), param)
+                optimizer.state[param][key] = value
+                self._held.setdefault((i, index), {})[key] = value
+
+    def forget(self, manifest: Manifest) -> None:
+        """It was loaded anew (a checkpoint): nothing of it is in the arena."""
+        self._held = {}
+        manifest.entries = [entry for entry in manifest.entries if not entry.name.startswith("optim.")]
+
+    def absorb(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> bool:
+        """Take what the last update made (or replaced) into the arena. True when the manifest changed and is to be written.
+
+        Call while the arena is OPEN. Errors: UsageError for what cannot be kept.
+        """
+        changed, grown = False, []
+        if self._groups_changed(manifest) or self._vanished(manifest):
+            self.check_groups(manifest)
+            changed = True
+        for owner, param, state in self._states():
+            held, fresh = self._held.get(owner, {}), []
+            for key, value in state.items():
+                view = held.get(key)
+                if value is not None and value is view:
+                    continue
+                if not isinstance(value, torch.Tensor):
+                    self.loose = True
+                elif view is None:
+                    composed.recipe_of(local_of(value), _what(key))  # says so where it cannot be kept
+                    fresh.append(key)
+                else:
+                    _copy(value, view)
+                    state[key] = view
+            if fresh:
+                grown.append((owner, param, state, fresh))
+        if not grown:
+            return changed
+        parts = [p for _, _, state, fresh in grown for key in fresh for p in _parts(state[key]).values()]
+        on_host, on_gpu = _bytes(parts, arena)
+        arena.expect("committed", on_gpu)
+        roomy = is_ample(on_host)
+        private = {id(p) for _, p, left_out in self._params if left_out}
+        for owner, param, state, fresh in grown:
+            names = {key: f"optim.{owner[0]}.{owner[1]}.{key}" for key in fresh}
+            alone, views = id(param) in private, {}
+            named = [(_named(names[key], part), one, alone) for key in fresh for part, one in _parts(state[key]).items()]
+            for entry, view in place(arena, "committed", named, blocks, roomy):
+                manifest.entries.append(entry)
+                views[entry.name] = view
+            for key, name in names.items():
+                state[key] = _made(manifest, name, state[key], param, views)
+                self._held.setdefault(owner, {})[key] = state[key]
+        return True
+
+    def stand(self) -> tuple[Any, ...]:
+        """What stands for the values that do not lie in the arena (yet), and for which do."""
+        return tuple(
+            (owner, key, id(one), None if self._held.get(owner, {}).get(key) is one else _content(one))
+            for owner, _, state in self._states()
+            for key, one in state.items()
+        )
+
+    def check_groups(self, manifest: Manifest) -> None:
+        """Errors: UsageError when an optimizer updates what is not kept."""
+        for i, groups in enumerate(self._groups()):
+            if any(name == "" for names in groups for name in names):
+                raise UsageError(
+                    f"optimizer {i} was given a parameter that no protected model had when protect() was called, so it would be "
+                    "lost with its worker: build the whole model before protect(), and freeze what comes later"
+                )
+        manifest.facts["groups"] = self._groups()
+
+    def _groups(self) -> list[list[list[str]]]:
+        """Names of the parameters in each group of each optimizer."""
+        names = {id(p): name for name, p, _ in self._params}
+        return [[[names.get(id(p), "") for p in g["params"]] for g in o.param_groups] for o in self.optimizers]
+
+    def _follow_groups(self, optimizer: torch.optim.Optimizer, wanted: list[list[str]]) -> None:
+        """Make the groups that the predecessor's script has added since; their settings come with the Python state."""
+        params = {name: p for name, p, _ in self._params}
+        for names in wanted[len(optimizer.param_groups) :]:
+            optimizer.add_param_group({"params": [params[name] for name in names]})
+
+    def _groups_changed(self, manifest: Manifest) -> bool:
+        sizes = [[len(g["params"]) for g in o.param_groups] for o in self.optimizers]
+        return sizes != [[len(names) for names in groups] for groups in manifest.facts["groups"]]
+
+    def _vanished(self, manifest: Manifest) -> bool:
+        """Forget what the script has dropped (state.clear(), say). True when there was some."""
+        alive = {owner: state for owner, _, state in self._states()}
+        gone = [(owner, key) for owner, held in self._held.items() for key in held if key not in alive.get(owner, ())]
+        for owner, key in gone:
+            del self._held[owner][key]
+        names = {f"optim.{i}.{index}.{key}" for (i, index), key in gone}
+        if gone:
+            manifest.entries = [e for e in manifest.entries if _owner_of(e.name, manifest)[0] not in names]
+        return bool(gone)
+
+    def _states(self) -> Iterator[tuple[_Owner, torch.nn.Parameter, dict[Any, Any]]]:
+        for i, optimizer in enumerate(self.optimizers):
+            for index, param in enumerate(params_of(optimizer)):
+                state = optimizer.state.get(param)
+                if state:
+                    yield (i, index), param, state
+
+
+def _made(manifest: Manifest, name: str, value: Any, param: Any, views: dict[str, torch.Tensor]) -> torch.Tensor:
+    """`value` anew, over the views that its parts were copied to."""
+    what = _what(name.split(".", 3)[3])
+    recipe, spread = composed.recipe_of(local_of(value), what), shards.spread_of_state(value, param, what)
+    if recipe is not None:
+        manifest.facts["composed"][name] = recipe
+    if spread is not None:
+        manifest.facts["spread"][name] = spread
+    parts = {part: views[_named(name, part)] for part in _parts(value)}
+    return shards.spread(composed.made(parts, recipe), spread, param)
+
+
+def _what(key: Any) -> str:
+    return f"optimizer state {key}"
+
+
+def _owner_of(name: str, manifest: Manifest) -> tuple[str, str]:
+    """The tensor that an entry belongs to, and which part of it that is."""
+    whole, _, part = name.rpartition("/")
+    return (whole, part) if whole in manifest.facts["composed"] else (name, "")
+
+
+def _named(name: str, part: str) -> str:
+    return f"{name}/{part}" if part else name
+
+
+def _parts(value: Any) -> dict[str, torch.Tensor]:
+    return composed.parts_of(local_of(value))
+
+
+def _copy(value: torch.Tensor, view: torch.Tensor) -> None:
+    with torch.no_grad():
+        for (_, old), new in zip(_parts(view).items(), _parts(value).values(), strict=True):
+            old.copy_(new)
+
+
+def _bytes(tensors: list[torch.Tensor], arena: Arena) -> tuple[int, int]:
+    """Bytes of those tensors' storages, in the host's memory and on the GPU."""
+    if arena.memory is None:
+        return sum(t.untyped_storage().nbytes() for t in tensors), 0
+    return sum(t.untyped_storage().nbytes() for t in tensors if gpu_of(t) is None), bytes_on_gpu(tensors)
+
+
+def _content(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return [writes_to(part) if (read := checksum(part)) is None else read for part in _parts(value).values()]
