@@ -45,6 +45,7 @@ from ftrun.worker.runtime.run_link import Context
 # where nothing is repaired in place and a script may want to handle the error
 _HOLD, _HOLD_OUTSIDE = 30.0, 3.0
 _DRAIN = 0.5  # of the stop timeout, that the collectives of a stopped world get to end
+_ENDING = 0.25  # seconds that a collective between two loops gets to end when the world stops: all may have come to it
 _FEW = 4  # groups whose old connections may stay open while there are new ones: each takes descriptors and threads
 
 
@@ -235,8 +236,8 @@ class SwapGroup(ProcessGroup):
         self.registry.shown.waited += time.monotonic_ns() - since
         if self.registry.position.where is Where.BETWEEN:
             self.registry.keep_results()  # a death before the next loop does not lose them
-        if over and self.registry.position.where is Where.PASSED:
-            return  # begun and done before the gate: a rank that passed is not interrupted
+        if over and self.registry.position.where in (Where.PASSED, Where.BETWEEN):
+            return  # a rank that passed its gate is not interrupted, and between two loops the next one is the place to stop
         self.context.check_stop_in_collective()
 
     def stopped_waiting(self) -> None:
@@ -463,6 +464,11 @@ class Registry:
             self._made.clear()
 
     def abort(self, generation: int) -> None:
+        deadline = time.monotonic() + _ENDING
+        while self.position.where is Where.BETWEEN and time.monotonic() < deadline:
+            if not any([work.generation < generation for group in self.groups for work in group.unfinished()]):
+                break  # nobody could give this rank, or its replacement, what they would have given
+            time.sleep(0.001)
         for group in list(self.groups):
             group.abort(generation)
 
