@@ -19,7 +19,7 @@ from ftrun.host.rundir.reserve import Reserve
 from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
 
-_RESERVE_AGAIN = 1.0  # seconds after a world was published until room for another one is looked for
+_RESERVE_AGAIN = 1.0  # seconds after a world was published until room for another one is looked for, and between two looks
 
 
 class WorldListener(Protocol):
@@ -160,9 +160,13 @@ class Worlds:
         self._board.ring_workers()
         self._agent.on_published(action)
 
+    def _keep_reserve(self) -> None:
+        if not self._reserve.keep():
+            self._context.loop.after(_RESERVE_AGAIN, self._keep_reserve)  # somebody may free some room
+
     def hand_over(self, action: ev.Publish) -> dict[int, int]:
         """After a world was published: its workers have their ranks. Gives the ranks that spares took, with their cells."""
-        self._context.loop.after(_RESERVE_AGAIN, self._reserve.keep)
+        self._context.loop.after(_RESERVE_AGAIN, self._keep_reserve)
         spares: dict[int, int] = {}
         for local, cell in enumerate(action.workers):
             worker = self._pool.workers.get(cell)

@@ -26,10 +26,10 @@ class Reserve:
         self._kept = False
         self.keep()
 
-    def keep(self) -> None:
+    def keep(self) -> bool:
         """Have the room, if there is some."""
         if self._kept:
-            return
+            return True
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -39,6 +39,7 @@ class Reserve:
             self._kept = True
         except OSError:
             self._give_up()
+        return self._kept
 
     def write(self, action: Callable[[], None]) -> None:
         """Do what writes into the run directory, if need be in the reserve. Errors: OSError when that is not enough."""
