@@ -10,28 +10,46 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tests.e2e import harness
+from tests.e2e import harness, sharding
 from tests.e2e.harness import Outcome
 
 Reference = Callable[..., Outcome]
 
 
-@pytest.fixture(scope="session")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """stock(*arguments): the uninterrupted result of stock torch and Gloo; see tests/e2e/stock.py."""
+def _once(
+    tmp_path_factory: pytest.TempPathFactory, what: object, run: Callable[[Path], Outcome], ranks: int
+) -> Outcome:
+    """What `run` leaves in a folder that all test processes share; `what` names it."""
     # the processes of pytest-xdist have a folder each, in one that they share
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder = shared / f"stock-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
+    done = folder / "done"
+    with FileLock(f"{folder}.lock", timeout=sharding.SLOW + 60):
+        if not done.exists():
+            run(folder).need()
+            done.touch()
+    return harness.read(folder, 0, 0.0, ranks)
+
+
+@pytest.fixture(scope="session")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """stock(*arguments): the uninterrupted result of stock torch and Gloo; see tests/e2e/stock.py."""
 
     def run(*arguments: str) -> Outcome:
         chosen = harness.unhurried(arguments)
-        folder = shared / f"stock-{hashlib.sha256(repr(chosen).encode()).hexdigest()[:16]}"
-        done = folder / "done"
-        with FileLock(f"{folder}.lock", timeout=harness.TIMEOUT * 2 + 60):
-            if not done.exists():
-                harness.stock(folder, chosen).need()
-                done.touch()
-        return harness.read(folder, 0, 0.0)
+        return _once(tmp_path_factory, chosen, lambda folder: harness.stock(folder, chosen), harness.RANKS)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def sharded_stock(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """sharded_stock(*arguments, ranks=4): the same of scripts/sharded.py."""
+
+    def run(*arguments: str, ranks: int = harness.RANKS) -> Outcome:
+        what = ("sharded", ranks, arguments)
+        return _once(tmp_path_factory, what, lambda folder: sharding.stock(folder, arguments, ranks), ranks)
 
     return run
 

@@ -6,102 +6,76 @@ Weights, optimizer state, buffers, random streams and losses are compared, each 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.e2e import harness
+from tests.e2e.conftest import Reference
 from tests.e2e.harness import Outcome, kill
+from tests.e2e.sharding import exact, faulted, sources
 
-SCRIPT = harness.SCRIPTS / "sharded.py"
-Stock = Callable[..., Outcome]
 pytestmark = pytest.mark.timeout(900)
-SLOW = 4 * harness.TIMEOUT
 MOST = 16  # collectives of a step, at the most
 
 
-@pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Stock:
-    """stock(*arguments): the uninterrupted result of stock torch and Gloo."""
-    known: dict[tuple[str, ...], Outcome] = {}
-
-    def run(*arguments: str) -> Outcome:
-        if arguments not in known:
-            folder = tmp_path_factory.mktemp("stock")
-            command = [sys.executable, "-m", "tests.e2e.stock", str(harness.RANKS), str(SCRIPT), "--backend", "gloo"]
-            paths = f"{harness.ROOT}:{harness.SCRIPTS}"
-            command += ["--out", str(folder / "out"), *arguments]
-            known[arguments] = harness.by_torch(folder, command, env={"PYTHONPATH": paths}, timeout=SLOW)
-            known[arguments].need()
-        return known[arguments]
-
-    return run
-
-
-def faulted(
-    folder: Path, arguments: list[str], faults: list[str], options: tuple[str, ...] = (), **env: str
+def at_every_collective(
+    stock: Reference, folder: Path, arguments: list[str], faults: list[str], ranks: int = harness.RANKS
 ) -> Outcome:
-    arguments = ["--out", str(folder / "out"), *arguments]
-    options = ("--max-replacements", "50", *options)
-    command = harness.script_command(folder, SCRIPT, arguments, faults, ranks=harness.RANKS, spares=1, options=options)
-    return harness.finish(harness.start(folder, command, env), timeout=SLOW)
-
-
-def sources(outcome: Outcome) -> list[str]:
-    """Where each replacement's state came from, as the lines of the incidents say it."""
-    return [line.partition("; state ")[2] for line in outcome.output.splitlines() if " takes over rank " in line]
-
-
-def at_every_collective(stock: Stock, folder: Path, arguments: list[str], faults: list[str], *more: str) -> Outcome:
     """A rank dies before and after each collective of a step, one a step; then the `faults`, in steps 34 and up."""
-    wanted = stock("--steps", "38", *arguments)
-    outcome = faulted(folder, ["--steps", "38", *arguments, "--kills", *more], faults)
-    harness.same(wanted, outcome)
-    collectives = {int((folder / "out" / f"collectives-{rank}").read_text()) for rank in range(harness.RANKS)}
+    wanted = stock("--steps", "38", *arguments, ranks=ranks)
+    outcome = faulted(folder, ["--steps", "38", *arguments, "--kills"], faults, ranks=ranks)
+    collectives = {int((folder / "out" / f"collectives-{rank}").read_text()) for rank in range(ranks)}
     assert len(collectives) == 1 and 6 <= min(collectives) <= MOST, collectives
     assert len(harness.deaths(outcome)) == 2 * min(collectives) + len(faults), outcome.tail()
-    assert "bit-identical to an uninterrupted run: yes" in outcome.output, outcome.tail()
-    harness.check_survivors(outcome)
+    exact(outcome, wanted)
     return outcome
 
 
-def test_fsdp2_at_every_collective(stock: Stock, folder: Path) -> None:
+def test_fsdp2_at_every_collective(sharded_stock: Reference, folder: Path) -> None:
     """Adopted in place each time: no byte of a shard moves. Norms of gradients are clipped, which takes a collective more."""
-    outcome = at_every_collective(stock, folder, ["--clip", "1.0"], [])
+    outcome = at_every_collective(sharded_stock, folder, ["--clip", "1.0"], [])
     assert set(sources(outcome)) == {"adopted in place, 0 B moved"}, outcome.tail()
 
 
-def test_hsdp_at_every_collective_at_gates_and_in_updates(stock: Stock, folder: Path) -> None:
+def test_hsdp_at_every_collective_at_gates_and_in_updates(sharded_stock: Reference, folder: Path) -> None:
     """A death at a gate that opens all the same, or in an update: the rank that holds the same shard gives it."""
     faults = [kill(0, "gate", 34), kill(3, "update", 35), kill(1, "update", 36)]
-    outcome = at_every_collective(stock, folder, ["--layout", "hsdp", "--bf16"], faults)
+    outcome = at_every_collective(sharded_stock, folder, ["--layout", "hsdp", "--bf16"], faults)
     copied = [source for source in sources(outcome) if source.startswith("copied from a peer")]
     assert len(copied) in (2, 3), outcome.tail()  # the gate of step 34 opens or not, by who is first
     assert len(sources(outcome)) - len(copied) >= 12
 
 
-def test_a_shard_that_nobody_else_has_outlives_a_death_at_the_gate(stock: Stock, folder: Path) -> None:
+def test_a_shard_that_nobody_else_has_outlives_a_death_at_the_gate(sharded_stock: Reference, folder: Path) -> None:
     """The others go on, so the update is made from the gradients that the dead rank sealed: the first one, by the rank that opened
     the gate, by one that had passed, two at once, where the update was done, and where gradients were to be added up only."""
-    pauses, arguments = "swap:1:3,swap:3:1,pass:5:2,pass:5:0,slot-end:7:0,swap:8:2", ["--steps", "12", "--accum", "across"]
+    pauses, arguments = (
+        "swap:1:3,swap:3:1,pass:5:2,pass:5:0,slot-end:7:0,swap:8:2",
+        ["--steps", "12", "--accum", "across"],
+    )
     outcome = faulted(folder, arguments, [], FTRUN_TEST_PAUSE=pauses)
-    harness.same(stock(*arguments), outcome)
+    harness.same(sharded_stock(*arguments), outcome)
     assert len(harness.deaths(outcome)) == 6, outcome.tail()
     made = [source for source in sources(outcome) if "from the gradients that it had sealed" in source]
     assert len(made) == 5 and len(sources(outcome)) == 6, outcome.tail()
     assert "bit-identical to an uninterrupted run: yes" in outcome.output, outcome.tail()
 
 
-def test_a_death_in_the_update_goes_back_to_the_snapshot(stock: Stock, folder: Path) -> None:
+def test_a_death_in_the_update_goes_back_to_the_snapshot(sharded_stock: Reference, folder: Path) -> None:
     """Of uneven shards each rank keeps its own."""
-    outcome = faulted(folder, ["--steps", "12"], [kill(1, "update", 5), kill(3, "update", 8)], ("--snapshot-every", "2"))
-    harness.same(stock("--steps", "12"), outcome)
-    assert len(harness.deaths(outcome)) == 2 and outcome.output.count("loaded from the host snapshot") == 2, outcome.tail()
+    outcome = faulted(
+        folder, ["--steps", "12"], [kill(1, "update", 5), kill(3, "update", 8)], ("--snapshot-every", "2")
+    )
+    harness.same(sharded_stock("--steps", "12"), outcome)
+    assert len(harness.deaths(outcome)) == 2 and outcome.output.count("loaded from the host snapshot") == 2, (
+        outcome.tail()
+    )
 
 
-@pytest.mark.parametrize(("arguments", "env"), [([], {}), (["--decay"], {"FTRUN_TEST_PAUSE": "swap:3:1"})], ids=["update", "more"])
+@pytest.mark.parametrize(
+    ("arguments", "env"), [([], {}), (["--decay"], {"FTRUN_TEST_PAUSE": "swap:3:1"})], ids=["update", "more"]
+)
 def test_what_nobody_has_ends_the_run_with_the_option_that_would_have_helped(
     folder: Path, arguments: list[str], env: dict[str, str]
 ) -> None:
@@ -141,21 +115,32 @@ def test_an_update_that_a_replacement_could_make_otherwise_is_not_made(tmp_path:
     ],
     ids=" ".join,
 )
-def test_more_at_every_collective(stock: Stock, folder: Path, arguments: list[str]) -> None:
-    at_every_collective(stock, folder, arguments, [])
+def test_more_at_every_collective(sharded_stock: Reference, folder: Path, arguments: list[str]) -> None:
+    at_every_collective(sharded_stock, folder, arguments, [])
 
 
 @pytest.mark.slow
-def test_compiled(stock: Stock, folder: Path) -> None:
+def test_eight_ranks_in_two_replicas_at_every_collective(sharded_stock: Reference, folder: Path) -> None:
+    """HSDP of 2 x 4: a shard has another holder in the other replica, four ranks away."""
+    faults = [kill(6, "gate", 34), kill(3, "update", 35), kill(4, "update", 36)]
+    arguments = ["--layout", "hsdp", "--clip", "1.0"]
+    outcome = at_every_collective(sharded_stock, folder, arguments, faults, ranks=8)
+    assert len([source for source in sources(outcome) if source.startswith("copied from a peer")]) in (2, 3), (
+        outcome.tail()
+    )
+
+
+@pytest.mark.slow
+def test_compiled(sharded_stock: Reference, folder: Path) -> None:
     """By Inductor: no hook of ours cuts the graphs elsewhere."""
     outcome = faulted(folder, ["--compile"], [kill(1, "backward", 3)])
-    harness.same(stock("--compile"), outcome)
+    harness.same(sharded_stock("--compile"), outcome)
     assert len(harness.deaths(outcome)) == 1, outcome.tail()
 
 
 @pytest.mark.slow
-def test_by_torchs_reset_alone_the_end_is_another(stock: Stock, folder: Path) -> None:
+def test_by_torchs_reset_alone_the_end_is_another(sharded_stock: Reference, folder: Path) -> None:
     outcome = faulted(folder, ["--steps", "38", "--clip", "1.0", "--kills"], [], FTRUN_TEST_BREAK="sharded")
-    assert harness.differences(stock("--steps", "38", "--clip", "1.0"), outcome)[0].startswith(
+    assert harness.differences(sharded_stock("--steps", "38", "--clip", "1.0"), outcome)[0].startswith(
         "rank 0: losses: first at"
     )

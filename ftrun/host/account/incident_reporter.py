@@ -30,7 +30,7 @@ from ftrun.control.machine import INCIDENT, RunPhase
 from ftrun.core.amounts import place
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate, left_out, replicas
-from ftrun.core.shared.board import Cell, F, Flag, Inexact
+from ftrun.core.shared.board import Cell, F, Flag, Head, Inexact
 from ftrun.core.shared.protection import PROTECTED, protection
 from ftrun.core.shared.steps import phase_at
 from ftrun.faults.trigger import fired
@@ -360,6 +360,8 @@ class Narrator:
     def _look_exact(self) -> None:
         for cell in self.holders.values():
             self.inexact |= Inexact(self._board.cell(cell)[F.INEXACT])
+        if self._board[Head.VOID]:  # whoever saw it may be dead
+            self.inexact |= Inexact.REPLICAS_DIFFER
 
     def end(self, code: int) -> None:
         """Sum up the run that ended with `code`."""

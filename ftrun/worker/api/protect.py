@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.errors import UsageError
 from ftrun.core.paths import ENV_DIGESTS, ENV_ERROR_FILE, logged_values
-from ftrun.core.shared.board import Phase
+from ftrun.core.shared.board import Head, Phase
 from ftrun.core.tried import TORCH_RANGE, TORCH_TO, version_of
 from ftrun.worker.api.backend import registry
 from ftrun.worker.api.job import Job
@@ -115,6 +115,7 @@ def protect(
     errors = os.environ.get(ENV_ERROR_FILE)
     logged = LoggedValues(logged_values(Path(errors)) if errors and context.rank == 0 else None)
     state = ProtectedState(modules, optimizers, {**stateful, **schedules, LOGGED: logged}, _ranks_of(replicas))
+    state.holders.void = lambda: bool(context.board[Head.VOID])
     given = [*modules, *optimizers, *wrapped, *stateful.values()]
     _job = Job(_guard(context, state, LeftOut(context, state, given, list(ignore)), logged), modules, optimizers, stateful)
     return _job

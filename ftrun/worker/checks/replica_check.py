@@ -1,7 +1,8 @@
 """Are the replicas still equal? Checksums of their weights, optimizer state and hyperparameters meet on the board.
 
 They are compared before a gate opens: at the first gates, every so often, in the first step after a repair, and after the
-last step of a loop. What the closing line of a run says rests on that.
+last step of a loop; at every gate where only the script's word makes ranks replicas. Those have no majority: one that differs shows
+that the word is wrong, not which rank is. What the closing line of a run says rests on that.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import zlib
 from typing import Any
 
 from ftrun import native
-from ftrun.core.shared.board import Cell, F, Inexact, sum_of, sum_word
+from ftrun.core.shared.board import Cell, F, Head, Inexact, sum_of, sum_word
 from ftrun.core.shared.replicas import corrupt
 from ftrun.worker.kept.handover import fetch
 from ftrun.worker.memory.arena import Arena, Entry
@@ -31,7 +32,6 @@ class ReplicaCheck(StepObserver):
         self._every = every
         self._ranks: frozenset[int] = frozenset()  # those that hold what this rank holds
         self._trusted = False  # all replicas were equal when last compared
-        self._checking = -1  # gate at which replicas are compared
         self._agreed = -1  # the last one at which they may go on
         self._generation = 0  # in which the last body began
         self._told = False
@@ -39,19 +39,20 @@ class ReplicaCheck(StepObserver):
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
         """Publish this rank's checksums, when it is time."""
         context, first = self._context, self._generation != self._context.generation
-        self._generation = context.generation
-        due = number < _FIRST_CHECKS or (self._every and number % self._every == 0)
+        self._generation, self._agreed = context.generation, -1
+        due = number < _FIRST_CHECKS or (self._every and number % self._every == 0) or self._state.holders.rest_on_word
         if due or (first and context.generation > 1):
             self._publish(number)
 
     def loop_ending(self, number: int) -> None:
+        self._agreed = -1
         self._publish(number)
 
     def _publish(self, number: int) -> None:
-        self._checking = -1
-        world, cell = self._context.world, self._context.cell
-        self._ranks = self._state.comparable()
+        holders, world, cell = self._state.holders, self._context.world, self._context.cell
+        self._ranks = holders.comparable()
         if world is None or len(self._ranks) < 2:
+            cell[F.SUM_AT] = cell[F.REPLICAS] = 0
             return
         value, python = 0, 0
         for entry in self._entries():
@@ -61,11 +62,10 @@ class ReplicaCheck(StepObserver):
         self._trusted = self._trusted or any(sum_of(c[F.SUM_AT])[1] for c in self._cells())
         cell[F.SUM_AT] = 0
         cell[F.SUM], cell[F.PYTHON_SUM], cell[F.REPLICAS] = value, python, zlib.crc32(str(sorted(self._ranks)).encode())
-        cell[F.SUM_AT] = sum_word(number, self._trusted)
-        self._checking = number
+        cell[F.SUM_AT] = sum_word(number, self._trusted and not holders.rest_on_word)
 
     def _entries(self) -> list[Entry]:
-        return list(self._state.replicated(self._state.manifest, self._ranks))
+        return list(self._state.holders.entries(self._state.manifest, self._ranks))
 
     def _cells(self) -> list[Cell]:
         """Of the replicas, this rank's among them."""
@@ -73,11 +73,11 @@ class ReplicaCheck(StepObserver):
 
     def may_open(self, number: int) -> bool:
         """False: the launcher must first replace a rank whose weights are corrupt. The rank that opens compares for all."""
-        if self._checking != number or self._agreed == number:
+        if self._agreed == number:
             return True
         groups: dict[int, list[Cell]] = {}
         for cell in self._context.cells():
-            if sum_of(cell[F.SUM_AT])[0] == number:
+            if cell[F.REPLICAS] and sum_of(cell[F.SUM_AT])[0] == number:
                 groups.setdefault(cell[F.REPLICAS], []).append(cell)
         for cells in groups.values():
             if corrupt([c[F.SUM] for c in cells], [sum_of(c[F.SUM_AT])[1] for c in cells]):
@@ -93,7 +93,10 @@ class ReplicaCheck(StepObserver):
 
     def _differ(self, number: int, cells: list[Cell]) -> None:
         """Ranks that should hold the same do not, and no majority says who is wrong."""
+        by_word = self._state.holders.rest_on_word
         self._context.note_inexact(Inexact.REPLICAS_DIFFER)
+        if not self._context.board[Head.VOID]:
+            self._context.board[Head.VOID] = number + 1  # before the gate opens: what comes after it may be lost
         if self._told:
             return
         self._told = True
@@ -101,9 +104,10 @@ class ReplicaCheck(StepObserver):
         other = next(c for c in others if (c[F.SUM], c[F.PYTHON_SUM]) != (one[F.SUM], one[F.PYTHON_SUM]))
         weights = one[F.SUM] != other[F.SUM]
         what = self._first_difference(one, other) if weights else "a hyperparameter of the optimizer"
+        void = "; protect(replicas=...) is void: no rank gets the values of another one" if by_word else ""
         print(
             f"ftrun: ranks that should hold the same differ at the gate of step {self._context.position.index_of(number)}: "
-            f"{what} of rank {one.rank} and rank {other.rank}; the result is not known to be that of an uninterrupted run",
+            f"{what} of rank {one.rank} and rank {other.rank}; the result is not known to be that of an uninterrupted run{void}",
             file=sys.stderr,
             flush=True,
         )

@@ -38,6 +38,7 @@ class Ledger:
         self.region = UpdateRegion(state)
         self._state = state
         self._at_gate: Captured | None = None
+        self._sums: list[int] | None = None  # of the gradients at the gate, where replicas rest on the script's word
         self._at_end: tuple[int, Captured] | None = None  # tag and content of the END slot
         self._ever: set[str] = set()  # what some update region changed so far: Python state and buffers
         self._buffers_at_end: tuple[int, list[int]] = (0, [])
@@ -66,6 +67,8 @@ class Ledger:
         self._state.settle_buffers()
         self.alive = [grad is not None for grad in grads]
         self._at_gate = (rng.capture(), self._state.python.capture())
+        by_word = optimizer is not None and self._state.holders.rest_on_word
+        self._sums = self._state.sums_of(grads) if by_word else None
         self._write(GATE, step, grads if accumulating and any(self.alive) else None, self._at_gate)
         if self.region.begins(optimizer, grads):
             self.slots.write_large(SEALED, step, serialization.encode(grads, "gradients"))
@@ -102,6 +105,7 @@ class Ledger:
             "updates": self.region.updates,
             "plain": self.region.plain,
             "alone": self.region.alone,
+            "sums": self._sums,
             "kept": self.region.kept,
             "between": self._drew_between,
             "ever": sorted(self._ever),

@@ -116,13 +116,13 @@ def layout_of(manifest: Manifest) -> int:
 
 
 def own_places(state: ProtectedState, manifest: Manifest, world_size: int, on_gpu: bool) -> list[tuple[int, int]]:
-    """(offset, size) of what no other rank is known to have the same: private parameters, and all of a sharded model or one without DDP.
+    """(offset, size) of what no other rank is proved to have the same: private parameters, and all of a sharded model or one without DDP.
 
     In the host's part of the arena, or in that on a GPU.
     """
     everyone = frozenset(range(world_size)) if not state.is_sharded else None
     # one of no bytes lies where the next one does
-    equal = state.replicated(manifest, everyone) if everyone is not None else iter(())
+    equal = state.holders.entries(manifest, everyone, proved=True) if everyone is not None else iter(())
     replicated = {e.offset for e in equal if e.on_gpu == on_gpu and e.block}
     committed = [e for e in manifest.entries if e.zone == "committed" and e.on_gpu == on_gpu and e.block]
     return sorted({e.offset: e.block for e in committed if e.offset not in replicated}.items())
@@ -130,7 +130,9 @@ def own_places(state: ProtectedState, manifest: Manifest, world_size: int, on_gp
 
 def _is_shared(state: ProtectedState, world_size: int) -> bool:
     """Do all ranks hold something alike, so that each keeps a share of it?"""
-    return not state.is_sharded and any(state.replicated(state.manifest, frozenset(range(world_size))))
+    return not state.is_sharded and any(
+        state.holders.entries(state.manifest, frozenset(range(world_size)), proved=True)
+    )
 
 
 def newest_common(context: Context) -> int:

@@ -33,7 +33,7 @@ class UpdateRegion:
         self.plain = False
         self.kept = False
         self._state = state
-        self._alone: bool | None = None
+        self._alone: tuple[bool, bool] | None = None  # is it, and what was known of replicas then
         self._sums: list[int | None] = []  # of the gradients at the gate
         self._groups = ""  # the optimizers' settings at the gate
         self._after: tuple[Any, ...] | None = None  # what stands for the state when the last optimizer had stepped
@@ -42,9 +42,10 @@ class UpdateRegion:
     @property
     def alone(self) -> bool:
         """Does no other rank hold all that this one does?"""
-        if self._alone is None:
-            self._alone = len(self._state.replicas()) < 2
-        return self._alone
+        void = self._state.holders.void()
+        if self._alone is None or self._alone[1] != void:
+            self._alone = len(self._state.holders.of_everything()) < 2, void
+        return self._alone[0]
 
     def begins(self, optimizer: Any, grads: Grads) -> bool:
         """A gate is about to be arrived at. Are its gradients to be sealed?"""
@@ -62,8 +63,6 @@ class UpdateRegion:
 
     def update_begins(self, optimizer: Any, bare: bool) -> None:
         """A protected optimizer is about to step. `bare`: its `step()` was called without arguments."""
-        if not self.alone:
-            return
         if self.plain:
             if not bare or any(map(_has_hooks, self._state.optimizers)) or inside_compiled():
                 self._gives_up("an optimizer's step() has arguments, hooks or is compiled")

@@ -39,6 +39,7 @@ from ftrun.worker.recovery.sources import (
     Superseded,
     donors,
     note_draws,
+    parted,
     resume_of,
     take_changed,
 )
@@ -277,15 +278,17 @@ class Restorer:
         found: dict[int, Replica] = {}
         unusable: dict[int, str] = {}
         begin = time.monotonic()
-        same = self.state.replicas() - {context.rank}
+        same = self.state.holders.of_everything() - {context.rank}
+        if not same and self.state.holders.void():
+            raise self._no_replica("ranks that should hold the same were seen to differ, so none gives its values to another one")
         if not same and self.state.is_sharded:
             raise NoSource(
-                f"it died inside its update, and its shard of {self.state.unproved()} is no other rank's: take host snapshots "
+                f"it died inside its update, and its shard of {self.state.holders.alone()} is no other rank's: take host snapshots "
                 "(--snapshot-every), or shard over a mesh that has replicas, too (HSDP)",
                 requeue=True,
             )
         if not same:
-            alone = self.state.unproved()
+            alone = self.state.holders.alone()
             what = f"of {alone}" if alone else "of all its parameters at once"
             raise NoSource(
                 f"no other rank is known to hold the same values {what}: DistributedDataParallel proves it, or say it by "
@@ -308,18 +311,21 @@ class Restorer:
                         unusable[rank] = str(error)
             world = self._newest(world)
             if refused and not order:
-                raise NoSource("; ".join(refused.values()))
+                raise self._no_replica("; ".join(refused.values()))
             if order and len(unusable) == len(order):
                 raise NoSource(f"no replica's memory can be mapped: {next(iter(unusable.values()))}")
             if all(rank in world.replaced for rank in order):
                 # only a living rank completes anything; what the dead ones left is as it is
-                raise NoSource(f"no rank's memory is whole as of step {self.resume}: all of them died in its making")
+                raise self._no_replica(f"no rank's memory is whole as of step {self.resume}: all of them died in its making")
             waited = time.monotonic() - begin
             if not found and waited > KEPT:
                 raise NoSource("no other rank's memory is kept, and this rank's was being written when it died")
             if waited > PEER:
                 raise NoSource(f"no replica completed the update before step {self.resume} within {PEER:.0f} s")
             context.board.wait_workers(seen, 0.002)
+
+    def _no_replica(self, why: str) -> NoSource:
+        return NoSource(f"{why}; take host snapshots (--snapshot-every)", requeue=self.state.is_sharded)
 
     def _with_gpu(self, replica: Replica) -> Replica:
         """Map its part on a GPU, now that it is complete. Errors: DeviceError."""
@@ -354,6 +360,8 @@ class Restorer:
 
         Errors: NoSource, TransferError.
         """
+        if self.state.holders.rest_on_word and parted(self.kit.ledger.slots, replica.slots, self.resume):
+            raise NoSource("protect(replicas=...) says that it holds the same, but its gradients of the last update were others")
         source = replica.arena
         manifest = source.read_manifest()
         self._check_layout(manifest)
@@ -416,7 +424,7 @@ class Restorer:
 
     def _other_slots(self, replica: Replica) -> Iterator[Slots]:
         """Those of replicas beside `replica`."""
-        for rank in sorted(self.state.replicas() - {self.context.rank, replica.rank}):
+        for rank in sorted(self.state.holders.of_everything() - {self.context.rank, replica.rank}):
             segment = fetch(self.context, rank, "slots")
             if segment is not None:
                 yield Slots(segment)
@@ -433,7 +441,7 @@ class Restorer:
             self.context.note_inexact(Inexact.BUFFERS_UNKNOWN)
         if not written:
             return
-        arenas = [fetch(self.context, rank, "arena") for rank in self.state.replicas() - {self.context.rank}]
+        arenas = [fetch(self.context, rank, "arena") for rank in self.state.holders.of_everything() - {self.context.rank}]
         sums = [Arena(one).zone_checksum(written, self.state.manifest) for one in arenas if one is not None]
         if len(sums) < 2 or len(set(sums)) > 1:
             self.context.note_inexact(Inexact.BUFFERS_UNKNOWN)

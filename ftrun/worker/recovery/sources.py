@@ -85,6 +85,29 @@ def donors(board: Board, world: World, rank: int) -> list[int]:
     return [r for k in range(1, world.size) if (r := (rank + k) % world.size) not in corrupt]
 
 
+def parted(mine: Slots, theirs: Slots, resume: int) -> bool:
+    """Did this rank and another one apply different gradients in the update before the resume step?
+
+    For ranks that only the script's word makes replicas: a copy of what the other one's update made would be another rank's values.
+    """
+    before, after = _of_update(mine, resume), _of_update(theirs, resume)
+    if before is None or after is None:
+        return False  # this rank's slots are lost, and with them the promise of an exact result
+    sums, others = before["sums"], after["sums"]
+    if sums is None or others is None:
+        return bool(sums != others)
+    stepped = after["updates"] if theirs.tag(END) == resume else range(len(others))
+    return any(sums[number] != others[number] for number in stepped if number >= 0)
+
+
+def _of_update(slots: Slots, resume: int) -> dict[str, Any] | None:
+    """What a rank left of the update before the resume step."""
+    for slot, tag in ((END, resume), (GATE, resume - 1)):
+        if slots.tag(slot) == tag:
+            return read_state(slots, slot)
+    return None
+
+
 def take_changed(saved: dict[str, Any], after: dict[str, Any], of: Slots, others: Iterable[Slots], resume: int) -> None:
     """Put into `saved`, a rank's GATE slot, what the update region changed of its Python state, where that is the same on every rank.
 

@@ -5,19 +5,21 @@ Moves tensors into the arena and keeps them there, copies buffers aside at the s
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ftrun import native
 from ftrun.core.errors import UsageError
 from ftrun.worker.memory.arena import Arena, Entry, Manifest, place
 from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
 from ftrun.worker.runtime.sharded_private import local_of
-from ftrun.worker.runtime.torch_private import params_of_reducer, writes_to
+from ftrun.worker.runtime.torch_private import writes_to
+from ftrun.worker.runtime.trees import checksum
 from ftrun.worker.state import shards
+from ftrun.worker.state.holders import Holders
 from ftrun.worker.state.optimizer_state import OptimizerState
 from ftrun.worker.state.python_state import PythonState, params_of
 
@@ -35,14 +37,12 @@ class ProtectedState:
         declared: tuple[int, ...] = (),
     ) -> None:
         self.modules = modules
-        self._declared = frozenset(declared)  # ranks that the script says hold the same
         self.optimizers = optimizers
         self.with_epochs: set[int] = set()  # ids of loaders and samplers whose epoch `job.batches` keeps
         self.shards = shards.Shards(modules)
         self.params = list(self._find_params())
         self.buffers = list(self._find_buffers())
-        wrapped = [m for m in modules if isinstance(m, DistributedDataParallel)]
-        self._exchanged = {id(p) for module in wrapped for p in params_of_reducer(module)[0]}
+        self.holders = Holders(modules, optimizers, self.params, declared)
         self.tensors = [p for _, p, _ in self.params]
         self.python = PythonState(modules, optimizers, stateful)
         self.manifest = Manifest()
@@ -306,51 +306,16 @@ class ProtectedState:
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 
-    def _holders(self, name: str, param: torch.nn.Parameter, private: bool) -> frozenset[int]:
-        """The ranks that are proved to hold the same values of a parameter, this one among them; none when nobody is."""
-        module = self.modules[int(name.split(".")[1])] if not name.startswith("param.optimizer") else None
-        if private:
-            return frozenset()
-        if not isinstance(module, DistributedDataParallel):
-            return self._declared | shards.holders(param)
-        if param.requires_grad and id(param) not in self._exchanged:
-            return frozenset()  # it was frozen when DDP was made, so its gradients are not exchanged
-        return frozenset(module.process_group.ranks)
-
-    def replicas(self) -> frozenset[int]:
-        """Ranks that hold everything that this one does, itself among them: by DDP or by the script's word, for each parameter.
-
-        Empty when a parameter is nobody else's, as far as is known.
-        """
-        return frozenset.intersection(*(self._holders(*param) for param in self.params))
-
-    def comparable(self) -> frozenset[int]:
-        """Ranks that hold all those parameters which others hold at all."""
-        held = [ranks for param in self.params if len(ranks := self._holders(*param)) > 1]
-        return frozenset.intersection(*held) if held else frozenset()
-
     @property
     def is_sharded(self) -> bool:
         """Is a parameter spread over ranks?"""
         return any(shards.is_spread(param) for param in self.tensors)
 
-    def unproved(self) -> str:
-        """A parameter of which no other rank is known to hold the same, "" when there is none."""
-        alone = (name for name, param, private in self.params if len(self._holders(name, param, private)) < 2)
-        return next(alone, "").split(".", 2)[-1]
-
-    def replicated(self, manifest: Manifest, ranks: frozenset[int]) -> Iterator[Entry]:
-        """Where those parameters and their optimizer state lie that all of `ranks` hold: equal there, bit for bit."""
-        names = {id(p): n for n, p, private in self.params if ranks <= self._holders(n, p, private)}
-        wanted = set(names.values())
-        for i, optimizer in enumerate(self.optimizers):
-            indices = (index for index, p in enumerate(params_of(optimizer)) if id(p) in names)
-            wanted.update(f"optim.{i}.{index}" for index in indices)
-        for entry in manifest.entries:
-            kind, _, rest = entry.name.partition(".")
-            name = f"{kind}.{'.'.join(rest.split('.')[:2])}" if kind == "optim" else entry.name
-            if entry.zone == "committed" and not entry.private and name in wanted:
-                yield entry
+    def sums_of(self, grads: list[torch.Tensor | None]) -> list[int]:
+        """Of each optimizer, what stands for all gradients that it would apply."""
+        found = {id(param): grad for param, grad in zip(self.tensors, grads, strict=True)}
+        each = ([_sum(found.get(id(param))) for param in params_of(optimizer)] for optimizer in self.optimizers)
+        return [zlib.crc32(repr(sums).encode()) for sums in each]
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
@@ -375,6 +340,13 @@ class ProtectedState:
                     param.grad = shards.like(value, param)
             elif param.grad is None:
                 param.grad = torch.zeros_like(param)
+
+
+def _sum(grad: torch.Tensor | None) -> int | None:
+    if grad is None:
+        return None
+    whole = grad.detach()
+    return checksum((whole if whole.layout is torch.strided else whole.to_dense()).cpu())
 
 
 def _version(module: torch.nn.Module, name: str) -> int:

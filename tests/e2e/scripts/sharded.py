@@ -2,7 +2,8 @@
 
 Sizes are uneven, one shard is empty, the root has parameters of its own, two layers are tied and a bias is frozen. Every rank
 writes OUT/rank-R.json with digests of its own shards. `--kills`: from step 1 on a rank dies in each step, before the first
-collective of the body in the first of them, after it in the second, before the second one in the third, and so on.
+collective of the body in the first of them, after it in the second, before the second one in the third, and so on; `--freezes`: it
+stops there. `--raise-every N`: in every second step a rank raises an exception, N Python calls inside torch's FSDP later each time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import json
 import os
 import random
 import signal
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -83,6 +86,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--decay", action="store_true", help="the script changes the weights after the update")
     parser.add_argument("--kills", action="store_true")
+    parser.add_argument("--freezes", action="store_true")
+    parser.add_argument("--raise-every", type=int, default=0)
     args = parser.parse_args()
     args.width += args.width % 2 if "tp" in args.layout else 0  # tensor parallelism takes no uneven sizes
     return args
@@ -119,11 +124,11 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-class Killer:
-    """Counts the collectives of a body, and ends this process at one of them."""
+class Striker:
+    """Counts the collectives of a body, and kills or stops this process at one of them."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
+        self.signal = signal.SIGSTOP if args.freezes else signal.SIGKILL
         self.count = 0
         self.at = -1
         self.after = False
@@ -134,11 +139,11 @@ class Killer:
         def wrapped(group: Any, name: str, given: Any, kwargs: Any) -> Any:
             number, self.count = self.count, self.count + 1
             if number == self.at and not self.after:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self.signal)
             work = inner(group, name, given, kwargs)
             if number == self.at:
                 work.wait()
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self.signal)
             return work
 
         kind._collective = wrapped
@@ -148,9 +153,52 @@ class Killer:
         if step.attempt == 0 and step.index >= 1 and step.index % dist.get_world_size() == dist.get_rank():
             self.at, self.after = (step.index - 1) // 2, step.index % 2 == 0
 
+    def computed(self) -> None:
+        pass
+
     def ended(self) -> None:
         self.at = -1
         self.most.write_text(str(self.count))
+
+
+class Raiser:
+    """Counts the calls of functions of torch's FSDP until the update, and raises at one of them."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.every = args.raise_every
+        self.count = 0
+        self.at = -1
+        self.out = args.out
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and "_fully_shard" in frame.f_code.co_filename:
+            self.count += 1
+            if self.count == self.at:
+                sys.setprofile(None)
+                with (self.out / "raised").open("a") as file:
+                    file.write(f"{self.at} {frame.f_code.co_name}\n")
+                raise RuntimeError(f"at call {self.at}")
+
+    def body(self, step: Any) -> None:
+        self.count, self.at = 0, -1
+        turn = step.index // 2
+        if step.attempt == 0 and step.index % 2 == 0 and turn > 0 and turn % dist.get_world_size() == dist.get_rank():
+            self.at = turn * self.every
+        sys.setprofile(self)
+
+    def computed(self) -> None:
+        sys.setprofile(None)
+
+    def ended(self) -> None:
+        (self.out / f"calls-{dist.get_rank()}").write_text(str(self.count))
+
+
+def striker_of(args: argparse.Namespace) -> Striker | Raiser | None:
+    if args.backend != "ftrun":
+        return None
+    if args.raise_every:
+        return Raiser(args)
+    return Striker(args) if args.kills or args.freezes else None
 
 
 def main() -> None:
@@ -176,9 +224,9 @@ def main() -> None:
     record = Record()
     args.out.mkdir(parents=True, exist_ok=True)
     log = args.out / f"rank-{rank}.log"
-    ignored = ["first", "killer.after", "killer.count", "killer.at"]
+    ignored = ["first", "striker.after", "striker.count", "striker.at"]
     job = ftrun.protect(net, optimizer, scheduler=scheduler, record=record, replicas=replicas, ignore=ignored)
-    killer = Killer(args) if args.kills and args.backend == "ftrun" else None
+    striker = striker_of(args)
     first = True
     for step in job.steps(args.steps):
         x, y = indexed(args, step.index, rank // 2 if "tp" in args.layout else rank)
@@ -187,8 +235,8 @@ def main() -> None:
                 first = False
                 with log.open("a") as file:
                     file.write(json.dumps({"pid": os.getpid(), "step": step.index}) + "\n")
-            if killer is not None:
-                killer.body(step)
+            if striker is not None:
+                striker.body(step)
             noise = torch.rand(1) + random.random() + np.random.random()
             x = x if "tp" in args.layout else x * (1.0 + 0.05 * noise)
             record.batches.append(sha([x, y])[:12])
@@ -208,6 +256,9 @@ def main() -> None:
                         dist.all_reduce(local(param.grad), group=replicas.get_group())
                 if args.clip is not None:
                     nn.utils.clip_grad_norm_(learned, args.clip)
+            if striker is not None:
+                striker.computed()
+            if updates:
                 optimizer.step()
                 if args.decay:
                     with torch.no_grad():
@@ -215,8 +266,8 @@ def main() -> None:
                             param.mul_(0.999)
                 scheduler.step()
                 optimizer.zero_grad()
-            if killer is not None:
-                killer.ended()
+            if striker is not None:
+                striker.ended()
     state = optimizer.state_dict()
     parts = [part for s in state["state"].values() for t in s.values() for part in parts_of(local(t))]
     result = {

@@ -1,0 +1,96 @@
+"""Which ranks hold the same parts of the state: proved by DDP or by a placement, or by the script's word.
+
+A word is not proved, so it is checked (see checks/replica_check.py). Once ranks that should hold the same were seen to differ it is
+void for good, and placements with it, which a script may claim as well. Then nobody gets another rank's values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ftrun.worker.memory.arena import Entry, Manifest
+from ftrun.worker.runtime.torch_private import params_of_reducer
+from ftrun.worker.state import shards
+from ftrun.worker.state.python_state import params_of
+
+Param = tuple[str, torch.nn.Parameter, bool]  # name, parameter, and does DDP leave it alone?
+_NOBODY: frozenset[int] = frozenset()
+
+
+class Holders:
+    """Of the parameters of one rank, and of what its optimizers keep of them. Ranks are global."""
+
+    def __init__(
+        self,
+        modules: list[torch.nn.Module],
+        optimizers: list[torch.optim.Optimizer],
+        params: list[Param],
+        declared: tuple[int, ...],
+    ) -> None:
+        self.void: Callable[[], bool] = lambda: False  # were ranks that should hold the same seen to differ?
+        self._modules = modules
+        self._optimizers = optimizers
+        self._params = params
+        self._declared = frozenset(declared)
+        wrapped = [m for m in modules if isinstance(m, DistributedDataParallel)]
+        self._exchanged = {id(p) for module in wrapped for p in params_of_reducer(module)[0]}
+        self._by_word = len(self._declared) > 1 and any(self._of_ddp(name) is None for name, _, _ in params)
+
+    @property
+    def rest_on_word(self) -> bool:
+        """Is there nothing but the script's word for some of what replicas are thought to hold?"""
+        return self._by_word and not self.void()
+
+    def _of_ddp(self, name: str) -> DistributedDataParallel | None:
+        module = self._modules[int(name.split(".")[1])] if not name.startswith("param.optimizer") else None
+        return module if isinstance(module, DistributedDataParallel) else None
+
+    def _of(self, name: str, param: torch.nn.Parameter, private: bool, proved: bool = False) -> frozenset[int]:
+        """The ranks that hold the same values of a parameter, this one among them; none when nobody is known to.
+
+        `proved`: not by word.
+        """
+        if private:
+            return _NOBODY
+        ddp = self._of_ddp(name)
+        if ddp is None:
+            return _NOBODY if self.void() else (_NOBODY if proved else self._declared) | shards.holders(param)
+        if param.requires_grad and id(param) not in self._exchanged:
+            return _NOBODY  # it was frozen when DDP was made, so its gradients are not exchanged
+        return frozenset(ddp.process_group.ranks)
+
+    def of_everything(self) -> frozenset[int]:
+        """Ranks that hold everything that this one does, itself among them.
+
+        Empty when a parameter is nobody else's, as far as is known.
+        """
+        return frozenset.intersection(*(self._of(*param) for param in self._params))
+
+    def comparable(self) -> frozenset[int]:
+        """Ranks that hold all those parameters which others hold at all."""
+        held = [ranks for param in self._params if len(ranks := self._of(*param)) > 1]
+        return frozenset.intersection(*held) if held else _NOBODY
+
+    def alone(self) -> str:
+        """A parameter of which no other rank is known to hold the same, "" when there is none."""
+        names = (param[0] for param in self._params if len(self._of(*param)) < 2)
+        return next(names, "").split(".", 2)[-1]
+
+    def entries(self, manifest: Manifest, ranks: frozenset[int], proved: bool = False) -> Iterator[Entry]:
+        """Where those parameters and their optimizer state lie that all of `ranks` hold: equal there, bit for bit.
+
+        `proved`: without what there is only the script's word for.
+        """
+        names = {id(p[1]): p[0] for p in self._params if ranks <= self._of(*p, proved)}
+        wanted = set(names.values())
+        for i, optimizer in enumerate(self._optimizers):
+            indices = (index for index, p in enumerate(params_of(optimizer)) if id(p) in names)
+            wanted.update(f"optim.{i}.{index}" for index in indices)
+        for entry in manifest.entries:
+            kind, _, rest = entry.name.partition(".")
+            name = f"{kind}.{'.'.join(rest.split('.')[:2])}" if kind == "optim" else entry.name
+            if entry.zone == "committed" and not entry.private and name in wanted:
+                yield entry
