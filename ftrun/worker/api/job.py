@@ -5,18 +5,22 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from ftrun.core.errors import UsageError
+from ftrun.worker.api import checkpoints
 from ftrun.worker.api import progress as bars
+from ftrun.worker.parallel import pipelines
 from ftrun.worker.runtime.callers import caller
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.state.loader_position import LoaderPosition
 from ftrun.worker.state.logged_values import LoggedValues
 from ftrun.worker.state.plain_values import PlainValues, Variables
+from ftrun.worker.state.shards import is_spread
 from ftrun.worker.step.body import Step
 from ftrun.worker.step.loop import Loop
 
@@ -206,24 +210,34 @@ class Job:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
+    def _folder(self, path: str | os.PathLike[str]) -> checkpoints.Folder | None:
+        """Where each rank writes its part of the model; None where this rank has all of it."""
+        spread = any(is_spread(param) for module in self._modules for param in module.parameters())
+        parted = spread or bool(pipelines.found([]))
+        return checkpoints.Folder(Path(path), self.rank, self.world_size) if parted else None
+
     def save(self, path: str | os.PathLike[str], step: int = 0) -> None:
-        """Write a checkpoint (torch.save of state dicts and the next step) whole or not at all; call on one rank."""
-        state = {
-            "step": step,
-            "models": [m.state_dict() for m in self._modules],
-            "optimizers": [o.state_dict() for o in self._optimizers],
-            "stateful": {k: v.state_dict() for k, v in self._stateful.items() if hasattr(v, "state_dict")},
-        }
-        temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
-        try:
-            torch.save(state, temporary)
-            os.replace(temporary, path)
-        finally:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
+        """Write a checkpoint (torch.save of state dicts and the next step) whole or not at all; call on one rank.
+
+        Of a sharded model or a pipeline each rank has a part: call it on every rank. `path` is a folder then, with a file of each rank.
+        """
+        stateful = {k: v.state_dict() for k, v in self._stateful.items() if hasattr(v, "state_dict")}
+        state: dict[str, Any] = {"step": step, "stateful": stateful}
+        folder = self._folder(path)
+        if folder is None:
+            state["models"] = [m.state_dict() for m in self._modules]
+            state["optimizers"] = [o.state_dict() for o in self._optimizers]
+            checkpoints.write(Path(path), state)
+        else:
+            state["models"] = [checkpoints.model_part(m) for m in self._modules]
+            state["optimizers"] = [checkpoints.optimizer_part(o) for o in self._optimizers]
+            folder.write(step, state)
 
     def load(self, path: str | os.PathLike[str]) -> int:
-        """Read a checkpoint of `save` on every rank, before the loop; returns (and starts at) the step after it."""
+        """Read a checkpoint of `save` on every rank, before the loop; returns (and starts at) the step after it.
+
+        Errors: UsageError, also for a folder in which parts are missing.
+        """
         kit = self._loop.kit if self._loop else None
         if kit is not None and kit.position.number >= 0:
             raise UsageError("job.load after the first step; load before the loop")
@@ -231,11 +245,12 @@ class Job:
             # a replacement has newer state already, and the file may have been overwritten since
             self._loaded = int(kit.state.manifest.facts.get("loaded", 0))
             return self._loaded
-        state = torch.load(path, map_location=self.device, weights_only=True)
+        folder = self._folder(path)
+        state = checkpoints.read(Path(path), self.device) if folder is None else folder.read(self.device)
         for module, saved in zip(self._modules, state["models"], strict=True):
-            module.load_state_dict(saved)
+            module.load_state_dict(saved) if folder is None else checkpoints.load_model_part(module, saved)
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            optimizer.load_state_dict(saved) if folder is None else checkpoints.load_optimizer_part(optimizer, saved)
         for name, saved in state["stateful"].items():
             if name not in self._stateful:
                 raise UsageError(

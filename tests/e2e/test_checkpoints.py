@@ -1,0 +1,71 @@
+"""Checkpoints by the job: of a sharded model each rank writes its part, and a later run goes on from the newest that is complete."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import harness
+from tests.e2e.harness import Outcome
+
+SCRIPT = harness.SCRIPTS / "checkpointed.py"
+
+
+def digests(out: Path) -> dict[str, str]:
+    found = {path.name: path.read_text() for path in out.glob("digest-*")}
+    for path in out.glob("digest-*"):
+        path.unlink()
+    return found
+
+
+def run(folder: Path, layout: str, steps: int, kills: str = "", code: int = 0, ranks: int = 4) -> Outcome:
+    """One of several runs that write to the same folder."""
+    arguments = ["ftrun", layout, str(folder / "out"), str(steps), kills]
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    outcome = harness.finish(harness.start(folder, harness.script_command(folder, SCRIPT, arguments, ranks=ranks)), 0)
+    assert outcome.code == code, outcome.tail()
+    return outcome
+
+
+def by_torch(folder: Path, layout: str, steps: int) -> dict[str, str]:
+    command = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "4", str(SCRIPT)]
+    harness.by_torch(folder, [*command, "gloo", layout, str(folder / "out"), str(steps), ""], 0)
+    found = digests(folder / "out")
+    assert len(found) == 4
+    return found
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "hsdp", "ddp"])
+def test_a_run_goes_on_from_its_checkpoint(folder: Path, layout: str) -> None:
+    """Ranks die before, while and after checkpoints are written, and after one was read: a replacement reads none."""
+    expected = by_torch(folder / "stock", layout, 14)
+    last = folder / "out" / "last"
+    saving = "saving:3:2 saving:7:0" if layout != "ddp" else "saving:3:0"
+    outcome = run(folder, layout, 10, f"forward:2:1 {saving}")
+    assert len(harness.deaths(outcome)) == 1 + len(saving.split()), outcome.tail()
+    if layout != "ddp":
+        kept = [f"step-{step}-rank-{rank}-of-4.pt" for step in (4, 8) for rank in range(4)]  # the newest may yet be cut off
+        assert sorted(file.name for file in last.iterdir()) == kept
+    outcome = run(folder, layout, 14, "forward:9:3 forward:13:2")
+    assert len(harness.deaths(outcome)) == 2, outcome.tail()
+    assert "bit-identical to an uninterrupted run: yes" in outcome.output, outcome.tail()
+    assert digests(folder / "out") == expected
+
+
+def test_only_a_complete_checkpoint_is_read(folder: Path) -> None:
+    expected = by_torch(folder / "stock", "fsdp", 8)
+    last = folder / "out" / "last"
+    run(folder, "fsdp", 5)
+    digests(folder / "out")
+    (last / "step-8-rank-1-of-4.pt").write_bytes(b"of a run that was cut off")
+    run(folder, "fsdp", 7)  # it went on from step 4
+    run(folder, "fsdp", 8)
+    assert digests(folder / "out") == expected
+    for step in (4, 8):
+        (last / f"step-{step}-rank-2-of-4.pt").unlink()
+    outcome = run(folder, "fsdp", 8, code=2)
+    assert "no complete checkpoint: of step 8 rank 2 wrote nothing" in outcome.output, outcome.tail()
+    outcome = run(folder, "fsdp", 8, code=2, ranks=3)
+    assert "was written by 4 ranks, each its part of the model" in outcome.output, outcome.tail()
