@@ -1,0 +1,122 @@
+"""Which rows of a tensor a rank holds, as torch itself computes it, and where on its mesh the rank is. A group that is not there stands for
+the others: each rank of the world is tried in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from ftrun.core.shared.mesh import MeshPlace, shape, words
+from ftrun.verify.digests import part_in_words
+from ftrun.worker.state.meshes import place_of
+from ftrun.worker.state.parts import part_of
+
+
+@contextmanager
+def as_rank(rank: int, size: int) -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+class Net(nn.Module):
+    """Uneven over four ranks, and a bias that is too short for all of them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, width)
+        self.down = nn.Linear(width, 3)
+
+
+def by_torch(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and first index of this rank's part."""
+    found, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(found), tuple(offset)
+
+
+def built(layout: str) -> tuple[Net, DeviceMesh]:
+    net = Net(16 if "tp" in layout else 13)
+    if layout == "fsdp":
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
+        fully_shard(net, mesh=mesh)
+    elif layout == "hsdp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        fully_shard(net, mesh=mesh)
+    else:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(net, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        if layout == "fsdp-tp":
+            fully_shard(net, mesh=mesh["dp"])
+    return net, mesh
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "hsdp", "tp", "fsdp-tp"])
+@pytest.mark.parametrize("rank", range(4))
+def test_rows_are_those_that_torch_says(layout: str, rank: int) -> None:
+    cut = 0
+    with as_rank(rank, 4):
+        net, mesh = built(layout)
+        for name, param in net.named_parameters():
+            part = part_of(param)
+            assert part is not None and isinstance(param, DTensor), name
+            held, offset = by_torch(param)
+            for one in part["cuts"]:
+                dim = one["dim"]
+                assert (one["size"], one["end"] - one["first"]) == (param.shape[dim], held[dim]), (name, part)
+                assert not held[dim] or one["first"] == offset[dim], (name, part, offset)
+                cut += one["end"] - one["first"] < one["size"]
+            whole = [d for d in range(param.ndim) if d not in {one["dim"] for one in part["cuts"]}]
+            assert all(held[d] == param.shape[d] for d in whole), (name, part)
+        place = place_of(net.parameters(), mesh["dp"] if layout == "tp" else None, 4)
+        names = {"fsdp": ["shard"], "hsdp": ["replicate", "shard"]}.get(layout, ["dp", "tp"])
+        assert place is not None and place == MeshPlace(
+            dict(zip(names, mesh.shape, strict=True)), dict(zip(names, mesh.get_coordinate() or (), strict=True))
+        )
+    assert cut >= 3, "hardly anything was cut: this tests nothing"
+
+
+def test_in_words() -> None:
+    with as_rank(3, 4):
+        net, mesh = built("hsdp")
+        part, place = part_of(net.up.weight), place_of(net.parameters(), None, 4)
+        assert part is not None and part_in_words(part) == "replicate 1, shard 1: rows 7 to 12 of 13"
+        assert place is not None and (shape(place.sizes), words(place.at)) == ("replicate 2 × shard 2", "replicate 1, shard 1")
+        both = part_of(distribute_tensor(torch.ones(4, 6), mesh, [Shard(0), Shard(1)]))
+        assert both is not None and part_in_words(both) == "replicate 1, shard 1: rows 2 to 3 of 4, columns 3 to 5 of 6"
+        same = part_of(distribute_tensor(torch.ones(4), mesh, [Replicate(), Replicate()]))
+        assert same is not None and part_in_words(same) == "replicate 1, shard 1: all of it"
+    with as_rank(3, 4):
+        net, _ = built("fsdp")
+        part = part_of(net.down.bias)
+        assert part is not None and part_in_words(part) == "shard 3: none of its 3 rows"
+
+
+def test_what_is_on_no_mesh() -> None:
+    net: Any = Net(4)
+    with as_rank(1, 4):
+        assert part_of(net.up.weight) is None and place_of(net.parameters(), None, 4) is None
+        assert place_of(net.parameters(), dist.group.WORLD, 4) is None
+        unnamed = place_of(net.parameters(), init_device_mesh("cpu", (4,)), 4)
+        assert unnamed == MeshPlace({"replicas": 4}, {"replicas": 1})
+
+
+def test_a_dimension_that_others_are_made_of_is_none_of_its_own() -> None:
+    """Replicas over a dimension that was flattened out of two: the mesh would have more ranks than there are."""
+    with as_rank(2, 4):
+        net, mesh = built("hsdp")
+        flat = mesh["replicate", "shard"]._flatten("all")
+        assert place_of(net.parameters(), flat, 4) == MeshPlace({"replicate": 2, "shard": 2}, {"replicate": 1, "shard": 0})
