@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ftrun.core.amounts import count
 from ftrun.core.shared import mesh
 
 _FILE = re.compile(r"rank-(\d+)-(\d+)\.jsonl")
@@ -285,9 +286,6 @@ def in_words(name: str) -> str:
     return _WORDS.get(kind, "{}").format(what)
 
 
-_ALONG = {0: ("row", "rows"), 1: ("column", "columns")}
-
-
 def part_in_words(part: Part) -> str:
     """replicate 1, shard 0: rows 0 to 23 of 47."""
     held = ", ".join(map(_cut_in_words, part["cuts"])) or "all of it"
@@ -295,13 +293,14 @@ def part_in_words(part: Part) -> str:
 
 
 def _cut_in_words(cut: dict[str, Any]) -> str:
-    first, end, size = cut["first"], cut["end"], cut["size"]
-    one, all_ = _ALONG.get(cut["dim"], (f"index of dimension {cut['dim']}", f"indices of dimension {cut['dim']}"))
+    dim, first, end, size = cut["dim"], cut["first"], cut["end"], cut["size"]
+    where = "" if dim < 2 else f" on dimension {dim}"
+    what = ("row", "column")[dim] if dim < 2 else "slice"
     if first is None:
-        return f"shard {cut['shard']} of {cut['shards']} of its {size} {all_}"
+        return f"shard {cut['shard']} of {cut['shards']} of its {count(size, what)}{where}"
     if first == end:
-        return f"none of its {size} {all_}"
-    return f"{one} {first} of {size}" if end - first == 1 else f"{all_} {first} to {end - 1} of {size}"
+        return f"none of its {count(size, what)}{where}"
+    return f"{what} {first} of {size}{where}" if end - first == 1 else f"{what}s {first} to {end - 1} of {size}{where}"
 
 
 def has_loader(digests: Digests) -> bool:

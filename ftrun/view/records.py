@@ -49,7 +49,8 @@ _PLACE = mapped(whole)  # on the mesh, by the names of its dimensions
 _MESH = {"dims": mapped(whole), "ranks": mapped(_PLACE, digits)}
 VICTIM = record(
     {"rank": whole, "cell": whole, "cause": text},
-    {"step": maybe(whole), "epoch": maybe(whole), "end": whole, "phase": text, "seen_ms": maybe(number), "fault": text, "evidence": text, "mesh": _PLACE},
+    {"step": maybe(whole), "epoch": maybe(whole), "end": whole, "phase": text, "seen_ms": maybe(number), "fault": text, "evidence": text}
+    | {"mesh": _PLACE},
 )
 _TIME = maybe(number)
 _STEPS = record({"rank": whole, "cell": whole, "steps": listed(row(whole, whole, whole, *[_TIME] * 5))})

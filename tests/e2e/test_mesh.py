@@ -16,7 +16,6 @@ from tests.e2e import harness
 from tests.e2e.harness import kill
 
 SCRIPT = harness.SCRIPTS / "sharded.py"
-WIDTH = 47  # of the script's layers
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -75,21 +74,12 @@ def test_a_run_on_a_mesh_says_where_its_ranks_are(folder: Path) -> None:
     assert re.findall(r"  mesh: (.*)", asked(folder, "events")) == ["replicate 2 × shard 2"], "told once"
 
 
-def test_verify_names_the_shards_that_differ(folder: Path) -> None:
-    """With a part of the repair left out on purpose, gradients of the step that was cut off are added to those of the next try."""
-    (folder / "plan.toml").write_text(kill(1, "backward", 2))
-    command = ["verify", "--faults", "plan.toml", "--nproc-per-node", "4", str(SCRIPT), "--layout", "hsdp", "--out", "${verify}"]
-    broken = {"FTRUN_TEST_BREAK": "sharded"}
-    result = json.loads(asked(folder, *command[:1], "--json", *command[1:], env=broken, codes=(1,)))
-    found = result["difference"]
-    assert result["verdict"] == "different" and found["after_fault"], result
-    assert found["shard"].partition(":")[0] == "gradient" and found["shard"] in found["names"]
-    assert list(found["shards"]) == [str(rank) for rank in found["names"][found["shard"]]]
-    said = asked(folder, *command, env=broken, codes=(1,)).splitlines()
-    assert said[0].startswith("different: first in step ") and "gradient of " in said[1], said
-    name = re.match(r"differs in shards of the gradient of (\S+): rank ", said[1])
-    assert name, said
-    for rank, part in re.findall(r"rank (\d) \((.*?)\)", said[1]):
-        (shard,) = re.findall(r"shard (\d)", part)
-        rows = {"0": f"rows 0 to 23 of {WIDTH}", "1": f"rows 24 to 46 of {WIDTH}"}[shard]
-        assert part == f"{words(int(rank))}: {rows}", said
+def test_verify_names_the_shard_that_differs(folder: Path) -> None:
+    """A gradient that is another one in the second replica's second shard, in the run with a fault."""
+    (folder / "plan.toml").write_text(kill(1, "backward", 1))
+    script = str(harness.SCRIPTS / "one_shard_differs.py")
+    command = ("verify", "--faults", "plan.toml", "--nproc-per-node", "4", script, "${verify}", "--flaw", "3")
+    first, shards, cause, *more = asked(folder, *command, codes=(1,)).splitlines()
+    assert re.fullmatch(r"different: first in step 3 .*: gradient of 0\.weight on rank 3", first)
+    assert shards == "differs in shards of the gradient of 0.weight: rank 3 (replicate 1, shard 1: rows 7 to 12 of 13)"
+    assert cause.startswith("likely cause: the gradient of a shard") and "1 of 1 fault fired" in more

@@ -1,4 +1,4 @@
-"""A run on a device mesh, as `status`, `events` and `timeline` show it: the recorded run with four ranks put on a mesh of two dimensions."""
+"""A run on a device mesh, as `status`, `events` and `timeline` show it: the recorded run, with its four ranks on a mesh."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def put(looking: Looking) -> Board:
 
 def told(number: int = 2, names: tuple[str, str] = NAMES) -> Story:
     account = Account()
-    account.add_all(journal(names).encode().split(b"\n"))
+    account.add_all(journal(names).encode().splitlines())
     assert not account.unread
     return story(account, number, "lab")
 
@@ -109,7 +109,7 @@ def test_lanes_of_the_text_name_the_places_and_fit(names: tuple[str, str], width
     lines = [text.plain(line) for line in drawing(told(2, names), width)]
     assert max(map(text.width_of, lines)) <= width
     assert f"rank 1 ({names[0]} 0, {names[1]} 1), in the optimizer step of step 20" in " ".join(" ".join(lines).split())
-    assert any(line.startswith("mesh") and f"{names[0]} 2 × {names[1]} 2" in line for line in lines)
+    assert f" mesh {names[0]} 2 × {names[1]} 2 " in " ".join(" ".join(lines).split())
     for rank, label in ((0, "rank 0 healthy"), (3, "rank 3 healthy"), (1, "rank 1 FAILED"), (1, "spare 5 → 1")):
         below = lines[next(i for i, line in enumerate(lines) if line.startswith(label)) + 1]
         place = f"  {names[0]} {rank // 2}, {names[1]} {rank % 2} "
@@ -122,11 +122,11 @@ def test_lanes_of_the_text_name_the_places_and_fit(names: tuple[str, str], width
 def test_lanes_of_the_drawing_name_the_places_and_fit(names: tuple[str, str]) -> None:
     drawn = svg.drawing(told(2, names))
     root = ET.fromstring(drawn)
-    shown = [(float(n.get("x", "0")), "".join(n.itertext())) for n in root.iter("{http://www.w3.org/2000/svg}text")]
-    places = [said for _, said in shown if said.startswith(names[0])]
-    assert len(places) == 5 and all(16 + 6 * len(said) < LEFT - 20 for said in places), "left of the controller's ways"
-    whole = [f"{names[0]} {rank // 2}, {names[1]} {rank % 2}" for rank in (0, 2, 3, 1, 1)]  # healthy ones, the failed one, the spare
-    assert all(said == wanted if names == NAMES else wanted.startswith(said[:-1]) for said, wanted in zip(places, whole, strict=True))
+    shown = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    ranks = (0, 2, 3, 1, 1)  # healthy ones, the failed one, the spare
+    wanted = [f"replicate {rank // 2}, shard {rank % 2}" if names == NAMES else f"mesh {rank // 2}, {rank % 2}" for rank in ranks]
+    assert [said for said in shown if said in wanted] == wanted
+    assert all(16 + 6 * len(said) < LEFT - 20 for said in wanted), "left of the controller's ways"
     assert f"rank 3 ({names[0]} 1, {names[1]} 1): Forward" in drawn and f"spare 5 ({names[0]} 0, {names[1]} 1): Restoration" in drawn
     assert f"rank 1 ({names[0]} 0, {names[1]} 1), in the optimizer step" in html_page(told(2, names))
 

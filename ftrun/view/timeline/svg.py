@@ -35,7 +35,7 @@ _BAND, _BAND_HEIGHT = 184, 18
 _SQUARES, _SQUARE = 10, 9
 _NAMED = 4  # failed ranks that fit into the line under the title
 _CHAR = 6.6  # px of a character, about, at 12 px
-_PLACE = 22  # characters of a lane's place on the mesh; its bars say all of it
+_PLACE = 22  # characters of a lane's place on the mesh
 
 
 def document(story: Story) -> str:
@@ -106,7 +106,7 @@ def _lanes(story: Story, to: Scale) -> Iterator[str]:
         yield words_at(16, y + 34, lane.label, font_weight="bold")
         yield words_at(16, y + 49, _role(lane), "alarm" if lane.role == model.FAILED else "quiet")
         if lane.place:
-            yield words_at(16, y + 64, text.plain(text.cut([(lane.place, "")], _PLACE)), "quiet", font_size=11)
+            yield words_at(16, y + 64, _place(lane), "quiet", font_size=11)
         for bar in lane.bars:
             yield from _bar(bar, lane, y, to, story)
         yield from _parameters(story, lane, y, to)
@@ -116,6 +116,12 @@ def _lanes(story: Story, to: Scale) -> Iterator[str]:
     if story.folded > 0:
         y = _y(len(story.lanes))
         yield words_at(16, y + 4, f"and {count(story.folded, 'rank')} more like the healthy ones", "quiet")
+
+
+def _place(lane: Lane) -> str:
+    """On the mesh, as far as there is room; the bars say all of it."""
+    whole = lane.place if text.width_of(lane.place) <= _PLACE else f"mesh {lane.short}"
+    return text.plain(text.cut([(whole, text.QUIET)], _PLACE))
 
 
 def _role(lane: Lane) -> str:

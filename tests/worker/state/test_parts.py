@@ -1,10 +1,14 @@
-"""Which rows of a tensor a rank holds, as torch itself computes it, and where on its mesh the rank is. A group that is not there stands for
-the others: each rank of the world is tried in turn."""
+"""Which rows of a tensor a rank holds, as torch itself computes it, and where on its mesh the rank is.
+
+The others of the world are not there: torch's fake group answers for them. Each rank is tried in a process of its own, since torch keeps
+meshes that look the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import multiprocessing
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,13 +28,27 @@ from ftrun.worker.state.meshes import place_of
 from ftrun.worker.state.parts import part_of
 
 
-@contextmanager
-def as_rank(rank: int, size: int) -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+def as_rank(rank: int, do: Callable[..., None], *arguments: Any) -> None:
+    """Do something as one of four ranks."""
+
+    def child(said: Any) -> None:
+        try:
+            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+            do(*arguments)
+            said.send("")
+        except BaseException:
+            said.send(traceback.format_exc())
+
+    fork: Any = multiprocessing.get_context("fork")
+    heard, said = fork.Pipe(duplex=False)
+    process = fork.Process(target=child, args=(said,))
+    process.start()
+    said.close()
     try:
-        yield
+        assert heard.poll(60) and not (failed := heard.recv()), failed
     finally:
-        dist.destroy_process_group()
+        process.join(10)
+        process.kill()
 
 
 class Net(nn.Module):
@@ -67,56 +85,63 @@ def built(layout: str) -> tuple[Net, DeviceMesh]:
 @pytest.mark.parametrize("layout", ["fsdp", "hsdp", "tp", "fsdp-tp"])
 @pytest.mark.parametrize("rank", range(4))
 def test_rows_are_those_that_torch_says(layout: str, rank: int) -> None:
+    as_rank(rank, _rows, layout)
+
+
+def _rows(layout: str) -> None:
     cut = 0
-    with as_rank(rank, 4):
-        net, mesh = built(layout)
-        for name, param in net.named_parameters():
-            part = part_of(param)
-            assert part is not None and isinstance(param, DTensor), name
-            held, offset = by_torch(param)
-            for one in part["cuts"]:
-                dim = one["dim"]
-                assert (one["size"], one["end"] - one["first"]) == (param.shape[dim], held[dim]), (name, part)
-                assert not held[dim] or one["first"] == offset[dim], (name, part, offset)
-                cut += one["end"] - one["first"] < one["size"]
-            whole = [d for d in range(param.ndim) if d not in {one["dim"] for one in part["cuts"]}]
-            assert all(held[d] == param.shape[d] for d in whole), (name, part)
-        place = place_of(net.parameters(), mesh["dp"] if layout == "tp" else None, 4)
-        names = {"fsdp": ["shard"], "hsdp": ["replicate", "shard"]}.get(layout, ["dp", "tp"])
-        assert place is not None and place == MeshPlace(
-            dict(zip(names, mesh.shape, strict=True)), dict(zip(names, mesh.get_coordinate() or (), strict=True))
-        )
+    net, mesh = built(layout)
+    for name, param in net.named_parameters():
+        part = part_of(param)
+        assert part is not None and isinstance(param, DTensor), name
+        held, offset = by_torch(param)
+        for one in part["cuts"]:
+            dim = one["dim"]
+            assert (one["size"], one["end"] - one["first"]) == (param.shape[dim], held[dim]), (name, part)
+            assert not held[dim] or one["first"] == offset[dim], (name, part, offset)
+            cut += one["end"] - one["first"] < one["size"]
+        whole = [d for d in range(param.ndim) if d not in {one["dim"] for one in part["cuts"]}]
+        assert all(held[d] == param.shape[d] for d in whole), (name, part)
+    place = place_of(net.parameters(), mesh["dp"] if layout == "tp" else None, 4)
+    names = {"fsdp": ["shard"], "hsdp": ["replicate", "shard"]}.get(layout, ["dp", "tp"])
+    here = mesh.get_coordinate()
+    assert here is not None
+    assert place == MeshPlace(dict(zip(names, mesh.shape, strict=True)), dict(zip(names, here, strict=True)))
+    assert list(place.sizes) == names
     assert cut >= 3, "hardly anything was cut: this tests nothing"
 
 
 def test_in_words() -> None:
-    with as_rank(3, 4):
-        net, mesh = built("hsdp")
-        part, place = part_of(net.up.weight), place_of(net.parameters(), None, 4)
-        assert part is not None and part_in_words(part) == "replicate 1, shard 1: rows 7 to 12 of 13"
-        assert place is not None and (shape(place.sizes), words(place.at)) == ("replicate 2 × shard 2", "replicate 1, shard 1")
-        both = part_of(distribute_tensor(torch.ones(4, 6), mesh, [Shard(0), Shard(1)]))
-        assert both is not None and part_in_words(both) == "replicate 1, shard 1: rows 2 to 3 of 4, columns 3 to 5 of 6"
-        same = part_of(distribute_tensor(torch.ones(4), mesh, [Replicate(), Replicate()]))
-        assert same is not None and part_in_words(same) == "replicate 1, shard 1: all of it"
-    with as_rank(3, 4):
-        net, _ = built("fsdp")
-        part = part_of(net.down.bias)
-        assert part is not None and part_in_words(part) == "shard 3: none of its 3 rows"
+    as_rank(3, _words_of_hsdp)
+    as_rank(3, _words_of_an_empty_shard)
+
+
+def _words_of_hsdp() -> None:
+    net, mesh = built("hsdp")
+    part, place = part_of(net.up.weight), place_of(net.parameters(), None, 4)
+    assert part is not None and part_in_words(part) == "replicate 1, shard 1: rows 7 to 12 of 13"
+    assert place is not None and (shape(place.sizes), words(place.at)) == ("replicate 2 × shard 2", "replicate 1, shard 1")
+    both = part_of(distribute_tensor(torch.ones(4, 6), mesh, [Shard(0), Shard(1)]))
+    assert both is not None and part_in_words(both) == "replicate 1, shard 1: rows 2 to 3 of 4, columns 3 to 5 of 6"
+    same = part_of(distribute_tensor(torch.ones(4), mesh, [Replicate(), Replicate()]))
+    assert same is not None and part_in_words(same) == "replicate 1, shard 1: all of it"
+    flat = mesh["replicate", "shard"]._flatten("all")  # made of dimensions that are there: it is none of its own
+    assert place_of(net.parameters(), flat, 4) == place
+
+
+def _words_of_an_empty_shard() -> None:
+    net, _ = built("fsdp")
+    part = part_of(net.down.bias)
+    assert part is not None and part_in_words(part) == "shard 3: none of its 3 rows"
 
 
 def test_what_is_on_no_mesh() -> None:
+    as_rank(1, _no_mesh)
+
+
+def _no_mesh() -> None:
     net: Any = Net(4)
-    with as_rank(1, 4):
-        assert part_of(net.up.weight) is None and place_of(net.parameters(), None, 4) is None
-        assert place_of(net.parameters(), dist.group.WORLD, 4) is None
-        unnamed = place_of(net.parameters(), init_device_mesh("cpu", (4,)), 4)
-        assert unnamed == MeshPlace({"replicas": 4}, {"replicas": 1})
-
-
-def test_a_dimension_that_others_are_made_of_is_none_of_its_own() -> None:
-    """Replicas over a dimension that was flattened out of two: the mesh would have more ranks than there are."""
-    with as_rank(2, 4):
-        net, mesh = built("hsdp")
-        flat = mesh["replicate", "shard"]._flatten("all")
-        assert place_of(net.parameters(), flat, 4) == MeshPlace({"replicate": 2, "shard": 2}, {"replicate": 1, "shard": 0})
+    assert part_of(net.up.weight) is None and place_of(net.parameters(), None, 4) is None
+    assert place_of(net.parameters(), dist.group.WORLD, 4) is None
+    unnamed = place_of(net.parameters(), init_device_mesh("cpu", (4,)), 4)
+    assert unnamed == MeshPlace({"replicas": 4}, {"replicas": 1})
