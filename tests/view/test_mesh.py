@@ -7,7 +7,6 @@ import re
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,31 +19,15 @@ from ftrun.view.timeline.model import Story, story
 from ftrun.view.timeline.svg_parts import LEFT
 from ftrun.view.timeline.terminal import drawing
 from tests.view import boards
+from tests.view.boards import MESH as NAMES
+from tests.view.boards import place_on_mesh as at
 from tests.view.conftest import Looking
 
-NAMES = ("replicate", "shard")
 LONG = ("data_parallel_replicate", "data_parallel_shard")
 
 
-def at(rank: int, names: tuple[str, str] = NAMES) -> dict[str, int]:
-    return {names[0]: rank // 2, names[1]: rank % 2}
-
-
-def on_mesh(lines: list[dict[str, Any]], names: tuple[str, str] = NAMES) -> list[dict[str, Any]]:
-    """The recorded journal as a run on a mesh would have written it."""
-    facts = {"dims": dict.fromkeys(names, 2), "ranks": {str(rank): at(rank, names) for rank in range(4)}}
-    last = max(i for i, line in enumerate(lines) if line.get("event", {}).get("kind") == "Protected" and line["event"]["worker"] < 4)
-    lines.insert(last + 2, {"t": lines[last + 1]["t"], "note": "mesh", **facts})
-    for line in lines:
-        if line.get("note") == "incident":
-            line["mesh"] = facts
-            for victim in line["victims"]:
-                victim["mesh"] = at(victim["rank"], names)
-    return lines
-
-
 def journal(names: tuple[str, str] = NAMES) -> str:
-    return boards.journal_text(on_mesh(json.loads(boards.RECORDED.read_text())["journal"], names))
+    return boards.journal_text(boards.on_mesh(json.loads(boards.RECORDED.read_text())["journal"], names))
 
 
 def put(looking: Looking) -> Board:
