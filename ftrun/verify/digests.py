@@ -20,7 +20,7 @@ from ftrun.core.shared import mesh
 _FILE = re.compile(r"rank-(\d+)-(\d+)\.jsonl")
 _POINTS = {"start": 0, "gate": 1, "exit": 2}
 _LAST = 1 << 60
-Part = dict[str, Any]  # of a sharded tensor, see ftrun/worker/state/parts.py
+Part = dict[str, Any]  # of a sharded tensor, see ftrun/worker/state/shard_places.py
 
 
 class DigestPlace(NamedTuple):

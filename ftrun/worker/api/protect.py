@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.errors import UsageError
 from ftrun.core.paths import ENV_DIGESTS, ENV_ERROR_FILE, logged_values
-from ftrun.core.shared import mesh
 from ftrun.core.shared.board import Phase
 from ftrun.core.tried import TORCH_RANGE, TORCH_TO, version_of
 from ftrun.worker.api.backend import registry
@@ -50,7 +49,7 @@ from ftrun.worker.runtime import compiling, pipeline_private, sharded_private, t
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.logged_values import LOGGED, LoggedValues
-from ftrun.worker.state.meshes import place_of
+from ftrun.worker.state.meshes import show_mesh
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.state.shards import is_spread
 from ftrun.worker.step.body import Body
@@ -114,10 +113,10 @@ def protect(
         )
     _check_torch(context, modules)
     refuse_unknown(modules)
+    show_mesh(context, params, replicas)
     errors = os.environ.get(ENV_ERROR_FILE)
     logged = LoggedValues(logged_values(Path(errors)) if errors and context.rank == 0 else None)
     state = ProtectedState(modules, optimizers, {**stateful, **schedules, LOGGED: logged}, _ranks_of(replicas))
-    _show_mesh(context, params, replicas)
     given = [*modules, *optimizers, *wrapped, *stateful.values()]
     _job = Job(_guard(context, state, LeftOut(context, state, given, list(ignore)), logged), modules, optimizers, stateful)
     return _job
@@ -141,14 +140,6 @@ def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
             "compare a repaired run with a clean one by `ftrun verify`",
             file=sys.stderr,
         )
-
-
-def _show_mesh(context: Context, params: list[torch.nn.Parameter], replicas: Any) -> None:
-    """Leave word of where this rank is on the script's mesh. Nothing depends on it."""
-    place = place_of(params, replicas, dist.get_world_size()) if dist.is_initialized() else None
-    if place is not None:
-        with contextlib.suppress(OSError):
-            context.report(mesh.file_name(context.cell.index), mesh.to_file(place))
 
 
 def _ranks_of(replicas: Any) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ On when FTRUN_DIGESTS names a folder. Every incarnation of a rank writes a
 file of its own, so that a line torn by a kill is always the last. `ftrun/verify/digests.py` reads them.
 
     {"names": [...], "point": "start", "parts": {...}}     what the values of later lines of that point are digests of, and of those that
-                                                           are a rank's part of a sharded tensor which part, see state/parts.py
+                                                           are a rank's part of a sharded tensor which part, see state/shard_places.py
     {"point": "start", "loop": 1, "step": 4, "attempt": 0, "values": [...]}
 
 `start`: the state as of the start of a step (a step done again, or begun by a replacement, must find the same), `gate`: the
@@ -35,8 +35,8 @@ from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.trees import checksum, leaves
 from ftrun.worker.state import serialization
-from ftrun.worker.state.parts import part_of
 from ftrun.worker.state.protected_state import ProtectedState
+from ftrun.worker.state.shard_places import shard_place
 
 Digests = list[tuple[str, int]]  # name, as KIND:WHAT, and 64 bits
 
@@ -147,7 +147,7 @@ class DigestRecorder(StepObserver):
     def _digested(self, name: str, tensor: torch.Tensor, seed: int = 0) -> tuple[str, int]:
         """A name with the digest of what this rank holds of a tensor; which part that is, is kept."""
         if name not in self._parts:
-            self._parts[name] = part_of(tensor)
+            self._parts[name] = shard_place(tensor)
         return name, tensor_digest(tensor, seed)
 
     def _computing(self) -> bool:

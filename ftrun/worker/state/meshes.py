@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
 from typing import Any
 
+import torch.distributed as dist
+
+from ftrun.core.shared import mesh
 from ftrun.core.shared.mesh import MeshPlace
+from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.shards import is_spread
 
 _UNNAMED = "replicas"  # the dimension of a mesh without names that replicas= was given
+
+
+def show_mesh(context: Context, params: Iterable[Any], replicas: Any) -> None:
+    """Leave word of where this rank is, see `place_of`, for the launcher. Nothing depends on it."""
+    place = place_of(params, replicas, dist.get_world_size()) if dist.is_initialized() else None
+    if place is not None:
+        with contextlib.suppress(OSError):
+            context.report(mesh.file_name(context.cell.index), mesh.to_file(place))
 
 
 def place_of(params: Iterable[Any], replicas: Any, world_size: int) -> MeshPlace | None:
@@ -42,11 +55,11 @@ def place_of(params: Iterable[Any], replicas: Any, world_size: int) -> MeshPlace
 NOWHERE = MeshPlace({}, {})
 
 
-def on_mesh(mesh: Any) -> MeshPlace:
+def on_mesh(device_mesh: Any) -> MeshPlace:
     """Where this rank is on a DeviceMesh; NOWHERE outside of it."""
-    here = mesh.get_coordinate()
+    here = device_mesh.get_coordinate()
     if here is None:
         return NOWHERE
-    names = mesh.mesh_dim_names or [f"dim {i}" for i in range(len(here))]
-    sizes = dict(zip(names, map(int, mesh.shape), strict=True))
+    names = device_mesh.mesh_dim_names or [f"dim {i}" for i in range(len(here))]
+    sizes = dict(zip(names, map(int, device_mesh.shape), strict=True))
     return MeshPlace(sizes, dict(zip(names, map(int, here), strict=True)))

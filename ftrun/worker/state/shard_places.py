@@ -9,7 +9,7 @@ from ftrun.worker.state.meshes import on_mesh
 from ftrun.worker.state.shards import is_spread
 
 
-def part_of(tensor: Any) -> dict[str, Any] | None:
+def shard_place(tensor: Any) -> dict[str, Any] | None:
     """What this rank holds of a DTensor; None for another tensor, and for a rank outside of its mesh.
 
     Returns:

@@ -25,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ftrun.core.shared.mesh import MeshPlace, shape, words
 from ftrun.verify.digests import part_in_words
 from ftrun.worker.state.meshes import place_of
-from ftrun.worker.state.parts import part_of
+from ftrun.worker.state.shard_places import shard_place
 
 
 def as_rank(rank: int, do: Callable[..., None], *arguments: Any) -> None:
@@ -92,7 +92,7 @@ def _rows(layout: str) -> None:
     cut = 0
     net, mesh = built(layout)
     for name, param in net.named_parameters():
-        part = part_of(param)
+        part = shard_place(param)
         assert part is not None and isinstance(param, DTensor), name
         held, offset = by_torch(param)
         for one in part["cuts"]:
@@ -118,12 +118,12 @@ def test_in_words() -> None:
 
 def _words_of_hsdp() -> None:
     net, mesh = built("hsdp")
-    part, place = part_of(net.up.weight), place_of(net.parameters(), None, 4)
+    part, place = shard_place(net.up.weight), place_of(net.parameters(), None, 4)
     assert part is not None and part_in_words(part) == "replicate 1, shard 1: rows 7 to 12 of 13"
     assert place is not None and (shape(place.sizes), words(place.at)) == ("replicate 2 × shard 2", "replicate 1, shard 1")
-    both = part_of(distribute_tensor(torch.ones(4, 6), mesh, [Shard(0), Shard(1)]))
+    both = shard_place(distribute_tensor(torch.ones(4, 6), mesh, [Shard(0), Shard(1)]))
     assert both is not None and part_in_words(both) == "replicate 1, shard 1: rows 2 to 3 of 4, columns 3 to 5 of 6"
-    same = part_of(distribute_tensor(torch.ones(4), mesh, [Replicate(), Replicate()]))
+    same = shard_place(distribute_tensor(torch.ones(4), mesh, [Replicate(), Replicate()]))
     assert same is not None and part_in_words(same) == "replicate 1, shard 1: all of it"
     flat = mesh["replicate", "shard"]._flatten("all")  # made of dimensions that are there: it is none of its own
     assert place_of(net.parameters(), flat, 4) == place
@@ -131,7 +131,7 @@ def _words_of_hsdp() -> None:
 
 def _words_of_an_empty_shard() -> None:
     net, _ = built("fsdp")
-    part = part_of(net.down.bias)
+    part = shard_place(net.down.bias)
     assert part is not None and part_in_words(part) == "shard 3: none of its 3 rows"
 
 
@@ -141,7 +141,9 @@ def test_what_is_on_no_mesh() -> None:
 
 def _no_mesh() -> None:
     net: Any = Net(4)
-    assert part_of(net.up.weight) is None and place_of(net.parameters(), None, 4) is None
+    assert shard_place(net.up.weight) is None and place_of(net.parameters(), None, 4) is None
     assert place_of(net.parameters(), dist.group.WORLD, 4) is None
     unnamed = place_of(net.parameters(), init_device_mesh("cpu", (4,)), 4)
     assert unnamed == MeshPlace({"replicas": 4}, {"replicas": 1})
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    assert place_of(net.parameters(), grid["dp"], 4) == MeshPlace({"dp": 2}, {"dp": 1}), "as far as it is known"
