@@ -91,6 +91,7 @@ def test_events(looking: Looking) -> None:
 def test_lanes_of_the_text_name_the_places_and_fit(names: tuple[str, str], width: int) -> None:
     lines = [text.plain(line) for line in drawing(told(2, names), width)]
     assert max(map(text.width_of, lines)) <= width
+    assert not any("…" in line for line in lines[: next(i for i, line in enumerate(lines) if line.startswith("where the "))])
     assert f"rank 1 ({names[0]} 0, {names[1]} 1), in the optimizer step of step 20" in " ".join(" ".join(lines).split())
     assert f" mesh {names[0]} 2 × {names[1]} 2 " in " ".join(" ".join(lines).split())
     for rank, label in ((0, "rank 0 healthy"), (3, "rank 3 healthy"), (1, "rank 1 FAILED"), (1, "spare 5 → 1")):

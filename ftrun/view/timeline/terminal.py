@@ -125,7 +125,7 @@ def _line(label: str, style: str, row: list[tuple[str, str]], named: int = _LABE
 
 
 def _label(label: str, style: str, named: int) -> tuple[str, str]:
-    shown = text.plain(text.cut([(label, style)], named - 1))
+    shown = text.plain(text.cut([(label.rstrip(), style)], named - 1))
     return shown + " " * (named - text.width_of(shown)), style
 
 
