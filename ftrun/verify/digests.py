@@ -14,9 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ftrun.core.amounts import count
+from ftrun.core.shared import mesh
+
 _FILE = re.compile(r"rank-(\d+)-(\d+)\.jsonl")
 _POINTS = {"start": 0, "gate": 1, "exit": 2}
 _LAST = 1 << 60
+Part = dict[str, Any]  # of a sharded tensor, see ftrun/worker/state/shard_places.py
 
 
 class DigestPlace(NamedTuple):
@@ -32,12 +36,13 @@ EXIT = DigestPlace(_LAST, _LAST, _POINTS["exit"])
 
 @dataclass
 class DigestRecord:
-    """What one attempt found at a place: `values` are digests of `names`."""
+    """What one attempt found at a place: `values` are digests of `names`; `parts` says which part of a sharded one it was."""
 
     names: tuple[str, ...]
     values: array[int]
     cell: int
     attempt: int
+    parts: dict[str, Part] = field(default_factory=dict)
 
 
 @dataclass
@@ -88,16 +93,17 @@ def read(folder: Path) -> Digests:
 
 def _records(path: Path, cell: int) -> Iterator[tuple[DigestPlace, DigestRecord]]:
     names: dict[str, tuple[str, ...]] = {}
+    parts: dict[str, dict[str, Part]] = {}
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
                 raw = json.loads(line)
                 point = raw["point"]
                 if "names" in raw:
-                    names[point] = tuple(raw["names"])
+                    names[point], parts[point] = tuple(raw["names"]), raw.get("parts", {})
                     continue
                 place = EXIT if point == "exit" else DigestPlace(raw["loop"], raw["step"], _POINTS[point])
-                record = DigestRecord(names[point], array("Q", raw["values"]), cell, raw["attempt"])
+                record = DigestRecord(names[point], array("Q", raw["values"]), cell, raw["attempt"], parts[point])
             except (ValueError, KeyError, TypeError, OverflowError):
                 return  # killed while writing this line
             yield place, record
@@ -111,7 +117,9 @@ class Difference:
     """The first place where a run was not like the clean one.
 
     `names`: what differed there, the most telling first, with the ranks it differed on. `redone`: a rank came there after a
-    fault. `missing`: ranks that were not there at all. `at_end` of `compared` things differ at the script's end.
+    fault. `missing`: ranks that were not there at all. `at_end` of `compared` things differ at the script's end. `shard`: the
+    first of the names that is of a sharded tensor, "" for none; `parts`: which part of it each rank has on which it differed.
+    `unsummed`: a gradient comes first, and the ranks' own ones, before the sum over ranks, were not recorded.
     """
 
     place: DigestPlace
@@ -120,6 +128,9 @@ class Difference:
     missing: list[int]
     at_end: int
     compared: int
+    shard: str = ""
+    parts: dict[int, Part] = field(default_factory=dict)
+    unsummed: bool = False
 
     @property
     def first(self) -> str:
@@ -139,6 +150,7 @@ def compare(clean: Digests, other: Digests) -> Difference | None:
         names: dict[str, list[int]] = {}
         missing: list[int] = []
         redone = False
+        records: dict[int, DigestRecord] = {}
         for rank in sorted({*clean.ranks, *other.ranks}):
             ours, theirs = clean.ranks.get(rank, {}).get(place), other.ranks.get(rank, {}).get(place)
             if not ours or not theirs:
@@ -146,13 +158,23 @@ def compare(clean: Digests, other: Digests) -> Difference | None:
                 if place.point != _POINTS["gate"]:
                     missing.append(rank)
                 continue
+            records[rank] = ours[0]
             for name in _differing(ours, theirs):
                 names.setdefault(name, []).append(rank)
             redone = redone or len(theirs) > len(ours) or theirs[-1].cell != ours[-1].cell
         if names or missing:
             ordered = dict(sorted(names.items(), key=lambda item: _telling(item[0], place)))
-            return Difference(place, ordered, redone, missing, at_end, compared)
+            shard = next((name for name, on in ordered.items() if name in records[on[0]].parts), "")
+            parts = {rank: p for rank in ordered.get(shard, ()) if (p := records[rank].parts.get(shard)) is not None}
+            unsummed = _is_unsummed(next(iter(ordered), ""), records)
+            return Difference(place, ordered, redone, missing, at_end, compared, shard, parts, unsummed)
     return None
+
+
+def _is_unsummed(name: str, records: dict[int, DigestRecord]) -> bool:
+    """Is that a gradient of which nobody recorded the ranks' own ones?"""
+    kind, _, what = name.partition(":")
+    return kind == "gradient" and not any(f"local:{what}" in record.names for record in records.values())
 
 
 def _end_differences(clean: Digests, other: Digests) -> tuple[int, int]:
@@ -195,9 +217,9 @@ def _telling(name: str, place: DigestPlace) -> int:
 
 # ---- what it may come from ----
 
-RNG, SEED, LOADER, BUCKETS, OP, UPDATE, STATE, BUFFERS, INPUT, FORGOTTEN, MISSING = (
-    "rng", "unseeded", "loader-position", "bucket-order", "non-deterministic-op", "update", "python-state", "buffers", "input",
-    "not-given", "missing",
+RNG, SEED, LOADER, BUCKETS, SHARDED, OP, UPDATE, STATE, BUFFERS, INPUT, FORGOTTEN, MISSING = (
+    "rng", "unseeded", "loader-position", "bucket-order", "sharded-gradient", "non-deterministic-op", "update", "python-state",
+    "buffers", "input", "not-given", "missing",
 )  # fmt: skip
 
 _EXPLAINED = {
@@ -205,6 +227,8 @@ _EXPLAINED = {
     RNG: "random numbers: the stream was not where the clean run had it",
     LOADER: "loader position: another batch than in the clean run",
     BUCKETS: "bucket order: the ranks' own gradients were equal and their sum was not, so they were added in another order",
+    SHARDED: "the gradient of a shard: the ranks' own gradients cannot be seen where FSDP2 sums them, so they may have differed (a "
+    "non-deterministic operation, or what a step that was cut off left there), or were added in another order",
     OP: "a non-deterministic operation: equal weights, buffers, random streams and inputs gave other values "
     "(torch.use_deterministic_algorithms(True) names many of them)",
     UPDATE: "the update, or something that wrote into memory beside it (a flipped bit): gradients were equal, what they led to is not",
@@ -223,7 +247,7 @@ def cause(difference: Difference, deterministic: bool, has_loader: bool) -> str:
     kind = difference.first.partition(":")[0]
     if difference.place.point == _POINTS["gate"]:
         if kind == "gradient":
-            return BUCKETS
+            return SHARDED if difference.unsummed else BUCKETS
         if kind == "output" and deterministic and not has_loader:
             return INPUT
         return OP
@@ -262,6 +286,23 @@ def in_words(name: str) -> str:
     return _WORDS.get(kind, "{}").format(what)
 
 
+def part_in_words(part: Part) -> str:
+    """replicate 1, shard 0: rows 0 to 23 of 47."""
+    held = ", ".join(map(_cut_in_words, part["cuts"])) or "all of it"
+    return f"{mesh.words(part['at'])}: {held}" + (", not summed yet" if part["sums"] else "")
+
+
+def _cut_in_words(cut: dict[str, Any]) -> str:
+    dim, first, end, size = cut["dim"], cut["first"], cut["end"], cut["size"]
+    where = "" if dim < 2 else f" on dimension {dim}"
+    what = ("row", "column")[dim] if dim < 2 else "slice"
+    if first is None:
+        return f"shard {cut['shard']} of {cut['shards']} of its {count(size, what)}{where}"
+    if first == end:
+        return f"none of its {count(size, what)}{where}"
+    return f"{what} {first} of {size}{where}" if end - first == 1 else f"{what}s {first} to {end - 1} of {size}{where}"
+
+
 def has_loader(digests: Digests) -> bool:
     """Did the script take its batches from job.batches?"""
     return any(
@@ -278,6 +319,8 @@ def as_json(difference: Difference) -> dict[str, Any]:
         "point": next(name for name, number in _POINTS.items() if number == place.point),
         "first": difference.first,
         "names": difference.names,
+        "shard": difference.shard or None,
+        "shards": {str(rank): part for rank, part in difference.parts.items()},
         "missing_ranks": difference.missing,
         "after_fault": difference.redone,
         "differ_at_end": difference.at_end,

@@ -24,6 +24,7 @@ from ftrun.verify.trials import Trial
 EQUAL, DIFFERENT, UNSTABLE, FAILED = "equal", "different", "not-deterministic", "failed"
 _SCHEMA = 1
 _PLACEHOLDER = "${verify}"
+_SHARDS = 8  # ranks whose shards are named
 _TRIES = 3  # further runs for kills whose moment did not come
 
 
@@ -113,12 +114,22 @@ def _told(verdict: str, difference: Difference, cause: str) -> list[str]:
         UNSTABLE: f"not deterministic: two runs without faults differ first {where}: {what}",
         FAILED: f"before it failed it was different, first {where}{again}: {what}",
     }[verdict]
-    lines = [first, f"likely cause: {digests.explain(cause)}"]
+    lines = [first, *_shards(difference), f"likely cause: {digests.explain(cause)}"]
     if verdict == UNSTABLE:
         lines.append("no run of this script can be compared with another one until it gives the same result twice")
     if difference.compared and verdict != FAILED:
         lines.append(f"at the end {difference.at_end} of {difference.compared} tensors and streams differ")
     return lines
+
+
+def _shards(difference: Difference) -> list[str]:
+    """Which part of a sharded tensor each rank has on which it differs."""
+    if not difference.parts:
+        return []
+    shown = [f"rank {rank} ({digests.part_in_words(part)})" for rank, part in list(difference.parts.items())[:_SHARDS]]
+    more = len(difference.parts) - len(shown)
+    others = f" and {_count(more, 'more rank')}" if more else ""
+    return [f"differs in shards of the {digests.in_words(difference.shard)}: {', '.join(shown)}{others}"]
 
 
 class Verification:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ftrun.core.amounts import count
 from ftrun.core.journal import Tail, whole
+from ftrun.core.shared import mesh
 from ftrun.core.text import ranks as named
 from ftrun.view.find import Found
 from ftrun.view.journal import parse
@@ -124,6 +125,8 @@ class _Sentences:
         elif note == "stall":
             held = f": waited for {named(raw['culprits'])}" if raw["culprits"] else ""
             yield f"nothing moved for {raw['seconds']:.1f} s{held}" + (f", {raw['where']}" if raw["where"] else "")
+        elif note == "mesh":
+            yield f"mesh: {mesh.shape(raw['dims'])}"
         elif note == "end":
             yield "end"
         else:

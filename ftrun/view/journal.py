@@ -32,6 +32,8 @@ class Account:
         self.incidents: list[dict[str, Any]] = []
         self.restarts = 0
         self.faults: list[dict[str, Any]] = []
+        self.mesh: dict[str, int] = {}  # sizes of the dimensions of the script's mesh, by name
+        self.places: dict[str, dict[str, int]] = {}  # rank -> where it is on it
         self.summary: dict[str, Any] | None = None
         self.exit_code: int | None = None
         self.unread = 0  # lines that are damaged, or not as this version writes them
@@ -148,6 +150,8 @@ class Account:
             self.stalled += raw["seconds"]
             self._stall = raw["since"], raw["since"] + raw["seconds"]
             self.stalled -= self._counted_twice()
+        elif note == "mesh":
+            self.mesh, self.places = raw["dims"], raw["ranks"]
         elif note == "summary":
             self.summary = raw
         elif note == "fault":

@@ -45,9 +45,12 @@ def _world(publish: dict[str, Any]) -> bool:
     return all(0 <= rank < len(publish["workers"]) for rank in publish["replaced"])
 
 
+_PLACE = mapped(whole)  # on the mesh, by the names of its dimensions
+_MESH = {"dims": mapped(whole), "ranks": mapped(_PLACE, digits)}
 VICTIM = record(
     {"rank": whole, "cell": whole, "cause": text},
-    {"step": maybe(whole), "epoch": maybe(whole), "end": whole, "phase": text, "seen_ms": maybe(number), "fault": text, "evidence": text},
+    {"step": maybe(whole), "epoch": maybe(whole), "end": whole, "phase": text, "seen_ms": maybe(number), "fault": text, "evidence": text}
+    | {"mesh": _PLACE},
 )
 _TIME = maybe(number)
 _STEPS = record({"rank": whole, "cell": whole, "steps": listed(row(whole, whole, whole, *[_TIME] * 5))})
@@ -71,8 +74,10 @@ _NOTES = {
             "ranks": mapped(mapped(number), digits),
             "phases": listed(_STEPS),
             "moves": listed(_MOVES),
+            "mesh": record(_MESH),
         },
     ),
+    "mesh": record(_MESH),
     "stall": record({"since": number, "seconds": number, "culprits": listed(whole), "held_up": whole, "where": text, "line": text}),
     "fault": record(
         {"fired": record({"kind": text, "rank": maybe(whole), "phase": text, "step": maybe(whole), "t": number})}

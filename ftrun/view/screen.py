@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from ftrun.core.amounts import count, milliseconds, size
+from ftrun.core.shared import mesh
 from ftrun.view import text
 from ftrun.view.status.header import header, troubles
 from ftrun.view.status.sentences import cause
@@ -27,6 +28,7 @@ PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
 
 _COLUMNS = (
     Column("rank", 99, right=True),
+    Column("mesh", 53, most=32),
     Column("device", 60, right=True),
     Column("pid", 55, right=True),
     Column("phase", 95, least=8),
@@ -59,7 +61,7 @@ def ranks(picture: dict[str, Any], width: int) -> list[Line]:
     held = [w for w in picture["workers"] if w["rank"] is not None]
     most = max((w["work"] or 0.0 for w in held), default=0.0)
     bars = most if width >= _WIDE else 0.0
-    rows = [_rank_row(w, on.get(w["rank"]), picture["protected"] is not True, bars) for w in held]
+    rows = [_rank_row(w, on.get(w["rank"]), picture["protected"] is not True, bars, width >= _WIDE) for w in held]
     lines = text.table(_COLUMNS, rows, width) if rows else [[("no rank has begun yet", QUIET)]]
     folded = picture["folded"]
     if folded["ranks"]:
@@ -84,7 +86,9 @@ def _spare(worker: dict[str, Any], cwd: str) -> str:
     return "warming up"
 
 
-def _rank_row(worker: dict[str, Any], device: dict[str, Any] | None, unprotected: bool, most_work: float) -> list[Span]:
+def _rank_row(
+    worker: dict[str, Any], device: dict[str, Any] | None, unprotected: bool, most_work: float, wide: bool
+) -> list[Span]:
     beat, phase = worker["beat_age"], worker["phase"]
     if unprotected and phase == "start" and "script" in worker["flags"]:
         phase = "script"  # what it does there is not known
@@ -103,6 +107,7 @@ def _rank_row(worker: dict[str, Any], device: dict[str, Any] | None, unprotected
     grave = gone or any(n.startswith("quarantined") for n in notes)
     row = [
         (str(worker["rank"]), STRONG),
+        (_place(worker["mesh"] or {}, wide), PLAIN),
         (_device(worker), PLAIN),
         (str(worker["pid"] or ""), QUIET),
         ("gone" if gone else phase, BAD if gone else _PHASE_STYLE.get(phase, PLAIN)),
@@ -116,6 +121,11 @@ def _rank_row(worker: dict[str, Any], device: dict[str, Any] | None, unprotected
         ("; ".join(notes), BAD if grave else WARN),
     ]
     return [(said, CULPRIT) for said, _ in row] if worker["stands_out"] == _CULPRIT else row
+
+
+def _place(at: dict[str, int], wide: bool) -> str:
+    """On the mesh; the header has the names of its dimensions in the same order."""
+    return mesh.words(at) if wide else ",".join(map(str, at.values()))
 
 
 def _device(worker: dict[str, Any]) -> str:

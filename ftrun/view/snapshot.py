@@ -114,6 +114,7 @@ class RunWatcher:
             "argv": self.run.raw.get("argv", []),
             "cwd": self.run.raw.get("cwd", ""),
             "world_size": board[Head.WORLD_SIZE],
+            "mesh": account.mesh or None,
             "healthy": well,
             "beat_age_max": _age(now, oldest),
             "spares_wanted": self.run.raw.get("spares", 0),
@@ -239,6 +240,7 @@ class RunWatcher:
         return {
             "cell": cell.index,
             "rank": rank,
+            "mesh": self.account.places.get(str(rank)),
             "pid": cell[F.PID],
             "device": device.get("index") if device else (cell[F.DEVICE] - 1 if cell[F.DEVICE] else None),
             "uuid": device.get("uuid") if device else None,

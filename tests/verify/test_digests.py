@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftrun.verify import digests
+from ftrun.verify import digests, verification
 from ftrun.verify.digests import Difference
 
 START = [
@@ -128,3 +128,71 @@ def test_ranks_that_left_early_are_missed(tmp_path: Path) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
     found = digests.compare(digests.read(tmp_path / "clean"), digests.read(tmp_path / "other"))
     assert found is not None and found.missing == [1] and digests.cause(found, True, True) == "missing"
+
+
+def part(rank: int) -> dict[str, Any]:
+    """Of two replicas that have two shards each."""
+    cut = {"dim": 0, "shard": rank % 2, "shards": 2, "first": 24 * (rank % 2), "end": 24 if rank % 2 == 0 else 47, "size": 47}
+    return {"at": {"replicate": rank // 2, "shard": rank % 2}, "cuts": [cut], "sums": False}
+
+
+def sharded(folder: Path, change: dict[tuple[int, int, str], dict[str, int]] | None = None) -> None:
+    """The same run of a sharded model, of which a rank's own gradients before the sum are not seen."""
+    record(folder, change)
+    for rank in range(RANKS):
+        path = folder / f"rank-{rank}-{rank}.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if "names" in line:
+                line["names"] = [name.replace("local:a", "local:b") for name in line["names"]]
+                line["parts"] = {name: part(rank) for name in line["names"] if name in ("weight:a", "optimizer:m, a", "gradient:a")}
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_shard_that_differs_is_named_with_its_rows_and_its_place(tmp_path: Path) -> None:
+    sharded(tmp_path / "clean")
+    sharded(tmp_path / "other", {(1, 1, "gate"): {"gradient:a": 1}, (0, 2, "start"): {"weight:a": 3}})
+    found = digests.compare(digests.read(tmp_path / "clean"), digests.read(tmp_path / "other"))
+    assert found is not None and (found.first, found.shard, found.parts) == ("gradient:a", "gradient:a", {1: part(1)})
+    assert found.unsummed and digests.cause(found, deterministic=True, has_loader=True) == "sharded-gradient"
+    assert verification._shards(found) == [
+        "differs in shards of the gradient of a: rank 1 (replicate 0, shard 1: rows 24 to 46 of 47)"
+    ]
+    said = digests.as_json(found)
+    assert said["shard"] == "gradient:a" and said["shards"] == {"1": part(1)} and said["names"] == {"gradient:a": [1]}
+
+
+def test_the_first_shard_is_named_where_something_else_comes_first(tmp_path: Path) -> None:
+    sharded(tmp_path / "clean")
+    sharded(tmp_path / "other", {(r, 1, "start"): {"random:torch": 9, "weight:a": 9} for r in (0, 1)})
+    found = digests.compare(digests.read(tmp_path / "clean"), digests.read(tmp_path / "other"))
+    assert found is not None and (found.first, found.shard, list(found.parts)) == ("random:torch", "weight:a", [0, 1])
+    (line,) = verification._shards(found)
+    assert line.startswith("differs in shards of the weight a: rank 0 (replicate 0, shard 0: rows 0 to 23 of 47), rank 1 (")
+
+
+def test_of_many_ranks_some_shards_are_named(tmp_path: Path) -> None:
+    parts = {rank: part(rank) for rank in range(64)}
+    found = Difference(digests.DigestPlace(1, 3, 1), {"gradient:a": list(parts)}, False, [], 1, 9, "gradient:a", parts)
+    (line,) = verification._shards(found)
+    assert line.count("rows") == 8 and line.endswith(" and 56 more ranks")
+
+
+def test_nothing_is_said_of_shards_where_there_are_none(tmp_path: Path) -> None:
+    found = compared(tmp_path, {(1, 1, "gate"): {"gradient:a": 1}})
+    assert (found.shard, found.parts, found.unsummed) == ("", {}, False) and verification._shards(found) == []
+    assert digests.as_json(found)["shard"] is None
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        ({"dim": 0, "shard": 3, "shards": 4, "first": 3, "end": 3, "size": 3}, "none of its 3 rows"),
+        ({"dim": 1, "shard": 0, "shards": 4, "first": 0, "end": 1, "size": 4}, "column 0 of 4"),
+        ({"dim": 2, "shard": 1, "shards": 2, "first": 4, "end": 8, "size": 8}, "slices 4 to 7 of 8 on dimension 2"),
+        ({"dim": 0, "shard": 1, "shards": 2, "first": None, "end": None, "size": 8}, "shard 1 of 2 of its 8 rows"),
+    ],
+)
+def test_cuts_in_words(cut: dict[str, Any], said: str) -> None:
+    assert digests.part_in_words({"at": {"tp": 1}, "cuts": [cut], "sums": False}) == f"tp 1: {said}"
+    assert digests.part_in_words({"at": {"tp": 1}, "cuts": [], "sums": True}) == "tp 1: all of it, not summed yet"

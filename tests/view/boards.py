@@ -30,6 +30,7 @@ TIMES = {
     *(F.RESUMED_NS, F.FIRST_DONE_NS, F.RAISED_NS, F.REDONE_NS, F.FENCED_NS, F.DETECTED_NS, F.MOVE_SINCE),
     *(F.FIRST_ROW + 8 * row + word for row in range(5) for word in range(3, 8)),
 }
+MESH = ("replicate", "shard")
 LOCKS = range(F.LIFE, F.LIFE + 8)
 
 
@@ -109,6 +110,23 @@ def _fill(cell: Cell, recorded: dict[str, Any], now: int) -> None:
         words[int(word)] = value
     for word, age in recorded["ages"].items():
         words[int(word)] = now - age
+
+
+def place_on_mesh(rank: int, names: tuple[str, str] = MESH) -> dict[str, int]:
+    """Of four ranks on a mesh of two by two."""
+    return {names[0]: rank // 2, names[1]: rank % 2}
+
+
+def on_mesh(lines: list[dict[str, Any]], names: tuple[str, str] = MESH) -> list[dict[str, Any]]:
+    """The recorded journal as a run on such a mesh would have written it."""
+    facts = {"dims": dict.fromkeys(names, 2), "ranks": {str(rank): place_on_mesh(rank, names) for rank in range(4)}}
+    last = max(i for i, line in enumerate(lines) if line.get("event", {}).get("kind") == "Protected" and line["event"]["worker"] < 4)
+    for line in lines:
+        if line.get("note") == "incident":
+            line["mesh"] = facts
+            for victim in line["victims"]:
+                victim["mesh"] = place_on_mesh(victim["rank"], names)
+    return [*lines[: last + 2], {"t": lines[last + 1]["t"], "note": "mesh", **facts}, *lines[last + 2 :]]
 
 
 def journal_text(lines: list[dict[str, Any]], until: str = "") -> str:

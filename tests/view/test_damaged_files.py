@@ -215,7 +215,7 @@ def world(path: Path) -> Path:
 
 
 class Lab:
-    """One run as it was recorded, and files beside it; each may be damaged and is put back."""
+    """One run as it was recorded, on a mesh, and files beside it; each may be damaged and is put back."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -223,6 +223,8 @@ class Lab:
         root.mkdir(mode=0o700)
         boards.put(root, NAME)
         self.run = root / NAME
+        recorded = json.loads(boards.RECORDED.read_text())["journal"]
+        (self.run / "journal.jsonl").write_text(boards.journal_text(boards.on_mesh(recorded)))
         device = {
             "index": 0,
             "uuid": "GPU-1",

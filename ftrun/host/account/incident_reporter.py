@@ -37,6 +37,7 @@ from ftrun.faults.trigger import fired
 from ftrun.host.account import messages, transfer_times
 from ftrun.host.account.attempt import Attempt
 from ftrun.host.account.incident import Incident, Victim
+from ftrun.host.account.mesh_record import MeshRecord
 from ftrun.host.account.phase_record import PhaseRecord
 from ftrun.host.base.context import SERVICES_LOG, LaunchContext
 
@@ -77,6 +78,7 @@ class Narrator:
         self._restart: dict[str, Any] | None = None  # a restart that is over but for where the script goes on
         self._claimed: set[str] = set()  # injected faults already matched with a death
         self._protection: str | None = None  # as far as it was said
+        self._meshes = MeshRecord(context.run_dir, context.listener.note)
         self._since = time.monotonic()
         self.holders: dict[int, int] = {}
         self.incidents = 0
@@ -149,6 +151,7 @@ class Narrator:
                 first = min(c.shift for c in cells)
                 self._settle(first - self._thrown_first)
                 self._attempt.begin(time.monotonic_ns(), first)
+                self._meshes.protected({c.rank: c.index for c in cells if c.rank is not None})
         if isinstance(event, (Protected, Stepped)):
             self._say_protection()
         if isinstance(event, Signalled) and phase is RunPhase.ENDED:
@@ -314,7 +317,8 @@ class Narrator:
             facts["again_ms"] = round(self._attempt.step_ms(self._reached, self._ends(), incident.began) * (incident.redone - 1), 3)
         self._account(facts)
         moved = transfer_times.gather(self._run_dir, self.holders, incident.generation, incident.began)
-        self._note("incident", **facts, phases=self._phases.facts(incident.began), moves=moved)
+        told = self._meshes.placed(facts, self.holders)
+        self._note("incident", **told, phases=self._phases.facts(incident.began), moves=moved)
         self._log(messages.recovered(facts))
 
     def _restarted(self) -> None:
@@ -345,7 +349,7 @@ class Narrator:
         facts |= {"redone": again, "again_ms": round(self._thrown_ms * again, 3)}
         self._thrown = 0
         self._account(facts)
-        self._note("incident", **facts)
+        self._note("incident", **self._meshes.placed(facts, {}))
         if again:
             self._log(messages.thrown_away(again, facts["again_ms"]))
 

@@ -8,6 +8,7 @@ import statistics
 from typing import Any
 
 from ftrun.core.amounts import count, size
+from ftrun.core.shared import mesh
 from ftrun.core.shared.left_out import shown
 from ftrun.view import text
 from ftrun.view.status import sentences
@@ -28,7 +29,8 @@ def header(picture: dict[str, Any], width: int, chart: int = 0) -> list[Line]:
     """Which run it is, how far it is, how fast. `chart`: lines for the drawing of the step times, fewer than CHART_LEAST = one,
     BRIEF = none and nothing else that could be missed."""
     script = [] if chart == BRIEF else [_script(picture, width)]
-    lines = [*_flow(_identity(picture), width), *script, *_flow(_progress(picture), width)]
+    over = [] if chart == BRIEF else _mesh(picture)
+    lines = [*_flow(_identity(picture), width), *script, *_flow([*_progress(picture), *over], width)]
     if chart != BRIEF:
         lines += _pace(picture, width, chart)
     if picture["inexact"] or picture["restarts"]:
@@ -83,6 +85,10 @@ def _progress(picture: dict[str, Any]) -> list[Line]:
     spares = f"{picture['spares_ready']}/{picture['spares_wanted']} spares ready"
     parts.append([(spares, PLAIN if picture["spares_ready"] >= picture["spares_wanted"] else WARN)])
     return parts
+
+
+def _mesh(picture: dict[str, Any]) -> list[Line]:
+    return [[("mesh ", QUIET), (mesh.shape(picture["mesh"]), PLAIN)]] if picture["mesh"] else []
 
 
 def _pace(picture: dict[str, Any], width: int, chart: int) -> list[Line]:

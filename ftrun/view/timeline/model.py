@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ftrun.core.shared import mesh
 from ftrun.view.journal import Account
 from ftrun.view.timeline.transfer import Transfer, transfer
 
@@ -41,7 +42,8 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lane:
-    """One process. `fails`: when it failed, None for one that did not. `updates`: when the parameters were being updated."""
+    """One process. `fails`: when it failed, None for one that did not. `updates`: when the parameters were being updated.
+    `place`: where it is on the script's mesh, in words, "" without one; `short`: the same without names."""
 
     label: str
     role: str
@@ -49,6 +51,13 @@ class Lane:
     cell: int
     bars: tuple[Bar, ...]
     fails: float | None = None
+    place: str = ""
+    short: str = ""
+
+    @property
+    def named(self) -> str:
+        """rank 3 (replicate 1, shard 1)."""
+        return f"{self.label} ({self.place})" if self.place else self.label
 
     def updates(self) -> list[Bar]:
         return [bar for bar in self.bars if bar.kind == OPTIMIZER]
@@ -83,6 +92,7 @@ class Story:
     rollback: bool = False
     evidence: str = ""
     transfer: Transfer | None = None
+    mesh: str = ""  # its dimensions, "" without one
 
     @property
     def committed(self) -> bool:
@@ -134,6 +144,7 @@ def story(account: Account, number: int, run: str = "") -> Story:
         rollback=bool(raw.get("rollback")),
         evidence=str(raw.get("evidence", "")),
         transfer=transfer(raw),
+        mesh=mesh.shape(raw.get("mesh", {}).get("dims", {})),
     )
 
 
@@ -156,6 +167,7 @@ def _lanes(raw: dict[str, Any], detected: float) -> list[Lane]:
     ranks = {int(rank): times for rank, times in raw.get("ranks", {}).items()}
     kept = {(int(p["rank"]), int(p["cell"])): p["steps"] for p in raw.get("phases", ())}
     replaced = {int(v["rank"]) for v in failed.values()}
+    places = raw.get("mesh", {}).get("ranks", {})
     lanes = []
     for cell, victim in failed.items():
         rank = int(victim["rank"])
@@ -163,7 +175,7 @@ def _lanes(raw: dict[str, Any], detected: float) -> list[Lane]:
         bars = _training(kept.get((rank, cell), ()), 0.0, raw)
         if alive_again:  # it raised an exception and went on itself
             bars += _repair(ranks.get(rank, {}), detected, HEALTHY)
-        lanes.append(Lane(f"rank {rank}", FAILED, rank, cell, tuple(bars), 0.0))
+        lanes.append(Lane(f"rank {rank}", FAILED, rank, cell, tuple(bars), 0.0, *_place(victim.get("mesh"))))
         if alive_again:
             replaced.discard(rank)
             ranks.pop(rank, None)
@@ -174,9 +186,14 @@ def _lanes(raw: dict[str, Any], detected: float) -> list[Lane]:
         bars = _training(kept.get((rank, cell), ()), detected, raw)
         bars += _repair(ranks[rank], max([detected, *(b.end for b in bars if not b.new)]), role)
         label = f"rank {rank}" if role == HEALTHY else f"{role} {cell}" if cell >= 0 else f"rank {rank}"
-        lanes.append(Lane(label, role, rank, cell, tuple(sorted(bars, key=lambda b: b.begin))))
+        bars.sort(key=lambda b: b.begin)
+        lanes.append(Lane(label, role, rank, cell, tuple(bars), None, *_place(places.get(str(rank)))))
     order = {HEALTHY: 0, FAILED: 1, SPARE: 2, NEW: 2}
     return sorted(lanes, key=lambda lane: (order[lane.role], lane.rank))
+
+
+def _place(at: dict[str, int] | None) -> tuple[str, str]:
+    return mesh.words(at), ", ".join(map(str, (at or {}).values()))
 
 
 def _was_replaced(kept: dict[tuple[int, int], Any], rank: int, cell: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from html import escape
 
 from ftrun.core.amounts import count, milliseconds
+from ftrun.view import text
 from ftrun.view.timeline import model, svg_controller, svg_transfer, words
 from ftrun.view.timeline.axis import Scale
 from ftrun.view.timeline.model import Bar, Lane, Story
@@ -34,6 +35,7 @@ _BAND, _BAND_HEIGHT = 184, 18
 _SQUARES, _SQUARE = 10, 9
 _NAMED = 4  # failed ranks that fit into the line under the title
 _CHAR = 6.6  # px of a character, about, at 12 px
+_PLACE = 22  # characters of a lane's place on the mesh
 
 
 def document(story: Story) -> str:
@@ -103,6 +105,8 @@ def _lanes(story: Story, to: Scale) -> Iterator[str]:
         yield f'<g class="lane" data-role="{lane.role}" data-rank="{lane.rank}">'
         yield words_at(16, y + 34, lane.label, font_weight="bold")
         yield words_at(16, y + 49, _role(lane), "alarm" if lane.role == model.FAILED else "quiet")
+        if lane.place:
+            yield words_at(16, y + 64, _place(lane), "quiet", font_size=11)
         for bar in lane.bars:
             yield from _bar(bar, lane, y, to, story)
         yield from _parameters(story, lane, y, to)
@@ -114,6 +118,12 @@ def _lanes(story: Story, to: Scale) -> Iterator[str]:
         yield words_at(16, y + 4, f"and {count(story.folded, 'rank')} more like the healthy ones", "quiet")
 
 
+def _place(lane: Lane) -> str:
+    """On the mesh, as far as there is room; the bars say all of it."""
+    whole = lane.place if text.width_of(lane.place) <= _PLACE else f"mesh {lane.short}"
+    return text.plain(text.cut([(whole, text.QUIET)], _PLACE))
+
+
 def _role(lane: Lane) -> str:
     return f"takes rank {lane.rank}" if lane.role in (model.SPARE, model.NEW) else lane.role
 
@@ -123,7 +133,7 @@ def _bar(bar: Bar, lane: Lane, y: float, to: Scale, story: Story) -> Iterator[st
     how, redone = "; cut off" if bar.broken else "", model.done_again(bar, story)
     again = " again" if redone else ""
     step = f" of step {bar.step}{again}" if bar.step >= 0 else ""
-    tip = f"{lane.label}: {bar.kind}{step}, {bar.begin:+.2f} to {bar.end:+.2f} ms ({bar.end - bar.begin:.2f} ms{how})"
+    tip = f"{lane.named}: {bar.kind}{step}, {bar.begin:+.2f} to {bar.end:+.2f} ms ({bar.end - bar.begin:.2f} ms{how})"
     yield rect(begin, y + 20, end - begin, _BAR, COLOURS[bar.kind], tip, bar.kind)
     if redone and end - begin > 3:
         shape = f'x="{begin:.1f}" y="{y + 44}" width="{end - begin:.1f}" height="6"'
@@ -155,7 +165,7 @@ def _parameters(story: Story, lane: Lane, y: float, to: Scale) -> Iterator[str]:
         x = max(LEFT, min(LEFT + WIDTH - wide, LEFT + to.at(moment) + shift))
         taken.append((x, x + wide))
         full = round(share * _SQUARES)
-        tip = f"{lane.label}: parameters {_known(share)}, {moment:+.1f} ms"
+        tip = f"{lane.named}: parameters {_known(share)}, {moment:+.1f} ms"
         yield f'<g class="parameters" data-tip="{escape(tip, quote=True)}"><title>{escape(tip)}</title>'
         yield from (_square(x + k * (_SQUARE + 1), y, 1.0 if k < full else 0.0) for k in range(_SQUARES))
         yield "</g>"
@@ -170,7 +180,7 @@ def _turning(bar: Bar, lane: Lane, y: float, to: Scale, taken: list[tuple[float,
     free = [x for x in places if all(x + _SQUARE < a or x > b for a, b in taken)]
     if not free:
         return
-    tip = f"{lane.label}: parameters in the optimizer step of step {bar.step}: updated one after the other"
+    tip = f"{lane.named}: parameters in the optimizer step of step {bar.step}: updated one after the other"
     yield f'<g class="parameters turning" data-tip="{escape(tip, quote=True)}"><title>{escape(tip)}</title>'
     most = 0.5 if bar.broken else 1.0  # nobody knows how far a torn one came
     yield from (_square(x, y, most * (x + _SQUARE - begin) / max(end - begin, 1e-9)) for x in free)

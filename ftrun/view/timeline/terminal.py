@@ -13,7 +13,8 @@ from ftrun.view.timeline.model import Bar, Lane, Story
 from ftrun.view.timeline.scale import scale
 from ftrun.view.timeline.transfer import Transfer, TransferPiece
 
-_LABEL = 17  # columns of the lanes' names
+_LABEL = 17  # columns of the lanes' names, at least
+_LABEL_PART, _AROUND = 3, 3  # a place on the mesh may take a third of the width, with three blanks around it
 _LEAST, _MOST = 60, 200
 _LOOK = {  # kind: character without a label, style, the label
     model.FORWARD: ("░", text.FORWARD, "Forward"),
@@ -67,14 +68,39 @@ def _wrapped(shown: str, sentence: str, width: int, label: str) -> list[Line]:
 
 def lanes(story: Story, width: int) -> list[Line]:
     """One row a process; above them the controller, below the axis."""
-    room = width - _LABEL
+    named = _columns(story, width)
+    room = width - named
     to = scale(story, room - 1)
-    lines = [_controller(story, to, room), _barrier_names(story, to, room), _bands(story, to, room)]
+    above = [_controller(story, to, room), _barrier_names(story, to, room), _bands(story, to, room)]
+    lines = _beside(above, named)
     for lane in story.lanes:
-        lines += _lane(story, lane, to, room)
+        lines += _lane(story, lane, to, room, named)
     if story.folded > 0:
         lines.append([(f"and {count(story.folded, 'rank')} more like the healthy ones", QUIET)])
-    return [*lines, *_axis(story, to, room)]
+    return [*lines, *_beside(_axis(story, to, room), named)]
+
+
+def _columns(story: Story, width: int) -> int:
+    """Columns that the lanes' names take."""
+    whole = max((text.width_of(lane.place) for lane in story.lanes), default=0) + _AROUND
+    short = max((text.width_of(_short(lane)) for lane in story.lanes), default=0) + _AROUND
+    return max(_LABEL, whole if whole <= width // _LABEL_PART else min(short, width // _LABEL_PART))
+
+
+def _beside(lines: list[Line], named: int) -> list[Line]:
+    """The same lines with labels of `named` columns."""
+    return [[_label(label, style, named), *row] for (label, style), *row in lines]
+
+
+def _below(lane: Lane, named: int) -> str:
+    """What stands below a lane's name."""
+    if not lane.place:
+        return "  parameters"
+    return f"  {lane.place if text.width_of(lane.place) + _AROUND <= named else _short(lane)}"
+
+
+def _short(lane: Lane) -> str:
+    return f"mesh {lane.short}" if lane.place else ""
 
 
 def _row(room: int) -> list[tuple[str, str]]:
@@ -87,14 +113,20 @@ def _put(row: list[tuple[str, str]], at: int, words_: str, style: str) -> None:
             row[at + offset] = (char, style)
 
 
-def _line(label: str, style: str, row: list[tuple[str, str]]) -> Line:
-    line: Line = [(label[: _LABEL - 1].ljust(_LABEL), style)]
+def _line(label: str, style: str, row: list[tuple[str, str]], named: int = _LABEL) -> Line:
+    """A label in `named` columns, and a row beside it."""
+    line: Line = [_label(label, style, named)]
     for char, look in row:
         if line[-1][1] == look and len(line) > 1:
             line[-1] = (line[-1][0] + char, look)
         else:
             line.append((char, look))
     return line
+
+
+def _label(label: str, style: str, named: int) -> tuple[str, str]:
+    shown = text.plain(text.cut([(label.rstrip(), style)], named - 1))
+    return shown + " " * (named - text.width_of(shown)), style
 
 
 def _controller(story: Story, to: Scale, room: int) -> Line:
@@ -135,7 +167,7 @@ def _bands(story: Story, to: Scale, room: int) -> Line:
     return _line("all ranks", QUIET, row)
 
 
-def _lane(story: Story, lane: Lane, to: Scale, room: int) -> list[Line]:
+def _lane(story: Story, lane: Lane, to: Scale, room: int, named: int) -> list[Line]:
     row, squares = _row(room), _row(room)
     for bar in lane.bars:
         _bar(row, bar, to, model.done_again(bar, story))
@@ -150,7 +182,7 @@ def _lane(story: Story, lane: Lane, to: Scale, room: int) -> list[Line]:
     if lane.role in (model.SPARE, model.NEW):
         label = f"{lane.label} → {lane.rank}"
     _parameters(story, lane, to, squares)
-    return [_line(label, style, row), _line("  parameters", QUIET, squares)]
+    return [_line(label, style, row, named), _line(_below(lane, named), QUIET, squares, named)]
 
 
 def _bar(row: list[tuple[str, str]], bar: Bar, to: Scale, again: bool) -> None:

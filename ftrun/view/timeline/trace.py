@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from ftrun.core.shared import mesh
 from ftrun.view.timeline.model import OPTIMIZER, PARTS, TRAINING
 from ftrun.view.timeline.transfer import H2D, KINDS, SRC
 
@@ -50,6 +51,7 @@ class _Maker:
         self._ranks: dict[int, int] = {}  # cell -> the rank it ever held
         self._stage: dict[int, tuple[str, float]] = {}
         self._named: set[tuple[int, int | None]] = set()
+        self._places: dict[str, dict[str, int]] = {}  # rank -> where it is on the script's mesh
 
     def add(self, line: dict[str, Any]) -> None:
         if "t" not in line:
@@ -66,7 +68,12 @@ class _Maker:
             self._note(line)
 
     def finish(self) -> None:
+        """The last phase ends, and tracks of ranks get the name that says where on the mesh they are."""
         self._phase_ends("")
+        for event in self.events:
+            if event["name"] == "process_name" and event["pid"] >= _RANKS:
+                rank = event["pid"] - _RANKS
+                event["args"]["name"] = mesh.of_rank(rank, self._places.get(str(rank)))
 
     def _us(self, seconds: float) -> float:
         return round((seconds - (self._zero or 0.0)) * 1e6, 3)
@@ -149,6 +156,8 @@ class _Maker:
                 self.events[-1]["cname"] = "yellow"
 
     def _note(self, line: dict[str, Any]) -> None:
+        if line["note"] == "mesh" and "0" in line["ranks"]:  # ranks of another node count from 0 here
+            self._places = line["ranks"]
         if line["note"] == "fault":
             fired = line["fired"]
             at = self._us(float(fired["t"]))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from ftrun.core.amounts import count, milliseconds, of_step, size
+from ftrun.core.shared import mesh
 from ftrun.view.timeline.model import Story
 
 _PHASES = {
@@ -74,6 +76,7 @@ def facts(story: Story) -> list[tuple[str, str]]:
     rows.append(("what was done", done(story)))
     rows += [("its state", said) for said in _states(story)]
     rows += [("cost", line) for line in cost(story)]
+    rows += [("mesh", story.mesh)] if story.mesh else []
     return rows
 
 
@@ -88,10 +91,10 @@ def _different(story: Story) -> list[dict[str, object]]:
     return list(found.values())
 
 
-def what(victim: dict[str, object]) -> str:
-    """rank 2, in the backward pass of step 60."""
+def what(victim: dict[str, Any]) -> str:
+    """rank 2 (replicate 1, shard 0), in the backward pass of step 60."""
     where = _PHASES.get(str(victim.get("phase", "")), "")
-    return f"rank {victim['rank']}" + (f", {where}{of_step(victim)}" if where else "")
+    return mesh.of_rank(victim["rank"], victim.get("mesh")) + (f", {where}{of_step(victim)}" if where else "")
 
 
 def why(victim: dict[str, object]) -> str:

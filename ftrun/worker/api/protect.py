@@ -49,6 +49,7 @@ from ftrun.worker.runtime import compiling, pipeline_private, sharded_private, t
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.logged_values import LOGGED, LoggedValues
+from ftrun.worker.state.meshes import show_mesh
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.state.shards import is_spread
 from ftrun.worker.step.body import Body
@@ -112,6 +113,7 @@ def protect(
         )
     _check_torch(context, modules)
     refuse_unknown(modules)
+    show_mesh(context, params, replicas)
     errors = os.environ.get(ENV_ERROR_FILE)
     logged = LoggedValues(logged_values(Path(errors)) if errors and context.rank == 0 else None)
     state = ProtectedState(modules, optimizers, {**stateful, **schedules, LOGGED: logged}, _ranks_of(replicas))

@@ -3,7 +3,8 @@
 On when FTRUN_DIGESTS names a folder. Every incarnation of a rank writes a
 file of its own, so that a line torn by a kill is always the last. `ftrun/verify/digests.py` reads them.
 
-    {"names": [...], "point": "start"}                     what the values of later lines of that point are digests of
+    {"names": [...], "point": "start", "parts": {...}}     what the values of later lines of that point are digests of, and of those that
+                                                           are a rank's part of a sharded tensor which part, see state/shard_places.py
     {"point": "start", "loop": 1, "step": 4, "attempt": 0, "values": [...]}
 
 `start`: the state as of the start of a step (a step done again, or begun by a replacement, must find the same), `gate`: the
@@ -36,7 +37,7 @@ from ftrun.worker.runtime.trees import checksum, leaves
 from ftrun.worker.state import serialization
 from ftrun.worker.state.composed import parts_of
 from ftrun.worker.state.protected_state import ProtectedState
-from ftrun.worker.state.shards import coordinate
+from ftrun.worker.state.shard_places import shard_place
 
 Digests = list[tuple[str, int]]  # name, as KIND:WHAT, and 64 bits
 
@@ -57,6 +58,7 @@ class DigestRecorder(StepObserver):
         self._folder = folder
         self._file = -1
         self._names: dict[str, list[str]] = {}
+        self._parts: dict[str, Any] = {}  # by name, of sharded tensors
         self._loop = 0
         self._first = 0
         self._length = 0
@@ -87,7 +89,7 @@ class DigestRecorder(StepObserver):
     def gate_passed(self, number: int) -> None:
         """What the model gave, each rank's own gradients, and those that it updates with."""
         grads = [
-            (f"gradient:{_plain(name)}", tensor_digest(param.grad))
+            self._digested(f"gradient:{_plain(name)}", param.grad)
             for name, param, _ in self._state.params
             if param.grad is not None
         ]
@@ -106,7 +108,7 @@ class DigestRecorder(StepObserver):
         state = self._state
         state.settle_buffers()
         for name, param, _ in state.params:
-            yield f"weight:{_plain(name)}{_shard(param)}", tensor_digest(param)
+            yield self._digested(f"weight:{_plain(name)}", param)
         for name, module, attribute in state.buffers:
             buffer = getattr(module, attribute, None)
             if buffer is not None:
@@ -118,9 +120,8 @@ class DigestRecorder(StepObserver):
                 for param in group["params"]:
                     for key, value in sorted(optimizer.state.get(param, {}).items(), key=lambda item: str(item[0])):
                         if isinstance(value, torch.Tensor):
-                            yield (
-                                f"optimizer:{key}{mine}, {names.get(id(param), 'a later parameter')}",
-                                tensor_digest(value),
+                            yield self._digested(
+                                f"optimizer:{key}{mine}, {names.get(id(param), 'a later parameter')}", value
                             )
         for name, packed in state.python.capture().items():
             yield f"python:{name}", _digest(packed)
@@ -144,6 +145,12 @@ class DigestRecorder(StepObserver):
         for name, value in self._left_out.live():
             yield f"live:{name}", _digest(value.encode())
 
+    def _digested(self, name: str, tensor: torch.Tensor, seed: int = 0) -> tuple[str, int]:
+        """A name with the digest of what this rank holds of a tensor; which part that is, is kept."""
+        if name not in self._parts:
+            self._parts[name] = shard_place(tensor)
+        return name, tensor_digest(tensor, seed)
+
     def _computing(self) -> bool:
         return self._position.where is Where.BODY
 
@@ -159,7 +166,7 @@ class DigestRecorder(StepObserver):
     def _gradient_hook(self, name: str) -> Any:
         def hook(grad: torch.Tensor) -> None:
             if self._computing():
-                self._local[name] = tensor_digest(grad, self._local.get(name, 0))
+                _, self._local[name] = self._digested(name, grad, self._local.get(name, 0))
 
         return hook
 
@@ -170,7 +177,8 @@ class DigestRecorder(StepObserver):
         lines: list[dict[str, Any]] = []
         if self._names.get(point) != names:
             self._names[point] = names
-            lines.append({"names": names, "point": point})
+            parts = {name: part for name in names if (part := self._parts.get(name)) is not None}
+            lines.append({"names": names, "point": point, **({"parts": parts} if parts else {})})
         place = {"point": point, "loop": self._loop, "step": step, "attempt": self._position.attempt}
         lines.append({**place, "values": [value for _, value in digests]})
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
@@ -228,12 +236,6 @@ def _streams() -> Iterator[tuple[str, int]]:
 
 def _digest(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-
-
-def _shard(param: torch.Tensor) -> str:
-    """Where on its mesh this rank's part of a parameter is, as ` (shard 1)`."""
-    where = coordinate(param)
-    return f" ({where})" if where else ""
 
 
 def _plain(name: str) -> str:

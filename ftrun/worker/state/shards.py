@@ -61,15 +61,6 @@ def holders(param: Any) -> frozenset[int]:
     return frozenset(mesh.mesh[place].flatten().tolist())
 
 
-def coordinate(param: Any) -> str:
-    """Where on its mesh this rank's part of a DTensor is, as `dp 1, tp 0`; "" for another tensor."""
-    here = param.device_mesh.get_coordinate() if is_spread(param) else None
-    if here is None:
-        return ""
-    names = param.device_mesh.mesh_dim_names or [f"dimension {i}" for i in range(len(here))]
-    return ", ".join(f"{name} {index}" for name, index in zip(names, here, strict=True))
-
-
 def spread_of(param: Any) -> list[Any] | None:
     """For the manifest, how a parameter is spread: placements, shape of the whole, and the mesh's shape; None for what is not."""
     if not is_spread(param):

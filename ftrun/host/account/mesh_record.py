@@ -1,0 +1,46 @@
+"""Where each rank is on the mesh of its script, for the journal: read from the files that the workers left. Never decides anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ftrun.core.shared import mesh
+from ftrun.core.shared.mesh import MeshPlace
+
+
+class MeshRecord:
+    """One per run. `note` writes to the journal."""
+
+    def __init__(self, run_dir: Path, note: Callable[..., None]) -> None:
+        self._run_dir = run_dir
+        self._note = note
+        self._known: dict[int, MeshPlace] = {}  # by cell
+        self._told: dict[str, Any] = {}
+
+    def protected(self, ranks: Mapping[int, int]) -> None:
+        """Every rank (of the whole run, with its cell) has called protect(), which is when it said where it is."""
+        facts = self._facts(ranks)
+        if facts and facts != self._told:
+            self._told = facts
+            self._note("mesh", **facts)
+
+    def placed(self, facts: Mapping[str, Any], holders: Mapping[int, int]) -> dict[str, Any]:
+        """The facts of an incident, with where its victims and the `holders` (cells by rank) are."""
+        victims = [{**v, "mesh": place.at} if (place := self._of(v["cell"])) else v for v in facts["victims"]]
+        found = self._facts(holders)
+        return {**facts, "victims": victims, **({"mesh": found} if found else {})}
+
+    def _facts(self, ranks: Mapping[int, int]) -> dict[str, Any]:
+        places = {rank: place for rank, cell in ranks.items() if (place := self._of(cell)) is not None}
+        sizes: dict[str, int] = {}
+        for place in places.values():
+            sizes |= {name: size for name, size in place.sizes.items() if name not in sizes}
+        return {"dims": sizes, "ranks": {str(rank): place.at for rank, place in places.items()}} if places else {}
+
+    def _of(self, cell: int) -> MeshPlace | None:
+        place = self._known.get(cell) or mesh.read(self._run_dir, cell)
+        if place is not None:
+            self._known[cell] = place
+        return place
