@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -49,24 +49,29 @@ OPTIONS = {
 
 
 def keep(
-    script: Path, arguments: Sequence[str], outcome: Outcome, wanted: Outcome | list[dict[str, Any]] | None
+    script: str,
+    arguments: Sequence[str],
+    outcome: Outcome,
+    wanted: Outcome | list[dict[str, Any]] | None,
+    places: Mapping[int, str] | None = None,
 ) -> None:
     """Put the run of the current test beside those of the others, where that is asked for.
 
-    `wanted`: the end of stock torch, None where the run is to end.
+    `wanted`: the end of stock torch, None where the run is to end. `places`: of the deaths in a step, where the phase that the
+    journal tells says too little.
     """
     if not os.environ.get(KEEP):
         return
     test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" (")[0].rpartition("/")[2]
     run = {
         "test": test,
-        "script": script.name,
+        "script": script,
         "arguments": _telling(arguments),
         "torch": version("torch"),
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d"),
         "equal": None if wanted is None else _equal(outcome, wanted),
-        "deaths": [*_deaths(outcome, arguments)],
+        "deaths": [*_deaths(outcome, arguments, places or {})],
     }
     with FileLock(RESULTS.with_suffix(".lock")):
         kept = {one["test"]: one for one in (load() if RESULTS.exists() else [])} | {test: run}
@@ -103,7 +108,7 @@ def _compared(result: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in result.items() if key not in _OURS}
 
 
-def _deaths(outcome: Outcome, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _deaths(outcome: Outcome, arguments: Sequence[str], places: Mapping[int, str]) -> Iterator[dict[str, Any]]:
     """Each death: its place, and where the state of the rank came from, as ftrun's lines say it."""
     came: dict[int, list[str]] = {}
     for rank, source in _TAKES_OVER.findall(outcome.output):
@@ -111,7 +116,8 @@ def _deaths(outcome: Outcome, arguments: Sequence[str]) -> Iterator[dict[str, An
     for rank, step, phase in _struck(outcome):
         sources = came.get(rank, [])
         source = sources.pop(0) if sources else f"exit code {outcome.code}" if outcome.code else "not replaced"
-        yield {"rank": rank, "step": step, "place": _place(outcome, arguments, rank, step) or phase, "source": source}
+        place = places.get(step) or _place(outcome, arguments, rank, step) or phase
+        yield {"rank": rank, "step": step, "place": place, "source": source}
     assert not any(came.values()), f"replaced without a death: {came}"
 
 
@@ -176,7 +182,10 @@ def named(run: dict[str, Any]) -> str:
     options = dict(option.partition(" ")[::2] for option in run["arguments"])
     layout = LAYOUTS[options.pop("--layout", "fsdp")]
     if run["script"] == "pipelined.py":
-        layout = "PP × DP" if options.pop("--dp", "2") != "1" else "PP"
+        layout = "PP × DP"
+        if options.pop("--dp", "2") == "1":
+            layout = "PP"
+            options.pop("--replicas", None)
         layout += f", {SCHEDULES[options.pop('--schedule', 'gpipe')]}"
     words = [
         OPTIONS.get(f"{name} {value}".strip(), OPTIONS.get(name, f"`{name} {value}`"))
@@ -186,14 +195,15 @@ def named(run: dict[str, Any]) -> str:
 
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
-_PLACES = ("forward", "backward", "gate", "update")  # the order in the table; collectives come first
+AFTER = "after its update"  # all is written; the body's end was not told
+_PLACES = ("forward", "backward", "gate", "update", AFTER)  # the order in the table; collectives come first
 
 
 def _kind(place: str, places: set[str]) -> str:
     """A place in words; those at collectives, or at calls, are one. `places`: all of the run."""
     at = re.fullmatch(r"(?:before|after) (collective|call) \d+(?: of (\d+))?", place)
     if not at:
-        return f"in {place}" if place != "gate" else "at its gate"
+        return {"gate": "at its gate", "update": "in its update", AFTER: AFTER}.get(place, f"in {place}")
     if at[2]:
         return f"before and after each of {at[2]} collectives"
     sides = [{p.partition(" ")[2] for p in places if p.startswith(f"{side} call")} for side in ("before", "after")]
@@ -201,7 +211,7 @@ def _kind(place: str, places: set[str]) -> str:
 
 
 def _ranked(words: str) -> int:
-    last = words.split()[-1]
+    last = words if words == AFTER else words.split()[-1]
     return _PLACES.index(last) if last in _PLACES else -1
 
 

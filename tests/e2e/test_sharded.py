@@ -58,7 +58,7 @@ def at_every_collective(stock: Stock, folder: Path, arguments: list[str], faults
     """A rank dies before and after each collective of a step, one a step; then the `faults`, in steps 34 and up."""
     wanted = stock("--steps", "38", *arguments)
     outcome = faulted(folder, ["--steps", "38", *arguments, "--kills", *more], faults)
-    layouts.keep(SCRIPT, arguments, outcome, wanted)
+    layouts.keep("sharded.py", arguments, outcome, wanted)
     harness.same(wanted, outcome)
     collectives = {int((folder / "out" / f"collectives-{rank}").read_text()) for rank in range(harness.RANKS)}
     assert len(collectives) == 1 and 6 <= min(collectives) <= MOST, collectives
@@ -88,7 +88,7 @@ def test_a_shard_that_nobody_else_has_outlives_a_death_at_the_gate(stock: Stock,
     the gate, by one that had passed, two at once, where the update was done, and where gradients were to be added up only."""
     pauses, arguments = "swap:1:3,swap:3:1,pass:5:2,pass:5:0,slot-end:7:0,swap:8:2", ["--steps", "12", "--accum", "across"]
     outcome = faulted(folder, arguments, [], FTRUN_TEST_PAUSE=pauses)
-    layouts.keep(SCRIPT, arguments, outcome, stock(*arguments))
+    layouts.keep("sharded.py", arguments, outcome, stock(*arguments), {7: layouts.AFTER})
     harness.same(stock(*arguments), outcome)
     assert len(harness.deaths(outcome)) == 6, outcome.tail()
     made = [source for source in sources(outcome) if "from the gradients that it had sealed" in source]
@@ -99,7 +99,7 @@ def test_a_shard_that_nobody_else_has_outlives_a_death_at_the_gate(stock: Stock,
 def test_a_death_in_the_update_goes_back_to_the_snapshot(stock: Stock, folder: Path) -> None:
     """Of uneven shards each rank keeps its own."""
     outcome = faulted(folder, ["--steps", "12"], [kill(1, "update", 5), kill(3, "update", 8)], ("--snapshot-every", "2"))
-    layouts.keep(SCRIPT, [], outcome, stock("--steps", "12"))
+    layouts.keep("sharded.py", [], outcome, stock("--steps", "12"))
     harness.same(stock("--steps", "12"), outcome)
     assert len(harness.deaths(outcome)) == 2 and outcome.output.count("loaded from the host snapshot") == 2, outcome.tail()
 
@@ -111,7 +111,7 @@ def test_what_nobody_has_ends_the_run_with_the_option_that_would_have_helped(
     """A death in the update, and one at a gate after which the script does more than update: exit code 75, and no other weights."""
     faults = [] if env else [kill(1, "update", 5)]
     outcome = faulted(folder, ["--steps", "12", *arguments], faults, **env)
-    layouts.keep(SCRIPT, arguments, outcome, None)
+    layouts.keep("sharded.py", arguments, outcome, None)
     assert outcome.code == 75 and "take host snapshots (--snapshot-every" in outcome.output, outcome.tail()
     assert not sources(outcome), outcome.tail()
 
@@ -138,7 +138,7 @@ def test_an_update_that_a_replacement_could_make_otherwise_is_not_made(tmp_path:
         ["--optim", "sgdm", "--accum", "inside"],
         ["--accum", "across", "--fused"],
         ["--checkpoint", "--bf16"],
-        ["--prefetch", "--optim", "sgdm", "--fused"],
+        ["--prefetch", "--optim", "sgdm"],
         ["--layout", "hsdp", "--checkpoint", "--clip", "0.5"],
         ["--layout", "hsdp", "--accum", "inside", "--prefetch"],
     ],
@@ -152,7 +152,7 @@ def test_more_at_every_collective(stock: Stock, folder: Path, arguments: list[st
 def test_compiled(stock: Stock, folder: Path) -> None:
     """By Inductor: no hook of ours cuts the graphs elsewhere."""
     outcome = faulted(folder, ["--compile"], [kill(1, "backward", 3)])
-    layouts.keep(SCRIPT, ["--compile"], outcome, stock("--compile"))
+    layouts.keep("sharded.py", ["--compile"], outcome, stock("--compile"))
     harness.same(stock("--compile"), outcome)
     assert len(harness.deaths(outcome)) == 1, outcome.tail()
 
