@@ -158,12 +158,12 @@ def _commit() -> str:
 
 # ---- the table ---------------------------------------------------------------------------------------------------------
 
-_HEAD = ("layout", "a rank dies", "deaths", "its state", "moved", "as under torchrun", "run")
+_HEAD = ("layout", "a rank dies", "deaths", "its state", "moved", "equal", "run")
 
 
 def rows(runs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """One for each place and source of a run."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for run in sorted(runs, key=_order):
         places = {death["place"] for death in run["deaths"]}
         kinds: dict[tuple[str, str], list[str]] = {}
@@ -172,8 +172,8 @@ def rows(runs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
             kinds.setdefault((_kind(death["place"], places), words), []).append(moved)
         equal = {True: "yes", False: "**no**", None: "–"}[run["equal"]]
         ran = f"torch {run['torch']}, {run['commit']}, {run['date']}"
-        for (place, words), moved in sorted(kinds.items(), key=lambda item: _ranked(item[0][0])):
-            found.append((named(run), place, str(len(moved)), words, _range(moved), equal, ran))
+        for (place, words), sizes in sorted(kinds.items(), key=lambda item: _ranked(item[0][0])):
+            found.append((named(run), place, str(len(sizes)), words, _range(sizes), equal, ran))
     return found
 
 
@@ -204,10 +204,10 @@ def _kind(place: str, places: set[str]) -> str:
     at = re.fullmatch(r"(?:before|after) (collective|call) \d+(?: of (\d+))?", place)
     if not at:
         return {"gate": "at its gate", "update": "in its update", AFTER: AFTER}.get(place, f"in {place}")
-    if at[2]:
-        return f"before and after each of {at[2]} collectives"
-    sides = [{p.partition(" ")[2] for p in places if p.startswith(f"{side} call")} for side in ("before", "after")]
-    return f"before {'and after' if sides[0] == sides[1] else 'or after'} {len(sides[0] | sides[1])} calls"
+    sides = [{p.split()[2] for p in places if p.startswith(f"{side} {at[1]}")} for side in ("before", "after")]
+    both, struck = sides[0] == sides[1], len(sides[0] | sides[1])
+    many = f"{struck} of {at[2]}" if at[2] and struck < int(at[2]) else f"each of {at[2]}" if at[2] else str(struck)
+    return f"before {'and after' if both else 'or after'} {many} {at[1]}s"
 
 
 def _ranked(words: str) -> int:
