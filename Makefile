@@ -15,7 +15,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel wheel-test chaos matrix calm bench images
+.PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel wheel-test chaos matrix layouts calm bench images
 .PHONY: truth torch-tests completions docs screens follow gpu-test gpu-bench native-only clean
 
 help:  ## this list
@@ -151,10 +151,14 @@ matrix: setup  ## every kind of fault in every phase (ten to twenty minutes); wr
 	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_matrix.py::test_matrix; status=$$?; \
 	$(PY) -m tests.e2e.matrix && exit $$status
 
+layouts: setup  ## a death at every place of a step, of sharded models and pipelines; writes tests/e2e/layouts.json and the docs' table
+	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_sharded.py tests/e2e/test_pipeline.py; status=$$?; \
+	$(PY) -m tests.docs.generate && exit $$status
+
 calm: setup  ## an hour of a run that is odd and healthy: nothing may be reported (MINUTES=n for another time)
 	$(PY) tests/calm.py --minutes $(or $(MINUTES),60)
 
-BENCHES = recovery cost coldstart detect transfer status footprint
+BENCHES = recovery cost cost_sharded coldstart detect transfer status footprint
 
 bench: setup  ## figures of this machine (about an hour; ROUNDS=n for a quick look), in tests/bench/results, docs and README
 	@set -e; for name in $(BENCHES); do $(PY) tests/bench/$$name.py $(if $(ROUNDS),--rounds $(ROUNDS)); done

@@ -15,7 +15,8 @@ import shutil
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -46,14 +47,30 @@ class Cost:
         return self.ranks + self.others
 
 
-def one(system: str, folder: Path, arguments: list[str], steps: int, program: str | None = None) -> Cost:
+@dataclass(frozen=True)
+class System:
+    """What takes its turn with the others: `name` heads its column.
+
+    `program`: the ftrun of another commit. `env`: a switch that only tests know.
+    """
+
+    name: str
+    launcher: str
+    program: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+FTRUN, TORCHRUN = System("ftrun", "ftrun"), System("torchrun", "torchrun")
+
+
+def one(system: System, folder: Path, arguments: Sequence[str], steps: int) -> Cost:
     """Run the script to its end; count from the end of step WARM - 1."""
     (folder / "out").mkdir(parents=True)
     (folder / "out" / "hold").touch()  # at the end the processes wait to be read
     last = WARM + steps - 1
-    words = ["--system", system, "--steps", str(last + 1), "--checkpoint-every", "0", *arguments]
-    command = runs.command(system, folder, "train.py", words, RANKS, 0)
-    running = harness.start(folder, [program, *command[1:]] if program else command)
+    words = ["--system", system.launcher, "--steps", str(last + 1), "--checkpoint-every", "0", *arguments]
+    command = runs.command(system.launcher, folder, "train.py", words, RANKS, 0)
+    running = harness.start(folder, [system.program or command[0], *command[1:]], dict(system.env))
 
     def others() -> float:
         workers = {done[0].pid for rank in range(RANKS) if (done := runs.read_times(folder, rank))}
@@ -69,6 +86,7 @@ def one(system: str, folder: Path, arguments: list[str], steps: int, program: st
     after = others()
     (folder / "out" / "hold").unlink()
     assert running.wait(60) == 0, running.output[-3000:]
+    assert "only a host snapshot helps" not in running.output, running.output[-3000:]  # it has left out what costs
     walls, cpus = [], []
     for rank in range(RANKS):
         done = {d.step: d for d in runs.read_times(folder, rank)}
@@ -87,6 +105,33 @@ def _cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def compare(
+    model: str, arguments: Sequence[str], systems: Sequence[System], rounds: int, steps: int, root: Path
+) -> dict[str, list[Cost]]:
+    """The costs of each system's runs; in every other round they take turns in the other direction."""
+    found: dict[str, list[Cost]] = {system.name: [] for system in systems}
+    for number in range(rounds):
+        for system in systems[:: 1 if number % 2 else -1]:
+            cost = one(system, root / f"{systems.index(system)}-{number}", arguments, steps)
+            found[system.name].append(cost)
+            print(f"  {model}, round {number}, {system.name}: {cost}", flush=True)
+    return found
+
+
+def more(one: Sequence[float], other: Sequence[float]) -> str:
+    """By how much the runs of one system cost more than their neighbours of another."""
+    return tables.figure([100 * (a / b - 1) for a, b in zip(one, other, strict=True)], "%")
+
+
+def parts(found: Mapping[str, list[Cost]], part: str) -> dict[str, list[float]]:
+    """`wall`, `cpu` or `others` of all runs."""
+    return {name: [float(getattr(cost, part)) for cost in costs] for name, costs in found.items()}
+
+
+WHAT = (("wall clock", "wall"), ("processor time, all processes", "cpu"))
+BESIDE = "of that, processes beside the ranks"
+
+
 def main() -> int:
     parser = tables.arguments("Measure what a step costs under ftrun and under torchrun.")
     parser.add_argument("--steps", type=int, default=300, help="steps that are counted in each run")
@@ -94,36 +139,29 @@ def main() -> int:
     args = parser.parse_args()
     lines = []
     root = Path(tempfile.mkdtemp(prefix="ftrun-bench-"))
-    systems = ["ftrun", *(["before"] if args.before else []), "torchrun"]
+    before = [System("before", "ftrun", os.path.abspath(args.before))] if args.before else []
+    systems = [FTRUN, *before, TORCHRUN]
     for model, arguments in MODELS.items():
-        found: dict[str, list[Cost]] = {system: [] for system in systems}
-        for number in range(args.rounds or 5):
-            for system in systems[:: 1 if number % 2 else -1]:
-                folder = root / f"{system}-{number}"
-                if system == "before":
-                    cost = one("ftrun", folder, arguments, args.steps, os.path.abspath(args.before))
-                else:
-                    cost = one(system, folder, arguments, args.steps)
-                found[system].append(cost)
-                print(f"  {model}, round {number}, {system}: {cost}", flush=True)
-        for what, part in (("wall clock", "wall"), ("processor time, all processes", "cpu")):
-            parts = {system: [float(getattr(cost, part)) for cost in costs] for system, costs in found.items()}
-            extra = [
-                tables.figure([100 * (a / b - 1) for a, b in zip(parts[system], parts["torchrun"], strict=True)], "%")
-                for system in systems[:-1]
-            ]
-            lines.append([model, what, *(tables.figure(values) for values in parts.values()), *extra])
-        beside = [tables.figure([c.others for c in costs]) for costs in found.values()]
-        lines.append([model, "of that, processes beside the ranks", *beside, *[""] * (len(systems) - 1)])
+        found = compare(model, arguments, systems, args.rounds or 5, args.steps, root)
+        for what, part in WHAT:
+            values = parts(found, part)
+            extra = [more(values[system.name], values[TORCHRUN.name]) for system in systems[:-1]]
+            lines.append([model, what, *map(tables.figure, values.values()), *extra])
+        beside = [tables.figure(values) for values in parts(found, "others").values()]
+        lines.append([model, BESIDE, *beside, *[""] * (len(systems) - 1)])
     shutil.rmtree(root)
-    notes = (
-        f"Whole runs of {args.steps} steps after {WARM}, {RANKS} ranks, one run of each system in turn, no fault, no checkpoint; "
+    head = ["model", "a step", *(system.name for system in systems), "cost", *(["cost before"] if args.before else [])]
+    name = "step_cost_before_after" if args.before else "step_cost"
+    tables.write(args.results, name, "Cost of a protected step", head, lines, notes(args.steps))
+    return 0
+
+
+def notes(steps: int) -> str:
+    """What was measured, from where to where."""
+    return (
+        f"Whole runs of {steps} steps after {WARM}, {RANKS} ranks, one run of each system in turn, no fault, no checkpoint; "
         "medians of runs, with the smallest and the largest. Cost: of each pair of neighbouring runs."
     )
-    head = ["model", "a step", *systems, "cost", *(["cost before"] if args.before else [])]
-    name = "step_cost_before_after" if args.before else "step_cost"
-    tables.write(args.results, name, "Cost of a protected step", head, lines, notes)
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Writes what pages of docs/ say of options, faults and Xids from the tables of the program: `python -m tests.docs.generate`.
 
+What deaths in sharded models came to is printed from what the tests left.
+
 docs/reference/cli.md is written whole; elsewhere a part between `<!-- generated: NAME -->` and `<!-- end of generated -->` is.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import typer
@@ -21,6 +23,7 @@ from ftrun.control.device import xid
 from ftrun.core.codes import CODES
 from ftrun.faults.kinds import KINDS, PHASES
 from tests.docs.blocks import DOCS
+from tests.e2e import layouts
 
 CLI = DOCS / "reference" / "cli.md"
 _MARKS = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end of generated -->)", re.S)
@@ -164,7 +167,7 @@ def errors() -> str:
     return _table("code | message | page", rows)
 
 
-PARTS: dict[str, Callable[[], str]] = {"errors": errors, "kinds": kinds, "policy": faults, "xids": xids}
+PARTS = {"errors": errors, "kinds": kinds, "layouts": layouts.table, "policy": faults, "xids": xids}
 
 
 def with_parts(text: str) -> str:

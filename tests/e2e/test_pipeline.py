@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import harness
+from tests.e2e import harness, layouts
 from tests.e2e.harness import Outcome, kill
 
 SCRIPT = harness.SCRIPTS / "pipelined.py"
@@ -51,13 +51,14 @@ def die(rank: int, step: int, call: int, when: str) -> list[str]:
 def test_deaths_in_every_phase_and_around_calls_change_nothing(folder: Path) -> None:
     """1F1B, two stages, each on two ranks under DDP. One death in a step, but both ranks of a stage die in the ninth."""
     arguments = ["--schedule", "1f1b", "--steps", "14"]
-    deaths = [die(0, 0, 4, "after"), die(2, 7, 3, "before"), die(1, 8, 9, "after"), die(3, 10, 18, "before")]
+    deaths = [*die(0, 0, 4, "after"), *die(2, 7, 3, "before"), *die(1, 8, 9, "after"), *die(3, 10, 18, "before")]
     faults = [kill(0, "forward", 1), kill(2, "backward", 2), kill(1, "gate", 3), kill(3, "gate", 4)]
     faults += [kill(0, "update", 5), kill(2, "update", 6), kill(2, "backward", 9), kill(3, "backward", 9)]
     wanted = torchrun(folder, *arguments)
-    outcome = ours(folder, *arguments, *(word for words in deaths for word in words), faults=faults, spares=2)
+    outcome = ours(folder, *arguments, *deaths, faults=faults, spares=2)
+    layouts.keep(SCRIPT.name, [*arguments, *deaths], outcome, wanted)
     assert outcome.need() == wanted, outcome.tail()
-    assert len(harness.deaths(outcome)) == len(deaths) + len(faults), outcome.tail()
+    assert len(harness.deaths(outcome)) == len(deaths) // 2 + len(faults), outcome.tail()
     # in the update the weights are torn: they come from the rank that has the same stage
     assert outcome.output.count("state copied from a peer") >= 2, outcome.tail()
     assert "bit-identical to an uninterrupted run: yes" in outcome.output
@@ -69,6 +70,7 @@ def test_without_a_replica_a_stage_is_adopted_or_all_go_back(folder: Path) -> No
     faults = [kill(0, "backward", 0), kill(1, "backward", 2), kill(3, "forward", 4), kill(2, "update", 7)]
     wanted = torchrun(folder, *arguments)
     outcome = ours(folder, *arguments, faults=faults, options=("--snapshot-every", "3"))
+    layouts.keep(SCRIPT.name, arguments, outcome, wanted)
     assert outcome.need() == wanted, outcome.tail()
     sources = [{s["name"] for s in i["sources"].values()} - {""} for i in outcome.notes("incident")]
     assert sources == [{"adopt"}, {"adopt"}, {"adopt"}, {"snapshot"}], outcome.tail()
@@ -76,6 +78,7 @@ def test_without_a_replica_a_stage_is_adopted_or_all_go_back(folder: Path) -> No
 
 def test_a_stage_without_replica_that_dies_in_its_update_is_lost_and_the_message_helps(folder: Path) -> None:
     outcome = ours(folder, "--dp", "1", faults=[kill(2, "update", 4)])
+    layouts.keep(SCRIPT.name, ["--dp", "1"], outcome, None)
     assert outcome.code == 1, outcome.tail()
     assert "the state of rank 2 cannot be restored" in outcome.output
     assert "--snapshot-every" in outcome.output
@@ -111,5 +114,6 @@ def test_a_death_before_and_after_every_call(folder: Path, arguments: list[str],
     steps = ["--steps", str(len(places) + 2)]
     wanted = torchrun(folder, *arguments, *steps)
     outcome = ours(folder, *arguments, *steps, *deaths, timeout=600)
+    layouts.keep(SCRIPT.name, [*arguments, *deaths], outcome, wanted)
     assert outcome.need() == wanted, outcome.tail()
     assert len(harness.deaths(outcome)) == len(places), outcome.tail()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import harness
+from tests.e2e import harness, layouts
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import Outcome, kill
 from tests.e2e.sharding import exact, faulted, sources
@@ -25,6 +25,7 @@ def at_every_collective(
     """A rank dies before and after each collective of a step, one a step; then the `faults`, in steps 34 and up."""
     wanted = stock("--steps", "38", *arguments, ranks=ranks)
     outcome = faulted(folder, ["--steps", "38", *arguments, "--kills"], faults, ranks=ranks)
+    layouts.keep("sharded.py", arguments, outcome, wanted)
     collectives = {int((folder / "out" / f"collectives-{rank}").read_text()) for rank in range(ranks)}
     assert len(collectives) == 1 and 6 <= min(collectives) <= MOST, collectives
     assert len(harness.deaths(outcome)) == 2 * min(collectives) + len(faults), outcome.tail()
@@ -55,6 +56,7 @@ def test_a_shard_that_nobody_else_has_outlives_a_death_at_the_gate(sharded_stock
         ["--steps", "12", "--accum", "across"],
     )
     outcome = faulted(folder, arguments, [], FTRUN_TEST_PAUSE=pauses)
+    layouts.keep("sharded.py", arguments, outcome, sharded_stock(*arguments), {7: layouts.AFTER})
     harness.same(sharded_stock(*arguments), outcome)
     assert len(harness.deaths(outcome)) == 6, outcome.tail()
     made = [source for source in sources(outcome) if "from the gradients that it had sealed" in source]
@@ -67,6 +69,7 @@ def test_a_death_in_the_update_goes_back_to_the_snapshot(sharded_stock: Referenc
     outcome = faulted(
         folder, ["--steps", "12"], [kill(1, "update", 5), kill(3, "update", 8)], ("--snapshot-every", "2")
     )
+    layouts.keep("sharded.py", [], outcome, sharded_stock("--steps", "12"))
     harness.same(sharded_stock("--steps", "12"), outcome)
     assert len(harness.deaths(outcome)) == 2 and outcome.output.count("loaded from the host snapshot") == 2, (
         outcome.tail()
@@ -82,6 +85,7 @@ def test_what_nobody_has_ends_the_run_with_the_option_that_would_have_helped(
     """A death in the update, and one at a gate after which the script does more than update: exit code 75, and no other weights."""
     faults = [] if env else [kill(1, "update", 5)]
     outcome = faulted(folder, ["--steps", "12", *arguments], faults, **env)
+    layouts.keep("sharded.py", arguments, outcome, None)
     assert outcome.code == 75 and "take host snapshots (--snapshot-every" in outcome.output, outcome.tail()
     assert not sources(outcome), outcome.tail()
 
@@ -109,7 +113,7 @@ def test_an_update_that_a_replacement_could_make_otherwise_is_not_made(tmp_path:
         ["--accum", "across", "--fused"],
         ["--checkpoint", "--bf16"],
         ["--optim", "packed"],
-        ["--prefetch", "--optim", "sgdm", "--fused"],
+        ["--prefetch", "--optim", "sgdm"],
         ["--layout", "hsdp", "--checkpoint", "--clip", "0.5"],
         ["--layout", "hsdp", "--accum", "inside", "--prefetch"],
     ],
@@ -134,6 +138,7 @@ def test_eight_ranks_in_two_replicas_at_every_collective(sharded_stock: Referenc
 def test_compiled(sharded_stock: Reference, folder: Path) -> None:
     """By Inductor: no hook of ours cuts the graphs elsewhere."""
     outcome = faulted(folder, ["--compile"], [kill(1, "backward", 3)])
+    layouts.keep("sharded.py", ["--compile"], outcome, sharded_stock("--compile"))
     harness.same(sharded_stock("--compile"), outcome)
     assert len(harness.deaths(outcome)) == 1, outcome.tail()
 

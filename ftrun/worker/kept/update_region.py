@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.callers import inside_compiled
 from ftrun.worker.runtime.torch_private import step_hooks
 from ftrun.worker.runtime.trees import checksum
@@ -37,7 +38,7 @@ class UpdateRegion:
         self._sums: list[int | None] = []  # of the gradients at the gate
         self._groups = ""  # the optimizers' settings at the gate
         self._after: tuple[Any, ...] | None = None  # what stands for the state when the last optimizer had stepped
-        self._void = False  # a script that did more once may do it again
+        self._void = crash_points.broken("sealed")  # a script that did more once may do it again
 
     @property
     def alone(self) -> bool:

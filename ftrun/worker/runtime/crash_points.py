@@ -3,8 +3,8 @@
 Both are off unless their variable is set when the worker starts; a production run never sets them.
 FTRUN_TEST_PAUSE="name:gate_step:rank,..." kills this worker (SIGKILL) at each such point, once a run. For "swap" the other
 ranks leave that gate to the named one, since any rank may open it.
-FTRUN_TEST_BREAK="rng,batch,slots,prime,seal,abort,sharded,pipeline" leaves the named parts out, so that a test can prove that it
-would notice.
+FTRUN_TEST_BREAK="rng,batch,slots,prime,seal,sealed,abort,sharded,pipeline" leaves the named parts out, so that a test can prove
+that it would notice, and a benchmark what they cost.
 """
 
 from __future__ import annotations
