@@ -108,7 +108,7 @@ def test_an_update_that_a_replacement_could_make_otherwise_is_not_made(tmp_path:
         ["--optim", "sgdm", "--accum", "inside"],
         ["--accum", "across", "--fused"],
         ["--checkpoint", "--bf16"],
-        ["--prefetch", "--optim", "sgdm", "--fused"],
+        ["--prefetch", "--optim", "sgdm"],
         ["--layout", "hsdp", "--checkpoint", "--clip", "0.5"],
         ["--layout", "hsdp", "--accum", "inside", "--prefetch"],
     ],
