@@ -5,6 +5,7 @@ A run that is repaired ends on the bits of stock torch, or it ends with an exit 
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ VOID = "protect(replicas=...) is void: no rank gets the values of another one"
 EVERY_2 = ("--snapshot-every", "2")
 
 
-def torchrun(folder: Path, *arguments: str) -> list[dict[str, object]]:
-    stock = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "4", str(SCRIPT)]
-    stock += ["--backend", "gloo", "--out", str(folder / "stock" / "out"), *arguments]
-    return harness.by_torch(folder / "stock", stock).need()
+def uninterrupted(folder: Path, *arguments: str) -> list[dict[str, object]]:
+    """What the same script gives on stock torch and Gloo."""
+    command = [sys.executable, "-m", "tests.e2e.stock", str(harness.RANKS), str(SCRIPT), "--backend", "gloo"]
+    command += ["--out", str(folder / "stock" / "out"), *arguments]
+    return harness.by_torch(folder / "stock", command, env={"PYTHONPATH": str(harness.ROOT)}).need()
 
 
 def ours(folder: Path, arguments: tuple[str, ...], faults: list[str], options: tuple[str, ...] = ()) -> Outcome:
@@ -44,7 +46,7 @@ def test_tensor_parallelism_by_hand_with_its_twins_declared(folder: Path) -> Non
     arguments = arguments_of("tensor", "dp")
     faults = [kill(1, "forward", 2), kill(2, "update", 4), kill(3, "update", 6), kill(0, "backward", 8)]
     outcome = ours(folder, arguments, faults)
-    assert outcome.need() == torchrun(folder, *arguments), outcome.tail()
+    assert outcome.need() == uninterrupted(folder, *arguments), outcome.tail()
     assert len(harness.deaths(outcome)) == len(faults) and copied(outcome) == 2, outcome.tail()
     assert "bit-identical to an uninterrupted run: yes" in outcome.output and VOID not in outcome.output
 
@@ -67,20 +69,29 @@ WRONG = {
 QUICK = ("slices, of a pair", "experts of one pair, while they part", "experts of one pair, when they have parted")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in WRONG])
-def test_a_death_in_the_update_ends_the_run_or_goes_back_to_the_snapshot(folder: Path, name: str) -> None:
+def wrong(*quick: str) -> list[object]:
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in WRONG]
+
+
+@pytest.mark.parametrize("name", wrong(*QUICK))
+def test_a_death_in_the_update_ends_the_run(folder: Path, name: str) -> None:
+    kind, declared, step = WRONG[name]
+    outcome = ours(folder, arguments_of(kind, declared), [kill(2, "update", step)])
+    assert outcome.code == 1 and "the state of rank 2 cannot be restored" in outcome.output, outcome.tail()
+    assert "--snapshot-every" in outcome.output and outcome.ranks == [None] * harness.RANKS, outcome.tail()
+    assert len(harness.deaths(outcome)) == 1 and not copied(outcome), outcome.tail()
+    parting = kind == "experts" and step == PART  # only the gradients of that step tell
+    assert (VOID in outcome.output) == bool(declared and not parting), outcome.tail()
+
+
+@pytest.mark.parametrize("name", wrong("experts of one pair, while they part"))
+def test_a_death_in_the_update_goes_back_to_the_snapshot(folder: Path, name: str) -> None:
+    """Of which each rank loads its own part, also where all are said to hold the same."""
     kind, declared, step = WRONG[name]
     arguments = arguments_of(kind, declared)
-    faults = [kill(2, "update", step)]
-    lost = ours(folder / "lost", arguments, faults)
-    assert lost.code == 1 and "the state of rank 2 cannot be restored" in lost.output, lost.tail()
-    assert "--snapshot-every" in lost.output and lost.ranks == [None] * harness.RANKS, lost.tail()
-    assert len(harness.deaths(lost)) == 1 and not copied(lost), lost.tail()
-    parting = kind == "experts" and step == PART  # only the gradients of that step tell
-    assert (VOID in lost.output) == bool(declared and not parting), lost.tail()
-    kept = ours(folder / "kept", arguments, faults, EVERY_2)
-    assert kept.need() == torchrun(folder, *arguments), kept.tail()
-    assert kept.output.count("loaded from the host snapshot") == 1 and not copied(kept), kept.tail()
+    outcome = ours(folder, arguments, [kill(2, "update", step)], EVERY_2)
+    assert outcome.need() == uninterrupted(folder, *arguments), outcome.tail()
+    assert outcome.output.count("loaded from the host snapshot") == 1 and not copied(outcome), outcome.tail()
 
 
 @pytest.mark.parametrize(
@@ -95,7 +106,7 @@ def test_a_wrong_word_costs_nothing_where_a_rank_adopts_its_own_memory(folder: P
     arguments = arguments_of(kind, declared)
     faults = [kill(0, "forward", 1), kill(1, "backward", 4), kill(3, "backward", 8), kill(2, "gate", 10)]
     outcome = ours(folder, arguments, faults, ("--check-replicas", "1"))
-    assert outcome.need() == torchrun(folder, *arguments), outcome.tail()
+    assert outcome.need() == uninterrupted(folder, *arguments), outcome.tail()
     assert VOID in outcome.output and not copied(outcome) and len(harness.deaths(outcome)) == len(faults), (
         outcome.tail()
     )

@@ -69,7 +69,8 @@ def protect(
         *more: Schedulers, scalers, loaders: anything with state_dict() and load_state_dict(), or a torch.Generator. Schedules of
             torch.distributed.pipelining are found by themselves when the first loop begins.
         replicas: A process group, or a one-dimensional DeviceMesh, whose ranks hold the same weights and optimizer state as
-            this one without DistributedDataParallel, which proves it by itself. It is checked now and then.
+            this one without DistributedDataParallel, which proves it by itself. They are compared at every gate; once they differ
+            no rank gets the values of another one any more.
         ignore: Live objects that are meant to stay out, or names of variables; the search for forgotten state passes over them.
         **stateful: As `more`, by names that messages use.
 
