@@ -39,7 +39,7 @@ def read(path: Path, device: torch.device) -> State:
     return state
 
 
-class Folder:
+class PartsFolder:
     """The checkpoints of a model of which each rank has a part. No rank waits for another one here."""
 
     def __init__(self, path: Path, rank: int, world_size: int) -> None:

@@ -210,11 +210,11 @@ class Job:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def _folder(self, path: str | os.PathLike[str]) -> checkpoints.Folder | None:
+    def _folder(self, path: str | os.PathLike[str]) -> checkpoints.PartsFolder | None:
         """Where each rank writes its part of the model; None where this rank has all of it."""
         spread = any(is_spread(param) for module in self._modules for param in module.parameters())
         parted = spread or bool(pipelines.found([]))
-        return checkpoints.Folder(Path(path), self.rank, self.world_size) if parted else None
+        return checkpoints.PartsFolder(Path(path), self.rank, self.world_size) if parted else None
 
     def save(self, path: str | os.PathLike[str], step: int = 0) -> None:
         """Write a checkpoint (torch.save of state dicts and the next step) whole or not at all; call on one rank.

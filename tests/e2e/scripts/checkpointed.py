@@ -44,7 +44,7 @@ def main() -> None:
     if layout == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
     else:
-        shape = (4,) if layout == "fsdp" else (2, 2)
+        shape = (dist.get_world_size(),) if layout == "fsdp" else (2, 2)
         fully_shard(model, mesh=init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
