@@ -79,7 +79,7 @@ def test_without_a_replica_a_stage_is_adopted_or_all_go_back(folder: Path) -> No
 def test_a_stage_without_replica_that_dies_in_its_update_is_lost_and_the_message_helps(folder: Path) -> None:
     outcome = ours(folder, "--dp", "1", faults=[kill(2, "update", 4)])
     layouts.keep(SCRIPT.name, ["--dp", "1"], outcome, None)
-    assert outcome.code == 1, outcome.tail()
+    assert outcome.code == 75, outcome.tail()
     assert "the state of rank 2 cannot be restored" in outcome.output
     assert "--snapshot-every" in outcome.output
 

@@ -28,6 +28,7 @@ from ftrun.worker.kept.recovery_points import END, GATE, START, DamagedSlot, Slo
 from ftrun.worker.kept.snapshot import newest_common
 from ftrun.worker.kept.snapshot_store import BadSnapshot
 from ftrun.worker.memory.arena import Arena, Manifest
+from ftrun.worker.parallel.pipelines import Pipeline
 from ftrun.worker.recovery import own_update, transfer
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.rollback import lay_over, reload
@@ -292,7 +293,8 @@ class Restorer:
             what = f"of {alone}" if alone else "of all its parameters at once"
             raise NoSource(
                 f"no other rank is known to hold the same values {what}: DistributedDataParallel proves it, or say it by "
-                "protect(..., replicas=group); where no rank does, --snapshot-every N keeps something to go back to"
+                "protect(..., replicas=group); where no rank does, --snapshot-every N keeps something to go back to",
+                requeue=any(isinstance(thing, Pipeline) for thing in self.state.python.objects),
             )
         while True:
             seen = context.board.worker_bell()
