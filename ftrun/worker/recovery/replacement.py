@@ -28,7 +28,7 @@ from ftrun.worker.kept.recovery_points import END, GATE, START, DamagedSlot, Slo
 from ftrun.worker.kept.snapshot import newest_common
 from ftrun.worker.kept.snapshot_store import BadSnapshot
 from ftrun.worker.memory.arena import Arena, Manifest
-from ftrun.worker.parallel.pipelines import Pipeline
+from ftrun.worker.parallel import pipelines
 from ftrun.worker.recovery import own_update, transfer
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.rollback import lay_over, reload
@@ -294,7 +294,7 @@ class Restorer:
             raise NoSource(
                 f"no other rank is known to hold the same values {what}: DistributedDataParallel proves it, or say it by "
                 "protect(..., replicas=group); where no rank does, --snapshot-every N keeps something to go back to",
-                requeue=any(isinstance(thing, Pipeline) for thing in self.state.python.objects),
+                requeue=bool(pipelines.found([])),  # a stage
             )
         while True:
             seen = context.board.worker_bell()
