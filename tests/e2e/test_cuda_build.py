@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from tests.conftest import ROOT, Ftrun
 from tests.e2e import harness
@@ -125,7 +126,14 @@ print(torch_private.nccl(dist.HashStore(), 0, 1, timedelta(seconds=5), None))
     not hasattr(torch.distributed.distributed_c10d, "_create_nccl2_process_group"),
     reason="this torch has one class for NCCL",
 )
-@pytest.mark.parametrize(("choice", "made"), [("0", "_create_nccl_process_group"), ("", "_create_nccl2_process_group")])
+@pytest.mark.parametrize(
+    ("choice", "made"),
+    [
+        ("0", "_create_nccl_process_group"),
+        # torch 2.14 has the newer class, and "nccl" means the older one there
+        ("", f"_create_{'nccl2' if TorchVersion(torch.__version__) >= (2, 15) else 'nccl'}_process_group"),
+    ],
+)
 def test_nccl_is_the_class_that_the_user_of_torchrun_runs(choice: str, made: str) -> None:
     env = {**os.environ, "TORCH_DIST_USE_NCCL2": choice}
     done = subprocess.run([sys.executable, "-c", CHOICE], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
