@@ -173,14 +173,16 @@ class ProtectedState:
         buffer.data = view
         self._buffer_views.append((module, name, entry, view))
 
-    def absorb(self) -> None:
-        """Take optimizer state that the last update made (or replaced) into the arena.
+    def absorb(self) -> bool:
+        """Take optimizer state that the last update made (or replaced) into the arena. True when the layout changed.
 
         Call while the arena is OPEN.
         """
-        if self._made.absorb(self.arena, self.manifest, self._blocks):
+        changed = self._made.absorb(self.arena, self.manifest, self._blocks)
+        if changed:
             self.arena.write_manifest(self.manifest)
         self.python.loose |= self._made.loose
+        return changed
 
     def repoint(self) -> None:
         """Optimizer state was loaded anew (a checkpoint): lay it out afresh. Call while the arena is OPEN."""

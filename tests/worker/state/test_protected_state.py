@@ -15,7 +15,7 @@ def test_a_value_that_is_none_is_kept_as_well() -> None:
     state = ProtectedState([torch.nn.ParameterList([param])], [optimizer], {})
     state.move_in(Arena.create(0, state.bytes_now()))
     optimizer.state[param] = {"average": torch.ones(8), "previous": None}
-    state.absorb()
+    assert state.absorb()
     assert any(entry.name == "optim.0.0.average" for entry in state.manifest.entries)
     kept = b"".join(state.python.capture().values())
     assert b"previous" in kept
