@@ -88,8 +88,10 @@ class OptimizerState:
                 grown.append((owner, param, state, fresh))
         if not grown:
             return changed
-        parts = [p for _, _, state, fresh in grown for key in fresh for p in _parts(state[key]).values()]
-        on_host, on_gpu = _bytes(parts, arena)
+        # no name for this list: what was moved is to be given back before the next is
+        on_host, on_gpu = _bytes(
+            [p for _, _, state, fresh in grown for key in fresh for p in _parts(state[key]).values()], arena
+        )
         arena.expect("committed", on_gpu)
         roomy = is_ample(on_host)
         private = {id(p) for _, p, left_out in self._params if left_out}
