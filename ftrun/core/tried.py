@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 
 TORCH_FROM, TORCH_TO = (2, 12), (2, 15)  # the oldest and the newest
-TORCH_RANGE = f"torch {TORCH_FROM[0]}.{TORCH_FROM[1]} to {TORCH_TO[0]}.{TORCH_TO[1]}"
+SHARDED_FROM = (2, 13)  # the oldest whose FSDP2 can be put back
+
+
+def _to_newest(oldest: tuple[int, int]) -> str:
+    return f"torch {oldest[0]}.{oldest[1]} to {TORCH_TO[0]}.{TORCH_TO[1]}"
+
+
+TORCH_RANGE, SHARDED_RANGE = _to_newest(TORCH_FROM), _to_newest(SHARDED_FROM)
 
 
 def version_of(text: str) -> tuple[int, ...]:

@@ -41,7 +41,8 @@ def by_torch(folder: Path, layout: str, *until: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "layout", ["fsdp", pytest.param("hsdp", marks=pytest.mark.slow), pytest.param("ddp", marks=pytest.mark.slow)]
+    "layout",
+    ["fsdp", "stages", pytest.param("hsdp", marks=pytest.mark.slow), pytest.param("ddp", marks=pytest.mark.slow)],
 )
 def test_a_run_goes_on_from_its_checkpoint(folder: Path, layout: str) -> None:
     """Ranks die before, while and after checkpoints are written, and after one was read: a replacement reads none.

@@ -55,6 +55,15 @@ def test_killed_in_a_later_epoch(folder: Path, expected: dict[str, str], faults:
     assert digests(folder / "out") == expected, outcome.tail()
 
 
+def test_a_rank_that_has_yet_to_ask_for_a_result_is_not_lost_with_the_one_that_died(
+    folder: Path, expected: dict[str, str]
+) -> None:
+    outcome = run(folder, [(1, "after", 1)], words=["late"])
+    assert outcome.code == 0, outcome.tail()
+    assert len(harness.deaths(outcome)) == 1, outcome.tail()
+    assert digests(folder / "out") == expected, outcome.tail()
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_killed_with_a_collective_still_to_come_between_two_epochs(
     folder: Path, expected: dict[str, str], restarts: int

@@ -67,5 +67,3 @@ def _lines(finding: Any) -> list[str]:
             f"fix: {printable(finding.fix)}", WIDTH, initial_indent=pad, subsequent_indent=pad + "     "
         )
     return lines
-
-

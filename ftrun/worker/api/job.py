@@ -20,7 +20,6 @@ from ftrun.worker.runtime.position import Where
 from ftrun.worker.state.loader_position import LoaderPosition
 from ftrun.worker.state.logged_values import LoggedValues
 from ftrun.worker.state.plain_values import PlainValues, Variables
-from ftrun.worker.state.shards import is_spread
 from ftrun.worker.step.body import Step
 from ftrun.worker.step.loop import Loop
 
@@ -212,9 +211,9 @@ class Job:
 
     def _folder(self, path: str | os.PathLike[str]) -> checkpoints.PartsFolder | None:
         """Where each rank writes its part of the model; None where this rank has all of it."""
-        spread = any(is_spread(param) for module in self._modules for param in module.parameters())
-        parted = spread or bool(pipelines.found([]))
-        return checkpoints.PartsFolder(Path(path), self.rank, self.world_size) if parted else None
+        if not pipelines.has_a_part(param for module in self._modules for param in module.parameters()):
+            return None
+        return checkpoints.PartsFolder(Path(path), self.rank, self.world_size)
 
     def save(self, path: str | os.PathLike[str], step: int = 0) -> None:
         """Write a checkpoint (torch.save of state dicts and the next step) whole or not at all; call on one rank.
@@ -222,15 +221,16 @@ class Job:
         Of a sharded model or a pipeline each rank has a part: call it on every rank. `path` is a folder then, with a file of each rank.
         """
         stateful = {k: v.state_dict() for k, v in self._stateful.items() if hasattr(v, "state_dict")}
-        state: dict[str, Any] = {"step": step, "stateful": stateful}
         folder = self._folder(path)
         if folder is None:
-            state["models"] = [m.state_dict() for m in self._modules]
-            state["optimizers"] = [o.state_dict() for o in self._optimizers]
+            models, optimizers = [m.state_dict() for m in self._modules], [o.state_dict() for o in self._optimizers]
+        else:
+            models = [checkpoints.model_part(m) for m in self._modules]
+            optimizers = [checkpoints.optimizer_part(o) for o in self._optimizers]
+        state = {"step": step, "models": models, "optimizers": optimizers, "stateful": stateful}
+        if folder is None:
             checkpoints.write(Path(path), state)
         else:
-            state["models"] = [checkpoints.model_part(m) for m in self._modules]
-            state["optimizers"] = [checkpoints.optimizer_part(o) for o in self._optimizers]
             folder.write(step, state)
 
     def load(self, path: str | os.PathLike[str]) -> int:
@@ -248,9 +248,15 @@ class Job:
         folder = self._folder(path)
         state = checkpoints.read(Path(path), self.device) if folder is None else folder.read(self.device)
         for module, saved in zip(self._modules, state["models"], strict=True):
-            module.load_state_dict(saved) if folder is None else checkpoints.load_model_part(module, saved)
+            if folder is None:
+                module.load_state_dict(saved)
+            else:
+                checkpoints.load_model_part(module, saved)
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved) if folder is None else checkpoints.load_optimizer_part(optimizer, saved)
+            if folder is None:
+                optimizer.load_state_dict(saved)
+            else:
+                checkpoints.load_optimizer_part(optimizer, saved)
         for name, saved in state["stateful"].items():
             if name not in self._stateful:
                 raise UsageError(

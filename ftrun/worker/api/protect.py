@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ftrun.core.errors import UsageError
 from ftrun.core.paths import ENV_DIGESTS, ENV_ERROR_FILE, logged_values
 from ftrun.core.shared.board import Head, Phase
-from ftrun.core.tried import TORCH_RANGE, TORCH_TO, version_of
+from ftrun.core.tried import SHARDED_RANGE, TORCH_RANGE, TORCH_TO, version_of
 from ftrun.worker.api.backend import registry
 from ftrun.worker.api.job import Job
 from ftrun.worker.checks import late_changes
@@ -130,7 +130,7 @@ def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
     is_sharded = any(is_spread(param) for module in modules for param in module.parameters())
     torch_private.require(torch_private.NAMES, torch_private.PROTECT, *[torch_private.DDP] * is_ddp)
     if is_sharded:
-        torch_private.require(sharded_private.NAMES, sharded_private.SHARDED)
+        torch_private.require(sharded_private.NAMES, sharded_private.SHARDED, torch=SHARDED_RANGE)
     if pipeline_private.is_loaded():
         torch_private.require(pipeline_private.NAMES, pipeline_private.PIPELINE)
     if version_of(torch.__version__)[:2] <= TORCH_TO or context.rank != 0:

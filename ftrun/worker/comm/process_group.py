@@ -464,10 +464,11 @@ class Registry:
             self._made.clear()
 
     def abort(self, generation: int) -> None:
+        # what a collective between two loops gives, nobody could give this rank or its replacement once it is cut off
         deadline = time.monotonic() + _ENDING
         while self.position.where is Where.BETWEEN and time.monotonic() < deadline:
             if not any([work.generation < generation for group in self.groups for work in group.unfinished()]):
-                break  # nobody could give this rank, or its replacement, what they would have given
+                break
             time.sleep(0.001)
         for group in list(self.groups):
             group.abort(generation)

@@ -33,7 +33,7 @@ from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.runtime.sharded_private import local_of
-from ftrun.worker.runtime.trees import checksum, leaves
+from ftrun.worker.runtime.trees import content, leaves
 from ftrun.worker.state import serialization
 from ftrun.worker.state.composed import parts_of
 from ftrun.worker.state.protected_state import ProtectedState
@@ -213,8 +213,7 @@ def tensor_digest(tensor: torch.Tensor, seed: int = 0) -> int:
     """64 bits of a tensor's bytes, wherever it is; `seed` chains several."""
     try:
         for part in parts_of(local_of(tensor.detach())).values():
-            dense = part if part.layout == torch.strided else part.to_dense()
-            value = checksum(dense.cpu(), seed)
+            value = content(part, seed)
             assert value is not None
             seed = value
         return seed

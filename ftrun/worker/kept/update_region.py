@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.callers import inside_compiled
 from ftrun.worker.runtime.torch_private import step_hooks
-from ftrun.worker.runtime.trees import checksum
+from ftrun.worker.runtime.trees import content
 from ftrun.worker.state.protected_state import ProtectedState
 
 Grads = list[Any]
@@ -104,7 +104,7 @@ class UpdateRegion:
         return repr([{key: value for key, value in group.items() if key != "params"} for group in groups])
 
     def _sums_of(self, grads: Grads) -> list[int | None]:
-        return [None if grad is None else checksum(grad.detach().cpu()) for grad in grads]
+        return [content(grad) for grad in grads]
 
 
 def _has_hooks(optimizer: Any) -> bool:

@@ -12,6 +12,7 @@ from ftrun.core.errors import UsageError
 from ftrun.worker.comm.process_group import SwapGroup
 from ftrun.worker.runtime import crash_points, sharded_private
 from ftrun.worker.runtime.sharded_private import local_of
+from ftrun.worker.state.composed import is_plain
 from ftrun.worker.state.shards import Shards, is_spread
 
 _WITHOUT = "run the script without protect(), and let it continue from its checkpoint after a restart (--max-restarts)"
@@ -63,7 +64,7 @@ def refuse_unknown(modules: list[torch.nn.Module]) -> None:
 
 def _refuse_kind(name: str, param: torch.Tensor) -> None:
     inner = local_of(param)
-    if type(inner).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if not is_plain(inner):
         raise UsageError(
             f"protect(): parameter {name} is a {type(inner).__module__}.{type(inner).__qualname__}, a kind of tensor that ftrun does "
             f"not know; {_WITHOUT}"

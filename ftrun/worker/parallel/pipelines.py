@@ -12,6 +12,7 @@ from typing import Any
 
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime import pipeline_private as private
+from ftrun.worker.state.shards import is_spread
 
 
 class Pipeline:
@@ -39,6 +40,11 @@ class Pipeline:
         private.reset_schedule(self.schedule, met if stages is not None else [False, False])
         for stage, plain in zip(self._stages, stages or (), strict=False):
             private.lay_out(self.schedule, stage, plain, met)
+
+
+def has_a_part(params: Iterable[Any]) -> bool:
+    """Is what this rank trains a part of the model: shards, or stages of a pipeline? `params`: its parameters."""
+    return any(map(is_spread, params)) or bool(found([]))
 
 
 def found(known: Iterable[Any]) -> list[Pipeline]:

@@ -294,7 +294,7 @@ class Restorer:
             raise NoSource(
                 f"no other rank is known to hold the same values {what}: DistributedDataParallel proves it, or say it by "
                 "protect(..., replicas=group); where no rank does, --snapshot-every N keeps something to go back to",
-                requeue=bool(pipelines.found([])),  # a stage
+                requeue=pipelines.has_a_part(self.state.tensors),
             )
         while True:
             seen = context.board.worker_bell()
@@ -327,7 +327,7 @@ class Restorer:
             context.board.wait_workers(seen, 0.002)
 
     def _no_replica(self, why: str) -> NoSource:
-        return NoSource(f"{why}; take host snapshots (--snapshot-every)", requeue=self.state.is_sharded)
+        return NoSource(f"{why}; take host snapshots (--snapshot-every)", requeue=pipelines.has_a_part(self.state.tensors))
 
     def _with_gpu(self, replica: Replica) -> Replica:
         """Map its part on a GPU, now that it is complete. Errors: DeviceError."""

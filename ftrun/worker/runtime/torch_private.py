@@ -73,15 +73,18 @@ class Private(NamedTuple):
 NAMES: list[Private] = []
 
 
-def require(names: Iterable[Private], *needs: str) -> None:
-    """Errors: UsageError naming the first of those entries that is missing and needed for one of these."""
+def require(names: Iterable[Private], *needs: str, torch: str = TORCH_RANGE) -> None:
+    """Errors: UsageError naming the first of those entries that is missing and needed for one of these.
+
+    `torch`: the releases that have them.
+    """
     for entry in names:
         lacking = entry.lacking() if entry.needs in needs and not entry.before_its_time() else []
         if lacking:
             version = (
                 importlib.import_module("torch").__version__ if entry.owner == "torch" else platform.python_version()
             )
-            use = TORCH_RANGE if entry.owner == "torch" else "another Python"
+            use = torch if entry.owner == "torch" else "another Python"
             without = 'init_process_group("ftrun")' if entry.needs == START else "protect()"
             raise UsageError(
                 f"{entry.owner} {version} lacks {entry.place.replace(':', '.')}.{lacking[0]}, which ftrun needs to {entry.why}; "

@@ -1,4 +1,4 @@
-"""Walks over nested values, and the checksum of a tensor that lies on the host."""
+"""Walks over nested values, and what stands for the values of a tensor."""
 
 from __future__ import annotations
 
@@ -31,3 +31,11 @@ def checksum(tensor: torch.Tensor, seed: int = 0) -> int | None:
     data = tensor.detach().contiguous()
     size = data.numel() * data.element_size()
     return native.checksum(data.data_ptr(), size, seed) if size else seed
+
+
+def content(tensor: torch.Tensor | None, seed: int = 0) -> int | None:
+    """64 bits of the values of a tensor wherever it is and however it lays them out; None of none. `seed` chains several."""
+    if tensor is None:
+        return None
+    whole = tensor.detach()
+    return checksum((whole if whole.layout is torch.strided else whole.to_dense()).cpu(), seed)

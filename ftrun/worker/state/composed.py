@@ -46,7 +46,10 @@ def recipe_of(tensor: torch.Tensor, what: str) -> list[Any] | None:
 
 
 def made(parts: dict[str, torch.Tensor], recipe: list[Any] | None) -> torch.Tensor:
-    """A tensor over `parts`, as `recipe_of` has said; the only part itself where that was nothing."""
+    """A tensor over `parts`, as `recipe_of` has said; the only part itself where that was nothing.
+
+    Errors: UsageError where its class does not let it lie in their memory.
+    """
     if recipe is None:
         return parts[""]
     module, name, context, shape, stride = recipe
@@ -54,6 +57,8 @@ def made(parts: dict[str, torch.Tensor], recipe: list[Any] | None) -> torch.Tens
     for word in name.split("."):
         kind = getattr(kind, word)
     whole: torch.Tensor = kind.__tensor_unflatten__(parts, _unpacked(context), torch.Size(shape), tuple(stride))
+    if any(one.data_ptr() != parts[part].data_ptr() for part, one in parts_of(whole).items()):
+        raise UsageError(f"{module}.{name} copies what it is made of, so ftrun cannot keep it in memory that outlives the worker")
     return whole
 
 

@@ -19,7 +19,7 @@ from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.torch_private import writes_to
 from ftrun.worker.runtime.trees import checksum
 from ftrun.worker.state import composed, shards
-from ftrun.worker.state.python_state import params_of
+from ftrun.worker.state.python_state import PythonState, params_of
 
 _Owner = tuple[int, int]  # number of the optimizer, number of the parameter in it
 _Blocks = dict[int, torch.Tensor]
@@ -27,17 +27,18 @@ Params = list[tuple[str, torch.nn.Parameter, bool]]  # name, parameter, left out
 
 
 class OptimizerState:
-    """Of one rank. `params`: all that is protected. `loose`: an optimizer keeps values that are no tensors."""
+    """Of one rank. `params`: all that is protected; `python`: keeps the values that are no tensors."""
 
-    def __init__(self, optimizers: list[torch.optim.Optimizer], params: Params) -> None:
+    def __init__(self, optimizers: list[torch.optim.Optimizer], params: Params, python: PythonState) -> None:
         self.optimizers = optimizers
-        self.loose = False
         self._params = params
+        self._python = python
         self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # what lies in the arena: key -> tensor there
+        self._inner: dict[tuple[_Owner, Any], dict[str, torch.Tensor]] = {}  # of those that are made of others: part -> tensor there
 
     def attach(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> None:
         """Use what a dead rank left: the groups that its script added, and the state of each parameter."""
-        self._held = {}
+        self._held, self._inner = {}, {}
         entries = [entry for entry in manifest.entries if entry.name.startswith("optim.")]
         for i, optimizer in enumerate(self.optimizers):
             self._follow_groups(optimizer, manifest.facts["groups"][i])
@@ -54,12 +55,12 @@ class OptimizerState:
                 local = composed.made(parts, manifest.facts["composed"].get(name))
                 value = shards.spread(local, manifest.facts["spread"].get(name), param)
                 optimizer.state[param][key] = value
-                self._held.setdefault((i, index), {})[key] = value
+                self._hold((i, index), key, value)
 
     def forget(self, manifest: Manifest) -> None:
         """It was loaded anew (a checkpoint): nothing of it is in the arena."""
-        self._held = {}
-        manifest.entries = [entry for entry in manifest.entries if not entry.name.startswith("optim.")]
+        gone = [(owner, key) for owner, held in self._held.items() for key in held]
+        self._drop(gone, manifest)
 
     def absorb(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> bool:
         """Take what the last update made (or replaced) into the arena. True when the manifest changed and is to be written.
@@ -74,15 +75,19 @@ class OptimizerState:
             held, fresh = self._held.get(owner, {}), []
             for key, value in state.items():
                 view = held.get(key)
-                if value is not None and value is view:
+                if value is not None and value is view and (not self._inner or self._is_over_its_parts(owner, key, value)):
                     continue
                 if not isinstance(value, torch.Tensor):
-                    self.loose = True
+                    self._python.loose = True
                 elif view is None:
                     composed.recipe_of(local_of(value), _what(key))  # says so where it cannot be kept
                     fresh.append(key)
+                elif (owner, key) in self._inner:
+                    state[key] = self._made_again(owner, key, value, param, manifest)
+                    changed = True
                 else:
-                    _copy(value, view)
+                    with torch.no_grad():
+                        local_of(view).copy_(local_of(value))
                     state[key] = view
             if fresh:
                 grown.append((owner, param, state, fresh))
@@ -104,16 +109,44 @@ class OptimizerState:
                 views[entry.name] = view
             for key, name in names.items():
                 state[key] = _made(manifest, name, state[key], param, views)
-                self._held.setdefault(owner, {})[key] = state[key]
+                self._hold(owner, key, state[key])
         return True
+
+    def _hold(self, owner: _Owner, key: Any, value: torch.Tensor) -> None:
+        self._held.setdefault(owner, {})[key] = value
+        if not composed.is_plain(local_of(value)):
+            self._inner[owner, key] = _parts(value)
+
+    def _is_over_its_parts(self, owner: _Owner, key: Any, value: torch.Tensor) -> bool:
+        """Is a tensor that is made of others still made of those in the arena?"""
+        inner = self._inner.get((owner, key))
+        return inner is None or all(part is inner.get(name) for name, part in _parts(value).items())
+
+    def _made_again(self, owner: _Owner, key: Any, value: Any, param: Any, manifest: Manifest) -> torch.Tensor:
+        """One that the optimizer has replaced, or given other parts: copied to its place. Errors: UsageError."""
+        inner, name = self._inner[owner, key], f"optim.{owner[0]}.{owner[1]}.{key}"
+        new = _parts(value)
+        if [(n, p.shape, p.dtype) for n, p in new.items()] != [(n, p.shape, p.dtype) for n, p in inner.items()]:
+            raise UsageError(f"{_what(key)} changed its kind or shape while training; ftrun cannot keep it")
+        with torch.no_grad():
+            for part, one in new.items():
+                if one is not inner[part]:
+                    inner[part].copy_(one)
+        made = _made(manifest, name, value, param, {_named(name, part): view for part, view in inner.items()})
+        self._hold(owner, key, made)
+        return made
 
     def stand(self) -> tuple[Any, ...]:
         """What stands for the values that do not lie in the arena (yet), and for which do."""
         return tuple(
-            (owner, key, id(one), None if self._held.get(owner, {}).get(key) is one else _content(one))
+            (owner, key, id(one), None if self._lies(owner, key, one) else _content(one))
             for owner, _, state in self._states()
             for key, one in state.items()
         )
+
+    def _lies(self, owner: _Owner, key: Any, value: Any) -> bool:
+        """Is it in the arena?"""
+        return self._held.get(owner, {}).get(key) is value and (not self._inner or self._is_over_its_parts(owner, key, value))
 
     def check_groups(self, manifest: Manifest) -> None:
         """Errors: UsageError when an optimizer updates what is not kept."""
@@ -144,12 +177,18 @@ class OptimizerState:
         """Forget what the script has dropped (state.clear(), say). True when there was some."""
         alive = {owner: state for owner, _, state in self._states()}
         gone = [(owner, key) for owner, held in self._held.items() for key in held if key not in alive.get(owner, ())]
+        if gone:
+            self._drop(gone, manifest)
+        return bool(gone)
+
+    def _drop(self, gone: list[tuple[_Owner, Any]], manifest: Manifest) -> None:
+        names = {f"optim.{i}.{index}.{key}" for (i, index), key in gone}
+        manifest.entries = [e for e in manifest.entries if _owner_of(e.name, manifest)[0] not in names]
+        for fact in ("composed", "spread"):
+            manifest.facts[fact] = {name: said for name, said in manifest.facts[fact].items() if name not in names}
         for owner, key in gone:
             del self._held[owner][key]
-        names = {f"optim.{i}.{index}.{key}" for (i, index), key in gone}
-        if gone:
-            manifest.entries = [e for e in manifest.entries if _owner_of(e.name, manifest)[0] not in names]
-        return bool(gone)
+            self._inner.pop((owner, key), None)
 
     def _states(self) -> Iterator[tuple[_Owner, torch.nn.Parameter, dict[Any, Any]]]:
         for i, optimizer in enumerate(self.optimizers):
@@ -187,12 +226,6 @@ def _named(name: str, part: str) -> str:
 
 def _parts(value: Any) -> dict[str, torch.Tensor]:
     return composed.parts_of(local_of(value))
-
-
-def _copy(value: torch.Tensor, view: torch.Tensor) -> None:
-    with torch.no_grad():
-        for (_, old), new in zip(_parts(view).items(), _parts(value).values(), strict=True):
-            old.copy_(new)
 
 
 def _bytes(tensors: list[torch.Tensor], arena: Arena) -> tuple[int, int]:

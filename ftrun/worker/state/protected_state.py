@@ -17,7 +17,7 @@ from ftrun.worker.memory.arena import Arena, Entry, Manifest, place
 from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
 from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.torch_private import writes_to
-from ftrun.worker.runtime.trees import checksum
+from ftrun.worker.runtime.trees import content
 from ftrun.worker.state import shards
 from ftrun.worker.state.holders import Holders
 from ftrun.worker.state.optimizer_state import OptimizerState
@@ -50,7 +50,7 @@ class ProtectedState:
         self._blocks: dict[int, torch.Tensor] = {}
         self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._buffer_views: list[tuple[torch.nn.Module, str, Entry, torch.Tensor]] = []
-        self._made = OptimizerState(optimizers, self.params)
+        self._made = OptimizerState(optimizers, self.params, self.python)
         self._shadow = 0
         self._gpu_shadow = 0
 
@@ -181,14 +181,13 @@ class ProtectedState:
         changed = self._made.absorb(self.arena, self.manifest, self._blocks)
         if changed:
             self.arena.write_manifest(self.manifest)
-        self.python.loose |= self._made.loose
         return changed
 
     def repoint(self) -> None:
         """Optimizer state was loaded anew (a checkpoint): lay it out afresh. Call while the arena is OPEN."""
         self._made.forget(self.manifest)
-        self._made.absorb(self.arena, self.manifest, self._blocks)
-        self.arena.write_manifest(self.manifest)
+        if not self.absorb():
+            self.arena.write_manifest(self.manifest)
 
     # -- buffers -----------------------------------------------------------------------------------------------------
 
@@ -316,7 +315,7 @@ class ProtectedState:
     def sums_of(self, grads: list[torch.Tensor | None]) -> list[int]:
         """Of each optimizer, what stands for all gradients that it would apply."""
         found = {id(param): grad for param, grad in zip(self.tensors, grads, strict=True)}
-        each = ([_sum(found.get(id(param))) for param in params_of(optimizer)] for optimizer in self.optimizers)
+        each = ([content(found.get(id(param))) for param in params_of(optimizer)] for optimizer in self.optimizers)
         return [zlib.crc32(repr(sums).encode()) for sums in each]
 
     # -- gradients ---------------------------------------------------------------------------------------------------
@@ -342,13 +341,6 @@ class ProtectedState:
                     param.grad = shards.like(value, param)
             elif param.grad is None:
                 param.grad = torch.zeros_like(param)
-
-
-def _sum(grad: torch.Tensor | None) -> int | None:
-    if grad is None:
-        return None
-    whole = grad.detach()
-    return checksum((whole if whole.layout is torch.strided else whole.to_dense()).cpu())
 
 
 def _version(module: torch.nn.Module, name: str) -> int:

@@ -1,8 +1,7 @@
-"""A sharded model that writes a checkpoint every four steps and goes on from one that it finds: checkpointed.py BACKEND LAYOUT OUT STEPS
-KILLS.
+"""A model that writes a checkpoint every four steps and goes on from one that it finds.
 
-LAYOUT: fsdp, hsdp or ddp. KILLS: words "where:step:rank", where is forward, update or saving (after this rank has written its part).
-Each rank writes OUT/digest-R.
+checkpointed.py BACKEND LAYOUT OUT STEPS KILLS. LAYOUT: fsdp, hsdp, ddp, or stages (a pipeline). KILLS: words "where:step:rank", where
+is forward, update or saving (after this rank has written its part). Each rank writes OUT/digest-R.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import ftrun
 
@@ -39,9 +39,15 @@ def main() -> None:
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    torch.manual_seed(1)
-    model: nn.Module = nn.Sequential(nn.Linear(33, 47), nn.ReLU(), nn.Linear(47, 13))
-    if layout == "ddp":
+    torch.manual_seed(rank if layout == "stages" else 1)
+    last_width = 33 if layout == "stages" else 13
+    model: nn.Module = nn.Sequential(nn.Linear(33, 47), nn.ReLU(), nn.Linear(47, last_width))
+    schedule = None
+    if layout == "stages":
+        example = torch.zeros(4, 33, requires_grad=True)
+        stage = PipelineStage(model, rank, 4, torch.device("cpu"), input_args=(example,), output_args=(example,))
+        schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=lambda output, _: output.square().mean())
+    elif layout == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
     else:
         shape = (dist.get_world_size(),) if layout == "fsdp" else (2, 2)
@@ -54,9 +60,14 @@ def main() -> None:
     for step in job.steps(steps):
         with step:
             torch.manual_seed(step.index * 10 + rank)
-            loss = model(torch.randn(8, 33)).square().mean()
-            strike("forward", step.index)
-            loss.backward()
+            x = torch.randn(8, 33)
+            if schedule is None:
+                loss = model(x).square().mean()
+                strike("forward", step.index)
+                loss.backward()
+            else:
+                strike("forward", step.index)
+                schedule.step(*[x] * (rank == 0), target=x if rank == 3 else None)
             optimizer.step()
             strike("update", step.index)
             scheduler.step()

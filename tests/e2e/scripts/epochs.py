@@ -1,10 +1,11 @@
-"""A loop for each epoch, with an evaluation between them that communicates: epochs.py ftrun|gloo OUT FAULTS [resumes] [calls].
+"""A loop for each epoch, with an evaluation between them that communicates: epochs.py ftrun|gloo OUT FAULTS [resumes] [calls] [late].
 
 FAULTS is a tuple of (epoch, where, rank): a step's index, "before", "between", "after" or "updated"; each happens once. All but
 the last kill the rank: in a step, before the evaluation's collectives, between two of them and after them; the last interrupts it
 after a step's update.
 
 `calls`: the evaluation is a function that is given to `job.call`.
+`late`: rank 3 asks for the result of the evaluation's last collective half a second after it is there.
 `resumes`: by `job.epochs`, with a snapshot of its own after each epoch, from which the script goes on when it finds one.
 """
 
@@ -42,7 +43,7 @@ class Found:
 
 def main() -> None:
     backend, out, faults = sys.argv[1], Path(sys.argv[2]), ast.literal_eval(sys.argv[3])
-    resumes, calls = "resumes" in sys.argv[4:], "calls" in sys.argv[4:]
+    resumes, calls, late = (word in sys.argv[4:] for word in ("resumes", "calls", "late"))
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     dist.init_process_group(backend)
@@ -83,7 +84,10 @@ def main() -> None:
         strike(epoch, "between")
         dist.barrier()
         every = [torch.zeros(3) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, torch.rand(3))
+        gathered = dist.all_gather(every, torch.rand(3), async_op=True)
+        if late and rank == 3:
+            time.sleep(0.5)
+        gathered.wait()
         return wrong.item(), float(sum(every).sum())
 
     for epoch in job.epochs(4, start=start) if resumes else range(4):

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 NAMES = private_probes.NAMES
 # before the script: what another torch might lack, or might do otherwise
 WITHOUT = "import torch.distributed as d; del d.Reducer._reset_state"
+WITHOUT_FSDP = "from torch.distributed.fsdp._fully_shard import _fsdp_state as f; del f.FSDPState._reset_iter_state"  # as torch 2.12
 OTHERWISE = "import torch.distributed as d; d.Reducer._rebuild_buckets = lambda self: False"
 UNTRIED = 'import torch; torch.__version__ = "2.99.0"'
 
@@ -108,6 +109,15 @@ def test_doctor_says_what_is_missing_and_what_that_costs(tmp_path: Path) -> None
     assert "Reducer._reset_state is missing" in found["text"] and "redone step fails" in found["text"]
 
 
+def test_doctor_only_warns_of_what_sharded_models_need(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_FSDP)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "ftrun", "doctor", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}["private names"]
+    assert found["state"] == "warning" and "_reset_iter_state is missing (needed for protect of sharded models)" in found["text"]
+
+
 def test_private_methods_of_torchs_that_ours_override_are_declared() -> None:
     declared = {name for entry in NAMES for name in entry.names}
     modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(ftrun.worker.__path__, "ftrun.worker.")]
@@ -137,6 +147,15 @@ def test_protect_names_what_is_missing_and_a_script_without_it_runs(ftrun: Ftrun
     assert told and "use torch 2.12 to 2.15, or run the script without protect()" in run.stderr, run.stderr
     assert "AttributeError" not in run.stderr
     run = start(ftrun, WITHOUT + SCRIPT + PLAIN)
+    assert run.wait() == 0 and run.stdout.count("trained") == 2, run.stderr
+
+
+def test_a_sharded_model_is_refused_by_name_and_ddp_is_not(ftrun: Ftrun) -> None:
+    ours = SCRIPT.replace("DDP(torch.nn.Linear(4, 1))", "fully_shard(torch.nn.Linear(4, 1))")
+    run = start(ftrun, f"{WITHOUT_FSDP}; from torch.distributed.fsdp import fully_shard{ours}{PROTECTED}", "--max-restarts", 2)
+    assert run.wait() == 2 and "trained" not in run.stdout
+    assert "_reset_iter_state, which ftrun needs" in run.stderr and "use torch 2.13 to 2.15" in run.stderr, run.stderr
+    run = start(ftrun, WITHOUT_FSDP + SCRIPT + PROTECTED)
     assert run.wait() == 0 and run.stdout.count("trained") == 2, run.stderr
 
 

@@ -34,6 +34,14 @@ class Mute(torch.Tensor):
         raise NotImplementedError(call)
 
 
+class Copies(Packed):
+    """One that does not lie where its parts are."""
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> Copies:
+        return Packed.__new__(cls, codes.clone(), scale.clone(), dtype)  # type: ignore[return-value]
+
+
 def packed(kind: type[Packed] = Packed) -> Packed:
     return kind(torch.arange(4, dtype=torch.int8), torch.tensor([0.5]), torch.float32)
 
@@ -73,6 +81,57 @@ def test_what_replaces_such_state_is_copied_to_its_place() -> None:
     state.absorb()
     kept = optimizer.state[param]["momentum"]
     assert kept.codes.data_ptr() == place and kept.codes.tolist() == [9] * 4 and kept.scale.item() == 1.0
+
+
+def test_parts_that_an_optimizer_puts_in_their_place_are_copied_to_it() -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = PackedSGD([param], lr=0.1)
+    state = ProtectedState([torch.nn.ParameterList([param])], [optimizer], {})
+    arena = Arena.create(0, state.bytes_now())
+    state.move_in(arena)
+    momentum = optimizer.state[param]["momentum"] = packed()
+    state.absorb()
+    momentum = optimizer.state[param]["momentum"]
+    place, before = momentum.codes.data_ptr(), state.stand()
+    momentum.codes = torch.full((4,), 7, dtype=torch.int8)  # the same object, and none of its memory is the arena's
+    assert state.stand() != before
+    state.absorb()
+    assert optimizer.state[param]["momentum"].codes.data_ptr() == place
+    other = torch.nn.Parameter(torch.zeros(4))
+    successor = PackedSGD([other], lr=0.1)
+    ProtectedState([torch.nn.ParameterList([other])], [successor], {}).attach(arena, arena.read_manifest())
+    assert successor.state[other]["momentum"].codes.tolist() == [7] * 4
+    optimizer.state[param]["momentum"].codes = torch.zeros(5, dtype=torch.int8)
+    with pytest.raises(UsageError, match="momentum changed its kind or shape"):
+        state.absorb()
+
+
+def test_a_plain_tensor_may_take_the_place_of_one_that_was_dropped() -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = PackedSGD([param], lr=0.1)
+    state = ProtectedState([torch.nn.ParameterList([param])], [optimizer], {})
+    arena = Arena.create(0, state.bytes_now())
+    state.move_in(arena)
+    optimizer.state[param]["momentum"] = packed()
+    state.absorb()
+    optimizer.state[param].clear()
+    state.absorb()
+    optimizer.state[param]["momentum"] = torch.arange(4.0)
+    state.absorb()
+    other = torch.nn.Parameter(torch.zeros(4))
+    successor = PackedSGD([other], lr=0.1)
+    ProtectedState([torch.nn.ParameterList([other])], [successor], {}).attach(arena, arena.read_manifest())
+    assert successor.state[other]["momentum"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_class_that_copies_its_parts_is_refused() -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = PackedSGD([param], lr=0.1)
+    state = ProtectedState([torch.nn.ParameterList([param])], [optimizer], {})
+    state.move_in(Arena.create(0, state.bytes_now()))
+    optimizer.state[param]["momentum"] = packed(Copies)
+    with pytest.raises(UsageError, match="Copies copies what it is made of"):
+        state.absorb()
 
 
 @pytest.mark.parametrize(
