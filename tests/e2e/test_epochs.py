@@ -171,7 +171,7 @@ def test_a_call_that_not_all_ranks_make_is_refused(folder: Path, case: str) -> N
     outcome = harness.finish(harness.start(folder, harness.script_command(folder, script, [case])), 0)
     assert outcome.code == 2, outcome.tail()
     said = {
-        "with DDP": "rank 0 at the end of a job.call between two loops, rank",  # those that are ahead when it looks
+        "with DDP": "rank 0 at the end of a job.call between two loops, ranks 1-3 in a step",
         "without DDP": "rank 0 at the end of a job.call between two loops, ranks 1-3 in a step",
         "more steps": "in a step; every rank makes the same steps and the same job.call",
     }

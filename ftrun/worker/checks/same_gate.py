@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 from ftrun.core.errors import UsageError
@@ -11,6 +12,7 @@ from ftrun.core.text import ranks
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
 
+_TOGETHER = 0.3  # seconds that the other ranks get to come where the first one is, so that all are named
 _KINDS = Busy.AT_LOOP_END | Busy.AT_CALL_END
 _WORDS = {
     0: "in a step",
@@ -24,6 +26,7 @@ class SameGate(StepObserver):
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._since: float | None = None  # when a rank was first seen to be elsewhere
 
     def waiting(self, number: int) -> None:
         """At the gate of a loop's end, or a call's, no other rank is in the body of a step with this number. Errors: UsageError."""
@@ -32,7 +35,8 @@ class SameGate(StepObserver):
         if not here:
             return
         ahead = [rank for rank, cell in enumerate(context.cells()) if _body_of(cell) >= number]
-        if ahead and self._is_shut(number):
+        self._since = (self._since or time.monotonic()) if ahead else None
+        if self._since is not None and time.monotonic() - self._since >= _TOGETHER and self._is_shut(number):
             raise UsageError(_sentence({here: [context.rank], 0: ahead}))
 
     def may_open(self, number: int) -> bool:
