@@ -266,6 +266,12 @@ class WorkerLog:
             while left > 0 and (size := self._read(pipe)):
                 left -= size
 
+    def last_words(self) -> None:
+        """Take what is in the pipes, and end its last line: another worker goes on in its place."""
+        self.drain()
+        for pipe in self._pipes:
+            pipe.finish()
+
     def resize(self) -> None:
         for pipe in self._pipes:
             pipe.resize()
@@ -338,7 +344,7 @@ class Logs:
         for log in list(self._open):
             held = log.place
             if held.cell != place.cell and (held.local_rank, held.attempt) == (place.local_rank, place.attempt):
-                log.drain()
+                log.last_words()
 
     def log(self, line: str, level: str = "info") -> None:
         """A sentence of ours on stderr; `level` is info, warning or error."""

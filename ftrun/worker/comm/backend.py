@@ -2,64 +2,30 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import json
 import os
 import queue
 import socket
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo
 
+from ftrun.worker.comm.stillness import Stillness, threads
 from ftrun.worker.runtime import crash_points, torch_private
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
 _TRIES = 5  # each takes less than a millisecond
 _LINGER = 5.0  # seconds that a member which leaves waits for those that are still connecting
-
-
-class Stillness:
-    """Some threads of this process that wait for one another and for connections which were shut down.
-
-    Each of them asleep, and none run in between two looks: whatever they wait for will not come.
-    """
-
-    def __init__(self, threads: set[str]) -> None:
-        self._threads = threads
-        self._last: list[str] | None = None
-
-    def add(self, thread: int) -> None:
-        """One more of them, by its number in this system."""
-        self._threads.add(str(thread))
-
-    def seen(self) -> bool:
-        """Are they asleep, and were they since the look before?"""
-        now = []
-        for thread in sorted(self._threads):
-            try:
-                now.append(_asleep(thread))
-            except OSError:
-                self._threads.discard(thread)  # it ended
-        before, self._last = self._last, now
-        return bool(now) and "" not in now and now == before
-
-
-def _threads() -> set[str]:
-    return set(os.listdir("/proc/self/task"))
-
-
-def _asleep(thread: str) -> str:
-    """How often it was switched out so far; empty when it runs or waits for a disk. Errors: OSError when it is gone."""
-    lines = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
-    state = next(line for line in lines if line.startswith("State:"))
-    return " ".join(line for line in lines if "ctxt_switches" in line) if state.split()[1] == "S" else ""
 
 
 _Wait = tuple[Any, Callable[[Callable[[], Any]], None]] | None  # None ends the thread
@@ -79,7 +45,7 @@ class Inner:
         group: Any,
         devices: list[torch.device],
         sockets: list[socket.socket],
-        threads: set[str],
+        stillness: Stillness | None,
         keep: Any,
         communicator: Any = None,
     ) -> None:
@@ -91,15 +57,14 @@ class Inner:
         self._waits: queue.SimpleQueue[_Wait] | None = None
         self._idle: list[queue.SimpleQueue[_Aside]] = []  # of threads that wait for nothing now
         self._aborted = self._shut = False
-        self._stillness = Stillness(threads)
-        self._provable = bool(threads)  # else they say nothing: what a GPU does is not seen in threads
+        self._stillness = stillness  # None: its threads say nothing, what a GPU does is not seen in them
         self.generation = 0
         self.all_connected: Callable[[], bool] | None = None  # is every member through with connecting?
 
     @property
     def still(self) -> bool:
-        """Is it aborted, and all its threads asleep, so that no collective of it writes anything any more?"""
-        return self._shut and self._stillness.seen()
+        """Is it aborted, and do all its threads wait in vain, so that no collective of it writes anything any more?"""
+        return self._shut and self._stillness is not None and self._stillness.seen(_unread(self._sockets))
 
     def abort(self) -> None:
         """Wake threads blocked in this group: shut down its connections (Gloo), abort its communicators (NCCL)."""
@@ -125,7 +90,7 @@ class Inner:
         self._waits.put((work, then))
 
     def _wait(self, waits: queue.SimpleQueue[_Wait]) -> None:
-        if self._provable:
+        if self._stillness is not None:
             self._stillness.add(threading.get_native_id())
         while (wait := waits.get()) is not None:
             work, then = wait
@@ -176,6 +141,16 @@ class Inner:
             if waits is not None:
                 waits.put(None)
         self._keep = self.all_connected = None
+
+
+def _unread(sockets: list[socket.socket]) -> int:
+    """Bytes that have come in and wait."""
+    size, waiting = array.array("i", [0]), 0
+    for sock in sockets:
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(sock, termios.FIONREAD, size)
+            waiting += size[0]
+    return waiting
 
 
 def _inodes() -> dict[str, int]:
@@ -286,18 +261,18 @@ def make_group(
     in `store` before any of them connects. `far` gives the store that NCCL keeps, None: `store`.
     """
     group = ProcessGroup(store, rank, size)
-    others = _threads()
+    others = threads()
     gloo_devices, before, mine = _own_devices(loopback=swappable)
-    threads = _threads() - others
+    loops = threads() - others
     theirs: set[int] = set()
     if swappable:
         # every member says where it listens: what other threads of this process connect meanwhile is not ours
         store.set(f"ports/{rank}", json.dumps(sorted(mine)))
         said = store.multi_get([f"ports/{r}" for r in range(size) if r != rank])
         theirs = {port for ports in said for port in json.loads(ports)}
-    others = _threads()
+    others = threads()
     gloo = _gloo(PrefixStore("cpu/", store), rank, size, timeout, gloo_devices)
-    threads |= _threads() - others
+    stillness: Stillness | None = Stillness(threads() - others, loops)
     devices = [torch.device("cpu")]
     nccl = None
     torch_private.use_by_default(group, ProcessGroup.BackendType.GLOO)
@@ -309,10 +284,10 @@ def make_group(
                 nccl = torch_private.nccl(PrefixStore("cuda/", far() if far else store), rank, size, timeout, group)
             torch_private.use_by_default(group, ProcessGroup.BackendType.NCCL)
             torch_private.use_backend(group, torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)
-            threads = set()  # that its threads are asleep says nothing of what the GPU does
+            stillness = None  # that its threads are asleep says nothing of what the GPU does
         else:
             torch_private.use_backend(group, torch.device("cuda"), ProcessGroup.BackendType.GLOO, gloo)
     sockets: list[socket.socket] = []
     if swappable and size > 1:
         sockets = _connected(before, mine, theirs, "GLOO_SOCKET_IFNAME" not in os.environ)
-    return Inner(group, devices, sockets, threads, store, nccl)
+    return Inner(group, devices, sockets, stillness, store, nccl)

@@ -181,7 +181,7 @@ def test_a_spare_that_takes_a_rank_brings_what_it_wrote(tmp_path: Path) -> None:
     assert (folder / "2" / "stdout.log").read_bytes() == b"a\nlast words of the dead\nready\nhalf\nb\nc"
     assert (folder / "2" / "stderr.log").read_bytes() == b"hm\nha\n"
     assert not (folder / "spare-4").exists()
-    assert scene.out.data == b"[rank 2] a\n[rank 2] half\n[rank 2] b\n[rank 2] last words of the dead\n[rank 2] c\n"
+    assert scene.out.data == b"[rank 2] a\n[rank 2] last words of the dead\n[rank 2] half\n[rank 2] b\n[rank 2] c\n"
     assert scene.err.data == b"[rank 2] ha\n", "what a spare prints is in its file only"
 
 
@@ -234,6 +234,19 @@ def test_a_replacement_begins_a_new_line(tmp_path: Path) -> None:
         scene.write(log, b"torn")
         scene.end(log)
     assert (tmp_path / "attempt_0" / "0" / "stdout.log").read_bytes() == b"torn\ntorn"
+
+
+def test_the_last_words_of_a_dead_rank_come_before_those_of_its_replacement(tmp_path: Path) -> None:
+    """Also where its pipe is still open: a half drawn bar would come out after the line of the rank that goes on."""
+    scene = Scene(tmp_path)
+    old, spare = scene.worker(0, 0), scene.worker(4, None)
+    scene.write(old, err=b"epoch 0: 10%\repoch 0: 20%")
+    spare.take_rank(0, 0)
+    scene.write(spare, err=b"epoch 0: 20%\n")
+    scene.end(old)
+    scene.write(spare, err=b"epoch 0: 100%\n")
+    scene.end(spare)
+    assert scene.err.lines == [f"[rank 0] epoch 0: {done}%" for done in (20, 20, 100)]
 
 
 def test_a_child_that_never_stops_writing_does_not_hold_us(tmp_path: Path) -> None:

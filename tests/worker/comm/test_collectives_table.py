@@ -129,7 +129,7 @@ class _Newer(_Legacy):
 @pytest.mark.parametrize(("kind", "wanted"), [(_Newer, ["abort"]), (_Legacy, ["shutdown"])])
 def test_a_communicator_is_aborted_by_what_it_offers_and_once(kind: type[_Legacy], wanted: list[str]) -> None:
     communicator = kind()
-    inner = Inner(None, [torch.device("cpu"), torch.device("cuda")], [], set(), None, communicator)
+    inner = Inner(None, [torch.device("cpu"), torch.device("cuda")], [], None, None, communicator)
     inner.abort()
     inner.abort()
     assert communicator.calls == wanted
