@@ -34,7 +34,7 @@ STEP = 0.05  # seconds
 THEIR_TIMEOUT = 20.0  # seconds of a collective under the others; torch's default is 1800
 THEIR_BEATS = 5  # seconds without a heartbeat that NVRx is told to take for a hang
 OTHERS_SAY = re.compile(r"failed \(exitcode|closing signal|hung|heartbeat|terminat", re.IGNORECASE)
-WE_SAY = re.compile(r"ftrun: rank \d+ ")
+WE_SAY = re.compile(r"ftrun: .*\brank \d+")
 
 
 @dataclass(frozen=True)
