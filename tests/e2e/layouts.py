@@ -39,6 +39,7 @@ OPTIONS = {
     "--compile": "torch.compile",
     "--fused": "fused",
     "--optim sgdm": "SGD",
+    "--optim packed": "optimizer state in bytes",
     "--decay": "weights written after the update",
     "--replicas": "DP by hand",
     "--given": "",
