@@ -28,11 +28,12 @@ class Pattern:
     source: str
     kill: tuple[str, int, int]  # phase, step, rank
     often: bool = False
+    then: str = ""  # another fault
 
     @property
     def faults(self) -> list[str]:
         phase, step, rank = self.kill
-        return [kill(rank, phase, step)] if phase else []
+        return [one for one in (kill(rank, phase, step), self.then) if one] if phase else []
 
 
 def _source(setup: str, body: str, after: str, loop: str) -> str:
@@ -58,10 +59,11 @@ def add(
     loop: str = "for step in job.steps(STEPS):",
     batch: bool = True,
     between: str = "",
+    then: str = "",
 ) -> None:
     head = "x, y = data(step.index)\n" if batch else ""
     after = f"    {between}\n{after}" if between else after
-    PATTERNS[name] = Pattern(what, answer, _source(setup, head + body, after, loop), (at, step, rank), often)
+    PATTERNS[name] = Pattern(what, answer, _source(setup, head + body, after, loop), (at, step, rank), often, then)
 
 
 # ---- what is right, and must be called so ----
@@ -755,4 +757,46 @@ add(
     "error",
     "if step.index == 4 and rank == 1: raise ValueError('before the update')\n" + LEARN,
     at="",
+)
+add(
+    "optimizer-own",
+    "an optimizer that counts its updates in an attribute of its own",
+    "protected state only or no",
+    LEARN,
+    setup="""
+class Decaying(torch.optim.SGD):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs); self.t = 0
+    def step(self, closure=None):
+        self.t += 1
+        for group in self.param_groups: group["lr"] = 0.1 / self.t
+        return super().step(closure)
+ddp = DDP(net()); opt = Decaying(ddp.parameters(), lr=0.1)
+job = ftrun.protect(model=ddp, optimizer=opt)
+""",
+    often=True,
+)
+add(
+    "optimizer-own-kept",
+    "the same where the count is a group's",
+    "yes",
+    LEARN,
+    setup="""
+class Decaying(torch.optim.SGD):
+    def step(self, closure=None):
+        for group in self.param_groups: group["t"] = group.get("t", 0) + 1; group["lr"] = 0.1 / group["t"]
+        return super().step(closure)
+ddp = DDP(net()); opt = Decaying(ddp.parameters(), lr=0.1)
+job = ftrun.protect(model=ddp, optimizer=opt)
+""",
+)
+add(
+    "noted-by-the-dead",
+    "random numbers used after the update, and the replacement that knew of it killed in its first step",
+    "no",
+    LEARN + "\ntorch.rand(1)",
+    at="update",
+    step=3,
+    rank=1,
+    then=kill(1, "forward", 4),
 )

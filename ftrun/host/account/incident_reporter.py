@@ -89,6 +89,8 @@ class Narrator:
 
     def published(self, publish: Publish, spares: Mapping[int, int]) -> None:
         """A world was published; `spares` maps ranks to the spares that took them."""
+        if not publish.fresh:
+            self._look_exact()  # what a worker has noted that is replaced now, maybe in the middle of an incident
         self.holders = dict(enumerate(publish.workers))
         self._spares_used.update(spares)
         self._replaced = set() if publish.fresh else self._replaced | set(publish.replaced)

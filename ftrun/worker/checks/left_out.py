@@ -30,6 +30,8 @@ from ftrun.worker.state.protected_state import ProtectedState
 _SECOND_LOOK = 3  # bodies
 _ATOMS = (type(None), int, float, str, bytes, complex)
 _ABSENT = object()  # a name that was not there at the first look
+# of an optimizer: what torch keeps there, kept by other means or of no weight, and what its schedulers and scalers leave there
+_OF_OPTIMIZERS = {*vars(torch.optim.SGD([torch.zeros(1)])), "_opt_called", "_step_count", "step", "grad_scale", "found_inf"}
 
 
 class LeftOut(StepObserver):
@@ -109,6 +111,7 @@ class LeftOut(StepObserver):
                 own = type(part).get_extra_state is not torch.nn.Module.get_extra_state  # it says itself what it holds
                 if not own and not isinstance(part, DistributedDataParallel):
                     spaces.append((f"model {i}.{n}.", attributes(part)))
+        spaces += [(f"optimizer {i}.", _own(one)) for i, one in enumerate(self._state.optimizers)]
         seen: set[int] = set()
         for prefix, names in spaces:
             for name, value in names.items():
@@ -159,6 +162,14 @@ def _script_frames() -> Iterator[FrameType]:
 def _locals(frame: FrameType) -> dict[str, Any]:
     """A function's own variables; none of a module's code."""
     return {} if frame.f_locals is frame.f_globals else frame.f_locals
+
+
+def _own(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimizer keeps beside its groups and the state of each parameter; torch's own keep nothing there that counts."""
+    own = {name: value for name, value in vars(optimizer).items() if name not in _OF_OPTIMIZERS}
+    if type(optimizer).__module__.startswith("torch.optim"):
+        own = {}
+    return {**own, **{f"state[{key!r}]": value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}}
 
 
 def _settings() -> dict[str, Any]:

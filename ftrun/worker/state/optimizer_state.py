@@ -35,10 +35,11 @@ class OptimizerState:
         self._python = python
         self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # what lies in the arena: key -> tensor there
         self._inner: dict[tuple[_Owner, Any], dict[str, torch.Tensor]] = {}  # of those that are made of others: part -> tensor there
+        self._recipes: dict[tuple[_Owner, Any], Any] = {}  # of the same, what they hold beside their parts
 
     def attach(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> None:
         """Use what a dead rank left: the groups that its script added, and the state of each parameter."""
-        self._held, self._inner = {}, {}
+        self._held, self._inner, self._recipes = {}, {}, {}
         entries = [entry for entry in manifest.entries if entry.name.startswith("optim.")]
         for i, optimizer in enumerate(self.optimizers):
             self._follow_groups(optimizer, manifest.facts["groups"][i])
@@ -116,11 +117,15 @@ class OptimizerState:
         self._held.setdefault(owner, {})[key] = value
         if not composed.is_plain(local_of(value)):
             self._inner[owner, key] = _parts(value)
+            self._recipes[owner, key] = composed.recipe_of(local_of(value), _what(key))
 
     def _is_over_its_parts(self, owner: _Owner, key: Any, value: torch.Tensor) -> bool:
-        """Is a tensor that is made of others still made of those in the arena?"""
+        """Is a tensor that is made of others still made of those in the arena, in the same way?"""
         inner = self._inner.get((owner, key))
-        return inner is None or all(part is inner.get(name) for name, part in _parts(value).items())
+        if inner is None:
+            return True
+        same = composed.recipe_of(local_of(value), _what(key)) == self._recipes[owner, key]
+        return same and all(part is inner.get(name) for name, part in _parts(value).items())
 
     def _made_again(self, owner: _Owner, key: Any, value: Any, param: Any, manifest: Manifest) -> torch.Tensor:
         """One that the optimizer has replaced, or given other parts: copied to its place. Errors: UsageError."""
@@ -189,6 +194,7 @@ class OptimizerState:
         for owner, key in gone:
             del self._held[owner][key]
             self._inner.pop((owner, key), None)
+            self._recipes.pop((owner, key), None)
 
     def _states(self) -> Iterator[tuple[_Owner, torch.nn.Parameter, dict[Any, Any]]]:
         for i, optimizer in enumerate(self.optimizers):
@@ -238,4 +244,5 @@ def _bytes(tensors: list[torch.Tensor], arena: Arena) -> tuple[int, int]:
 def _content(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    return [writes_to(part) if (read := checksum(part)) is None else read for part in _parts(value).values()]
+    read = [writes_to(part) if (one := checksum(part)) is None else one for part in _parts(value).values()]
+    return read if composed.is_plain(local_of(value)) else [*read, composed.recipe_of(local_of(value), "optimizer state")]

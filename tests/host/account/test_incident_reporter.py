@@ -10,7 +10,7 @@ import pytest
 from ftrun.control.events import CloseGate, Died, Grouped, Protected, Publish, Raised, Say
 from ftrun.control.machine import RunPhase as State
 from ftrun.core.shared import gate
-from ftrun.core.shared.board import F, Flag, Phase
+from ftrun.core.shared.board import F, Flag, Inexact, Phase
 from ftrun.core.shared.steps import StepLog
 from ftrun.host.account.attempt import Attempt
 from ftrun.host.account.incident_reporter import Narrator
@@ -42,6 +42,17 @@ def test_a_rank_that_raised_is_told_as_it_was_then(tmp_path: Path) -> None:
     parts = incident["ms"]
     assert (parts["detect"], parts["stop"], parts["clean"], parts["reset"]) == (2.0, 3.0, 5.0, 5.0)
     assert incident["moves"] == []
+
+
+def test_what_a_replacement_notes_outlives_it(tmp_path: Path) -> None:
+    """It adopted something in a way that nobody can prove, and dies before the incident is over."""
+    context = launch_context(tmp_path, Recorder(), nproc=2)
+    narrator = Narrator(context)
+    narrator.published(Publish(1, 0, (0, 1), (), (), fresh=True), {})
+    narrator.published(Publish(2, 3, (0, 2), (1,), ()), {})
+    context.board.cell(2)[F.INEXACT] = Inexact.UPDATE_USED_RNG
+    narrator.published(Publish(3, 4, (0, 3), (1,), ()), {})
+    assert narrator.inexact == Inexact.UPDATE_USED_RNG
 
 
 @pytest.mark.parametrize(("goes_on_with", "again"), [(0, 10), (6, 4)])

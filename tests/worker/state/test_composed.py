@@ -42,6 +42,21 @@ class Copies(Packed):
         return Packed.__new__(cls, codes.clone(), scale.clone(), dtype)  # type: ignore[return-value]
 
 
+class Numbered(Packed):
+    """One whose scale is a number and no tensor: the recipe changes with each update, and no part does."""
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scale: Any, dtype: torch.dtype) -> Numbered:
+        return Packed.__new__(cls, codes, scale, dtype)  # type: ignore[return-value]
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
+        return ["codes"], (self.scale, self.dtype)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: dict[str, torch.Tensor], context: Any, size: Any, stride: Any) -> Numbered:
+        return cls(inner["codes"], *context)
+
+
 def packed(kind: type[Packed] = Packed) -> Packed:
     return kind(torch.arange(4, dtype=torch.int8), torch.tensor([0.5]), torch.float32)
 
@@ -104,6 +119,25 @@ def test_parts_that_an_optimizer_puts_in_their_place_are_copied_to_it() -> None:
     optimizer.state[param]["momentum"].codes = torch.zeros(5, dtype=torch.int8)
     with pytest.raises(UsageError, match="momentum changed its kind or shape"):
         state.absorb()
+
+
+def test_what_such_state_holds_beside_its_parts_is_kept_as_it_is_now() -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = PackedSGD([param], lr=0.1)
+    state = ProtectedState([torch.nn.ParameterList([param])], [optimizer], {})
+    arena = Arena.create(0, state.bytes_now())
+    state.move_in(arena)
+    optimizer.state[param]["momentum"] = Numbered(torch.ones(4, dtype=torch.int8), 0.5, torch.float32)
+    state.absorb()
+    assert not state.absorb(), "nothing has changed"
+    before = state.stand()
+    optimizer.state[param]["momentum"].scale = 0.25
+    assert state.stand() != before
+    assert state.absorb()
+    other = torch.nn.Parameter(torch.zeros(4))
+    successor = PackedSGD([other], lr=0.1)
+    ProtectedState([torch.nn.ParameterList([other])], [successor], {}).attach(arena, arena.read_manifest())
+    assert successor.state[other]["momentum"].scale == 0.25
 
 
 def test_a_plain_tensor_may_take_the_place_of_one_that_was_dropped() -> None:
