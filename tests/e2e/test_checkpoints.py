@@ -6,7 +6,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
+from ftrun.worker.api.checkpoints import PartsFolder
 from tests.e2e import harness
 from tests.e2e.harness import Outcome
 
@@ -55,8 +57,10 @@ def test_a_run_goes_on_from_its_checkpoint(folder: Path, layout: str) -> None:
     outcome = run(folder, layout, 10, f"forward:2:1 {saving}")
     assert len(harness.deaths(outcome)) == 1 + len(saving.split()), outcome.tail()
     if layout != "ddp":
-        kept = [f"step-{step}-rank-{rank}-of-4.pt" for step in (4, 8) for rank in range(4)]  # the newest may yet be cut off
-        assert sorted(file.name for file in last.iterdir()) == kept
+        kept = {(step, str(rank)) for step in ("4", "8") for rank in range(4)}  # the newest may yet be cut off
+        names = [file.name.split("-") for file in last.iterdir()]
+        assert len(names) == 8 and {(name[1], name[3]) for name in names} == kept
+        assert len({(name[1], name[6]) for name in names}) == 2, "ranks, replacements too, do not say the same of one moment"
     outcome = run(folder, layout, 14, "forward:9:3 forward:13:2")
     assert len(harness.deaths(outcome)) == 2, outcome.tail()
     assert "bit-identical to an uninterrupted run: yes" in outcome.output, outcome.tail()
@@ -68,13 +72,31 @@ def test_only_a_complete_checkpoint_is_read(folder: Path) -> None:
     last = folder / "out" / "last"
     run(folder, "fsdp", 5)
     digests(folder / "out")
-    (last / "step-8-rank-1-of-4.pt").write_bytes(b"of a run that was cut off")
+    (last / "step-8-rank-1-of-4-0.pt").write_bytes(b"of a run that was cut off")
     run(folder, "fsdp", 7)  # it went on from step 4
     run(folder, "fsdp", 8)
     assert digests(folder / "out") == expected
     for step in (4, 8):
-        (last / f"step-{step}-rank-2-of-4.pt").unlink()
+        next(last.glob(f"step-{step}-rank-2-of-4-*.pt")).unlink()
     outcome = run(folder, "fsdp", 8, code=2)
     assert "no complete checkpoint: of step 8 rank 2 wrote nothing" in outcome.output, outcome.tail()
     outcome = run(folder, "fsdp", 8, code=2, ranks=3)
     assert "was written by 4 ranks, each its part of the model" in outcome.output, outcome.tail()
+
+
+def test_parts_of_two_runs_are_never_taken_for_one(tmp_path: Path) -> None:
+    """Another run begins anew in the same folder, and two of its ranks die before they write."""
+    folders = [PartsFolder(tmp_path, rank, 4) for rank in range(4)]
+    for step in (10, 20):
+        for one in folders:
+            one.write(step, "a", {"run": 1, "step": step})
+    for one in folders[:2]:
+        one.write(10, "b", {"run": 2, "step": 10})
+    read = [one.read(torch.device("cpu")) for one in folders]
+    assert read == [{"run": 1, "step": 10}] * 4
+    for one in folders[2:]:
+        one.write(10, "b", {"run": 2, "step": 10})
+    assert [one.read(torch.device("cpu")) for one in folders] == [{"run": 2, "step": 10}] * 4
+    for one in folders[:3]:
+        one.write(10, "c", {"run": 2, "step": 10, "again": True})  # without a step of its own it is written over
+    assert [one.read(torch.device("cpu")) for one in folders] == [{"run": 2, "step": 10}] * 4

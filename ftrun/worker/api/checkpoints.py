@@ -1,14 +1,16 @@
 """Checkpoints of a job: one file where a rank has the whole model, else a folder in which each rank has a file of its own part.
 
-Read without running code (`weights_only`). A folder holds files of one or two steps: those of a step count once every rank has written
-its own, and until then the files of the step before are kept.
+Read without running code (`weights_only`). A folder holds files of one or two moments: those of a moment count once every rank has
+written its own, and until then the files of the moment before are kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,14 @@ from ftrun.core.text import ranks as named
 from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.state import shards
 
-_PART = re.compile(r"step-(\d+)-rank-(\d+)-of-(\d+)\.pt")
+_PART = re.compile(r"step-(\d+)-rank-(\d+)-of-(\d+)-([0-9a-f]+)\.pt")
 State = dict[str, Any]
+Moment = tuple[int, str]  # a step, and the mark of the call in which all ranks saved: another run may save at the same step
+
+
+def mark_of(*words: object) -> str:
+    """Short, and the same on every rank that says the same."""
+    return f"{zlib.crc32(repr(words).encode()):08x}"
 
 
 def write(path: Path, state: State) -> None:
@@ -47,59 +55,67 @@ class PartsFolder:
         self._rank = rank
         self._size = world_size
 
-    def write(self, step: int, state: State) -> None:
+    def write(self, step: int, mark: str, state: State) -> None:
         """Keep this rank's part, and remove its parts that nobody needs. Errors: OSError."""
         self._path.mkdir(parents=True, exist_ok=True)
-        written = self._steps()
-        last = max((known for known in written if known < step), default=None)
+        written = {moment: by for moment, by in self._moments().items() if moment[0] <= step and moment != (step, mark)}
+        last = next(reversed(written), None)
         if last is not None and self._rank in written[last] and (missing := self._missing(written[last])):
             # whoever saves again knows that all have come past the last time
             print(
-                f"ftrun: the checkpoint of step {last} in {self._path} is not complete, {named(missing)} wrote nothing: each rank has "
+                f"ftrun: the checkpoint of step {last[0]} in {self._path} is not complete, {named(missing)} wrote nothing: each rank has "
                 "only a part of this model, so call job.save on every rank (or they died while they wrote it)",
                 file=sys.stderr,
                 flush=True,
             )
-        write(self._file(step), state)
-        newest = max((known for known, by in written.items() if known < step and not self._missing(by)), default=step)
-        for known in written:
-            if known < newest or known > step:  # later ones are of a run before, or of steps that were taken back
-                self._file(known).unlink(missing_ok=True)
+        write(self._file((step, mark)), state)
+        order = list(written)
+        newest = next((i for i in reversed(range(len(order))) if not self._missing(written[order[i]])), 0)
+        kept = {self._file(moment).name for moment in [*order[newest:], (step, mark)]}
+        for name in self._names():  # later ones are of a run before, or of steps that were taken back
+            part = _PART.fullmatch(name)
+            if part is not None and (int(part[2]), int(part[3])) == (self._rank, self._size) and name not in kept:
+                (self._path / name).unlink(missing_ok=True)
 
     def read(self, device: torch.device) -> State:
-        """This rank's part of the newest step of which every part is there. Errors: UsageError."""
-        written = self._steps()
-        step = max((known for known, by in written.items() if not self._missing(by)), default=None)
-        if step is not None:
-            return read(self._file(step), device)
+        """This rank's part of the newest moment of which every part is there. Errors: UsageError."""
+        written = self._moments()
+        moment = next((known for known in reversed(written) if not self._missing(written[known])), None)
+        if moment is not None:
+            return read(self._file(moment), device)
         sizes = sorted({int(found[3]) for name in self._names() if (found := _PART.fullmatch(name))})
         if sizes and self._size not in sizes:
             raise UsageError(
                 f"{self._path} was written by {sizes[-1]} ranks, each its part of the model, and this run has {self._size}: go on with "
                 f"{sizes[-1]}, or write checkpoints by torch.distributed.checkpoint, in job.call(fn)"
             )
-        last = max(written, default=None)
+        last = next(reversed(written), None)
         if last is None:
             raise UsageError(f"{self._path} holds no checkpoint of a model of which each rank has a part")
         raise UsageError(
-            f"{self._path} holds no complete checkpoint: of step {last} {named(self._missing(written[last]))} wrote nothing; call "
+            f"{self._path} holds no complete checkpoint: of step {last[0]} {named(self._missing(written[last]))} wrote nothing; call "
             "job.save on every rank"
         )
 
-    def _file(self, step: int) -> Path:
-        return self._path / f"step-{step}-rank-{self._rank}-of-{self._size}.pt"
+    def _file(self, moment: Moment) -> Path:
+        return self._path / f"step-{moment[0]}-rank-{self._rank}-of-{self._size}-{moment[1]}.pt"
 
     def _names(self) -> list[str]:
         return [file.name for file in self._path.iterdir()]
 
-    def _steps(self) -> dict[int, set[int]]:
-        """Step -> ranks whose parts are there, of a world of this size."""
-        found: dict[int, set[int]] = {}
-        for name in self._names():
-            part = _PART.fullmatch(name)
+    def _moments(self) -> dict[Moment, set[int]]:
+        """Ranks whose parts are there, of a world of this size; by step, of the same step as they were written."""
+        found: dict[Moment, set[int]] = {}
+        begun: dict[Moment, int] = {}
+        for file in self._path.iterdir():
+            part = _PART.fullmatch(file.name)
             if part is not None and int(part[3]) == self._size:
-                found.setdefault(int(part[1]), set()).add(int(part[2]))
-        return found
+                moment = int(part[1]), part[4]
+                found.setdefault(moment, set()).add(int(part[2]))
+                with contextlib.suppress(FileNotFoundError):  # another rank has removed it
+                    at = file.stat().st_mtime_ns
+                    begun[moment] = min(at, begun.get(moment, at))
+        return {moment: found[moment] for moment in sorted(found, key=lambda m: (m[0], begun.get(m, 0), m[1]))}
 
     def _missing(self, written: set[int]) -> list[int]:
         return [rank for rank in range(self._size) if rank not in written]

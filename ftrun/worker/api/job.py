@@ -37,6 +37,7 @@ class Job:
         self._optimizers = optimizers
         self._stateful = stateful
         self._loaded = 0
+        self._saved = 0  # how often `save` wrote a part
         self._epoch: int | None = None  # of `epochs`
         self._logged = loop.kit.logged if loop else LoggedValues()
 
@@ -231,7 +232,16 @@ class Job:
         if folder is None:
             checkpoints.write(Path(path), state)
         else:
-            folder.write(step, state)
+            self._saved += 1
+            folder.write(step, self._mark(), state)
+
+    def _mark(self) -> str:
+        """Of this call of `save`, on every rank the same: a replacement does not know how often its predecessor has saved."""
+        kit = self._loop.kit if self._loop else None
+        if kit is not None and kit.context.world is not None:
+            return checkpoints.mark_of(kit.context.run_dir.name, kit.context.world.attempt, kit.position.number)
+        names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
+        return checkpoints.mark_of(*map(os.environ.get, names), self._saved)
 
     def load(self, path: str | os.PathLike[str]) -> int:
         """Read a checkpoint of `save` on every rank, before the loop; returns (and starts at) the step after it.
