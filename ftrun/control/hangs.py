@@ -1,8 +1,9 @@
 """Who holds up a world in which nothing moves: pure judgement over what the board says of each rank.
 
-Two questions, two clocks. When *every* rank waits, in a collective or at the gate, nobody computes and nothing can come
-of more patience: a few steps' time is enough. When a rank is busy while others wait for it, it may just be slow: it
-gets a multiple of the typical step, and more where work of another kind is known to go on. Time is counted from
+Two questions, two clocks. When *every* rank waits, and some for others that cannot come any more, or a collective failed,
+nothing can come of more patience: a few steps' time is enough. When a rank is busy while others wait for it, it may just be
+slow: it gets a multiple of the typical step, and more where work of another kind is known to go on. The same holds when all
+are in one collective, or wait for a message: the data may be many and the network slow. Time is counted from
 look to look and a late look counts as one in time, so what a paused launcher or machine missed is nobody's silence.
 """
 
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ftrun.control.waits import Rank, split
+from ftrun.control.waits import Rank, for_ever, split
 from ftrun.core.faults import Fault
 from ftrun.core.text import ranks as named
 
@@ -102,10 +103,17 @@ class Watch:
 
     @property
     def stuck_after(self) -> float:
-        """Seconds after which a world in which every rank waits is stuck."""
+        """Seconds after which a world in which every rank waits, and some for ever, is stuck."""
         typical, timeout = self.typical, self._limits.timeout
         least = STUCK_FIRST if typical is None else max(STUCK_LEAST, STUCK_STEPS * typical)
         return least if timeout is None else min(timeout, least)
+
+    @property
+    def silent_after(self) -> float:
+        """Seconds without the end of any collective after which a world whose data may be under way is stuck."""
+        if self._limits.timeout is not None:
+            return self._limits.timeout
+        return max(STUCK_FIRST, self._limits.floor) if self.typical is None else self.patience("")
 
     def patience(self, excuse: str) -> float:
         """Seconds that a busy rank may keep others waiting."""
@@ -118,13 +126,20 @@ class Watch:
             return limits.ceiling
         return min(limits.ceiling, max(limits.floor, HANG_STEPS * typical))
 
-    def _enough(self, excuse: str) -> float:
-        """Seconds that everybody may wait while one of them is in such a place."""
+    def _enough(self, last: int, here: Sequence[Rank]) -> float:
+        """Seconds that all of them may wait."""
+        sure = any(r.cut for r in here) or for_ever(here)
+        again = STUCK_AGAIN if self._linked == last + 1 else 1.0
+        limit = self.stuck_after if sure else self.silent_after
+        return again * max(self._enough_in(r.excuse, limit) for r in here)
+
+    def _enough_in(self, excuse: str, limit: float) -> float:
+        """The same where one of them is in such a place, and `limit` where it is in none."""
         if not excuse:
-            return self.stuck_after
+            return limit
         if excuse in ("call", "outside"):
             return self.patience(excuse)  # a checkpoint may be gathered in one collective that takes minutes
-        return min(self.patience(excuse), max(STUCK_FIRST, self.stuck_after))
+        return min(self.patience(excuse), max(STUCK_FIRST, limit))
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -208,8 +223,7 @@ class Watch:
 
     def _all_still(self, last: int, here: list[Rank]) -> Standstill | None:
         inside = [r for r in here if r.waiting]
-        again = STUCK_AGAIN if self._linked == last + 1 else 1.0
-        enough = again * max(self._enough(r.excuse) for r in here)
+        enough = self._enough(last, here)
         if not all(self._noticed(r, enough) for r in here):
             return None
         still = min(map(self._still, here))
@@ -232,8 +246,7 @@ class Watch:
     def _all_wait(self, last: int, here: list[Rank]) -> HangVerdict | None:
         inside = [r for r in here if r.waiting]
         still = min(self._still(r) for r in here)
-        again = STUCK_AGAIN if self._linked == last + 1 else 1.0
-        if not inside or still < again * max(self._enough(r.excuse) for r in here):
+        if not inside or still < self.stuck_after or still < self._enough(last, here):
             return None
         absent, present = split(here)
         if absent:

@@ -18,7 +18,8 @@ class Rank:
     `waiting`: inside a collective: number `number` of `group` (0 = the whole world) since its step was handed out; or, with a
     `peer` (a rank), in a send or receive. `members`: the ranks of that group, empty = not known. `counts`: of each group that is
     known, how many of its collectives the rank has entered; `all_counted` False: it may have groups beside these. `excuse`: first,
-    call, compiling, outside (of a body) or "".
+    call, compiling, outside (of a body) or "". `counted`: the generation in which that count began; ranks of several cannot be compared.
+    `cut`: a collective of its failed in this world.
     `looping` False: it has not begun, or has left the loop.
     """
 
@@ -38,6 +39,8 @@ class Rank:
     members: tuple[int, ...] = ()
     counts: tuple[tuple[int, int], ...] = ()
     all_counted: bool = True
+    counted: int = 0
+    cut: bool = False
 
     @property
     def in_collective(self) -> bool:
@@ -56,6 +59,8 @@ def split(here: Sequence[Rank]) -> tuple[list[Rank], list[Rank]]:
     One rank that left a collective out, or called one too many, is likelier than several that did the same. Nobody when it cannot
     be told who is wrong: two sides are as few, or a collective has other names or steps in the ranks that wait in it.
     """
+    if not _comparable(here):
+        return [], []
     sides = []
     for end in _ends(here):
         for present, absent in _collectives(here):
@@ -71,6 +76,22 @@ def split(here: Sequence[Rank]) -> tuple[list[Rank], list[Rank]]:
     if not found or any(side != found[0][0] for side, _ in found):
         return [], []
     return found[0]
+
+
+def for_ever(here: Sequence[Rank]) -> bool:
+    """Is it certain that some of them wait for ever, each for another to come to a collective or to the gate?
+
+    One whose collective has everybody in it, or who waits for a message, may get what it waits for: much data takes its time.
+    """
+    if not _comparable(here):
+        return False
+    reach = _reach({r.rank: set() if r.waiting and r.peer >= 0 else {w.rank for w in _awaited(r, here)} for r in here})
+    return any(rank in found for rank, found in reach.items())
+
+
+def _comparable(here: Sequence[Rank]) -> bool:
+    """Do they count their collectives from the same repair on?"""
+    return len({r.counted for r in here}) <= 1
 
 
 def _collectives(here: Sequence[Rank]) -> Iterator[tuple[list[Rank], list[Rank]]]:
@@ -97,10 +118,15 @@ def _awaited(rank: Rank, here: Sequence[Rank]) -> list[Rank]:
 
 def _ends(here: Sequence[Rank]) -> list[frozenset[int]]:
     """Sets of ranks each of which waits, by one or several steps, for all of its set and for nobody outside it."""
-    reach = {r.rank: {w.rank for w in _awaited(r, here)} for r in here}
-    before = None
+    reach = _reach({r.rank: {w.rank for w in _awaited(r, here)} for r in here})
+    ends = {frozenset(found | {rank}) for rank, found in reach.items() if all(rank in reach[o] for o in found)}
+    return sorted(ends, key=min)
+
+
+def _reach(awaited: dict[int, set[int]]) -> dict[int, set[int]]:
+    """Whom each rank waits for, by one or several steps."""
+    before, reach = None, awaited
     while reach != before:
         before = reach
         reach = {rank: found.union(*(before[other] for other in found)) for rank, found in before.items()}
-    ends = {frozenset(found | {rank}) for rank, found in reach.items() if all(rank in reach[o] for o in found)}
-    return sorted(ends, key=min)
+    return reach

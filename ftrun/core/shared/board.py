@@ -129,6 +129,9 @@ class F:
     # written by the worker: who waits for whom, see ftrun.control.waits
     PEER = 128  # rank + 1 that the send or receive in COLLECTIVE is with; 0 = it is a collective
     FIRST_COUNT = 129  # COUNTS words: of each group, `collective_word` of its collectives since the hand-out, + 1
+    COUNTED = 145  # generation in which that count began: only such of one generation can be compared
+    COLLECTIVE_ENDED = 146  # ns of the end of its newest collective that is over
+    CUT = 147  # generation + 1 in which a collective of its failed, as one over connections that were closed does; 0 = none
 
 
 class Phase(enum.IntEnum):

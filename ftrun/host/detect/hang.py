@@ -17,6 +17,7 @@ from ftrun.core.system import files
 from ftrun.host.detect import heartbeat
 
 _BODY = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE)
+_LIFE = (F.PROGRESS, F.COLLECTIVE, F.COLLECTIVE_ENDED, F.STEP, F.ATTEMPT)
 
 
 class HangWatch:
@@ -109,12 +110,14 @@ def describe(cell: Cell, word: gate.GateWord, members: Callable[[int], tuple[int
         number=number,
         name=collective_name(cell[F.COLLECTIVE_NAME]),
         excuse=_excuse(busy, phase),
-        mark=(cell[F.PROGRESS], cell[F.COLLECTIVE], since, arrival, int(phase), cell[F.STEP], cell[F.ATTEMPT]),
+        mark=(*(cell[word] for word in _LIFE), since, arrival, int(phase)),
         python=cell[F.PYTHON],
         peer=cell[F.PEER] - 1,
         members=members(group) if waiting else (),
         counts=tuple(_counts(cell)),
         all_counted=not cell[F.FIRST_COUNT + COUNTS - 1],
+        counted=cell[F.COUNTED],
+        cut=cell[F.CUT] == word.generation + 1,
     )
 
 

@@ -43,8 +43,9 @@ class OnBoard:
             self._words[F.FIRST_COUNT + slot] = collective_word(group, number + 1)
 
     def handed_out(self) -> None:
-        """Collectives are counted from the hand-out of a step, so that a replacement counts as the others do."""
+        """Collectives are counted from the hand-out of a step or a repair, so that a replacement counts as the others do."""
         self._entries.clear()
+        self._words[F.COUNTED] = self._words[F.GENERATION]
         self._words[F.COLLECTIVE] = self._words[F.PEER] = 0
         for group in self._slots:
             self._count(group, 0)
@@ -58,6 +59,15 @@ class OnBoard:
         """It counts as pending now, or is over already."""
         self._beginning = False
         self.left()
+
+    def ended(self) -> None:
+        """One that was pending is over: a sign of life, also when others go on. From any thread."""
+        self._words[F.COLLECTIVE_ENDED] = time.monotonic_ns()
+        self.left()
+
+    def failed(self, generation: int) -> None:
+        """One of that world failed, and nobody knows why yet: a connection may be closed. From any thread."""
+        self._words[F.CUT] = generation + 1
 
     def left(self) -> None:
         """One is over. From any thread: the main thread may be about to begin the next."""

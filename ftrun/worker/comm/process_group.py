@@ -267,7 +267,7 @@ class SwapGroup(ProcessGroup):
             self.pending.remove(work)
         except KeyError:
             return False
-        self.registry.shown.left()
+        self.registry.shown.ended()
         return True
 
     def failed(self, work: Pending) -> None:
@@ -279,6 +279,7 @@ class SwapGroup(ProcessGroup):
         if not seconds:
             self._give_up(work)
             return
+        self.registry.shown.failed(work.generation)
         timer = threading.Timer(seconds, self._give_up, (work,))
         timer.daemon = True
         timer.start()

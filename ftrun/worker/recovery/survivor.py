@@ -57,6 +57,7 @@ class Survivor:
         if world.rollback and kit.pending.went_back != world.generation:
             survivor_goes_back(kit)
         self._reset(world)
+        kit.registry.shown.handed_out()  # a replacement counts from here, and what a stopped job.call began is called again
         kit.observers.stage("restore", kit.position.number)
         context.restoring = False
         context.answer(F.RESTORED)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import Work
 
-from ftrun.core.shared.board import Board, F
+from ftrun.core.shared.board import Board, F, collective_word
 from ftrun.worker.comm.process_group import Registry, SwapGroup
 from ftrun.worker.runtime.run_link import Context
 
@@ -78,3 +78,36 @@ def test_the_word_is_cleared_by_the_last_group(groups: list[SwapGroup]) -> None:
     assert groups[0].context.cell[F.COLLECTIVE_SINCE]
     works[0].future.set_result([])
     assert not groups[0].context.cell[F.COLLECTIVE_SINCE]
+
+
+def test_each_that_ends_is_a_sign_of_life_though_others_go_on(groups: list[SwapGroup]) -> None:
+    works = [Begun(), Begun()]
+    for work in works:
+        groups[0].inner = inner(lambda _, work=work: work)
+        groups[0]._collective("allreduce", ([torch.ones(1)],), {})
+    cell = groups[0].context.cell
+    since = cell[F.COLLECTIVE_SINCE]
+    assert since and not cell[F.COLLECTIVE_ENDED]
+    works[0].future.set_result([])
+    assert cell[F.COLLECTIVE_ENDED] and cell[F.COLLECTIVE_SINCE] == since
+
+
+def test_one_that_failed_tells_that_a_connection_may_be_closed(groups: list[SwapGroup]) -> None:
+    registry, cell, work = groups[0].registry, groups[0].context.cell, Begun()
+    groups[0].inner = inner(lambda _: work)
+    groups[0]._collective("allreduce", ([torch.ones(1)],), {})
+    assert registry.looping and not cell[F.CUT]
+    work.future.set_exception(RuntimeError("Connection closed by peer"))
+    assert cell[F.CUT] == 1 and cell[F.COLLECTIVE_SINCE], "of generation 0, and it waits for the stop that explains it"
+    groups[0].release(1)
+
+
+def test_collectives_are_counted_from_the_newest_repair(groups: list[SwapGroup]) -> None:
+    cell, shown = groups[0].context.cell, groups[0].registry.shown
+    for _ in range(3):
+        shown.entered("allreduce", 0)
+    cell[F.GENERATION] = 2
+    shown.handed_out()
+    assert cell[F.COUNTED] == 2 and cell[F.FIRST_COUNT] == collective_word(0, 1), "one more than there were"
+    shown.entered("allreduce", 0)
+    assert cell[F.COLLECTIVE] == collective_word(0, 1)
