@@ -42,23 +42,25 @@ def _environment(folder: Path) -> dict[str, str]:
     return {"TRUTH_OUT": str(folder / "out"), "PYTHONPATH": str(harness.ROOT)}
 
 
-def _seen(outcome: harness.Outcome) -> Seen:
-    files = {r: outcome.folder / "out" / f"{r}.json" for r in range(RANKS)}
+def _seen(outcome: harness.Outcome, ranks: int) -> Seen:
+    files = {r: outcome.folder / "out" / f"{r}.json" for r in range(ranks)}
     return Seen(outcome.code, {r: json.loads(f.read_text()) for r, f in files.items() if f.exists()}, outcome.output)
 
 
-def under_torchrun(folder: Path, script: Path) -> Seen:
+def under_torchrun(folder: Path, script: Path, ranks: int = RANKS) -> Seen:
     """Stock torch may abort while it exits, when every rank has written what it holds: that is no failure of the script."""
-    command = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", str(RANKS), str(script)]
-    seen = _seen(harness.by_torch(folder, command, 0, _environment(folder)))
-    return Seen(0, seen.ranks, seen.output) if len(seen.ranks) == RANKS else seen
+    command = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(script)]
+    seen = _seen(harness.by_torch(folder, command, 0, _environment(folder)), ranks)
+    return Seen(0, seen.ranks, seen.output) if len(seen.ranks) == ranks else seen
 
 
-def under_ftrun(folder: Path, script: Path, faults: Sequence[str] = (), options: Sequence[str] = ()) -> Seen:
+def under_ftrun(
+    folder: Path, script: Path, faults: Sequence[str] = (), options: Sequence[str] = (), ranks: int = RANKS
+) -> Seen:
     line = harness.script_command(
-        folder, script, (), faults, ranks=RANKS, options=["--max-replacements", "10", *options]
+        folder, script, (), faults, ranks=ranks, options=["--max-replacements", "10", *options]
     )
-    return _seen(harness.finish(harness.start(folder, line, _environment(folder)), ranks=0, timeout=120))
+    return _seen(harness.finish(harness.start(folder, line, _environment(folder)), ranks=0, timeout=120), ranks)
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,7 @@ class F:
     EPOCH = 121  # epoch of job.epochs + 1; 0 = none
     LOOP_END = 122  # step index after the last one of its loop; 0 = not in a loop yet
     ENDS = 123  # loops, and calls between loops, that it passed: each ends at a gate that is no step's
+    MISSED = 124  # gate number + 1 of the step that it took a rank over at, without what the script did since the body before; 0 = none
     # written by the worker: who waits for whom, see ftrun.control.waits
     PEER = 128  # rank + 1 that the send or receive in COLLECTIVE is with; 0 = it is a collective
     FIRST_COUNT = 129  # COUNTS words: of each group, `collective_word` of its collectives since the hand-out, + 1
@@ -203,6 +204,8 @@ class Inexact(enum.IntFlag):
     OTHER_INPUTS = 256
     BUFFERS_UNKNOWN = 512
     OWN_STATE_LOST = 1024
+    STATE_UNKNOWN = 2048
+    DREW_BETWEEN = 4096
 
 
 class Cell:

@@ -20,7 +20,8 @@ from ftrun.faults.trigger import UNFELT
 from ftrun.host.account.incident import Victim
 
 _INEXACT = {
-    Inexact.UPDATE_USED_RNG: "the optimizer's update used random numbers",
+    Inexact.UPDATE_USED_RNG: "random numbers were drawn from optimizer.step() on, and a replaced rank may lack some",
+    Inexact.DREW_BETWEEN: "random numbers were drawn between two bodies, and a replaced rank may lack some",
     Inexact.WAS_CORRUPT: (
         "a rank's weights were corrupt, and steps since the last check of the replicas used them; see --check-replicas"
     ),
@@ -28,6 +29,7 @@ _INEXACT = {
     Inexact.REPLICAS_DIFFER: "ranks that should hold the same differ",
     Inexact.OTHER_INPUTS: "a step that was done again got other inputs than the first time",
     Inexact.BUFFERS_UNKNOWN: "buffers that the update wrote were taken from a rank that may have had others",
+    Inexact.STATE_UNKNOWN: "what the update changed in an object was taken from a rank that may have had another value",
     Inexact.OWN_STATE_LOST: "a rank's own random streams and place in the data were lost with the fd store, and taken from a peer",
     Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its device memory and taken from a peer",
 }

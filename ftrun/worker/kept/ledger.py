@@ -6,6 +6,7 @@ must outlive a body. An END slot also says what the update region changed, for a
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ class Ledger:
         self._at_end: tuple[int, Captured] | None = None  # tag and content of the END slot
         self._ever: set[str] = set()  # what some update region changed so far: Python state and buffers
         self._buffers_at_end: tuple[int, list[int]] = (0, [])
-        self._drew_between = False  # random numbers were drawn between two bodies
+        self._drew = 0  # stands for the update regions that drew random numbers so far; 0 = none did
+        self._between: int | None = None  # the first step that random numbers were drawn before, after the body before it
         self._carried = False  # gradients of a slot were put back and are in no other slot of ours
         self._buffers_at_gate: tuple[bytearray, list[int]] = (bytearray(), [])
 
@@ -107,20 +109,25 @@ class Ledger:
             "alone": self.region.alone,
             "sums": self._sums,
             "kept": self.region.kept,
-            "between": self._drew_between,
+            "between": self._between,
+            "drew_before": self._drew,
             "ever": sorted(self._ever),
             "loader": self.loader.capture() if self.loader is not None else self.loader_state,
         }
         if slot == END and self._at_gate is not None:
-            content.update(self._update_changed(self._at_gate, captured))
+            content.update(self._update_changed(tag, self._at_gate, captured))
+        content["drew_so_far"] = self._drew
         self.slots.write(slot, tag, serialization.plain(content))
 
-    def _update_changed(self, before: Captured, now: Captured) -> dict[str, Any]:
+    def _update_changed(self, tag: int, before: Captured, now: Captured) -> dict[str, Any]:
         """What the update region changed: a replacement that has its own GATE slot takes just this from ours."""
         changed = [name for name, value in now[1].items() if value != before[1].get(name)]
         buffers = self._state.buffers_written(self._buffers_at_gate)
         self._ever.update(changed, buffers)
-        return {"changed": changed, "drew": before[0] != now[0], "buffers": buffers}
+        drew = before[0] != now[0]
+        if drew:
+            self._drew = zlib.crc32(tag.to_bytes(8, "little"), self._drew) or 1
+        return {"changed": changed, "drew": drew, "buffers": buffers}
 
     # -- between two bodies ------------------------------------------------------------------------------------------
 
@@ -147,8 +154,21 @@ class Ledger:
             )
         # a loader draws as well when it fetches, and a replacement fetches again: that does not count
         drawn = now[0] if self.loader is None or self.loader.before is None else self.loader.before
-        if streams != drawn:
-            self._drew_between = True
+        self._look_for_draws(step, streams, drawn)
+
+    def loop_ends(self, end: int) -> None:
+        """The last body of a loop is over, and the loader not yet asked for more."""
+        if self._at_end is not None and self._at_end[0] == end:
+            self._look_for_draws(end, self._at_end[1][0], rng.capture())
+        self._at_end = None
+
+    def _look_for_draws(self, step: int, before: rng.State, now: rng.State) -> None:
+        if self._between is None and before != now:
+            self._between = step
+
+    def drew_first_before(self, step: int) -> bool:
+        """Did this rank draw random numbers between a body and `step`, as never before? Then no rank's slots told of it until now."""
+        return self._between == step
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -171,6 +191,8 @@ class Ledger:
         `in_call`: see `PythonState.apply`.
         """
         self._ever.update(saved["ever"])
+        self._drew = self._drew or saved["drew_so_far"]
+        self._between = saved["between"] if self._between is None else self._between
         self._state.python.apply(saved["py"], in_call)
         self.alive = saved["alive"]
         grads = saved["grads"]

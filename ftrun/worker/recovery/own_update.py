@@ -5,21 +5,18 @@ Weights and optimizer state are those from before the update, in its own arena. 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
-from ftrun.core.shared.world import World
-from ftrun.worker.kept.handover import fetch
+from ftrun.core.shared.board import Inexact
 from ftrun.worker.kept.ledger import read_state
 from ftrun.worker.kept.recovery_points import END, GATE, SEALED, Slots
 from ftrun.worker.memory.arena import OPEN, Arena
+from ftrun.worker.recovery.completed import Newest, ends_of
 from ftrun.worker.recovery.kit import Kit
-from ftrun.worker.recovery.sources import PEER, NoSource, donors, note_draws, take_changed
+from ftrun.worker.recovery.sources import PEER, NoSource, note_draws, take_changed
 from ftrun.worker.state import serialization
 
 _NOBODY = "no rank completed the update before step {}: all of them died in it"
-Newest = Callable[[World], World]  # the world that took one's place, if one did
 
 
 def is_at_hand(kit: Kit, own: Arena, resume: int) -> bool:
@@ -76,8 +73,10 @@ def apply_to(saved: dict[str, Any], kit: Kit, resume: int, newest: Newest) -> di
             "host snapshots (--snapshot-every)",
             requeue=True,
         )
-    take_changed(saved, after, slots, others, resume)
-    note_draws(kit.context, after)
+    unsure = take_changed(saved, after, slots, others, resume)
+    if any(not kit.state.python.is_alike(key) for key in unsure):
+        kit.context.note_inexact(Inexact.STATE_UNKNOWN)
+    note_draws(kit.context, saved, after)
     alone = next(end for one in (slots, *others) if (end := read_state(one, END))["alone"])  # `make` found one
     if alone["updates"]:
         if not alone["kept"]:
@@ -87,36 +86,13 @@ def apply_to(saved: dict[str, Any], kit: Kit, resume: int, newest: Newest) -> di
     return saved
 
 
-def _was_made(kit: Kit, rank: int, resume: int) -> bool:
-    """Did another replacement make that rank's update? Then it has no END slot of its own."""
-    segment = fetch(kit.context, rank, "arena")
-    return segment is not None and Arena(segment).seal == resume
-
-
 def _ends(kit: Kit, resume: int, newest: Newest) -> list[Slots]:
-    """The slots of all ranks that completed the update before the resume step. Waits for those that are in it.
-
-    Errors: NoSource, Superseded.
-    """
-    context, found, deadline = kit.context, dict[int, Slots](), time.monotonic() + PEER
-    world = context.world
+    """The slots of all ranks that completed the update before the resume step. Errors: NoSource, Superseded."""
+    world = kit.context.world
     assert world is not None
-    while True:
-        seen = context.board.worker_bell()
-        world = newest(world)
-        others = donors(context.board, world, context.rank)
-        for rank in others:
-            segment = fetch(context, rank, "slots") if rank not in found else None
-            if segment is not None:
-                found[rank] = Slots(segment)
-        done = [rank for rank in others if rank in found and found[rank].tag(END) == resume]
-        made = [rank for rank in others if rank in found and rank not in done and _was_made(kit, rank, resume)]
-        # only a living rank completes anything; what the dead ones left is as it is
-        if all(rank in done or rank in made or rank in world.replaced for rank in others):
-            break
-        if time.monotonic() > deadline:
-            raise NoSource(f"not every rank completed the update before step {resume} within {PEER:.0f} s", requeue=True)
-        context.board.wait_workers(seen, 0.002)
+    done, in_time = ends_of(kit.context, set(range(world.size)) - {kit.context.rank}, resume, newest)
+    if not in_time:
+        raise NoSource(f"not every rank completed the update before step {resume} within {PEER:.0f} s", requeue=True)
     if not done:
         raise NoSource(_NOBODY.format(resume), requeue=True)
-    return [found[rank] for rank in done]
+    return done

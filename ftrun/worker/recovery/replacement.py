@@ -30,6 +30,7 @@ from ftrun.worker.kept.snapshot_store import BadSnapshot
 from ftrun.worker.memory.arena import Arena, Manifest
 from ftrun.worker.parallel import pipelines
 from ftrun.worker.recovery import own_update, transfer
+from ftrun.worker.recovery.completed import ends_of
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.rollback import lay_over, reload
 from ftrun.worker.recovery.sources import (
@@ -144,6 +145,8 @@ class Restorer:
         kit = self.kit
         kit.pending.resume = self.resume
         kit.pending.restart = restart
+        if kit.ledger.slots.tag(START) != self.resume:
+            self.context.cell[F.MISSED] = self.resume + 1
         kit.ledger.loader_state = restart.get("loader")
         if kit.ledger.slots.tag(START) == self.resume:
             kit.position.attempt = 1
@@ -395,7 +398,7 @@ class Restorer:
             return self.kit.ledger.start_state(resume)
         if slots.tag(END) == resume:
             saved = read_state(slots, END)
-            note_draws(self.context, saved, update=False)
+            note_draws(self.context, saved, saved)
             return saved
         if slots.tag(END) < 0 and slots.tag(GATE) < 0 and replica is not None:
             return self._of_replica(replica)
@@ -408,8 +411,9 @@ class Restorer:
             # our predecessor copied the weights and died before its first hand-out
             replica = self._replica(lambda slots, arena: slots.tag(END) == resume)
         after = read_state(replica.slots, END)
-        take_changed(saved, after, replica.slots, self._other_slots(replica), resume)
-        note_draws(self.context, after)
+        if any(not self.state.python.is_alike(key) for key in take_changed(saved, after, replica.slots, self._others(replica), resume)):
+            self.context.note_inexact(Inexact.STATE_UNKNOWN)
+        note_draws(self.context, saved, after)
         if not self._lost:
             self._take_updated_buffers(replica, saved["ever"])
         saved["alive"] = after["alive"]
@@ -424,12 +428,10 @@ class Restorer:
                 return read_state(replica.slots, slot)
         raise NoSource(f"rank {replica.rank}'s slots hold nothing for step {self.resume}")
 
-    def _other_slots(self, replica: Replica) -> Iterator[Slots]:
-        """Those of replicas beside `replica`."""
-        for rank in sorted(self.state.holders.of_everything() - {self.context.rank, replica.rank}):
-            segment = fetch(self.context, rank, "slots")
-            if segment is not None:
-                yield Slots(segment)
+    def _others(self, replica: Replica) -> Iterator[Slots]:
+        """Those of replicas beside `replica` that complete the update before the resume step. Waits for them when it begins."""
+        replicas = self.state.holders.of_everything() - {self.context.rank, replica.rank}
+        yield from ends_of(self.context, replicas, self.resume, self._newest)[0]
 
     def _take_updated_buffers(self, replica: Replica, ever: Sequence[str] = ()) -> None:
         """Take what the update before the resume step wrote of the buffers; whether others have the same is looked at.

@@ -108,7 +108,7 @@ def _of_update(slots: Slots, resume: int) -> dict[str, Any] | None:
     return None
 
 
-def take_changed(saved: dict[str, Any], after: dict[str, Any], of: Slots, others: Iterable[Slots], resume: int) -> None:
+def take_changed(saved: dict[str, Any], after: dict[str, Any], of: Slots, others: Iterable[Slots], resume: int) -> list[str]:
     """Put into `saved`, a rank's GATE slot, what the update region changed of its Python state, where that is the same on every rank.
 
     What one of this rank's earlier update regions changed may have changed in this one as well.
@@ -117,8 +117,11 @@ def take_changed(saved: dict[str, Any], after: dict[str, Any], of: Slots, others
         saved: Its values are replaced.
         after: The END slot of another rank, which has the values.
         of: All slots of that rank.
-        others: Those of further ranks that should have the same.
+        others: Those of further ranks that should have the same, asked for only when something changed.
         resume: The step at whose start END slots are.
+
+    Returns:
+        What no further rank was there to compare, and no earlier update of this rank changed: it might have made another value of it.
 
     Raises:
         NoSource: Something is this rank's own, so that nobody has its value after the update.
@@ -126,7 +129,7 @@ def take_changed(saved: dict[str, Any], after: dict[str, Any], of: Slots, others
     mine = saved["py"]
     changed = [*after["changed"], *(key for key in saved["ever"] if key in mine and key not in after["changed"])]
     if not changed:
-        return
+        return []
     at_gate = read_state(of, GATE)["py"] if of.tag(GATE) == resume - 1 else {}
     ends = [read_state(slots, END)["py"] for slots in others if slots.tag(END) == resume]
     for key in changed:
@@ -137,9 +140,18 @@ def take_changed(saved: dict[str, Any], after: dict[str, Any], of: Slots, others
                 "complete: nobody has its value (change it before optimizer.step(), or use --snapshot-every)"
             )
         mine[key] = value
+    return [] if ends else [key for key in changed if key not in saved["ever"]]
 
 
-def note_draws(context: Context, after: dict[str, Any], update: bool = True) -> None:
-    """Random numbers that are missing from this rank's streams: of its `update`, and of code between two bodies, which is not run again."""
-    if after["between"] or (update and after["drew"]):
+def note_draws(context: Context, own: dict[str, Any], after: dict[str, Any]) -> None:
+    """Random numbers that may be missing from this rank's streams: of its update, and of code between two bodies, which is not run again.
+
+    Args:
+        own: This rank's GATE or END slot.
+        after: The END slot of the rank that tells what the update did; this rank's own when that has it.
+    """
+    if after is not own and (after["drew"] or own["drew_so_far"] not in (0, after["drew_before"])):
+        # the other rank did not draw, and tells nothing of this one where they did not draw in the same updates so far
         context.note_inexact(Inexact.UPDATE_USED_RNG)
+    if own["between"] is not None or after["between"] is not None:
+        context.note_inexact(Inexact.DREW_BETWEEN)

@@ -63,6 +63,7 @@ class Survivor:
         context.answer(F.RESTORED)
         kit.pending.redo = (world.generation, world.resume)
         self._await(world, F.SETTLED)  # the next step changes what others may still be copying from us
+        self.tell_draws(world.resume)
         return world.resume
 
     def _stop(self, wanted: int | None) -> World | None:
@@ -127,6 +128,14 @@ class Survivor:
             pass
 
     # -- the first step after it -------------------------------------------------------------------------------------
+
+    def tell_draws(self, number: int) -> None:
+        """A replacement that goes on with `number` did not run what this rank drew random numbers in, just before it."""
+        if not self._kit.ledger.drew_first_before(number):
+            return
+        board = self._context.board
+        if any(board.cell(cell)[F.MISSED] == number + 1 for cell in range(board.cells)):
+            self._context.note_inexact(Inexact.DREW_BETWEEN)
 
     def step_begins(self) -> None:
         """The launcher hears that this rank computes again."""

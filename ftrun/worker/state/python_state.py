@@ -62,6 +62,17 @@ class PythonState:
             state[name] = serialization.pack(_get_state(thing), f"{name}.state_dict()")
         return state
 
+    def is_alike(self, key: str) -> bool:
+        """Does an update change this piece of what `capture` gives in the same way on every replica, whatever the script is?"""
+        kind, _, number = key.partition(".")
+        if kind in ("optimizer", "ddp") and number:
+            return True
+        if kind == "module" and number:
+            return not self._with_extra[int(number)]
+        thing = self._stateful.get(key)  # a replacement's script may give it later, by job.state
+        by_metric = isinstance(thing, torch.optim.lr_scheduler.ReduceLROnPlateau)  # which may be one rank's
+        return isinstance(thing, torch.optim.lr_scheduler.LRScheduler | torch.amp.GradScaler) and not by_metric
+
     def hyperparameters(self) -> Iterator[bytes]:
         """Of each optimizer, packed: replicas use the same."""
         for i, optimizer in enumerate(self._optimizers):

@@ -55,6 +55,8 @@ class Loop:
             if context.stop_pending():
                 number = self._survivor.rejoin(rewind=False)
             if number >= end:
+                self.kit.ledger.loop_ends(end)
+                self._survivor.tell_draws(end)
                 if self.kit.ledger.loader is not None:
                     self.kit.ledger.loader.finish()
                 if self._end(end):
@@ -341,6 +343,7 @@ class Loop:
             kit.ledger.start(number)
             if crash_points.armed:
                 crash_points.point("slot-start", number, context.rank)
+        self._survivor.tell_draws(number)
         context.phase(Phase.IDLE)
         kit.logged.write()  # in a replacement, what its predecessor did not
         if where is Where.HANDED_OUT:

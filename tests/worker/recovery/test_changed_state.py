@@ -1,0 +1,57 @@
+"""Python state that an update changed is taken from another rank: only where further ranks show that it is everyone's, or it must be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import harness
+from tests.truth.harness import PRELUDE, Seen, under_ftrun, under_torchrun
+
+BODY = """
+import time
+ddp = DDP(net()); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)
+sched = torch.optim.lr_scheduler.StepLR(opt, 2)
+job = ftrun.protect(ddp, opt, sched)
+kept = job.state(total=0.0)
+for step in job.steps(STEPS):
+    with step:
+        x, y = data(step.index)
+        loss = loss_of(ddp(x), y); loss.backward(); opt.step(); opt.zero_grad()
+        {inside}
+end(model=ddp, opt=opt, sched=sched, total=kept.total)
+"""
+LOSS = "kept.total += loss.item()"
+
+
+def both(folder: Path, inside: str, step: int, ranks: int) -> tuple[Seen, Seen]:
+    """Under ftrun with rank 1 killed in an update, and under torchrun."""
+    script = folder / "script.py"
+    script.write_text(PRELUDE + BODY.format(inside=inside))
+    killed = under_ftrun(folder / "killed", script, [harness.kill(1, "update", step)], ranks=ranks)
+    return killed, under_torchrun(folder / "stock", script, ranks)
+
+
+def test_others_that_are_late_are_waited_for(tmp_path: Path) -> None:
+    late = f"{LOSS}\n        if step.index == 0 and rank in (0, 3): time.sleep(2)"
+    killed, _ = both(tmp_path, late, 0, 4)
+    assert killed.answer == "lost" and "nobody has its value" in killed.output, killed.output
+
+
+def test_with_nobody_to_compare_it_is_not_known(tmp_path: Path) -> None:
+    killed, stock = both(tmp_path, LOSS, 0, 2)
+    assert killed.code == 0 and killed.ranks != stock.ranks, killed.output
+    assert killed.answer == "no" and "may have had another value" in killed.output, killed.output
+
+
+@pytest.mark.parametrize(
+    ("inside", "step"),
+    [
+        pytest.param("sched.step()", 0, id="a scheduler"),
+        pytest.param("sched.step(); kept.total += 1", 5, id="an object that changed alike before", marks=pytest.mark.slow),
+    ],
+)
+def test_what_every_rank_changes_alike(tmp_path: Path, inside: str, step: int) -> None:
+    killed, stock = both(tmp_path, inside, step, 2)
+    assert killed.ranks == stock.ranks and killed.answer == "yes", killed.output
