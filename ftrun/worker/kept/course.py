@@ -44,4 +44,6 @@ class Course:
         """
         if began is None or not updates:
             return began is None and not updates
+        if min(updates) < 0:
+            return False  # nobody knows which optimizer that was
         return began == updates[0] and (updates in self._seen or sorted(updates) == list(range(optimizers)))

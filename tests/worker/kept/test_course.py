@@ -19,6 +19,7 @@ def test_what_a_rank_did_before_it_may_have_meant_again() -> None:
     assert not course([0]).foretells(0, [], 1)
     assert not course([0]).foretells(None, [0], 1)
     assert course([0]).foretells(None, [], 1)
+    assert not course([-1]).foretells(-1, [-1], 1)
 
 
 def test_in_its_first_update_only_all_of_its_optimizers() -> None:
