@@ -51,6 +51,7 @@ class Head:
     WAITING = 14  # launcher: 1 = no healthy device for every rank; whoever waits for a world waits on
     RUN = 15  # launcher: number of the newest text about the run, which is in slot RUN % 2; 0 = there is none
     VOID = 16  # worker that opens a gate: its number + 1, where ranks that should hold the same were seen to differ; 0 = nowhere yet
+    MADE = 17  # replacement: 1 = it made an update in place of a dead rank that no other rank can be compared with
     RUN_TEXT = 64  # two slots of RUN_WORDS words: length in bytes, then the text
     OPENINGS = 512  # whoever opened a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and when (ns)
 
@@ -206,6 +207,7 @@ class Inexact(enum.IntFlag):
     OWN_STATE_LOST = 1024
     STATE_UNKNOWN = 2048
     DREW_BETWEEN = 4096
+    UPDATE_DOUBTED = 8192
 
 
 class Cell:

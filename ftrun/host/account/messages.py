@@ -31,6 +31,10 @@ _INEXACT = {
     Inexact.BUFFERS_UNKNOWN: "buffers that the update wrote were taken from a rank that may have had others",
     Inexact.STATE_UNKNOWN: "what the update changed in an object was taken from a rank that may have had another value",
     Inexact.OWN_STATE_LOST: "a rank's own random streams and place in the data were lost with the fd store, and taken from a peer",
+    Inexact.UPDATE_DOUBTED: (
+        "a dead rank's update was made in its place, and later the script wrote weights or gradients after optimizer.step() in a way "
+        "that shows only by its effect: the dead rank may have done so, too"
+    ),
     Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its device memory and taken from a peer",
 }
 

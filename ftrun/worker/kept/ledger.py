@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ftrun.core.errors import UsageError
+from ftrun.worker.kept.course import Course
 from ftrun.worker.kept.recovery_points import END, GATE, LATE, SEALED, START, Slots
 from ftrun.worker.kept.update_region import UpdateRegion
 from ftrun.worker.state import rng, serialization
@@ -71,8 +72,9 @@ class Ledger:
         self._at_gate = (rng.capture(), self._state.python.capture())
         by_word = optimizer is not None and self._state.holders.rest_on_word
         self._sums = self._state.sums_of(grads) if by_word else None
+        seals = self.region.begins(optimizer, grads)
         self._write(GATE, step, grads if accumulating and any(self.alive) else None, self._at_gate)
-        if self.region.begins(optimizer, grads):
+        if seals:
             self.slots.write_large(SEALED, step, serialization.encode(grads, "gradients"))
         self._buffers_at_gate = self._state.buffer_values()
 
@@ -109,6 +111,9 @@ class Ledger:
             "alone": self.region.alone,
             "sums": self._sums,
             "kept": self.region.kept,
+            "began": self.region.began,
+            "course": self.region.course.saved(),
+            "void": self.region.void,
             "between": self._between,
             "drew_before": self._drew,
             "ever": sorted(self._ever),
@@ -193,6 +198,8 @@ class Ledger:
         self._ever.update(saved["ever"])
         self._drew = self._drew or saved["drew_so_far"]
         self._between = saved["between"] if self._between is None else self._between
+        self.region.course = Course(saved["course"])
+        self.region.void |= saved["void"]
         self._state.python.apply(saved["py"], in_call)
         self.alive = saved["alive"]
         grads = saved["grads"]

@@ -13,32 +13,41 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ftrun.worker.kept.course import Course
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.callers import inside_compiled
 from ftrun.worker.runtime.torch_private import step_hooks
 from ftrun.worker.runtime.trees import content
+from ftrun.worker.state import serialization, write_counts
 from ftrun.worker.state.protected_state import ProtectedState
 
 Grads = list[Any]
+Writes = list[tuple[int, int]]
 
 
 class UpdateRegion:
     """The region of the current body.
 
-    `updates`: numbers of the optimizers that stepped, in order; `plain`: nothing else happened; `kept`: the gradients of the gate are
-    all there at the end of the body, as they were (else none is).
+    `updates`: numbers of the optimizers that stepped, in order; `began`: the one that came to the gate, -1 for none of the protected,
+    None where the body ends there; `course`: the updates of all bodies before; `plain`: nothing else happened; `void`: more happened
+    once, and may happen again; `hidden`: it was a write that no count of writes told; `kept`: the gradients of the gate are all there
+    at the end of the body, as they were (else none is).
     """
 
     def __init__(self, state: ProtectedState) -> None:
         self.updates: list[int] = []
+        self.began: int | None = None
+        self.course = Course()
         self.plain = False
         self.kept = False
         self._state = state
         self._alone: tuple[bool, bool] | None = None  # is it, and what was known of replicas then
         self._sums: list[int | None] = []  # of the gradients at the gate
         self._groups = ""  # the optimizers' settings at the gate
+        self.hidden = False  # something was written once that no count of writes told
         self._after: tuple[Any, ...] | None = None  # what stands for the state when the last optimizer had stepped
-        self._void = crash_points.broken("sealed")  # a script that did more once may do it again
+        self._writes: tuple[Writes, Writes] = ([], [])  # to the state and to the gradients, then
+        self.void = crash_points.broken("sealed")
 
     @property
     def alone(self) -> bool:
@@ -51,12 +60,14 @@ class UpdateRegion:
     def begins(self, optimizer: Any, grads: Grads) -> bool:
         """A gate is about to be arrived at. Are its gradients to be sealed?"""
         self.updates, self._after, self.kept = [], None, False
+        self.began = None if optimizer is None else self._number_of(optimizer)
         if optimizer is None:  # the body ends here
             self.plain = self.alone
             return False
         # a kernel that itself leaves out an update that is not finite is told so by a scaler, which a replacement does not have
         scaled = getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None
-        self.plain = self.alone and dist.get_world_size() > 1 and not scaled and not self._void
+        self.plain = self.alone and dist.get_world_size() > 1 and not scaled and not self.void
+        self.plain = self.plain and all(grad is None or serialization.takes(grad) for grad in grads)
         if not self.plain:
             return False
         self._sums, self._groups = self._sums_of(grads), self._settings()
@@ -67,28 +78,29 @@ class UpdateRegion:
         if self.plain:
             if not bare or any(map(_has_hooks, self._state.optimizers)) or inside_compiled():
                 self._gives_up("an optimizer's step() has arguments, hooks or is compiled")
-            elif self.updates and (self._state.stand() != self._after or not self._is_as_at_gate()):
+            elif self.updates and not self._is_as_at_gate():
                 self._gives_up("gradients or protected tensors are written between two optimizers")
-        self.updates.append(next((i for i, one in enumerate(self._state.optimizers) if one is optimizer), -1))
+        self.updates.append(self._number_of(optimizer))
 
     def update_done(self) -> None:
         """And has."""
         if self.plain:
-            self._after = self._state.stand()
+            self._after, self._writes = self._state.stand(), self._writes_now()
 
     def ended(self) -> None:
         """The body was left; what its optimizers made is where they made it."""
+        self.course.add(self.updates)
         if not self.plain or self._after is None:
             return
         grads = self._state.grads()
         self.kept = any(grad is not None for grad in grads)
-        if self._after != self._state.stand():
+        if self._was_written():
             self._gives_up("protected tensors are written after optimizer.step() by something else (an average, a projection)")
-        elif self.kept and self._sums_of(grads) != self._sums:
+        elif self.kept and self._were_written(grads):
             self._gives_up("gradients are written after optimizer.step() (zero_grad(set_to_none=False), say)")
 
     def _gives_up(self, why: str) -> None:
-        self.plain, self._void = False, True
+        self.plain, self.void = False, True
         print(
             f"ftrun: {why}: should a rank die at a gate, its update cannot be made again, and only a host snapshot helps "
             "(--snapshot-every)",
@@ -97,7 +109,27 @@ class UpdateRegion:
         )
 
     def _is_as_at_gate(self) -> bool:
-        return self._sums_of(self._state.grads()) == self._sums and self._settings() == self._groups
+        return not self._was_written() and not self._were_written(self._state.grads()) and self._settings() == self._groups
+
+    def _was_written(self) -> bool:
+        """Was the state written since the last optimizer stepped, be it without effect?"""
+        return self._tell(self._after != self._state.stand(), self._writes[0] != self._writes_now()[0])
+
+    def _were_written(self, grads: Grads) -> bool:
+        """The same of the gradients."""
+        return self._tell(self._sums_of(grads) != self._sums, self._writes[1] != self._writes_now()[1])
+
+    def _tell(self, changed: bool, counted: bool) -> bool:
+        self.hidden |= changed and not counted
+        return changed or counted
+
+    def _writes_now(self) -> tuple[Writes, Writes]:
+        tensors = self._state.tensors
+        state = write_counts.of_tensors(tensors) + write_counts.of_state(self._state.optimizers)
+        return state, write_counts.of_tensors(tensor.grad for tensor in tensors)
+
+    def _number_of(self, optimizer: Any) -> int:
+        return next((i for i, one in enumerate(self._state.optimizers) if one is optimizer), -1)
 
     def _settings(self) -> str:
         groups = [group for optimizer in self._state.optimizers for group in optimizer.param_groups]

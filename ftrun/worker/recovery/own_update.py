@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftrun.core.shared.board import Inexact
+from ftrun.core.shared.board import Head, Inexact
+from ftrun.worker.kept.course import Course
 from ftrun.worker.kept.ledger import read_state
 from ftrun.worker.kept.recovery_points import END, GATE, SEALED, Slots
 from ftrun.worker.memory.arena import OPEN, Arena
@@ -48,16 +49,24 @@ def make(kit: Kit, resume: int, newest: Newest) -> None:
             "nobody can make its update: take host snapshots (--snapshot-every)",
             requeue=True,
         )
-    if ends[0]["updates"]:
+    saved, updates = read_state(slots, GATE), ends[0]["updates"]
+    course, sums = Course(saved["course"]), {end["course"][0] for end in ends}
+    if not course.foretells(saved["began"], updates, len(state.optimizers)) or not course.leads_to(updates, sums):
+        raise NoSource(
+            "it died at its gate, after which the other ranks' optimizers stepped otherwise than its own did before, so that nobody "
+            "knows which updates it lacks: take host snapshots (--snapshot-every)",
+            requeue=True,
+        )
+    if updates:
         if slots.tag(SEALED) != resume - 1:
             raise NoSource("its gradients were not sealed when it died at its gate: take host snapshots (--snapshot-every)", requeue=True)
-        saved = read_state(slots, GATE)
         state.python.apply(saved["py"])
         state.set_grads(saved["alive"], serialization.decode(slots.sound(SEALED)))
         state.arena.open()
-        for number in ends[0]["updates"]:
+        for number in updates:
             state.optimizers[number].step()
         state.absorb()
+        kit.context.board[Head.MADE] = 1
     state.arena.sealed(resume)
 
 
@@ -78,6 +87,9 @@ def apply_to(saved: dict[str, Any], kit: Kit, resume: int, newest: Newest) -> di
         kit.context.note_inexact(Inexact.STATE_UNKNOWN)
     note_draws(kit.context, saved, after)
     alone = next(end for one in (slots, *others) if (end := read_state(one, END))["alone"])  # `make` found one
+    course = Course(saved["course"])
+    course.add(alone["updates"])
+    saved["course"] = course.saved()
     if alone["updates"]:
         if not alone["kept"]:
             saved["alive"] = [False] * len(saved["alive"])

@@ -352,8 +352,8 @@ NAMES += [
     ),
     Private(
         "torch:Tensor", ("_indices", "_values"), "torch", ANSWER,
-        "record the sparse result of a collective before the first step as it was",
-        "a script that reduces sparse tensors before its first step ends in an AttributeError",
+        "record the sparse result of a collective before the first step as it was, and keep sparse gradients",
+        "a script that reduces sparse tensors before its first step, or whose ranks have no replica, ends in an AttributeError",
     ),
     Private(
         "torch:Tensor", ("_backward_hooks", "_post_accumulate_grad_hooks"), "torch", PROTECT,

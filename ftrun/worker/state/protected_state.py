@@ -335,7 +335,7 @@ class ProtectedState:
             elif values is not None and values[i] is not None:
                 value, grad = values[i], None if param.grad is None else local_of(param.grad)
                 assert value is not None
-                if grad is not None and grad.shape == value.shape:
+                if grad is not None and grad.shape == value.shape and grad.layout is value.layout:
                     grad.copy_(value)
                 else:
                     param.grad = shards.like(value, param)

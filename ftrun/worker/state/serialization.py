@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from ftrun.core.errors import UsageError
+from ftrun.worker.runtime.torch_private import parts_of_sparse
+from ftrun.worker.state import composed
 
 _HEAD = struct.Struct("<QQ")  # length of the JSON part (or _PLAIN), number of blobs (or bytes)
 _PLAIN = (1 << 64) - 1
@@ -49,6 +51,11 @@ def _is_plain(value: Any) -> bool:
     if kind is dict:
         return all(map(_is_plain, value.values())) and all(type(k) in (str, int) for k in value)
     return False
+
+
+def takes(tensor: torch.Tensor) -> bool:
+    """Does `encode` know how this kind of tensor holds its values?"""
+    return composed.is_plain(tensor) and tensor.layout in (torch.strided, torch.sparse_coo) and not tensor.is_quantized
 
 
 def pack(value: Any, name: str) -> bytes:
@@ -85,8 +92,11 @@ def _pack(value: Any, name: str, blobs: list[memoryview]) -> Any:
         return {"~": "d", "v": [[_key(k, name), _pack(v, f"{name}.{k}", blobs)] for k, v in value.items()]}
     if isinstance(value, tuple):
         return {"~": "t", "v": [_pack(v, name, blobs) for v in value]}
+    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
+        parts = [_pack(part.detach(), name, blobs) for part in parts_of_sparse(value)]
+        return {"~": "S", "v": parts, "s": list(value.shape), "c": value.is_coalesced()}
     if isinstance(value, torch.Tensor):
-        flat = value.detach().to("cpu").contiguous().view(-1).view(torch.uint8) if value.numel() else None
+        flat = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8) if value.numel() else None
         blobs.append(memoryview(flat.numpy()) if flat is not None else memoryview(b""))
         return {
             "~": "T",
@@ -146,6 +156,9 @@ def _unpack(tree: Any, blobs: list[memoryview]) -> Any:
         return tuple(_unpack(v, blobs) for v in tree["v"])
     if kind == "f":
         return float(tree["v"])
+    if kind == "S":
+        places, values = (_unpack(part, blobs) for part in tree["v"])
+        return torch.sparse_coo_tensor(places, values, tree["s"], is_coalesced=tree["c"], check_invariants=False)
     data = bytearray(blobs[tree["b"]])
     if kind == "B":
         return bytes(data)

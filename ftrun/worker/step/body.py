@@ -17,7 +17,7 @@ import torch
 from ftrun.core import symptoms
 from ftrun.core.errors import UsageError
 from ftrun.core.faults import Fault
-from ftrun.core.shared.board import Busy, F, Head, Phase
+from ftrun.core.shared.board import Busy, F, Head, Inexact, Phase
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.survivor import WORLD, Survivor
 from ftrun.worker.runtime import crash_points
@@ -237,6 +237,8 @@ class Body:
         kit.ledger.updated = self._updates
         self._grads = []
         kit.ledger.region.ended()
+        if kit.ledger.region.hidden and context.board[Head.MADE]:
+            context.note_inexact(Inexact.UPDATE_DOUBTED)
         kit.state.absorb()
         if kit.reducers.commit(number):
             kit.state.manifest.facts["reducers"] = kit.reducers.facts()

@@ -303,6 +303,7 @@ class Loop:
         context.busy(kind, False)
         if not opened:
             return False
+        kit.ledger.region.ended()
         kit.ledger.end(end + 1, accumulating=True)
         kit.state.arena.sealed(end + 1)
         context.board.ring_workers()  # a replacement may wait for this seal
