@@ -48,7 +48,7 @@ def test_with_nobody_to_compare_it_is_not_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inside", "step"),
     [
-        pytest.param("sched.step()", 0, id="a scheduler"),
+        pytest.param("sched.step()", 0, id="a scheduler", marks=pytest.mark.slow),
         pytest.param("sched.step(); kept.total += 1", 5, id="an object that changed alike before", marks=pytest.mark.slow),
     ],
 )

@@ -39,7 +39,7 @@ def both(folder: Path, fault: str, inside: str = "pass", after: str = "pass") ->
     ("rank", "at", "step", "inside", "after", "why"),
     [
         pytest.param(0, "update", 5, OWN, "pass", "from optimizer.step", id="its own, in the update"),
-        pytest.param(0, "update", 5, "pass", AFTER, "between two bodies", id="its own, after each body"),
+        pytest.param(0, "update", 5, "pass", AFTER, "between two bodies", id="its own, after each body", marks=pytest.mark.slow),
         pytest.param(2, "update", 5, "pass", LATE, "between two bodies", id="everyone's first, after the body"),
         pytest.param(2, "update", 11, "pass", LAST, "between two bodies", id="everyone's first, in the end", marks=pytest.mark.slow),
     ],
@@ -54,7 +54,7 @@ def test_lost(tmp_path: Path, rank: int, at: str, step: int, inside: str, after:
 @pytest.mark.parametrize(
     ("rank", "step", "inside", "after"),
     [
-        pytest.param(1, 5, OWN, "pass", id="another rank's"),
+        pytest.param(1, 5, OWN, "pass", id="another rank's", marks=pytest.mark.slow),
         pytest.param(2, 6, ALL, "pass", id="everyone's, not in this update", marks=pytest.mark.slow),
         pytest.param(2, 3, "pass", LATE, id="everyone's, not after this body", marks=pytest.mark.slow),
     ],

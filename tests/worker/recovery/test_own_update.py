@@ -99,7 +99,12 @@ def test_sparse_gradients_outlive_a_death_at_the_gate(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "pauses"),
-    [(HEAD, "pass:4:3"), (HEAD, "pass:0:3"), (SECOND, "pass:5:3"), (CLAMP, "pass:3:2")],
+    [
+        (HEAD, "pass:4:3"),
+        pytest.param(HEAD, "pass:0:3", marks=pytest.mark.slow),
+        pytest.param(SECOND, "pass:5:3", marks=pytest.mark.slow),
+        (CLAMP, "pass:3:2"),
+    ],
     ids=["one optimizer more", "one more, in the first step", "another rhythm", "a clamp that has not bitten"],
 )
 def test_an_update_that_the_other_ranks_do_not_tell_is_not_made(tmp_path: Path, source: str, pauses: str) -> None:
@@ -108,6 +113,7 @@ def test_an_update_that_the_other_ranks_do_not_tell_is_not_made(tmp_path: Path, 
     assert " takes over rank " not in seen.output and not seen.ranks, seen.output
 
 
+@pytest.mark.slow
 def test_a_write_that_shows_only_later_makes_an_earlier_repair_doubtful(tmp_path: Path) -> None:
     """Through `.data`, where torch counts no writes."""
     seen = killed(tmp_path, CLAMP.replace("weight.clamp_", "weight.data.clamp_"), "pass:3:2")
