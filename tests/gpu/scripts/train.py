@@ -47,7 +47,7 @@ ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)
 gpu.order(ddp)
 optimizer = QueuedSGD(ddp.parameters(), gpu)
 torch.manual_seed(100 + rank)
-job = ftrun.protect(model=ddp, optimizer=optimizer, ignore=["losses"])
+job = ftrun.protect(model=ddp, optimizer=optimizer, ignore=["losses", "optimizer 0._in_flight"])
 losses = []
 for step in job.steps(args.steps):
     with step:
