@@ -7,7 +7,6 @@ disk or a closed stdout is said once and then ignored.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
 import os
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ftrun.core import paths
-from ftrun.core.system import procfs
+from ftrun.core.system import descriptors, procfs
 from ftrun.core.text import coloured
 from ftrun.host.base.loop import EventLoop
 from ftrun.host.base.settings import Output
@@ -157,9 +156,7 @@ class _Pipe:
         """Bytes in the pipe, at most."""
         if self._is_pty:
             return _PTY_MOST
-        size = array.array("i", [0])
-        fcntl.ioctl(self.fd, termios.FIONREAD, size)
-        return size[0]
+        return descriptors.unread(self.fd)
 
     def close(self) -> None:
         self.closed = True

@@ -6,6 +6,7 @@ two looks is state. A replacement has other values there, so a run that was repa
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
 import os
@@ -30,8 +31,6 @@ from ftrun.worker.state.protected_state import ProtectedState
 _SECOND_LOOK = 3  # bodies
 _ATOMS = (type(None), int, float, str, bytes, complex)
 _ABSENT = object()  # a name that was not there at the first look
-# of an optimizer: what torch keeps there, kept by other means or of no weight, and what its schedulers and scalers leave there
-_OF_OPTIMIZERS = {*vars(torch.optim.SGD([torch.zeros(1)])), "_opt_called", "_step_count", "step", "grad_scale", "found_inf"}
 
 
 class LeftOut(StepObserver):
@@ -164,11 +163,17 @@ def _locals(frame: FrameType) -> dict[str, Any]:
     return {} if frame.f_locals is frame.f_globals else frame.f_locals
 
 
+@functools.cache
+def _of_every_optimizer() -> frozenset[str]:
+    """What torch keeps in each, kept by other means or of no weight, and what its schedulers and scalers leave there."""
+    left = ("_opt_called", "_step_count", "step", "grad_scale", "found_inf")
+    return frozenset({*vars(torch.optim.SGD([torch.zeros(1)])), *left})
+
+
 def _own(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What an optimizer keeps beside its groups and the state of each parameter; torch's own keep nothing there that counts."""
-    own = {name: value for name, value in vars(optimizer).items() if name not in _OF_OPTIMIZERS}
-    if type(optimizer).__module__.startswith("torch.optim"):
-        own = {}
+    is_torchs = type(optimizer).__module__.startswith("torch.optim")
+    own = {} if is_torchs else {name: value for name, value in vars(optimizer).items() if name not in _of_every_optimizer()}
     return {**own, **{f"state[{key!r}]": value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}}
 
 

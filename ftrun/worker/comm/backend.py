@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import json
 import os
 import queue
 import socket
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo
 
+from ftrun.core.system import descriptors
 from ftrun.worker.comm.stillness import Stillness, threads
 from ftrun.worker.runtime import crash_points, torch_private
 
@@ -145,11 +143,10 @@ class Inner:
 
 def _unread(sockets: list[socket.socket]) -> int:
     """Bytes that have come in and wait."""
-    size, waiting = array.array("i", [0]), 0
+    waiting = 0
     for sock in sockets:
         with contextlib.suppress(OSError):
-            fcntl.ioctl(sock, termios.FIONREAD, size)
-            waiting += size[0]
+            waiting += descriptors.unread(sock.fileno())
     return waiting
 
 

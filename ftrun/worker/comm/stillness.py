@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from ftrun.core.system import procfs
 
@@ -40,9 +39,10 @@ class Stillness:
         """
         now = {}
         for thread in sorted(self._threads - self._circling(unread)):
-            try:
-                now[thread] = _asleep(thread)
-            except OSError:
+            said = procfs.status("self", thread)
+            if said:
+                now[thread] = _asleep(said)
+            else:
                 self._threads.discard(thread)  # it ended
         before, self._last = self._last, now
         return bool(self._threads) and "" not in now.values() and now == before
@@ -60,11 +60,11 @@ def threads() -> set[str]:
     return set(procfs.tasks("self"))
 
 
-def _asleep(thread: str) -> str:
-    """How often it was switched out so far; empty when it runs or waits for a disk. Errors: OSError when it is gone."""
-    lines = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
-    state = next(line for line in lines if line.startswith("State:"))
-    return " ".join(line for line in lines if "ctxt_switches" in line) if state.split()[1] == "S" else ""
+def _asleep(said: dict[str, str]) -> str:
+    """How often a thread was switched out so far, by its status; empty when it runs or waits for a disk."""
+    if not said["State"].startswith("S"):
+        return ""
+    return f"{said['voluntary_ctxt_switches']} {said['nonvoluntary_ctxt_switches']}"
 
 
 def _ticks(thread: str) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftrun.core.shared.board import Head, Inexact
+from ftrun.core.shared.board import Head
 from ftrun.worker.kept.course import Course
 from ftrun.worker.kept.ledger import read_state
 from ftrun.worker.kept.recovery_points import END, GATE, SEALED, Slots
@@ -82,9 +82,7 @@ def apply_to(saved: dict[str, Any], kit: Kit, resume: int, newest: Newest) -> di
             "host snapshots (--snapshot-every)",
             requeue=True,
         )
-    unsure = take_changed(saved, after, slots, others, resume)
-    if any(not kit.state.python.is_alike(key) for key in unsure):
-        kit.context.note_inexact(Inexact.STATE_UNKNOWN)
+    take_changed(kit, saved, after, slots, others, resume)
     note_draws(kit.context, saved, after)
     alone = next(end for one in (slots, *others) if (end := read_state(one, END))["alone"])  # `make` found one
     course = Course(saved["course"])

@@ -411,8 +411,7 @@ class Restorer:
             # our predecessor copied the weights and died before its first hand-out
             replica = self._replica(lambda slots, arena: slots.tag(END) == resume)
         after = read_state(replica.slots, END)
-        if any(not self.state.python.is_alike(key) for key in take_changed(saved, after, replica.slots, self._others(replica), resume)):
-            self.context.note_inexact(Inexact.STATE_UNKNOWN)
+        take_changed(self.kit, saved, after, replica.slots, self._others(replica), resume)
         note_draws(self.context, saved, after)
         if not self._lost:
             self._take_updated_buffers(replica, saved["ever"])

@@ -15,6 +15,7 @@ from ftrun.worker.kept.handover import fetch
 from ftrun.worker.kept.ledger import read_state
 from ftrun.worker.kept.recovery_points import END, GATE, Slots
 from ftrun.worker.memory.arena import Arena
+from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.runtime.run_link import Context
 
 KEPT = 5.0  # seconds that a new fd store gets to be handed the survivors' memory
@@ -108,20 +109,19 @@ def _of_update(slots: Slots, resume: int) -> dict[str, Any] | None:
     return None
 
 
-def take_changed(saved: dict[str, Any], after: dict[str, Any], of: Slots, others: Iterable[Slots], resume: int) -> list[str]:
+def take_changed(kit: Kit, saved: dict[str, Any], after: dict[str, Any], of: Slots, others: Iterable[Slots], resume: int) -> None:
     """Put into `saved`, a rank's GATE slot, what the update region changed of its Python state, where that is the same on every rank.
 
-    What one of this rank's earlier update regions changed may have changed in this one as well.
+    What one of this rank's earlier update regions changed may have changed in this one as well. With no further rank to compare, this
+    one might have made another value of it, also where they were equal before (a meter that is reset in each body): that is noted.
 
     Args:
+        kit: This rank's.
         saved: Its values are replaced.
         after: The END slot of another rank, which has the values.
         of: All slots of that rank.
         others: Those of further ranks that should have the same, asked for only when something changed.
         resume: The step at whose start END slots are.
-
-    Returns:
-        What no further rank was there to compare, and no earlier update of this rank changed: it might have made another value of it.
 
     Raises:
         NoSource: Something is this rank's own, so that nobody has its value after the update.
@@ -129,7 +129,7 @@ def take_changed(saved: dict[str, Any], after: dict[str, Any], of: Slots, others
     mine = saved["py"]
     changed = [*after["changed"], *(key for key in saved["ever"] if key in mine and key not in after["changed"])]
     if not changed:
-        return []
+        return
     at_gate = read_state(of, GATE)["py"] if of.tag(GATE) == resume - 1 else {}
     ends = [read_state(slots, END)["py"] for slots in others if slots.tag(END) == resume]
     for key in changed:
@@ -140,7 +140,8 @@ def take_changed(saved: dict[str, Any], after: dict[str, Any], of: Slots, others
                 "complete: nobody has its value (change it before optimizer.step(), or use --snapshot-every)"
             )
         mine[key] = value
-    return [] if ends else [key for key in changed if key not in saved["ever"]]
+    if not ends and not all(map(kit.state.python.is_alike, changed)):
+        kit.context.note_inexact(Inexact.STATE_UNKNOWN)
 
 
 def note_draws(context: Context, own: dict[str, Any], after: dict[str, Any]) -> None:

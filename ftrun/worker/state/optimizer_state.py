@@ -34,12 +34,12 @@ class OptimizerState:
         self._params = params
         self._python = python
         self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # what lies in the arena: key -> tensor there
-        self._inner: dict[tuple[_Owner, Any], dict[str, torch.Tensor]] = {}  # of those that are made of others: part -> tensor there
-        self._recipes: dict[tuple[_Owner, Any], Any] = {}  # of the same, what they hold beside their parts
+        # of those that are made of others: part -> tensor there, and what they hold beside their parts
+        self._inner: dict[tuple[_Owner, Any], tuple[dict[str, torch.Tensor], Any]] = {}
 
     def attach(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> None:
         """Use what a dead rank left: the groups that its script added, and the state of each parameter."""
-        self._held, self._inner, self._recipes = {}, {}, {}
+        self._held, self._inner = {}, {}
         entries = [entry for entry in manifest.entries if entry.name.startswith("optim.")]
         for i, optimizer in enumerate(self.optimizers):
             self._follow_groups(optimizer, manifest.facts["groups"][i])
@@ -116,20 +116,19 @@ class OptimizerState:
     def _hold(self, owner: _Owner, key: Any, value: torch.Tensor) -> None:
         self._held.setdefault(owner, {})[key] = value
         if not composed.is_plain(local_of(value)):
-            self._inner[owner, key] = _parts(value)
-            self._recipes[owner, key] = composed.recipe_of(local_of(value), _what(key))
+            self._inner[owner, key] = _parts(value), composed.recipe_of(local_of(value), _what(key))
 
     def _is_over_its_parts(self, owner: _Owner, key: Any, value: torch.Tensor) -> bool:
         """Is a tensor that is made of others still made of those in the arena, in the same way?"""
-        inner = self._inner.get((owner, key))
-        if inner is None:
+        if (owner, key) not in self._inner:
             return True
-        same = composed.recipe_of(local_of(value), _what(key)) == self._recipes[owner, key]
+        inner, recipe = self._inner[owner, key]
+        same = composed.recipe_of(local_of(value), _what(key)) == recipe
         return same and all(part is inner.get(name) for name, part in _parts(value).items())
 
     def _made_again(self, owner: _Owner, key: Any, value: Any, param: Any, manifest: Manifest) -> torch.Tensor:
         """One that the optimizer has replaced, or given other parts: copied to its place. Errors: UsageError."""
-        inner, name = self._inner[owner, key], f"optim.{owner[0]}.{owner[1]}.{key}"
+        (inner, _), name = self._inner[owner, key], f"optim.{owner[0]}.{owner[1]}.{key}"
         new = _parts(value)
         if [(n, p.shape, p.dtype) for n, p in new.items()] != [(n, p.shape, p.dtype) for n, p in inner.items()]:
             raise UsageError(f"{_what(key)} changed its kind or shape while training; ftrun cannot keep it")
@@ -194,7 +193,6 @@ class OptimizerState:
         for owner, key in gone:
             del self._held[owner][key]
             self._inner.pop((owner, key), None)
-            self._recipes.pop((owner, key), None)
 
     def _states(self) -> Iterator[tuple[_Owner, torch.nn.Parameter, dict[Any, Any]]]:
         for i, optimizer in enumerate(self.optimizers):
