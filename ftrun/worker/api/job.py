@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ftrun.core.errors import UsageError
+from ftrun.core.shared import gate
 from ftrun.worker.api import checkpoints
 from ftrun.worker.api import progress as bars
 from ftrun.worker.parallel import pipelines
@@ -236,10 +237,13 @@ class Job:
             folder.write(step, self._mark(), state)
 
     def _mark(self) -> str:
-        """Of this call of `save`, on every rank the same: a replacement does not know how often its predecessor has saved."""
+        """Of this call of `save`, on every rank the same: a replacement does not know how often its predecessor has saved, nor how far.
+
+        The last open gate tells: the next one opens only when every rank, this one too, has come to it.
+        """
         kit = self._loop.kit if self._loop else None
         if kit is not None and kit.context.world is not None:
-            return checkpoints.mark_of(kit.context.run_dir.name, kit.context.world.attempt, kit.position.number)
+            return checkpoints.mark_of(kit.context.run_dir.name, kit.context.world.attempt, gate.unpack(kit.context.board.gate()).last)
         names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
         return checkpoints.mark_of(*map(os.environ.get, names), self._saved)
 

@@ -1,7 +1,8 @@
 """A model that writes a checkpoint every four steps and goes on from one that it finds.
 
 checkpointed.py BACKEND LAYOUT OUT STEPS KILLS. LAYOUT: fsdp, hsdp, ddp, or stages (a pipeline). KILLS: words "where:step:rank", where
-is forward, update or saving (after this rank has written its part). Each rank writes OUT/digest-R.
+is forward, update, saving (after this rank has written its part) or ending (before it writes one after the loop, if it has one alone).
+Each rank writes OUT/digest-R.
 """
 
 from __future__ import annotations
@@ -81,6 +82,9 @@ def main() -> None:
     blobs.append(repr(scheduler.state_dict()).encode())
     (out / f"digest-{rank}").write_text(hashlib.sha256(b"".join(blobs)).hexdigest())
     dist.barrier()
+    if layout != "ddp":
+        strike("ending", steps)
+        job.save(out / "end", steps)
     dist.destroy_process_group()
 
 
