@@ -774,6 +774,27 @@ class Decaying(torch.optim.SGD):
 ddp = DDP(net()); opt = Decaying(ddp.parameters(), lr=0.1)
 job = ftrun.protect(model=ddp, optimizer=opt)
 """,
+)
+add(
+    "optimizer-own-shard",
+    "the same of a sharded model, where no replica shows the difference",
+    "protected state only",
+    "loss_of(model(x), y).backward(); opt.step(); opt.zero_grad()",
+    setup="""
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+class Decaying(torch.optim.SGD):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs); self.t = 0
+    def step(self, closure=None):
+        self.t += 1
+        for group in self.param_groups: group["lr"] = 0.1 / self.t
+        return super().step(closure)
+model = net(); fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+opt = Decaying(model.parameters(), lr=0.1)
+job = ftrun.protect(model=model, optimizer=opt)
+""",
+    after="end(model=[p.detach().to_local() for p in model.parameters()])",
     often=True,
 )
 add(
