@@ -61,6 +61,14 @@ def packed(kind: type[Packed] = Packed) -> Packed:
     return kind(torch.arange(4, dtype=torch.int8), torch.tensor([0.5]), torch.float32)
 
 
+def adopted(arena: Arena, size: int) -> tuple[torch.Tensor, Any]:
+    """The parameter that another process finds in an arena, and its momentum."""
+    param = torch.nn.Parameter(torch.zeros(size))
+    optimizer = PackedSGD([param], lr=0.1)
+    ProtectedState([torch.nn.ParameterList([param])], [optimizer], {}).attach(arena, arena.read_manifest())
+    return param, optimizer.state[param]["momentum"]
+
+
 def test_state_that_is_made_of_others_outlives_its_process() -> None:
     param = torch.nn.Parameter(torch.ones(8))
     optimizer = PackedSGD([param], lr=0.1)
@@ -72,10 +80,7 @@ def test_state_that_is_made_of_others_outlives_its_process() -> None:
     state.absorb()
     optimizer.step()  # into the arena
     wanted = optimizer.state[param]["momentum"]
-    other = torch.nn.Parameter(torch.zeros(8))
-    successor = PackedSGD([other], lr=0.1)
-    ProtectedState([torch.nn.ParameterList([other])], [successor], {}).attach(arena, arena.read_manifest())
-    found = successor.state[other]["momentum"]
+    other, found = adopted(arena, 8)
     assert type(found) is Packed and found.dtype == torch.float32 and found.shape == (8,)
     assert torch.equal(found.codes, wanted.codes) and found.codes.max() == 127 and torch.equal(found.scale, wanted.scale)
     assert found.codes.data_ptr() != wanted.codes.data_ptr() or found.codes is not wanted.codes
@@ -112,10 +117,7 @@ def test_parts_that_an_optimizer_puts_in_their_place_are_copied_to_it() -> None:
     assert state.stand() != before
     state.absorb()
     assert optimizer.state[param]["momentum"].codes.data_ptr() == place
-    other = torch.nn.Parameter(torch.zeros(4))
-    successor = PackedSGD([other], lr=0.1)
-    ProtectedState([torch.nn.ParameterList([other])], [successor], {}).attach(arena, arena.read_manifest())
-    assert successor.state[other]["momentum"].codes.tolist() == [7] * 4
+    assert adopted(arena, 4)[1].codes.tolist() == [7] * 4
     optimizer.state[param]["momentum"].codes = torch.zeros(5, dtype=torch.int8)
     with pytest.raises(UsageError, match="momentum changed its kind or shape"):
         state.absorb()
@@ -134,10 +136,7 @@ def test_what_such_state_holds_beside_its_parts_is_kept_as_it_is_now() -> None:
     optimizer.state[param]["momentum"].scale = 0.25
     assert state.stand() != before
     assert state.absorb()
-    other = torch.nn.Parameter(torch.zeros(4))
-    successor = PackedSGD([other], lr=0.1)
-    ProtectedState([torch.nn.ParameterList([other])], [successor], {}).attach(arena, arena.read_manifest())
-    assert successor.state[other]["momentum"].scale == 0.25
+    assert adopted(arena, 4)[1].scale == 0.25
 
 
 def test_a_plain_tensor_may_take_the_place_of_one_that_was_dropped() -> None:
@@ -152,10 +151,7 @@ def test_a_plain_tensor_may_take_the_place_of_one_that_was_dropped() -> None:
     state.absorb()
     optimizer.state[param]["momentum"] = torch.arange(4.0)
     state.absorb()
-    other = torch.nn.Parameter(torch.zeros(4))
-    successor = PackedSGD([other], lr=0.1)
-    ProtectedState([torch.nn.ParameterList([other])], [successor], {}).attach(arena, arena.read_manifest())
-    assert successor.state[other]["momentum"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert adopted(arena, 4)[1].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_a_class_that_copies_its_parts_is_refused() -> None:
