@@ -22,7 +22,7 @@ from ftrun.worker.state import serialization, write_counts
 from ftrun.worker.state.protected_state import ProtectedState
 
 Grads = list[Any]
-Writes = list[tuple[int, int]]
+_Writes = list[tuple[int, int]]
 
 
 class UpdateRegion:
@@ -46,7 +46,7 @@ class UpdateRegion:
         self._groups = ""  # the optimizers' settings at the gate
         self.hidden = False  # something was written once that no count of writes told
         self._after: tuple[Any, ...] | None = None  # what stands for the state when the last optimizer had stepped
-        self._writes: tuple[Writes, Writes] = ([], [])  # to the state and to the gradients, then
+        self._writes: tuple[_Writes, _Writes] = ([], [])  # to the state and to the gradients, then
         self.void = crash_points.broken("sealed")
 
     @property
@@ -85,7 +85,7 @@ class UpdateRegion:
     def update_done(self) -> None:
         """And has."""
         if self.plain:
-            self._after, self._writes = self._state.stand(), self._writes_now()
+            self._after, self._writes = self._state.stand(), (self._to_state(), self._to_grads())
 
     def ended(self) -> None:
         """The body was left; what its optimizers made is where they made it."""
@@ -113,20 +113,21 @@ class UpdateRegion:
 
     def _was_written(self) -> bool:
         """Was the state written since the last optimizer stepped, be it without effect?"""
-        return self._tell(self._after != self._state.stand(), self._writes[0] != self._writes_now()[0])
+        return self._tell(self._after != self._state.stand(), self._writes[0] != self._to_state())
 
     def _were_written(self, grads: Grads) -> bool:
         """The same of the gradients."""
-        return self._tell(self._sums_of(grads) != self._sums, self._writes[1] != self._writes_now()[1])
+        return self._tell(self._sums_of(grads) != self._sums, self._writes[1] != self._to_grads())
 
     def _tell(self, changed: bool, counted: bool) -> bool:
         self.hidden |= changed and not counted
         return changed or counted
 
-    def _writes_now(self) -> tuple[Writes, Writes]:
-        tensors = self._state.tensors
-        state = write_counts.of_tensors(tensors) + write_counts.of_state(self._state.optimizers)
-        return state, write_counts.of_tensors(tensor.grad for tensor in tensors)
+    def _to_state(self) -> _Writes:
+        return write_counts.of_tensors(self._state.tensors) + write_counts.of_state(self._state.optimizers)
+
+    def _to_grads(self) -> _Writes:
+        return write_counts.of_tensors(tensor.grad for tensor in self._state.tensors)
 
     def _number_of(self, optimizer: Any) -> int:
         return next((i for i, one in enumerate(self._state.optimizers) if one is optimizer), -1)
