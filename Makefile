@@ -16,7 +16,7 @@ PYTEST = $(PY) -m pytest
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel wheel-test chaos matrix layouts calm bench images
-.PHONY: truth torch-tests completions docs screens follow gpu-test gpu-bench native-only clean
+.PHONY: truth torch-tests completions docs screens follow gpu native-only clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,11 +42,8 @@ $(STAMPS)/bytecode: $(wildcard ftrun/*.py ftrun/*/*.py ftrun/*/*/*.py ftrun/*/*/
 	@$(PY) -m compileall -qq -j 0 ftrun
 	@touch $@
 
-define BUILD_LIBRARY
-	$(CMAKE) -S native -B $(BUILD) -DCMAKE_BUILD_TYPE=Release >/dev/null
-	$(CMAKE) --build $(BUILD) --parallel
-	cp $(BUILD)/libftrun_native.so $(LIBRARY).tmp && mv $(LIBRARY).tmp $(LIBRARY)
-endef
+BUILD_LIBRARY = $(CMAKE) -S native -B $(BUILD) -DCMAKE_BUILD_TYPE=Release >/dev/null && $(CMAKE) --build $(BUILD) --parallel && \
+    cp $(BUILD)/libftrun_native.so $(LIBRARY).tmp && mv $(LIBRARY).tmp $(LIBRARY)
 
 # The library is replaced by a rename: a running ftrun keeps the one that it has mapped.
 $(LIBRARY): $(NATIVE) | $(STAMPS)/venv
@@ -194,20 +191,17 @@ screens: docs  ## pictures of README and site in a real browser (needs Chromium)
 follow: setup  ## follow the README in a fresh clone with an empty home, and compare what it says (a quarter of an hour)
 	$(PY) -m tests.docs.follow
 
-# An interpreter that has torch with CUDA is enough: GPU_PYTHON=python3 uses it as it is, and nothing is installed.
+# An interpreter that has torch with CUDA is enough: GPU_PYTHON=python3 uses it as it is, and nothing is installed or fetched.
 GPU_PYTHON ?= $(PY)
 GPU_NEEDS = $(if $(filter $(PY),$(GPU_PYTHON)),setup,native-only)
 
 native-only:
-	$(BUILD_LIBRARY)
+	@mkdir -p build
+	@{ $(BUILD_LIBRARY); } >build/native.log 2>&1 || { cat build/native.log >&2; exit 1; }
 
-# Ordered by risk, and cut in two so that each part fits ten minutes.
-gpu-test: $(GPU_NEEDS)  ## what only a GPU can answer (PART=1 or 2 for half of it; GPU_PYTHON=python3)
-	PYTHONPATH=. $(GPU_PYTHON) -m pytest -m gpu -s $(patsubst %,tests/gpu/test_real_%.py,$(or $(PART),1 2))
-
-gpu-bench: $(GPU_NEEDS)  ## figures on one GPU, also to build/bench/gpu.json (GPU_PYTHON=python3)
-	@mkdir -p build/bench
-	PYTHONPATH=. $(GPU_PYTHON) tests/bench/gpu.py --json build/bench/gpu.json
+gpu: $(GPU_NEEDS)  ## what this machine's GPU says, in eight minutes (GPU_PYTHON=python3 BUDGET=480 OUT=folder ONLY=name FROM=name)
+	@PYTHONPATH=. $(GPU_PYTHON) -m tests.gpu.pack --budget $(or $(BUDGET),480) $(if $(OUT),--out '$(OUT)') \
+	    $(if $(ONLY),--only '$(ONLY)') $(if $(FROM),--from '$(FROM)')
 
 clean:  ## remove everything built, but no .venv*
 	rm -rf build dist $(LIBRARY) $(LIBRARY).tmp .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

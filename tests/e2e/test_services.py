@@ -14,6 +14,7 @@ import pytest
 
 from ftrun.core.shared.board import Board, Cell, F, Head
 from ftrun.core.shared.world import World, read_world
+from ftrun.core.system import procfs
 from tests.conftest import leaked_memory, small_file_system
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
@@ -221,6 +222,24 @@ def test_what_is_left_of_a_dead_worker_steps_aside(stock: Reference, begin: Call
     finally:
         os.kill(fork_server, signal.SIGCONT)
     harness.same(stock(), live.finish())
+
+
+def test_a_stall_does_not_wait_until_the_dead_is_reaped(stock: Reference, begin: Callable[..., Live]) -> None:
+    """The kernel's word that it runs no more code is enough for memory of the host: taking a large process down takes seconds."""
+    live = begin(SLOW)
+    live.reach(2)
+    fork_server = live.pid("ftrun forksrv")
+    os.kill(fork_server, signal.SIGSTOP)  # it reaps nobody meanwhile
+    try:
+        dead = live.kill("ftrun rank 2")
+        live.said("recovered in")
+        fields = procfs.stat(dead)
+        assert fields is not None and fields[0] == "Z", "somebody reaped it"
+    finally:
+        os.kill(fork_server, signal.SIGCONT)
+    outcome = live.finish()
+    assert "state adopted in place, 0 B moved" in outcome.output
+    harness.same(stock(), outcome)
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.e2e import harness
-from tests.gpu import machine
 from tests.native import fake
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "train.py"
@@ -27,9 +26,10 @@ class Outcome:
     journal: list[dict[str, Any]]
     output: str
 
-    def restored(self) -> list[dict[str, Any]]:
-        """The journal's facts about replaced ranks' sources."""
-        return [line for line in self.journal if line.get("note") == "restored"]
+    def sources(self) -> list[str]:
+        """Where each replaced rank's state came from, by the incidents of the journal."""
+        incidents = [line for line in self.journal if line.get("note") == "incident"]
+        return [source["name"] for incident in incidents for source in incident["sources"].values()]
 
 
 def command(
@@ -106,44 +106,11 @@ def same(one: Outcome, other: Outcome) -> None:
     assert not different, f"{different}\n{other.output[-4000:]}"
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """A row for each test on a real GPU: the point, how it ended, its figures. Also in build/bench/gpu-test.md."""
-    rows = []
-    for outcome in ("passed", "failed", "error", "skipped", "xfailed"):
-        for report in terminalreporter.stats.get(outcome, []):
-            _, _, name = report.nodeid.partition("tests/gpu/test_real_")
-            if name and not (outcome == "skipped" and "needs an NVIDIA GPU" in str(report.longrepr)):
-                why = str(report.longrepr[2]) if outcome == "skipped" and isinstance(report.longrepr, tuple) else ""
-                figures = "; ".join(f"{key}: {value}" for key, value in report.user_properties)
-                rows.append((name.partition("::test_")[2], outcome, figures or why))
-    if not rows:
-        return
-    lines = [
-        "| point | result | figures |",
-        "|---|---|---|",
-        *(f"| {' | '.join(row)} |" for row in sorted(rows, key=_point)),
-    ]
-    facts = [f"{name}: {value}" for name, value in machine.facts().items()]
-    terminalreporter.write_line("")
-    for line in (*facts, *lines):
-        terminalreporter.write_line(line)
-    out = machine.ROOT / "build" / "bench"
-    out.mkdir(parents=True, exist_ok=True)
-    parts = sorted(
-        {report.nodeid.partition("test_real_")[2][:1] for report in terminalreporter.stats.get("passed", [])}
-    )
-    (out / f"gpu-test-{''.join(parts) or 'none'}.md").write_text("\n".join([*facts, "", *lines]) + "\n")
-
-
-def _point(row: tuple[str, str, str]) -> tuple[int, str]:
-    return int(row[0].partition("_")[0]), row[0]
-
-
 def _only_without_cuda() -> None:
     import torch
 
     if torch.version.cuda is not None:
-        pytest.skip("this torch has CUDA and would use the fake driver itself; `make gpu-test` runs what needs a GPU")
+        pytest.skip("this torch has CUDA and would use the fake driver itself; `make gpu` asks a real one")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -12,10 +13,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[2]))
+_KEPT: list[object] = []
 
 
 def start(what: str, size: int) -> tuple[subprocess.Popen[bytes], int]:
-    """A process that made `size` bytes, filled them with 7s and is now busy as `what` says; the memory's descriptor."""
+    """A process that made `size` bytes, filled them with 7s and is now busy as `what` says; the memory's descriptor.
+
+    `pinned`: those bytes are pinned host memory, and the descriptor is of a little on the device.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen(
         [sys.executable, str(HERE), what, str(theirs.fileno()), str(size)], pass_fds=[theirs.fileno()]
@@ -35,22 +40,60 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait(60)
 
 
-def main(argv: Sequence[str]) -> None:
-    import torch
-
+def fill(base: int, size: int) -> None:
+    """7s, copied from the host: needs no torch."""
     from ftrun.native import cuda
-    from ftrun.worker.memory import dlpack
+
+    piece = min(size, 64 << 20)
+    sevens = ctypes.create_string_buffer(b"\7" * piece, piece)
+    for at in range(0, size, piece):
+        cuda.copy_now(0, 0, base + at, ctypes.addressof(sevens), min(piece, size - at), 60)
+
+
+def _pin(size: int) -> object:
+    """Host memory that the driver pinned; to be kept."""
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def call(name: str, *arguments: object) -> None:
+        result = (getattr(driver, f"{name}_v2", None) or getattr(driver, name))(*arguments)
+        if result:
+            raise RuntimeError(f"{name}: CUDA error {result}")
+
+    context, address = ctypes.c_void_p(), ctypes.c_void_p()
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+    call("cuCtxPushCurrent", context)
+    call("cuMemAllocHost", ctypes.byref(address), ctypes.c_size_t(size))
+    ctypes.memset(address, 7, size)
+    return address
+
+
+def main(argv: Sequence[str]) -> None:
+    from ftrun.native import cuda
 
     what, fd, size = argv[0], int(argv[1]), int(argv[2])
     unit = cuda.device(0).granularity
-    torch.cuda.init()
-    base = cuda.reserve(0, size)
+    if what == "pinned":
+        _KEPT.append(_pin(size))
+        size = unit
     assert size % unit == 0
+    base = cuda.reserve(0, size)
     shared = cuda.create(0, base, size)
-    view = dlpack.tensor(base, size, 0)
-    view.fill_(7)
-    torch.cuda.synchronize()
+    fill(base, size)
     sock = socket.socket(fileno=fd)
+    if what in ("idle", "pinned"):
+        socket.send_fds(sock, [b"there"], [shared])
+    else:
+        _be_busy(what, base, size, sock, shared)
+    signal.pause()
+
+
+def _be_busy(what: str, base: int, size: int, sock: socket.socket, shared: int) -> None:
+    import torch
+
+    from ftrun.worker.memory import dlpack
+
+    torch.cuda.init()
+    view = dlpack.tensor(base, size, 0)
     if what == "kernel":
         # many seconds of kernels that read the memory: the process is killed in the middle of one
         a = torch.randn(8192, 8192, device="cuda")
@@ -75,7 +118,6 @@ def main(argv: Sequence[str]) -> None:
         except RuntimeError as error:
             print(f"the worker's context is broken: {str(error).splitlines()[0]}", file=sys.stderr)
             socket.send_fds(sock, [b"broken"], [shared])
-    signal.pause()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the tests on a real GPU share: whole runs, programs of their own, and a figure for the table at the end."""
+"""What checks of a real GPU share: whole runs, and programs of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,12 @@ from tests.e2e import harness
 from tests.gpu import conftest, machine
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-SETTINGS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONPATH": os.fspath(machine.ROOT)}
+SETTINGS = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), os.fspath(machine.ROOT)])),
+}
 # what the protocol needs of NCCL, for groups that are not made by ftrun
 NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0", "NCCL_NVLS_ENABLE": "0"}
-Note = Callable[[str, object], None]
 
 
 def start(
@@ -59,11 +60,11 @@ def program(line: list[str], timeout: float, env: dict[str, str] | None = None, 
         [sys.executable, *line],
         env={**os.environ, **SETTINGS, **(env or {})},
         pass_fds=fds,
-        capture_output=True,
+        stdout=subprocess.PIPE,  # stderr is ours, so that the stacks of one that hangs come to the check's log
         text=True,
         timeout=timeout,
     )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert done.returncode == 0, f"it ended with {done.returncode}\n{done.stdout[-4000:]}"
     return json.loads(done.stdout.splitlines()[-1])
 
 

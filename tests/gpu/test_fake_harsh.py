@@ -150,3 +150,27 @@ def test_what_bits_depend_on_is_told_when_it_is_not_set(folder: Path, control: C
     assert len(told) == 1, outcome.output
     assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in told[0] and "use_deterministic_algorithms(True)" in told[0]
     assert "cudnn.benchmark" not in told[0]
+
+
+# -- what was reported of real drivers -------------------------------------------------------------------------------------
+
+
+def test_the_others_do_not_wait_for_the_end_of_the_dead(clean: Outcome, folder: Path, control: Control) -> None:
+    """The driver's share of a process's end takes seconds. Only whoever maps the dead's device memory waits for it."""
+    control.set(teardown=1.5)
+    outcome = run(folder, control, faults=(kill(2, "backward", 3),))
+    same(clean, outcome)
+    assert outcome.sources() == ["adopt"]
+    (incident,) = [line for line in outcome.journal if line.get("note") == "incident"]
+    assert incident["ms"]["restore"] > 1000, "the memory was used while the driver had not let go of the dead"
+    others = [times for rank, times in incident["ranks"].items() if rank != "2"]
+    assert all(times["reset"] < incident["ms"]["restore"] for times in others), "a survivor waited for it as well"
+
+
+def test_memory_that_a_driver_refuses_until_the_dead_is_reaped_is_adopted(
+    clean: Outcome, folder: Path, control: Control
+) -> None:
+    control.set(teardown=0.3, **{"import": "reaped"})
+    outcome = run(folder, control, faults=(kill(2, "backward", 3),))
+    same(clean, outcome)
+    assert outcome.sources() == ["adopt"], outcome.output[-3000:]

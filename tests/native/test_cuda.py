@@ -51,7 +51,7 @@ def test_report(control: fake.Control) -> None:
 
 
 def test_checksum_on_the_device_equals_the_hosts(control: fake.Control) -> None:
-    """The kernels' source runs here on the host; that nvcc's PTX does the same needs a GPU (make gpu-test)."""
+    """The kernels' source runs here on the host; that nvcc's PTX does the same needs a GPU (make gpu)."""
     assert child(
         control,
         """

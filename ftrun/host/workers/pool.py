@@ -469,7 +469,8 @@ class WorkerPool:
     def _over(self, worker: Worker) -> bool:
         """Can nothing that this worker began change its memory any more?"""
         if worker.cell[F.DEVICE]:
-            return fence.ended(worker.pid)
+            # a driver may refuse memory of a process that nobody has reaped yet
+            return worker.ended and fence.ended(worker.pid)
         return worker.ended or fence.quiet(worker.pid)
 
     def _fenced(self, worker: Worker, how: int) -> None:

@@ -62,6 +62,7 @@ result = {
     "buffers": digest(list(model.buffers())),
     "rng": digest([torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if on_gpu else [])]),
     "loss": loss.item(),
+    "pinned": torch.cuda.host_memory_stats().get("allocated_bytes.current", 0) if on_gpu else 0,
 }
 (args.out / f"rank-{rank}.json").write_text(json.dumps(result))
 dist.destroy_process_group()

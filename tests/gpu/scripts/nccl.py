@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from datetime import timedelta
@@ -14,7 +15,7 @@ folder, backend = sys.argv[1], sys.argv[4]
 rank, size, rounds = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5])
 torch.cuda.set_device(rank)
 large = torch.ones(1 << 26, device="cuda")
-made, aborted = [], []
+made, aborted, threads, fds, memory = [], [], [], [], []
 for number in range(rounds):
     begin = time.perf_counter()
     store = dist.FileStore(f"{folder}/{number}", size)
@@ -31,4 +32,9 @@ for number in range(rounds):
     torch.cuda.synchronize()
     aborted.append(1e3 * (time.perf_counter() - begin))
     dist.destroy_process_group()
-print(json.dumps({"made_ms": [round(ms) for ms in made], "aborted_ms": [round(ms) for ms in aborted]}))
+    threads.append(len(os.listdir("/proc/self/task")))
+    fds.append(len(os.listdir("/proc/self/fd")))
+    free, total = torch.cuda.mem_get_info()
+    memory.append((total - free) >> 20)
+found = {"made_ms": [round(ms) for ms in made], "aborted_ms": [round(ms) for ms in aborted]}
+print(json.dumps({**found, "threads": threads, "fds": fds, "memory_mib": memory}))

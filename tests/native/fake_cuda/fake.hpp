@@ -38,6 +38,9 @@ using namespace ftrun::cuda;
 //   capability N     of every device: 90 (the default) is compute capability 9.0
 //   ptx RESULT       loading PTX gives this error
 //   import context   memory is imported by a thread with a current context only
+//   import reaped    memory of a process that died is imported only when that was reaped
+//   teardown SECONDS the driver's share of a killed process's end: as long as that it is there, with all it had open
+//   stuck CALL       this call never returns
 //   release 1        kernels that never end (fake_endless) end
 //   log PATH         each call that makes a context, or makes, maps or gives back memory, is a line there: pid, ns, call, device
 struct Control {
@@ -50,12 +53,16 @@ struct Control {
     int capability = 90;
     int ptx = kSuccess;
     bool import_context = false;
+    bool import_reaped = false;
+    double teardown = 0;
     bool release = false;
     std::string log;
     std::string refused;
+    std::string stuck;
 };
 Control control();
-bool refused(const char *call);
+void linger(double seconds);  // this process's end takes that long, from the death of its threads on
+bool refused(const char *call);  // never returns where the control file says that it is stuck
 const std::vector<int> &visible();        // the machine's numbers of the devices that this process sees
 void note(const char *call, int device);  // a line of the log
 

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 
 #include "fake.hpp"
 
@@ -54,6 +56,15 @@ bool take(int device, size_t size) {
     used[device] += size;
     peak[device] = std::max(peak[device], used[device]);
     return true;
+}
+
+// Did the process die, and did nobody take its exit code yet?
+bool dead_and_there(pid_t pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    std::string line;
+    if (!std::getline(file, line)) return false;
+    const char state = line[line.rfind(')') + 2];
+    return state == 'Z' || state == 'X';
 }
 
 // What the harshest driver does in a call that makes or gives back memory.
@@ -172,7 +183,7 @@ API Result cuMemCreate(Handle *handle, size_t size, const Properties *wanted, un
     if (size == 0 || size % kGranularity != 0) return kInvalidValue;
     const std::lock_guard<std::mutex> lock(mutex);
     if (size > control().largest) return kOutOfMemory;
-    const int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
+    const int fd = memfd_create(("fake-cuda-" + std::to_string(getpid())).c_str(), MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, static_cast<off_t>(size)) != 0) return kOutOfMemory;
     if (!take(wanted->location.id, size)) {
         close(fd);
@@ -211,6 +222,8 @@ API Result cuMemImportFromShareableHandle(Handle *handle, void *shareable, int) 
     std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
     if (readlink(path, target, sizeof(target) - 1) < 0 || std::strncmp(target, "/memfd:fake-cuda", 16) != 0)
         return kInvalidValue;
+    const pid_t maker = std::atoi(target + std::strlen("/memfd:fake-cuda-"));
+    if (control().import_reaped && dead_and_there(maker)) return kNotPermitted;
     struct stat facts{};
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (own < 0 || fstat(own, &facts) != 0) return kInvalidValue;
