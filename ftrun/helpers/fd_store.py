@@ -95,6 +95,9 @@ class FdStore:
             self._guarded = [int(pid) for pid in message["pids"]]
         elif message["op"] == "drop":
             self._drop()
+        elif message["op"] == "alive?":
+            with contextlib.suppress(OSError):  # the launcher died: heard next
+                wire.send(self._launcher, {"op": "alive"})
         return bool(message["op"] != "bye")
 
     def _accept(self, listener: socket.socket) -> None:

@@ -26,6 +26,7 @@ from ftrun.host.account.run_head import RunHead
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.base.settings import Settings
 from ftrun.host.detect.detectors import Detectors
+from ftrun.host.detect.helpers import HelperWatch
 from ftrun.host.devices.devices import DeviceWatch
 from ftrun.host.nodes.node_group import Peers, SoleNode
 from ftrun.host.output.logs import Logs
@@ -38,6 +39,7 @@ from ftrun.host.run.spares import Spares
 from ftrun.host.run.spec import Specs
 from ftrun.host.run.worlds import Worlds
 from ftrun.host.rundir.journal import Journal
+from ftrun.host.services.metrics_exporter import Monitoring
 from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
 
@@ -55,6 +57,7 @@ class Agent:
         journal: Journal,
         logs: Logs,
         nodes: Peers | SoleNode,
+        monitoring: Monitoring,
     ) -> None:
         settings = context.settings
         self._board = context.board
@@ -80,6 +83,8 @@ class Agent:
         self._forwarder = Forwarder(context, self._pool)
         self._devices = DeviceWatch(context, services, self._pool, lambda: self._state, nodes.global_rank)
         self._detectors = Detectors(context, self._pool)
+        self._helpers = HelperWatch(context, services, lambda pid: self.exited(pid, None))
+        self._monitoring = monitoring
         self._faults = FaultDesk(context, self._pool, self._devices.on_message)
         self._worlds = Worlds(context, services, self._pool, nodes, self)
         self._spares = Spares(context, self._settled, self._start_spare)
@@ -92,8 +97,8 @@ class Agent:
         self._loop.watch(bell, lambda: self._bell_rang(bell), urgent=True)
         listener = threading.Thread(target=self._listen, args=(bell,), name="ftrun-bell", daemon=True)
         listener.start()
-        self._services.fork_server.attach(self._loop)
-        self._services.fd_store.attach(self._loop)
+        self._services.attach(self._loop)
+        self._helpers.start()
         self._devices.start()
         self._nodes.start(self._worlds)
         self._loop.after(self._detectors.pause, self._detect)
@@ -269,26 +274,32 @@ class Agent:
         if self._worlds.met:
             self._queue.append(ev.ServiceReady(time.monotonic(), service))
 
-    def exited(self, pid: int, code: int) -> None:
-        """A process was reaped, by us or by the fork server."""
+    def exited(self, pid: int, code: int | None) -> None:
+        """A process was reaped, by us or by the fork server. `code` None: nobody knows with which code it will end."""
         if self._pool.exited(pid, code):
             return
-        service = self._services.which(pid)
-        if service is None:
+        helper = self._services.which(pid)
+        if helper is None:
             return
-        if service == "nvml":
+        helper.ended()
+        if helper is self._services.nvml:
             self._devices.ended(code)
             return
-        self._journal.note("service-exit", service=service, pid=pid, code=code)
-        if service == "fork server":
-            self._services.fork_server.ended()
-            self._pool.order_lost(self._services.fork_server.waiting_forks())
+        self._journal.note("service-exit", service=helper.name, pid=pid, code=code)
+        if helper is self._services.metrics:
+            self._metrics_ended()
+            return
+        if helper is self._services.fork_server:
+            self._pool.order_lost(helper.waiting_forks())
             self._worlds.fork_server_ended()
-        elif service == "fd store":
-            self._services.fd_store.ended()
-        else:
+        elif helper is self._services.store:
             self._worlds.store_ended()
-        self._queue.append(ev.ServiceDied(time.monotonic(), service))
+        self._queue.append(ev.ServiceDied(time.monotonic(), helper.name))
+
+    def _metrics_ended(self) -> None:
+        if self._end is None:
+            why_not = self._monitoring.start(self._services)
+            self._log(why_not or messages.said(ev.Say("service_died", detail="metrics")) or "", "warning")
 
     def reap(self) -> None:
         """Collect our own ended children: helpers, and workers whose fork server died."""

@@ -193,11 +193,11 @@ class _Run:
                 removed = old_logs.tidy(folder.parent)
                 if removed:
                     self._log(f"removed the logs of {count(removed, 'old run')} from {settings.log_dir}")
-            self._monitor(folder)
+            self._monitor()
             listener = RunListener(journal, logs)
             context = LaunchContext(self._settings, self._run_dir, folder, board, self._loop, listener)
             nodes = SoleNode(context) if self._meeting is None else Peers(context, self._meeting)
-            agent = self._agent = Agent(context, listener, self._services, journal, logs, nodes)
+            agent = self._agent = Agent(context, listener, self._services, journal, logs, nodes, self._monitoring)
             self._loop.watch(self._signals_r, self._signal, urgent=True)
             code = agent.run()
             logs.close(_READER_PATIENCE)
@@ -205,7 +205,7 @@ class _Run:
             self._keep_journal(journal, folder, code)
             return code
         finally:
-            self._monitoring.close()
+            self._monitoring.close(self._services)
             self._clean_up()
             if logs is not None:
                 logs.close(_READER_PATIENCE)
@@ -236,8 +236,8 @@ class _Run:
         if self._limited:
             self._log(messages.threads_limited())
 
-    def _monitor(self, folder: Path) -> None:
-        why_not = self._monitoring.start(self._run_dir, self._env, folder / SERVICES_LOG)
+    def _monitor(self) -> None:
+        why_not = self._monitoring.start(self._services)
         if why_not:
             self._log(why_not, "warning")
         elif self._monitoring.where:

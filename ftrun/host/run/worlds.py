@@ -71,7 +71,7 @@ class Worlds:
 
     def next_store(self) -> None:
         """The machine wants another store."""
-        if self._services.store_pid:
+        if self._services.store.pid:
             self._port = self._nodes.store_port
         self._services.retire_store()
         self.store, self._addr = None, ""
@@ -88,7 +88,7 @@ class Worlds:
             self._ask_store()
 
     def fork_server_ended(self) -> None:
-        if self.store is None and not self._services.store_pid:
+        if self.store is None and not self._services.store.pid:
             self._asked = False
 
     def on_store(self, message: dict[str, Any]) -> None:
@@ -98,14 +98,13 @@ class Worlds:
         if message["op"] == "store-failed":
             self._emit(ev.WorldEnded(time.monotonic(), 1, messages.cannot_listen(message)))
             return
-        self._services.store_pid = message["pid"]
+        self._services.store.pid = message["pid"]
         if message["op"] == "store":
             self._services.guard()
             self._nodes.store_up(message["host"], message["port"])
 
     def store_ended(self) -> None:
-        """Its process was reaped. Workers that have not connected yet look for the next one where it was."""
-        self._services.store_pid = 0
+        """Its process ended. Workers that have not connected yet look for the next one where it was."""
         if self.store is not None:
             self._port = self._nodes.same_port(self.store[1])
         self.store = None

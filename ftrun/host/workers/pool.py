@@ -293,16 +293,12 @@ class WorkerPool:
         self._loop.after(_CODE_LATEST, lambda: self._never_told(worker))
 
     def _never_told(self, worker: Worker) -> None:
-        """A fork server that is killed between reaping a worker and saying so takes the exit code with it."""
-        if worker.ended:
-            return
-        try:
-            signal.pidfd_send_signal(worker.pidfd, 0)
-            self._loop.after(
-                _CODE_LATEST, lambda: self._never_told(worker)
-            )  # it is there, so somebody is still to reap it
-        except ProcessLookupError:
-            self.exited(worker.pid, None)
+        """A fork server that is killed between reaping a worker and saying so takes the exit code with it.
+
+        One that can neither run nor be killed leaves it where everybody can read it.
+        """
+        if not worker.ended:
+            self.exited(worker.pid, fence.peek_exit(worker.pid))
 
     def _report_later(self, worker: Worker) -> None:
         """The fork server says with which code, soon; on a busy machine it may take its time, and so may the process to end."""
