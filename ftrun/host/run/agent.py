@@ -17,7 +17,9 @@ from typing import Any
 
 from ftrun.control import events as ev
 from ftrun.control.machine import Config, IllegalEvent, RunPhase, State, advance, initial
-from ftrun.core.shared.board import Head
+from ftrun.core import paths
+from ftrun.core.errors import EXIT_UNAVAILABLE
+from ftrun.core.shared.board import Board, Head
 from ftrun.core.system.procfs import reaped
 from ftrun.host.account import messages
 from ftrun.host.account.failure_report import Failures
@@ -39,6 +41,7 @@ from ftrun.host.run.spares import Spares
 from ftrun.host.run.spec import Specs
 from ftrun.host.run.worlds import Worlds
 from ftrun.host.rundir.journal import Journal
+from ftrun.host.rundir.reserve import Reserve, trouble
 from ftrun.host.services.metrics_exporter import Monitoring
 from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
@@ -60,6 +63,7 @@ class Agent:
         monitoring: Monitoring,
     ) -> None:
         settings = context.settings
+        self._run_dir = context.run_dir
         self._board = context.board
         self._loop = context.loop
         self._queue = listener.queue
@@ -86,7 +90,8 @@ class Agent:
         self._helpers = HelperWatch(context, services, lambda pid: self.exited(pid, None))
         self._monitoring = monitoring
         self._faults = FaultDesk(context, self._pool, self._devices.on_message)
-        self._worlds = Worlds(context, services, self._pool, nodes, self)
+        self._reserve = Reserve(context.run_dir, listener.log)
+        self._worlds = Worlds(context, services, self._pool, nodes, self, self._reserve)
         self._spares = Spares(context, self._settled, self._start_spare)
         journal.header({**self._config.to_json(), "settings": settings.to_json()})
 
@@ -104,8 +109,11 @@ class Agent:
         self._loop.after(self._detectors.pause, self._detect)
         try:
             while not self._over():
-                self._loop.run_once(1.0 if self._end else 3600.0)
-                self._pump()
+                try:
+                    self._loop.run_once(1.0 if self._end else 3600.0)
+                    self._pump()
+                except OSError as error:
+                    self._end_without_folder(error)
         finally:
             self._stop_listening = True
             self._detectors.close()
@@ -116,6 +124,13 @@ class Agent:
             os.close(bell)
         assert self._end is not None
         return self._end.code
+
+    def _end_without_folder(self, error: OSError) -> None:
+        """The run cannot go on without its folder, or without room in it: it ends as by a signal. Errors: `error`, about anything else."""
+        why = trouble(self._run_dir, error)
+        if not why or self._end is not None:
+            raise error
+        self._queue.append(ev.WorldEnded(time.monotonic(), EXIT_UNAVAILABLE, why))
 
     def _over(self) -> bool:
         if self._end is None:
@@ -190,6 +205,8 @@ class Agent:
     def _fork(self, action: ev.Spawn) -> None:
         if self._end is not None:
             return
+        if action.worker < self._board.cells:
+            self._reserve.write(lambda: Board.make_room(self._run_dir / paths.BOARD, action.worker))
         rank = None if action.rank is None else self._nodes.global_rank(action.rank)
         attempt = self._nodes.attempt(self._state.attempt)
         try:

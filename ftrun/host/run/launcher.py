@@ -40,6 +40,7 @@ from ftrun.host.run.agent import Agent
 from ftrun.host.run.listener import RunListener
 from ftrun.host.rundir import rundir
 from ftrun.host.rundir.journal import Journal
+from ftrun.host.rundir.reserve import trouble
 from ftrun.host.services.metrics_exporter import Monitoring
 from ftrun.host.services.services import Services
 from ftrun.host.workers import fence
@@ -53,7 +54,7 @@ _READER_PATIENCE = 5.0  # seconds a reader of our output may take nothing at the
 def launch(settings: Settings) -> int:
     """Run to the end; gives the exit code. Errors: UsageError, PlatformError before anything was started.
 
-    PlatformError also later, when descriptors ran out: then everything is ended first.
+    PlatformError also later, when descriptors ran out or the run's folder was lost: then everything is ended first.
     """
     _require_descriptors(settings)
     stdin = _standard_descriptors()
@@ -81,9 +82,12 @@ def launch(settings: Settings) -> int:
         with _modes_of_the_terminal():
             return _Run(settings, run_dir, signals_r, stdin, meeting, monitoring).run()
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        raise _too_few_descriptors(settings, error.strerror or "") from None
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise _too_few_descriptors(settings, error.strerror or "") from None
+        why = trouble(run_dir, error)
+        if why:
+            raise PlatformError(why) from None
+        raise
     finally:
         rundir.remove(run_dir)
 

@@ -107,7 +107,7 @@ def _run(spec: dict[str, Any]) -> int:
 
 def _own_temporary_folder(context: Context) -> None:
     """For the sockets of multiprocessing, where their names fit into an address."""
-    folder = context.run_dir / f"mp-{context.cell.index}"
+    folder = paths.temporary_folder(context.run_dir, context.cell.index)
     if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
         with contextlib.suppress(OSError):  # no room: they lie where multiprocessing puts them by itself
             folder.mkdir(mode=0o700)
@@ -131,7 +131,8 @@ def _reseed(cell: int, rank: int | None) -> None:
 
 
 def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:
-    context.report(f"parked-{context.cell.index}", {"line": standby.where()})
+    with contextlib.suppress(OSError):  # for people: without room a spare is of use all the same
+        context.report(f"parked-{context.cell.index}", {"line": standby.where()})
     context.milestone(Flag.PARKED)
     mine = context.cell.index
     world = context.await_world(lambda w: w.rank_of(mine) is not None, 0, _PARK_DEADLINE, _meanwhile(context))
