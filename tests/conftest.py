@@ -45,10 +45,10 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = DEADLINE)
 
 
 @contextlib.contextmanager
-def small_file_system(path: Path, megabytes: int) -> Iterator[None]:
-    """A tmpfs of that size at `path`, which is made. Skips the test where none may be mounted."""
-    path.mkdir(mode=0o700)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0700", "none", str(path)]
+def small_file_system(path: Path, megabytes: float) -> Iterator[None]:
+    """A tmpfs of that size at `path`, which is made if need be. Skips the test where none may be mounted."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={int(megabytes * 1024)}k,mode=0700", "none", str(path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("no file system may be mounted here")
     try:

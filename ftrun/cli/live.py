@@ -62,11 +62,10 @@ class Live:
 
     def world(self) -> World:
         """The newest world. Errors: NoRunError."""
-        from ftrun.core.shared.board import Head
-        from ftrun.core.shared.world import read_world
+        from ftrun.core.shared.world import newest_world
 
         try:
-            return read_world(self.run.path, self.board[Head.PUBLISHED])
+            return newest_world(self.run.path, self.board)
         except OSError:
             raise NoRunError(f"run {self.run.run_id} ended just now", EXIT_NOT_RUNNING) from None
 

@@ -39,6 +39,7 @@ CODES = (
     Code("F203", "private-folder", ("can be read by others", "is not a directory; remove it", "to a folder of yours")),
     Code("F204", "too-little-memory", ("the memory limit (cgroup)",)),
     Code("F205", "device"),
+    Code("F370", "run-folder", ("has no room left for the run's own files", "was removed while the run needed it")),
     # the script
     Code("F301", "refused"),
     Code("F302", "another-group", ("which cannot be rebuilt in place",)),

@@ -83,6 +83,17 @@ def check_private(folder: Path) -> None:
         raise UsageError(f"{folder} can be read by others (mode {info.st_mode & 0o777:o}); run: chmod 700 {folder}")
 
 
+def temporary_folder(run_dir: Path, cell: int) -> Path:
+    """Of one worker, for the sockets of its multiprocessing."""
+    return run_dir / f"mp-{cell}"
+
+
+def leftovers(run_dir: Path, cell: int) -> tuple[Path, ...]:
+    """What nobody looks at any more once the worker of that cell has ended: a folder, and files."""
+    errors = run_dir / "errors"
+    return temporary_folder(run_dir, cell), errors / f"parked-{cell}.json", errors / f"where-{cell}.json"
+
+
 def attempt_logs(logs: Path, attempt: int) -> Path:
     """The folder of one attempt inside a run's log folder."""
     return logs / f"attempt_{attempt}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun import native
-from ftrun.core import paths
+from ftrun.core import paths, shape
 from ftrun.core.shared import wire
 from ftrun.core.shared.board import Board, F, Head
 from ftrun.core.shared.handle import Handle, Kind
@@ -25,6 +25,14 @@ from ftrun.core.system.procfs import kill_group
 from ftrun.helpers.cuda_import import Imported
 
 _INSIST = 2.0  # seconds for which the guardian looks for workers that had not written their pid yet
+_CLIENTS = 128  # connections at once, each for one question: whoever has been silent longest makes room for the next
+_KEY: dict[str, shape.Check] = {"rank": shape.whole, "name": shape.text}
+_ASKED = {
+    "put": shape.record({**_KEY, "cell": shape.whole, "parts": shape.whole, "handle": shape.text}),
+    "get": shape.record(_KEY),
+    "forget": shape.record(_KEY),
+    "drop": shape.record({}),
+}
 
 
 def main() -> None:
@@ -48,6 +56,7 @@ class FdStore:
         self._imported: dict[tuple[int, str], Imported] = {}
         self._guarded: list[int] = []
         self._select = selectors.DefaultSelector()
+        self._clients: dict[socket.socket, None] = {}  # who spoke last comes last
 
     def serve(self) -> None:
         path = self._run_dir / paths.FD_STORE_SOCKET
@@ -86,62 +95,79 @@ class FdStore:
             self._guarded = [int(pid) for pid in message["pids"]]
         elif message["op"] == "drop":
             self._drop()
+        elif message["op"] == "alive?":
+            with contextlib.suppress(OSError):  # the launcher died: heard next
+                wire.send(self._launcher, {"op": "alive"})
         return bool(message["op"] != "bye")
 
     def _accept(self, listener: socket.socket) -> None:
-        sock, _ = listener.accept()
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return  # it went away again
         if wire.peer_uid(sock) != os.getuid():
             sock.close()
             return
-        sock.settimeout(5.0)
+        sock.setblocking(False)  # one that does not read its answers keeps nobody else from theirs
+        while len(self._clients) >= _CLIENTS:
+            self._hang_up(next(iter(self._clients)))
+        self._clients[sock] = None
         self._select.register(sock, selectors.EVENT_READ)
 
-    def _answer(self, sock: socket.socket) -> None:
-        fds: list[int] = []
-        try:
-            frame = wire.receive(sock)
-            if frame is not None:
-                message, fds = frame
-                self._reply(sock, message, fds)
-                return
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"fd store: {error!r}", file=sys.stderr)
-        for fd in fds:
-            os.close(fd)
+    def _hang_up(self, sock: socket.socket) -> None:
+        del self._clients[sock]
         self._select.unregister(sock)
         sock.close()
 
+    def _answer(self, sock: socket.socket) -> None:
+        if sock not in self._clients:
+            return  # it made room for another one just now
+        try:
+            frame = wire.receive(sock)
+            if frame is not None:
+                self._clients[sock] = self._clients.pop(sock)
+                self._reply(sock, *frame)
+                return
+        except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError):  # a full disk
+                print(f"fd store: {error!r}", file=sys.stderr)
+        self._hang_up(sock)
+
     def _reply(self, sock: socket.socket, message: dict[str, Any], fds: list[int]) -> None:
-        answer: dict[str, Any] = {"ok": False}
-        give: tuple[int, ...] = ()
-        key = (int(message.get("rank", -1)), str(message.get("name", "")))
-        if message["op"] == "put" and len(fds) == 1:
-            if self._put(sock, key, message, fds):
-                return  # a thread answers
-            answer = {"ok": True}
-        elif message["op"] == "get" and key in self._held:
-            cell, fd, handle = self._held[key]
-            answer, give = {"ok": True, "cell": cell, "handle": handle}, (fd,)
-        elif message["op"] == "forget":
-            self._forget(key)
-            answer = {"ok": True}
-        elif message["op"] == "drop":
-            self._drop()
-            answer = {"ok": True}
-        while fds:
-            os.close(fds.pop())
-        with contextlib.suppress(OSError):  # whoever asked is gone
+        """Errors: ValueError for what is no question of ours, OSError. The descriptors that came are kept or closed."""
+        try:
+            op = str(message.get("op"))
+            if op not in _ASKED or not _ASKED[op](message) or len(fds) != (op == "put"):
+                raise ValueError(f"a question that nobody asks: {op[:40]!r} with {len(fds)} descriptors")
+            answer: dict[str, Any] = {"ok": True}
+            give: tuple[int, ...] = ()
+            key = (message.get("rank", -1), message.get("name", ""))
+            if op == "put":
+                if self._put(sock, key, message, fds):
+                    return  # a thread answers
+            elif op == "forget":
+                self._forget(key)
+            elif op == "drop":
+                self._drop()
+            elif key in self._held:
+                cell, fd, handle = self._held[key]
+                answer, give = {"ok": True, "cell": cell, "handle": handle}, (fd,)
+            else:
+                answer = {"ok": False}
             wire.send(sock, answer, give)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _put(self, sock: socket.socket, key: tuple[int, str], message: dict[str, Any], fds: list[int]) -> bool:
         """Hold a descriptor. True: device memory, which is imported first; the answer comes then."""
         handle = Handle.unpack(bytes.fromhex(message["handle"]))
-        cell, parts = int(message["cell"]), int(message["parts"])
         self._forget(key)
-        self._held[key] = (cell, fds.pop(), message["handle"])
+        self._held[key] = (message["cell"], fds.pop(), message["handle"])
         rank, name = key
         for other in [k for k in self._held if k[0] == rank and k[1].startswith(f"{name}.")]:
-            if int(other[1].rpartition(".")[2]) >= parts:
+            number = other[1].rpartition(".")[2]
+            if number.isdecimal() and int(number) >= message["parts"]:
                 self._forget(other)
         if handle.kind is not Kind.CUDA:
             return False

@@ -48,9 +48,9 @@ def main() -> None:
     os.set_inheritable(_LAUNCHER, False)
     words = sys.argv[1:]
     if "stdin" in words:
-        os.set_inheritable(spawn.STDIN, False)
+        os.set_inheritable(spawn.ALSO, False)
     unfit = next((word.removeprefix(_UNFIT) for word in words if word.startswith(_UNFIT)), "")
-    ForkServer(launcher, words[0], spawn.STDIN if "stdin" in words else None, unfit).serve()
+    ForkServer(launcher, words[0], spawn.ALSO if "stdin" in words else None, unfit).serve()
 
 
 class ForkServer:
@@ -141,6 +141,8 @@ class ForkServer:
                 store.serve(self._launcher, fds[0], message)
             self._children.add(pid)
             self._report({"op": "store-forked", "pid": pid, "order": message["order"]})
+        elif message["op"] == "alive?":
+            self._report({"op": "alive"})
         for fd in fds:
             os.close(fd)
         return True

@@ -103,7 +103,10 @@ class Watcher:
             frame = None
         if frame is None:
             os._exit(0)
-        device = str(frame[0].get("device", ""))
+        if frame[0]["op"] == "alive?":
+            self._tell({"op": "alive"})
+            return
+        device = frame[0]["device"]
         for gpu in self._gpus:
             if any(d.uuid == device for d in gpu.devices):
                 gpu.probe(device)

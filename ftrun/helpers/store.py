@@ -40,8 +40,19 @@ def _listen(host: str, port: int, only: bool) -> socket.socket:
                 time.sleep(0.05)  # the store before this one is just ending
 
 
-def serve(launcher: socket.socket, lifeline: int, order: dict[str, Any]) -> NoReturn:
-    """Serve a store on the host and port that the launcher ordered until its `lifeline` closes."""
+def _answer(own: socket.socket, store: Any) -> None:
+    """Say that the store is alive when asked, once its own thread has answered too. Returns when nobody will ask again."""
+    try:
+        wire.send(own, {"op": "ready"})
+        while wire.receive(own) is not None:
+            store.check(["alive"])
+            wire.send(own, {"op": "alive"})
+    except OSError:
+        pass
+
+
+def serve(launcher: socket.socket, own: int, order: dict[str, Any]) -> NoReturn:
+    """Serve a store on the host and port that the launcher ordered, until the launcher closes `own`, the store's own socket to it."""
     try:
         forkable.leave()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -67,7 +78,7 @@ def serve(launcher: socket.socket, lifeline: int, order: dict[str, Any]) -> NoRe
 
         store = TCPStore(here, port, None, True, timedelta(seconds=300), False, master_listen_fd=listener.detach())
         launcher.close()
-        os.read(lifeline, 1)
+        _answer(socket.socket(fileno=own), store)
         del store
     except BaseException:
         import traceback

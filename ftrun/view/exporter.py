@@ -1,14 +1,13 @@
 """Hands a run's figures to Prometheus: a text file that is replaced whole, and a small HTTP server on loopback.
 
 Started by the launcher as a process of its own, or by hand with `ftrun metrics`: it reads the run directory and nothing
-waits for it. It ends when its stdin does, after a last look, so that the file holds how the run ended.
+waits for it. It ends when the launcher does, after a last look, so that the file holds how the run ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.server
-import os
 import select
 import signal
 import socket
@@ -18,8 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ftrun import native
 from ftrun.core.errors import FtrunError
 from ftrun.core.runs import RunInfo, read_run
+from ftrun.core.shared import wire
 from ftrun.core.system import files
 from ftrun.core.text import tell
 from ftrun.core.waiting import wait_for
@@ -96,11 +97,11 @@ def serve(exporter: Exporter, listener: socket.socket) -> http.server.ThreadingH
     return server
 
 
-def keep(exporter: Exporter, run: RunInfo, path: Path | None, interval: float, until: int | None) -> None:
-    """Write the file again and again until the run has ended, or descriptor `until` has; once more at the end."""
+def keep(exporter: Exporter, run: RunInfo, path: Path | None, interval: float, launcher: socket.socket | None) -> None:
+    """Write the file again and again until the run has ended, or its `launcher` has; once more at the end."""
     told = False
     while True:
-        ended = _wait(until, run, interval if path is not None else 60.0) if exporter.text() else True
+        ended = _wait(launcher, run, interval if path is not None else 60.0) if exporter.text() else True
         if path is not None:
             try:
                 files.replace(path, exporter.text())
@@ -113,27 +114,38 @@ def keep(exporter: Exporter, run: RunInfo, path: Path | None, interval: float, u
             return
 
 
-def _wait(until: int | None, run: RunInfo, seconds: float) -> bool:
+def _wait(launcher: socket.socket | None, run: RunInfo, seconds: float) -> bool:
     """True when it is over."""
-    if until is None:
+    if launcher is None:
         return wait_for(lambda: not run.alive(), seconds, min(0.5, seconds))
-    ready, _, _ = select.select([until], [], [], seconds)
-    return bool(ready) and not os.read(until, 64)
+    deadline = time.monotonic() + seconds
+    while select.select([launcher], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        try:
+            if wire.receive(launcher) is None:
+                return True
+            wire.send(launcher, {"op": "alive"})  # nothing else is asked
+        except OSError:
+            return True
+    return False
 
 
 def main() -> None:
-    """Of the process that the launcher starts: RUN_DIR FILE-or-empty FD-or-empty."""
-    run_dir, file, listener = sys.argv[1:4]
-    # a terminal's Ctrl-C is for the launcher; our end is that of stdin
+    """Of the process that the launcher starts: RUN_DIR FILE-or-empty "listen"-or-empty. Descriptors 3: launcher, 4: what to listen on."""
+    run_dir, file, listen = sys.argv[1:4]
+    launcher = socket.socket(fileno=3)
+    # a terminal's Ctrl-C is for the launcher; our end is that of the launcher
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
+    native.set_name("ftrun metrics")
     run = read_run(Path(run_dir))
     exporter = _begin(run)
     if run is None or exporter is None:
         return
-    if listener:
-        serve(exporter, socket.socket(fileno=int(listener)))
-    keep(exporter, run, Path(file) if file else None, INTERVAL, sys.stdin.fileno())
+    if listen:
+        serve(exporter, socket.socket(fileno=4))
+    with contextlib.suppress(OSError):  # it died already, which is heard next
+        wire.send(launcher, {"op": "ready"})
+    keep(exporter, run, Path(file) if file else None, INTERVAL, launcher)
 
 
 def _begin(run: RunInfo | None) -> Exporter | None:

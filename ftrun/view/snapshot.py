@@ -32,7 +32,7 @@ from ftrun.core.shared.board import (
     collective_of,
     phase_name,
 )
-from ftrun.core.shared.world import World, read_world
+from ftrun.core.shared.world import World, newest_world
 from ftrun.core.system import files, procfs
 from ftrun.view import devices, fold
 from ftrun.view.journal import Account
@@ -162,7 +162,7 @@ class RunWatcher:
         newest = self._board[Head.PUBLISHED]
         if newest and (self._world is None or self._world.generation != newest):
             with contextlib.suppress(OSError):
-                self._world = self._checked(read_world(self.run.path, newest))
+                self._world = self._checked(newest_world(self.run.path, self._board))
         return self._world
 
     def _checked(self, world: World) -> World:

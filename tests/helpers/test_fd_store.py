@@ -6,6 +6,8 @@ import contextlib
 import os
 import random
 import signal
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,3 +112,68 @@ def test_a_thousand_rounds_leave_nothing(kept: Kept) -> None:
     wait_for(lambda: len(descriptors(kept.pid)) <= theirs, "the fd store to close its connections")
     assert len(os.listdir("/proc/self/fd")) == mine
     assert marked(os.getpid()) == 0 and marked(kept.pid) == 0
+
+
+def _ask(sock: socket.socket, data: bytes, fds: list[int]) -> None:
+    socket.send_fds(sock, [data], fds)
+
+
+_NO_QUESTIONS = (
+    b"[]",
+    b"null",
+    b"7",
+    b'"put"',
+    b"{",
+    b"\xff\xfe",
+    b"[" * 60000,
+    b"{}",
+    b'{"op":[]}',
+    b'{"op":{}}',
+    b'{"op":"put"}',
+    b'{"op":"put","rank":0,"name":"arena","cell":0,"parts":0,"handle":"00"}',
+    b'{"op":"put","rank":"x","name":[],"cell":null,"parts":{},"handle":7}',
+    b'{"op":"put","rank":0,"name":"arena","cell":0,"parts":0,"handle":"' + b"00" * 64 + b'"}',
+    b'{"op":"get","rank":{},"name":"arena"}',
+    b'{"op":"get","rank":1e999,"name":"arena"}',
+    b'{"op":"forget","rank":"0","name":0}',
+    b'{"op":"get","rank":0,"name":"nothing"}',
+)
+
+
+def test_what_is_no_question_ends_only_the_connection_that_it_came_on(kept: Kept) -> None:
+    """Whatever frame comes, with as many descriptors as one can carry: the fd store lives, and holds none of them."""
+    path = kept.client._path
+    sent = os.open(os.devnull, os.O_RDONLY)
+    before = len(descriptors(kept.pid))
+    for frame in _NO_QUESTIONS:
+        for count in (0, 1, 2, 16, 40):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                sock.settimeout(10)
+                sock.connect(os.fspath(path))
+                _ask(sock, frame, [sent] * count)
+                answered = sock.recv(4096) if not (count == 0 and b"nothing" in frame) else b""
+                assert not answered, f"an answer to {frame[:60]!r} with {count} descriptors"
+    assert kept.client.get(0, "nothing") is None, "the fd store answers nobody any more"
+    wait_for(lambda: len(descriptors(kept.pid)) <= before, "the fd store to close what came with them")
+    os.close(sent)
+
+
+def test_connections_that_say_nothing_keep_nobody_out(kept: Kept) -> None:
+    """Nor does one that reads none of its answers."""
+    idle = []
+    for _ in range(300):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.connect(os.fspath(kept.client._path))
+        idle.append(sock)
+    deaf = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    deaf.connect(os.fspath(kept.client._path))
+    deaf.settimeout(0.2)
+    with contextlib.suppress(OSError):
+        for _ in range(3000):
+            deaf.send(b'{"op":"get","rank":0,"name":"nothing"}')
+    begin = time.monotonic()
+    assert kept.client.get(0, "nothing") is None
+    assert time.monotonic() - begin < 4, "it waited for whoever does not read"
+    wait_for(lambda: len(descriptors(kept.pid)) < 200, "most of the silent connections to be closed")
+    for sock in (*idle, deaf):
+        sock.close()

@@ -308,10 +308,20 @@ class Board:
         fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, _CELLS_AT + cells * CELL_BYTES)
+            os.posix_fallocate(fd, 0, _CELLS_AT)
             head = (MAGIC, VERSION, cells, gate.pack(gate.GateWord(0, True, -1)))
             os.pwrite(fd, b"".join(v.to_bytes(8, "little") for v in head), 0)
             os.rename(unfinished, path)
             return cls(fd)
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def make_room(path: Path, cell: int) -> None:
+        """Have memory behind a cell before anybody writes there: without, a full file system is a SIGBUS. Errors: OSError."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, _CELLS_AT + cell * CELL_BYTES, CELL_BYTES)
         finally:
             os.close(fd)
 

@@ -12,9 +12,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ftrun.core.shape import loads
+
 MAX_FRAME = 128 * 1024
 MAX_FDS = 16
 _NAME_BYTES = 107  # that the name of a Unix socket may have
+
+
+class Garbled(ConnectionError):
+    """What came is no frame. Nothing that follows on that connection can be trusted: it is as good as gone."""
 
 
 @contextlib.contextmanager
@@ -43,7 +49,10 @@ def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) 
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Receive one frame and the descriptors with it (close-on-exec); None when the peer is gone."""
+    """Receive one frame and the descriptors with it (close-on-exec); None when the peer is gone.
+
+    Errors: Garbled (a ConnectionError) for anything but one JSON object, whose descriptors are closed then; OSError.
+    """
     space = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
     data, ancillary, _, _ = sock.recvmsg(MAX_FRAME, space, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
@@ -52,11 +61,23 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
             numbers = array.array("i")
             numbers.frombytes(body[: len(body) - len(body) % numbers.itemsize])
             fds.extend(numbers)
-    if not data:
-        for fd in fds:
-            os.close(fd)
+    message = _object(data)
+    if message is not None:
+        return message, fds
+    for fd in fds:
+        os.close(fd)
+    if data:
+        raise Garbled(f"{len(data)} bytes came that are no frame")
+    return None
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    """What a frame says, None when it is none."""
+    try:
+        message = loads(data)
+    except ValueError:
         return None
-    return json.loads(data), fds
+    return message if isinstance(message, dict) else None
 
 
 def peer_uid(sock: socket.socket) -> int:

@@ -1,4 +1,4 @@
-"""The world file: who is who in one generation. Written once by the launcher, read once by each worker."""
+"""The world file: who is who in one generation. Written once by the launcher, read by each worker, removed when it is history."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ftrun.core import shape
 from ftrun.core.errors import PlatformError
-from ftrun.core.shared.board import Board
+from ftrun.core.shared.board import Board, Head
 from ftrun.core.system import files
 
 
@@ -111,6 +111,22 @@ def read_world(run_dir: Path, generation: int) -> World:
         )
     raw["places"] = [Place(p["rank"], p["local_rank"], p["cell"]) for p in raw["places"]]
     return World(**{field.name: _frozen(raw[field.name]) for field in fields(World) if field.name in raw})
+
+
+def newest_world(run_dir: Path, board: Board) -> World:
+    """The world published last; there is one. Errors: FileNotFoundError when the run's folder is gone, PlatformError."""
+    while True:
+        published = board[Head.PUBLISHED]
+        try:
+            return read_world(run_dir, published)
+        except FileNotFoundError:
+            if board[Head.PUBLISHED] == published:
+                raise
+
+
+def forget_world(run_dir: Path, generation: int) -> None:
+    """Remove the file of a world that nobody is in any more."""
+    world_path(run_dir, generation).unlink(missing_ok=True)
 
 
 def _frozen(value: Any) -> Any:

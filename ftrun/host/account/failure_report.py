@@ -21,6 +21,7 @@ from ftrun.control.events import Action, Died, Event, Publish, Raised, Say, Term
 from ftrun.core import codes, paths, symptoms
 from ftrun.core.amounts import seconds, times
 from ftrun.core.errors import EXIT_OK, EXIT_SIGNAL
+from ftrun.core.system import files
 from ftrun.core.text import ranks
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.output.logformat import on_console
@@ -284,8 +285,8 @@ class Failures:
                 continue
             record = paths.error_record(f"{failure.kind}: {failure.message}", facts.traceback, failure.at)
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(record))
+                files.make_folder(path.parent)
+                files.write_private(path, json.dumps(record))
             except OSError:
                 return
 

@@ -21,7 +21,6 @@ class EventLoop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self.woke = time.monotonic_ns()  # when the current wake-up began
-        self.due = 0.0  # how late the last timer was served, seconds
 
     def watch(self, fd: int, handler: Callable[[], None], *, urgent: bool = False, write: bool = False) -> None:
         """Call `handler` whenever `fd` is readable (or writable). Errors: PermissionError for a regular file."""
@@ -49,9 +48,7 @@ class EventLoop:
             self._serve(ready, False)
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
-            when, _, handler = heapq.heappop(self._timers)
-            self.due = now - when
-            handler()
+            heapq.heappop(self._timers)[2]()
 
     def _serve(self, ready: list[tuple[int, int]], urgent: bool) -> bool:
         served = False

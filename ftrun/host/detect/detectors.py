@@ -16,7 +16,7 @@ from ftrun.core.shared.board import F, Phase, sum_of
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.detect.disk_space import RoomWatch
 from ftrun.host.detect.hang import HangWatch
-from ftrun.host.detect.heartbeat import BeatWatch
+from ftrun.host.detect.heartbeat import Beat, BeatWatch
 from ftrun.host.workers.pool import Worker, WorkerPool
 
 _NOW_AND_THEN = 1.0  # seconds between two looks at what does not hurry
@@ -35,7 +35,8 @@ class Detectors:
         self._board = context.board
         self._pool = pool
         self._emit = context.listener.on_event
-        self._beats = BeatWatch(settings.heartbeat_interval, settings.heartbeat_timeout)
+        self._beats: BeatWatch[int] = BeatWatch(settings.heartbeat_interval)
+        self._timeout = settings.heartbeat_timeout
         limits = Limits(settings.hang_timeout, settings.hang_floor, settings.hang_ceiling)
         self._hangs = HangWatch(limits, self._beats.pause, context.run_dir)
         self._stragglers = Stragglers()
@@ -65,8 +66,9 @@ class Detectors:
     def look(self, running: bool, generation: int, holders: list[Worker], whole: bool) -> None:
         """One look. `running`: no incident; `holders`: by rank; `whole`: they are all ranks of the world."""
         now = time.monotonic()
-        for worker, evidence in self._beats.silent(self._pool.living(), time.monotonic_ns()):
-            self._pool.condemn(worker, "frozen", Fault.FROZEN, evidence)
+        now_ns = time.monotonic_ns()
+        for index, evidence in self._beats.silent(filter(None, map(self._beat, self._pool.living())), now_ns):
+            self._pool.condemn(self._pool.workers[index], "frozen", Fault.FROZEN, evidence)
         present = [w for w in holders if not w.reported]
         if not running or not present or not whole:
             self._hangs.quiet()
@@ -80,6 +82,13 @@ class Detectors:
             self._pool.expire_kills()
             for fault, evidence in self._room.news():
                 self._emit(ev.Noticed(now, None, fault.value, evidence))
+
+    def _beat(self, worker: Worker) -> Beat[int] | None:
+        """None for one that does not beat yet, or any more."""
+        at = worker.cell[F.BEAT]
+        if worker.reported or worker.lost or not (worker.pid and worker.watch and at):
+            return None
+        return Beat(worker.index, worker.pid, at, self._timeout, "--heartbeat-timeout")
 
     def _hung(self, generation: int, present: list[Worker]) -> None:
         raw = self._board.gate()

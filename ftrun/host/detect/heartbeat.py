@@ -1,7 +1,8 @@
-"""Workers whose beat stopped: a process that is stopped or frozen is condemned, one that a debugger holds is not.
+"""Processes whose beat stopped: one that is stopped or frozen is condemned, one that a debugger holds is not.
 
-The beat comes from a native thread, so it stops only when no thread of the process runs. An overdue one is a reason to
-look at the process, nothing more: what a late launcher or a paused machine missed is not the worker's silence.
+A worker's beat comes from a native thread, so it stops only when no thread of the process runs; one of our helpers beats by
+answering. An overdue beat is a reason to look at the process, nothing more: what a late launcher or a paused machine missed
+is not the silence of others.
 """
 
 from __future__ import annotations
@@ -9,25 +10,38 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from ftrun.core.shared.board import F
 from ftrun.core.system.cgroup import group_files
 from ftrun.core.system.procfs import status
-from ftrun.host.workers.pool import Worker
 
+Of = TypeVar("Of", bound=Hashable)
 LOOKS = 4  # looks in one interval between two beats
 _OVERDUE = 1.1  # intervals: a beat that is later than this is looked into
+_REMEMBERED = 600.0  # seconds for which a late look is counted
 
 
-class BeatWatch:
-    """`interval`: seconds between two beats; `timeout`: seconds of silence that count without any visible reason."""
+@dataclass(frozen=True)
+class Beat(Generic[Of]):
+    """The last sign of life of a process. `of` names whose it is; `at` in ns; `timeout` in seconds, `option`: what sets it."""
 
-    def __init__(self, interval: float, timeout: float) -> None:
+    of: Of
+    pid: int
+    at: int
+    timeout: float
+    option: str = ""
+
+
+class BeatWatch(Generic[Of]):
+    """`interval`: seconds between two beats."""
+
+    def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._timeout = timeout
-        self._suspected: set[int] = set()  # cells found stopped at the last look
-        self._held: dict[int, int] = {}  # cell -> when a debugger was last seen to hold it, ns
+        self._suspected: set[Of] = set()  # found stopped at the last look
+        self._held: dict[Of, int] = {}  # when a debugger was last seen to hold it, ns
+        self._late: list[tuple[int, float]] = []  # looks that came late: when (ns), and by how many seconds
         self._looked = time.monotonic()
 
     @property
@@ -35,32 +49,40 @@ class BeatWatch:
         """Seconds between two looks."""
         return self._interval / LOOKS
 
-    def silent(self, workers: Iterable[Worker], now_ns: int) -> list[tuple[Worker, str]]:
-        """Workers to condemn, each with the evidence. Call every `pause` seconds; being late is noticed here."""
+    def silent(self, beats: Iterable[Beat[Of]], now_ns: int) -> list[tuple[Of, str]]:
+        """Whom to condemn, each with the evidence. Call every `pause` seconds; being late is noticed here.
+
+        A beat whose timeout passes without any visible reason counts as well.
+        """
         now = time.monotonic()
-        late = max(0.0, now - self._looked - 2 * self.pause)
+        late = now - self._looked - 2 * self.pause
         self._looked = now
-        found, suspected = [], set()
-        for worker in workers:
-            beat = worker.cell[F.BEAT]
-            if worker.reported or worker.lost or not worker.pid or not beat or not worker.watch:
+        self._late = [one for one in self._late if now_ns - one[0] < _REMEMBERED * 1e9]
+        if late > 0:
+            self._late.append((now_ns, late))
+        found: list[tuple[Of, str]] = []
+        suspected: set[Of] = set()
+        for beat in beats:
+            if self._silence(beat.at, now_ns) <= _OVERDUE * self._interval:
                 continue
-            if (now_ns - beat) / 1e9 - late <= _OVERDUE * self._interval:
+            if traced(beat.pid):
+                self._held[beat.of] = now_ns
                 continue
-            if traced(worker.pid):
-                self._held[worker.index] = now_ns
-                continue
-            since = max(beat, self._held.get(worker.index, 0))  # let go by its debugger, it needs a moment to beat
-            silence = (now_ns - since) / 1e9 - late
-            why = why_still(worker.pid)
-            if why and worker.index in self._suspected:
-                found.append((worker, f"no beat for {(now_ns - beat) / 1e9:.2f} s: {why}"))
+            # let go by its debugger, it needs a moment to beat
+            silence = self._silence(max(beat.at, self._held.get(beat.of, 0)), now_ns)
+            why = why_still(beat.pid)
+            if why and beat.of in self._suspected:
+                found.append((beat.of, f"no beat for {(now_ns - beat.at) / 1e9:.2f} s: {why}"))
             elif why:
-                suspected.add(worker.index)  # a machine that wakes up does not wake all of its processes at once
-            elif silence > self._timeout:
-                found.append((worker, f"no beat for {silence:.1f} s (--heartbeat-timeout), and no reason to be seen"))
+                suspected.add(beat.of)  # a machine that wakes up does not wake all of its processes at once
+            elif silence > beat.timeout:
+                found.append((beat.of, f"no beat for {silence:.1f} s{beat.option and f' ({beat.option})'}, and no reason to be seen"))
         self._suspected = suspected
         return found
+
+    def _silence(self, since: int, now_ns: int) -> float:
+        """Seconds, without those in which nobody looked."""
+        return (now_ns - since) / 1e9 - sum(late for when, late in self._late if when > since)
 
 
 def why_still(pid: int) -> str:

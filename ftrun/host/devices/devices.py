@@ -31,7 +31,6 @@ from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
 
 _PATIENCE = 10.0  # seconds that the start of the run waits for the driver to count its devices
-_SILENCE = 10.0  # seconds without a word from the watcher before that is told
 _PROBE = 8.0  # seconds for a probe
 _ECHO = 0.5  # seconds in which the same event of the same device is no news
 _LOOK = 1.0
@@ -124,8 +123,6 @@ class DeviceWatch:
         self._quarantine = QuarantineFile(context.run_dir, context.settings.quarantine_file) if self.wanted else None
         self._when_known: list[Callable[[], None]] = []
         self._known = self._quarantine is None or not self._quarantine.reasons
-        self._last_message = time.monotonic()
-        self._silent = False
         self._deaths = 0
         self._ever = False
         self._pids: dict[str, list[int]] = {}
@@ -150,7 +147,6 @@ class DeviceWatch:
         if not self.wanted:
             return
         self._services.start_nvml()
-        self._services.nvml.attach(self._loop)
         self._loop.after(_PATIENCE, self._give_up_waiting)
         self._loop.after(_LOOK, self._look)
 
@@ -164,7 +160,6 @@ class DeviceWatch:
     # -- what the watcher says ---------------------------------------------------------------------------------------
 
     def on_message(self, message: dict[str, Any]) -> None:
-        self._last_message, self._silent = time.monotonic(), False
         handler = _HANDLERS.get(message["op"])
         if handler is not None:
             handler(self, message)
@@ -323,7 +318,7 @@ class DeviceWatch:
             self._log(f"to give a device back to the run, delete its entry in {self._quarantine.path}")
         self._waited_for = waiting
 
-    # -- silence -----------------------------------------------------------------------------------------------------
+    # -- what people change in the quarantine -----------------------------------------------------------------------
 
     def _look(self) -> None:
         assert self._quarantine is not None
@@ -334,11 +329,6 @@ class DeviceWatch:
             self._note("device-released", device=device)
             self._emit(DeviceBack(time.monotonic(), device))
             self._renew()
-        silence = time.monotonic() - self._last_message - self._loop.due
-        if silence > _SILENCE and not self._silent and self._services.nvml.pid:
-            self._silent = True
-            self._note("watcher-silent", seconds=round(silence, 1))
-            self._log(f"the watcher of the devices has been silent for {silence:.0f} s", "warning")
         self._loop.after(_LOOK, self._look)
 
     def _renew(self) -> None:
@@ -346,16 +336,14 @@ class DeviceWatch:
         self._deaths -= 1
         self._services.nvml.kill()
 
-    def ended(self, code: int) -> None:
-        """The watcher's process was reaped: another one starts, unless they all die."""
-        self._services.nvml.ended()
+    def ended(self, code: int | None) -> None:
+        """The watcher's process ended: another one starts, unless they all die."""
         self._deaths += 1
         self._note("watcher-exit", code=code, deaths=self._deaths)
         for device in list(self._probing):
             self._answer(device, False, "the watcher died")
         if self._deaths < _DEATHS:
             self._services.start_nvml()
-            self._last_message = time.monotonic()
             return
         self._log("the watcher of the devices died too often; their faults are no longer seen", "warning")
         self._go_on()

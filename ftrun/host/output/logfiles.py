@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ftrun.core import paths
+from ftrun.core.system import files
 from ftrun.host.output.logformat import STREAMS, LogPlace
 
 _HELD_MAX = 1 << 20  # bytes of an unfinished line that are kept back while another incarnation may write
@@ -21,11 +22,11 @@ _COPY = 1 << 20
 
 def claim_folder(base: Path, run: str) -> Path:
     """Make a folder for the run: `base/run`, or `base/run_<random>` when an earlier run has that. Errors: OSError."""
-    base.mkdir(parents=True, exist_ok=True)
+    files.make_folder(base)
     folder = base / run
     while True:
         try:
-            folder.mkdir()
+            folder.mkdir(mode=0o700)
             return folder
         except FileExistsError:
             folder = base / f"{run}_{os.urandom(4).hex()}"
@@ -50,7 +51,7 @@ class LogFile:
         self._sinks.append(sink)
         if self._fd is None and not self.broken:
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                files.make_folder(self.path.parent)
                 self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 self._fail(error)

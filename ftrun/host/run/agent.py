@@ -17,7 +17,9 @@ from typing import Any
 
 from ftrun.control import events as ev
 from ftrun.control.machine import Config, IllegalEvent, RunPhase, State, advance, initial
-from ftrun.core.shared.board import Head
+from ftrun.core import paths
+from ftrun.core.errors import EXIT_UNAVAILABLE
+from ftrun.core.shared.board import Board, Head
 from ftrun.core.system.procfs import reaped
 from ftrun.host.account import messages
 from ftrun.host.account.failure_report import Failures
@@ -26,6 +28,7 @@ from ftrun.host.account.run_head import RunHead
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.base.settings import Settings
 from ftrun.host.detect.detectors import Detectors
+from ftrun.host.detect.helpers import HelperWatch
 from ftrun.host.devices.devices import DeviceWatch
 from ftrun.host.nodes.node_group import Peers, SoleNode
 from ftrun.host.output.logs import Logs
@@ -38,6 +41,8 @@ from ftrun.host.run.spares import Spares
 from ftrun.host.run.spec import Specs
 from ftrun.host.run.worlds import Worlds
 from ftrun.host.rundir.journal import Journal
+from ftrun.host.rundir.reserve import Reserve, trouble
+from ftrun.host.services.metrics_exporter import Monitoring
 from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
 
@@ -55,8 +60,10 @@ class Agent:
         journal: Journal,
         logs: Logs,
         nodes: Peers | SoleNode,
+        monitoring: Monitoring,
     ) -> None:
         settings = context.settings
+        self._run_dir = context.run_dir
         self._board = context.board
         self._loop = context.loop
         self._queue = listener.queue
@@ -80,8 +87,11 @@ class Agent:
         self._forwarder = Forwarder(context, self._pool)
         self._devices = DeviceWatch(context, services, self._pool, lambda: self._state, nodes.global_rank)
         self._detectors = Detectors(context, self._pool)
+        self._helpers = HelperWatch(context, services, lambda pid: self.exited(pid, None))
+        self._monitoring = monitoring
         self._faults = FaultDesk(context, self._pool, self._devices.on_message)
-        self._worlds = Worlds(context, services, self._pool, nodes, self)
+        self._reserve = Reserve(context.run_dir, listener.log)
+        self._worlds = Worlds(context, services, self._pool, nodes, self, self._reserve)
         self._spares = Spares(context, self._settled, self._start_spare)
         journal.header({**self._config.to_json(), "settings": settings.to_json()})
 
@@ -92,15 +102,18 @@ class Agent:
         self._loop.watch(bell, lambda: self._bell_rang(bell), urgent=True)
         listener = threading.Thread(target=self._listen, args=(bell,), name="ftrun-bell", daemon=True)
         listener.start()
-        self._services.fork_server.attach(self._loop)
-        self._services.fd_store.attach(self._loop)
+        self._services.attach(self._loop)
+        self._helpers.start()
         self._devices.start()
         self._nodes.start(self._worlds)
         self._loop.after(self._detectors.pause, self._detect)
         try:
             while not self._over():
-                self._loop.run_once(1.0 if self._end else 3600.0)
-                self._pump()
+                try:
+                    self._loop.run_once(1.0 if self._end else 3600.0)
+                    self._pump()
+                except OSError as error:
+                    self._end_without_folder(error)
         finally:
             self._stop_listening = True
             self._detectors.close()
@@ -111,6 +124,13 @@ class Agent:
             os.close(bell)
         assert self._end is not None
         return self._end.code
+
+    def _end_without_folder(self, error: OSError) -> None:
+        """The run cannot go on without its folder, or without room in it: it ends as by a signal. Errors: `error`, about anything else."""
+        why = trouble(self._run_dir, error)
+        if not why or self._end is not None:
+            raise error
+        self._queue.append(ev.WorldEnded(time.monotonic(), EXIT_UNAVAILABLE, why))
 
     def _over(self) -> bool:
         if self._end is None:
@@ -185,6 +205,8 @@ class Agent:
     def _fork(self, action: ev.Spawn) -> None:
         if self._end is not None:
             return
+        if action.worker < self._board.cells:
+            self._reserve.write(lambda: Board.make_room(self._run_dir / paths.BOARD, action.worker))
         rank = None if action.rank is None else self._nodes.global_rank(action.rank)
         attempt = self._nodes.attempt(self._state.attempt)
         try:
@@ -269,26 +291,32 @@ class Agent:
         if self._worlds.met:
             self._queue.append(ev.ServiceReady(time.monotonic(), service))
 
-    def exited(self, pid: int, code: int) -> None:
-        """A process was reaped, by us or by the fork server."""
+    def exited(self, pid: int, code: int | None) -> None:
+        """A process was reaped, by us or by the fork server. `code` None: nobody knows with which code it will end."""
         if self._pool.exited(pid, code):
             return
-        service = self._services.which(pid)
-        if service is None:
+        helper = self._services.which(pid)
+        if helper is None:
             return
-        if service == "nvml":
+        helper.ended()
+        if helper is self._services.nvml:
             self._devices.ended(code)
             return
-        self._journal.note("service-exit", service=service, pid=pid, code=code)
-        if service == "fork server":
-            self._services.fork_server.ended()
-            self._pool.order_lost(self._services.fork_server.waiting_forks())
+        self._journal.note("service-exit", service=helper.name, pid=pid, code=code)
+        if helper is self._services.metrics:
+            self._metrics_ended()
+            return
+        if helper is self._services.fork_server:
+            self._pool.order_lost(helper.waiting_forks())
             self._worlds.fork_server_ended()
-        elif service == "fd store":
-            self._services.fd_store.ended()
-        else:
+        elif helper is self._services.store:
             self._worlds.store_ended()
-        self._queue.append(ev.ServiceDied(time.monotonic(), service))
+        self._queue.append(ev.ServiceDied(time.monotonic(), helper.name))
+
+    def _metrics_ended(self) -> None:
+        if self._end is None:
+            why_not = self._monitoring.start(self._services)
+            self._log(why_not or messages.said(ev.Say("service_died", detail="metrics")) or "", "warning")
 
     def reap(self) -> None:
         """Collect our own ended children: helpers, and workers whose fork server died."""

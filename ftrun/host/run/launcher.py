@@ -40,6 +40,7 @@ from ftrun.host.run.agent import Agent
 from ftrun.host.run.listener import RunListener
 from ftrun.host.rundir import rundir
 from ftrun.host.rundir.journal import Journal
+from ftrun.host.rundir.reserve import trouble
 from ftrun.host.services.metrics_exporter import Monitoring
 from ftrun.host.services.services import Services
 from ftrun.host.workers import fence
@@ -53,7 +54,7 @@ _READER_PATIENCE = 5.0  # seconds a reader of our output may take nothing at the
 def launch(settings: Settings) -> int:
     """Run to the end; gives the exit code. Errors: UsageError, PlatformError before anything was started.
 
-    PlatformError also later, when descriptors ran out: then everything is ended first.
+    PlatformError also later, when descriptors ran out or the run's folder was lost: then everything is ended first.
     """
     _require_descriptors(settings)
     stdin = _standard_descriptors()
@@ -81,9 +82,12 @@ def launch(settings: Settings) -> int:
         with _modes_of_the_terminal():
             return _Run(settings, run_dir, signals_r, stdin, meeting, monitoring).run()
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        raise _too_few_descriptors(settings, error.strerror or "") from None
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise _too_few_descriptors(settings, error.strerror or "") from None
+        why = trouble(run_dir, error)
+        if why:
+            raise PlatformError(why) from None
+        raise
     finally:
         rundir.remove(run_dir)
 
@@ -193,11 +197,11 @@ class _Run:
                 removed = old_logs.tidy(folder.parent)
                 if removed:
                     self._log(f"removed the logs of {count(removed, 'old run')} from {settings.log_dir}")
-            self._monitor(folder)
+            self._monitor()
             listener = RunListener(journal, logs)
             context = LaunchContext(self._settings, self._run_dir, folder, board, self._loop, listener)
             nodes = SoleNode(context) if self._meeting is None else Peers(context, self._meeting)
-            agent = self._agent = Agent(context, listener, self._services, journal, logs, nodes)
+            agent = self._agent = Agent(context, listener, self._services, journal, logs, nodes, self._monitoring)
             self._loop.watch(self._signals_r, self._signal, urgent=True)
             code = agent.run()
             logs.close(_READER_PATIENCE)
@@ -205,7 +209,7 @@ class _Run:
             self._keep_journal(journal, folder, code)
             return code
         finally:
-            self._monitoring.close()
+            self._monitoring.close(self._services)
             self._clean_up()
             if logs is not None:
                 logs.close(_READER_PATIENCE)
@@ -236,8 +240,8 @@ class _Run:
         if self._limited:
             self._log(messages.threads_limited())
 
-    def _monitor(self, folder: Path) -> None:
-        why_not = self._monitoring.start(self._run_dir, self._env, folder / SERVICES_LOG)
+    def _monitor(self) -> None:
+        why_not = self._monitoring.start(self._services)
         if why_not:
             self._log(why_not, "warning")
         elif self._monitoring.where:

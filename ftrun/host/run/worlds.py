@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ftrun.control import events as ev
 from ftrun.core.shared.board import Head
-from ftrun.core.shared.world import Place, World, write_world
+from ftrun.core.shared.world import Place, World, forget_world, write_world
 from ftrun.host.account import messages
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.nodes.node_group import Peers, SoleNode
@@ -19,6 +19,7 @@ from ftrun.host.rundir.reserve import Reserve
 from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
 
+_KEPT = 2  # world files: somebody may just be opening the one before
 _RESERVE_AGAIN = 1.0  # seconds after a world was published until room for another one is looked for, and between two looks
 
 
@@ -45,6 +46,7 @@ class Worlds:
         pool: WorkerPool,
         nodes: Peers | SoleNode,
         agent: WorldListener,
+        reserve: Reserve,
     ) -> None:
         self._context = context
         self._board = context.board
@@ -53,7 +55,8 @@ class Worlds:
         self._pool = pool
         self._nodes = nodes
         self._agent = agent
-        self._reserve = Reserve(context.run_dir, context.listener.log)
+        self._reserve = reserve
+        self._written: list[int] = []  # generations whose files are there
         self.store: tuple[str, int] | None = None  # host and port
         self.met = False  # there was a store once
         self._asked = False
@@ -71,7 +74,7 @@ class Worlds:
 
     def next_store(self) -> None:
         """The machine wants another store."""
-        if self._services.store_pid:
+        if self._services.store.pid:
             self._port = self._nodes.store_port
         self._services.retire_store()
         self.store, self._addr = None, ""
@@ -88,7 +91,7 @@ class Worlds:
             self._ask_store()
 
     def fork_server_ended(self) -> None:
-        if self.store is None and not self._services.store_pid:
+        if self.store is None and not self._services.store.pid:
             self._asked = False
 
     def on_store(self, message: dict[str, Any]) -> None:
@@ -98,14 +101,13 @@ class Worlds:
         if message["op"] == "store-failed":
             self._emit(ev.WorldEnded(time.monotonic(), 1, messages.cannot_listen(message)))
             return
-        self._services.store_pid = message["pid"]
+        self._services.store.pid = message["pid"]
         if message["op"] == "store":
             self._services.guard()
             self._nodes.store_up(message["host"], message["port"])
 
     def store_ended(self) -> None:
-        """Its process was reaped. Workers that have not connected yet look for the next one where it was."""
-        self._services.store_pid = 0
+        """Its process ended. Workers that have not connected yet look for the next one where it was."""
         if self.store is not None:
             self._port = self._nodes.same_port(self.store[1])
         self.store = None
@@ -159,6 +161,9 @@ class Worlds:
         self._reserve.write(lambda: write_world(self._context.run_dir, world))
         self._board[Head.PUBLISHED] = action.generation
         self._board.ring_workers()
+        self._written.append(action.generation)
+        while len(self._written) > _KEPT:
+            forget_world(self._context.run_dir, self._written.pop(0))
         self._agent.on_published(action)
 
     def _keep_reserve(self) -> None:

@@ -1,6 +1,6 @@
 """Room in the run directory for one more repair when its file system is full: data loaders fill /dev/shm, too.
 
-A file of that size is given up when nothing else is left, and made again when there is room.
+A file of that size is given up when nothing else is left, and made again when there is room. No run begins without.
 """
 
 from __future__ import annotations
@@ -17,19 +17,39 @@ _BYTES = 256 << 10  # a world file, and what the ranks leave for one another in 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+def trouble(run_dir: Path, error: OSError) -> str:
+    """What an error of the launcher says of the run directory, as a sentence; "" when it is about something else."""
+    if not run_dir.is_dir():
+        return (
+            f"the run's folder {run_dir} was removed while the run needed it; keep whatever removed it (a cleaning job?) away from "
+            f"there, or set {paths.ENV_RUNS_ROOT} to another private folder, and start again"
+        )
+    if error.errno in _FULL:
+        return (
+            f"{run_dir.parent} has no room left for the run's own files, of which it keeps some {_BYTES >> 10} kB there (a full "
+            f"/dev/shm?); free some, or set {paths.ENV_RUNS_ROOT} to a private folder with room, and start again"
+        )
+    return ""
+
+
 class Reserve:
-    """Of one run directory. `log` takes sentences for the person at the terminal."""
+    """Of one run directory. `log` takes sentences for the person at the terminal. Errors: OSError when there is no room."""
 
     def __init__(self, run_dir: Path, log: Callable[[str], None]) -> None:
         self._path = run_dir / paths.RESERVE
         self._log = log
         self._kept = False
-        self.keep()
+        self._make()
 
     def keep(self) -> bool:
         """Have the room, if there is some."""
+        with contextlib.suppress(OSError):
+            self._make()
+        return self._kept
+
+    def _make(self) -> None:
         if self._kept:
-            return True
+            return
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -39,7 +59,7 @@ class Reserve:
             self._kept = True
         except OSError:
             self._give_up()
-        return self._kept
+            raise
 
     def write(self, action: Callable[[], None]) -> None:
         """Do what writes into the run directory, if need be in the reserve. Errors: OSError when that is not enough."""

@@ -1,25 +1,21 @@
-"""Metrics of a run on request (`--metrics-file`, `--metrics-port`): starts the exporter, a process that only reads.
+"""Metrics of a run on request (`--metrics-file`, `--metrics-port`): has the exporter started, a process that only reads.
 
-The port is bound here, before anything else is started, so that a taken one is an error at once.
+The port is bound here, before anything else is started, so that a taken one is an error at once. It stays ours: while one
+exporter takes the place of another, whoever asks for the figures waits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftrun.core.errors import UsageError
 from ftrun.host.base.settings import Settings
+from ftrun.host.services.services import Services
 
-if TYPE_CHECKING:
-    import subprocess
-
-_EXPORTER = "from ftrun.view import exporter; exporter.main()"
 _LAST_LOOK = 5.0  # seconds the exporter gets to write how the run ended
+_STARTS = 5  # of the exporter in one run, until it is given up
 
 
 class Monitoring:
@@ -28,7 +24,7 @@ class Monitoring:
     def __init__(self, settings: Settings) -> None:
         self._file = settings.metrics_file or ""
         self._listener: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._starts = _STARTS
         if self._file:
             require_writable(Path(self._file), "--metrics-file")
         if settings.metrics_port is not None:
@@ -36,47 +32,24 @@ class Monitoring:
         # the sentence for the person, "" without an HTTP endpoint
         self.where = f"metrics at {address(self._listener)}" if self._listener else ""
 
-    def start(self, run_dir: Path, env: Mapping[str, str], log: Path) -> str:
-        """Start the exporter, if there is something to export. Gives why it could not be, "" when all is well."""
+    def start(self, services: Services) -> str:
+        """Have the exporter started, if there is something to export. Gives why it could not be, "" when all is well."""
         if not self._file and self._listener is None:
             return ""
-        import subprocess
-
-        from ftrun.host.services import spawn
-
-        fd = "" if self._listener is None else str(self._listener.fileno())
-        command = spawn.command(_EXPORTER, str(run_dir), self._file, fd)
+        if not self._starts:
+            return "our exporter of metrics ended too often; there are none any more"
+        self._starts -= 1
         try:
-            with log.open("ab") as out:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=out,
-                    stderr=out,
-                    env=dict(env),
-                    pass_fds=() if self._listener is None else (self._listener.fileno(),),
-                    start_new_session=True,
-                )
+            services.start_metrics(self._file, None if self._listener is None else self._listener.fileno())
         except OSError as error:
             return f"no metrics: {error.strerror}"
-        if self._listener is not None:
-            self._listener.close()
         return ""
 
-    def close(self) -> None:
-        """The journal is complete: let the exporter have its last look, then make sure that it is gone."""
-        process, self._process = self._process, None
-        if process is None or process.stdin is None:
-            return
-        import subprocess
-
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(_LAST_LOOK)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    def close(self, services: Services) -> None:
+        """The journal is complete: let the exporter have its last look."""
+        services.end_metrics(_LAST_LOOK)
+        if self._listener is not None:
+            self._listener.close()
 
 
 def bound(port: int, option: str) -> socket.socket:

@@ -1,23 +1,28 @@
-"""Our own helper processes: fork server, store, fd store. Starts them, talks to them, notices that they died.
+"""Our own helper processes: fork server, store, fd store, watcher of the devices, exporter. Starts them and talks to them.
 
-Requests wait here while a helper is away. Never decides whether one is started again: the machine does.
+Requests wait here while a helper is away. Whether one lives is asked with "alive?", which each answers from the loop in which
+it does its work. Never decides whether one is started again: the machine does.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ftrun.core.shared import wire
 from ftrun.core.system.procfs import kill_group
+from ftrun.core.waiting import wait_for
 from ftrun.host.base.loop import EventLoop
 from ftrun.host.services import spawn
 
 _NVML = "from ftrun.helpers import nvml_reader; nvml_reader.main()"
 _FD_STORE = "from ftrun.helpers import fd_store; fd_store.main()"
+_METRICS = "from ftrun.view import exporter; exporter.main()"
+_ALIVE = "alive?"
 
 
 class Helper:
@@ -31,17 +36,25 @@ class Helper:
         self._on_message = on_message
         self._sock: socket.socket | None = None
         self._waiting: list[tuple[dict[str, Any], tuple[int, ...]]] = []
+        self._heard = time.monotonic_ns()
+        self._asked = 0  # ns; 0 = it has answered
         self.loop: EventLoop | None = None
 
-    def start(self, args: tuple[str, ...], env: Mapping[str, str], out: int, stdin: int | None = None) -> None:
-        """Errors: OSError."""
+    def start(self, args: tuple[str, ...], env: Mapping[str, str], out: int, also: int | None = None) -> None:
+        """`also` becomes its descriptor spawn.ALSO. Errors: OSError."""
+        with self.connect() as theirs:
+            self.pid = spawn.start(self._code, args, env, theirs.fileno(), out, also)
+
+    def connect(self) -> socket.socket:
+        """A new socket to it, of which it gets the end that is given here. It ends when that says that we are gone."""
+        self._close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self.pid = spawn.start(self._code, args, env, theirs.fileno(), out, stdin)
         ours.setblocking(False)
         self._sock = ours
+        self._heard, self._asked = time.monotonic_ns(), 0
         if self.loop is not None:
             self.attach(self.loop)
+        return theirs
 
     def attach(self, loop: EventLoop) -> None:
         """From now on `loop` serves this helper's socket."""
@@ -84,11 +97,25 @@ class Helper:
             message, fds = frame
             for fd in fds:
                 os.close(fd)
+            self._heard, self._asked = time.monotonic_ns(), 0
+            if message["op"] == "alive":
+                continue
             if message["op"] == "ready":
                 self.ready = True
             self._on_message(message)
             if message["op"] == "ready":
                 self._flush()
+
+    def ask_alive(self, silent: float) -> None:
+        """If it has said nothing for `silent` seconds: is it alive? While it begins, it is asked as soon as it listens."""
+        if self.ready and not self._asked and time.monotonic_ns() - self._heard > silent * 1e9:
+            self._asked = time.monotonic_ns()
+            self.send({"op": _ALIVE})
+
+    @property
+    def silent_since(self) -> int:
+        """Since when it owes a word, ns: an answer, or that it is ready. Now, when it owes none."""
+        return self._asked or (time.monotonic_ns() if self.ready else self._heard)
 
     def waiting_forks(self) -> set[int]:
         """Cells whose fork order has not been sent yet."""
@@ -106,11 +133,16 @@ class Helper:
 
     def _close(self) -> None:
         self.ready = False
+        self._waiting = [one for one in self._waiting if one[0]["op"] != _ALIVE]
         if self._sock is not None:
             if self.loop is not None:
                 self.loop.forget(self._sock.fileno())
             self._sock.close()
             self._sock = None
+
+    def hang_up(self) -> None:
+        """It hears that we are gone, and ends as it does then."""
+        self._close()
 
     def kill(self) -> None:
         kill_group(self.pid)
@@ -138,10 +170,10 @@ class Services:
         self.fork_server = Helper("fork server", spawn.FORK_SERVER, lambda m: on_message("fork server", m))
         self.fd_store = Helper("fd store", _FD_STORE, lambda m: on_message("fd store", m))
         self.nvml = Helper("nvml", _NVML, lambda m: on_message("nvml", m))
-        self.store_pid = 0
+        self.store = Helper("store", "", lambda m: None)  # the fork server forks it
         self._store_order = 0  # number of the last order: answers to earlier ones are void
-        # every store holds the read end: it ends when we do, however we end
-        self._lifeline_r, self._lifeline_w = os.pipe()
+        self.metrics = Helper("metrics", _METRICS, lambda m: None)
+        self._all = (self.fork_server, self.store, self.fd_store, self.nvml, self.metrics)
 
     def log_to(self, path: Path) -> None:
         """What helpers print goes to this file; call before they are started. Errors: OSError."""
@@ -159,6 +191,23 @@ class Services:
     def start_fd_store(self) -> None:
         self.fd_store.start((str(self._run_dir),), self._env, self._out)
 
+    def start_metrics(self, file: str, listener: int | None) -> None:
+        """The exporter of the figures, to a file ("" = none) and on a listening socket. Errors: OSError."""
+        self.metrics.start((str(self._run_dir), file, "" if listener is None else "listen"), self._env, self._out, listener)
+
+    def end_metrics(self, patience: float) -> None:
+        """Let the exporter have its last look, then make sure that it is gone."""
+        if self.metrics.pid:
+            self.metrics.hang_up()
+            wait_for(self._metrics_ended, patience, 0.005)
+            self.metrics.kill()
+
+    def _metrics_ended(self) -> bool:
+        try:
+            return os.waitpid(self.metrics.pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            return True
+
     def start_nvml(self) -> None:
         """Only where there are GPUs. Errors: OSError."""
         self.nvml.start((), self._env, self._out)
@@ -173,7 +222,7 @@ class Services:
             return
         self._store_order += 1
         order = {"op": "store", "host": host, "port": port, "only": only, "order": self._store_order}
-        self.fork_server.send(order, (os.dup(self._lifeline_r),))
+        self.fork_server.send(order, (self.store.connect().detach(),))
 
     def is_current(self, message: dict[str, Any]) -> bool:
         """Does this answer belong to the last order for a store? A store that came too late is ended here."""
@@ -188,31 +237,37 @@ class Services:
 
     def guard(self) -> None:
         """Tell the fd store whom to end, beside the workers, if we die."""
-        pids = [pid for pid in (self.fork_server.pid, self.store_pid) if pid]
+        pids = [pid for pid in (self.fork_server.pid, self.store.pid) if pid]
         self.fd_store.send({"op": "guard", "pids": pids})
 
     def retire_store(self) -> None:
-        """End the store without mourning it: a new one takes its place."""
-        kill_group(self.store_pid)
-        self.store_pid = 0
+        """End the store without mourning it: a new one takes its place. One that is only ordered yet is that one."""
+        if self.store.pid:
+            self.store.kill()
+            self.store.ended()
+
+    def attach(self, loop: EventLoop) -> None:
+        """From now on `loop` serves them."""
+        for helper in self._all:
+            helper.attach(loop)
+
+    def living(self) -> list[Helper]:
+        """Those that have a process now."""
+        return [helper for helper in self._all if helper.pid]
 
     def pids(self) -> set[int]:
-        return {pid for pid in (self.fork_server.pid, self.store_pid, self.fd_store.pid, self.nvml.pid) if pid}
+        return {helper.pid for helper in self.living()}
 
     def helper(self, name: str) -> Helper:
-        """The helper of that name: "fork server", "fd store" or "nvml"."""
-        return next(h for h in (self.fork_server, self.fd_store, self.nvml) if h.name == name)
+        """The one of that name."""
+        return next(helper for helper in self._all if helper.name == name)
 
-    def which(self, pid: int) -> str | None:
-        """The service that `pid` is."""
-        helpers = (self.fork_server, self.fd_store, self.nvml)
-        found = next((h.name for h in helpers if pid and h.pid == pid), None)
-        return found or ("store" if pid and pid == self.store_pid else None)
+    def which(self, pid: int) -> Helper | None:
+        """The one that `pid` is."""
+        return next((helper for helper in self.living() if helper.pid == pid), None)
 
     def end(self) -> None:
         """End all of them."""
         self.fd_store.send({"op": "bye"})
-        self.fork_server.kill()
-        self.nvml.kill()
-        self.retire_store()
-        self.fd_store.kill()
+        for helper in self.living():
+            helper.kill()

@@ -6,6 +6,7 @@ current directory is never on it: a user's `random.py` must not shadow the libra
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any
 import ftrun
 
 FORK_SERVER = "from ftrun.helpers import fork_server; fork_server.main()"
-STDIN = 4  # where the fork server holds the stdin that its workers get
+ALSO = 4  # a second descriptor: the stdin that the fork server's workers get, the socket on which the exporter listens
 _ROOT = str(Path(ftrun.__file__).resolve().parents[1])
 
 # "" is the current directory, which is not there with PYTHONSAFEPATH. Once ftrun is imported, its modules come from where it lies.
@@ -32,22 +33,26 @@ def command(code: str, *args: str) -> list[str]:
 
 
 def start(
-    code: str, args: tuple[str, ...], env: Mapping[str, str], pass_fd: int, out: int, stdin: int | None = None
+    code: str, args: tuple[str, ...], env: Mapping[str, str], pass_fd: int, out: int, also: int | None = None
 ) -> int:
     """Start a helper; it inherits `pass_fd` as descriptor 3 and writes to `out`. Gives its pid. Errors: OSError.
 
-    `stdin` becomes its descriptor STDIN: for workers, it does not read that itself.
+    `also` becomes its descriptor ALSO.
     """
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_DUP2, out, 1),
         (os.POSIX_SPAWN_DUP2, out, 2),
         (os.POSIX_SPAWN_DUP2, pass_fd, 3),
     ]
-    if stdin is not None:
-        actions.append((os.POSIX_SPAWN_DUP2, stdin, STDIN))
+    if also is not None:
+        also = fcntl.fcntl(also, fcntl.F_DUPFD_CLOEXEC, ALSO + 1)  # it may be 3, which another one becomes before
+        actions.append((os.POSIX_SPAWN_DUP2, also, ALSO))
     actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
     argv = command(code, *args)
     try:
         return os.posix_spawn(argv[0], argv, dict(env), file_actions=actions, setsid=True, setsigdef=range(1, 32))
     except NotImplementedError:
         return os.posix_spawn(argv[0], argv, dict(env), file_actions=actions, setpgroup=0)
+    finally:
+        if also is not None:
+            os.close(also)

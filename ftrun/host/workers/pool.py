@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from ftrun.control.events import (
     Unconnected,
     Unrestorable,
 )
-from ftrun.core import symptoms
+from ftrun.core import paths, symptoms
 from ftrun.core.errors import EXIT_SIGNAL
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import Cell, F, Flag
@@ -46,6 +47,7 @@ _CODE_PATIENCE = 1.0  # seconds to wait for it; the world is being stopped meanw
 _CODE_LATEST, _CODE_LATE_LOOK = 10.0, 0.1  # seconds after which it is done without, and between two looks until then
 _CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
 _CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
+_LEFTOVERS = 2.0  # seconds after a worker's end until its files are removed: a repair has no time for that
 _FENCE_INLINE, _FENCE_LOOK = 0.005, 0.0002
 _FENCE_DEADLINE = 5.0
 _LOOK, _LOOK_GPU = 0.001, 0.005  # seconds between two looks at a process that is being fenced
@@ -293,16 +295,12 @@ class WorkerPool:
         self._loop.after(_CODE_LATEST, lambda: self._never_told(worker))
 
     def _never_told(self, worker: Worker) -> None:
-        """A fork server that is killed between reaping a worker and saying so takes the exit code with it."""
-        if worker.ended:
-            return
-        try:
-            signal.pidfd_send_signal(worker.pidfd, 0)
-            self._loop.after(
-                _CODE_LATEST, lambda: self._never_told(worker)
-            )  # it is there, so somebody is still to reap it
-        except ProcessLookupError:
-            self.exited(worker.pid, None)
+        """A fork server that is killed between reaping a worker and saying so takes the exit code with it.
+
+        One that can neither run nor be killed leaves it where everybody can read it.
+        """
+        if not worker.ended:
+            self.exited(worker.pid, fence.peek_exit(worker.pid))
 
     def _report_later(self, worker: Worker) -> None:
         """The fork server says with which code, soon; on a busy machine it may take its time, and so may the process to end."""
@@ -323,6 +321,7 @@ class WorkerPool:
         self._scan_cell(worker, time.monotonic())  # what it did last comes before its end
         self._report(worker, code)
         self._release(worker)
+        self._loop.after(_LEFTOVERS, lambda: self._remove_leftovers(worker))
         if self._over(worker):
             self._fenced(worker, 1)
         elif not worker.fencing:
@@ -421,6 +420,11 @@ class WorkerPool:
             # its own children hold sockets of the dead rank; the number stays theirs while one of them lives
             with contextlib.suppress(OSError):
                 os.killpg(worker.pid, signal.SIGKILL)
+
+    def _remove_leftovers(self, worker: Worker) -> None:
+        for path in paths.leftovers(self._run_dir, worker.index):
+            with contextlib.suppress(OSError):
+                path.unlink() if path.suffix else shutil.rmtree(path)
 
     def condemn(self, worker: Worker, cause: str, fault: Fault, evidence: str) -> None:
         """Declare a living process dead; the machine will have it fenced."""

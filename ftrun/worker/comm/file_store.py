@@ -18,6 +18,7 @@ from pathlib import Path
 from torch.distributed import Store
 
 from ftrun.core.shared.world import World
+from ftrun.core.system import files
 
 _PAUSE, _LONGEST = 0.0002, 0.02  # seconds between two looks for a value that is not there yet
 _GROWTH = 0.02  # of the time waited so far
@@ -37,7 +38,7 @@ class Meeting(Store):
         self._folder = self._of_group / f"{world.attempt}.{world.generation}"
         self._patience = timeout
         self._go_on = go_on
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_folder(self._folder)
 
     def _path(self, key: str) -> Path:
         return self._folder / key.replace("/", "_")
@@ -46,7 +47,7 @@ class Meeting(Store):
         """Make `value` known, whole. Errors: OSError."""
         path = self._path(key)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_bytes(value.encode() if isinstance(value, str) else value)
+        files.write_private(temporary, value)
         os.replace(temporary, path)
 
     def get(self, key: str) -> bytes:

@@ -17,6 +17,7 @@ import torch
 from ftrun import native
 from ftrun.core.errors import DeviceError, PlatformError
 from ftrun.core.paths import ENV_RUN_DIR
+from ftrun.core.system import files
 from ftrun.core.system.cgroup import memory_left
 
 
@@ -87,7 +88,7 @@ def room_for(needed: int, what: str) -> Iterator[None]:
     if is_ample(needed):
         yield
         return
-    with Path(os.environ[ENV_RUN_DIR], "memory.lock").open("w") as file:
+    with files.open_private(Path(os.environ[ENV_RUN_DIR], "memory.lock")) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # let go by the kernel should this worker die
         left = memory_left()
         if left is not None and left < needed:

@@ -21,6 +21,7 @@ from ftrun import native
 from ftrun.core import environment, paths
 from ftrun.core.shared.board import Busy, F, Flag, Phase
 from ftrun.core.shared.world import World
+from ftrun.core.system import files
 from ftrun.worker.process import debugger, exec_program, numa, run_script, standby
 from ftrun.worker.runtime import first_update
 from ftrun.worker.runtime.control_thread import ControlThread
@@ -106,10 +107,11 @@ def _run(spec: dict[str, Any]) -> int:
 
 def _own_temporary_folder(context: Context) -> None:
     """For the sockets of multiprocessing, where their names fit into an address."""
-    folder = context.run_dir / f"mp-{context.cell.index}"
+    folder = paths.temporary_folder(context.run_dir, context.cell.index)
     if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
-        folder.mkdir(mode=0o700)
-        use_temporary_folder(str(folder))
+        with contextlib.suppress(OSError):  # no room: they lie where multiprocessing puts them by itself
+            folder.mkdir(mode=0o700)
+            use_temporary_folder(str(folder))
 
 
 def _reseed(cell: int, rank: int | None) -> None:
@@ -129,7 +131,8 @@ def _reseed(cell: int, rank: int | None) -> None:
 
 
 def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:
-    context.report(f"parked-{context.cell.index}", {"line": standby.where()})
+    with contextlib.suppress(OSError):  # for people: without room a spare is of use all the same
+        context.report(f"parked-{context.cell.index}", {"line": standby.where()})
     context.milestone(Flag.PARKED)
     mine = context.cell.index
     world = context.await_world(lambda w: w.rank_of(mine) is not None, 0, _PARK_DEADLINE, _meanwhile(context))
@@ -164,7 +167,7 @@ def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:
     error_file = paths.error_file(Path(spec["logs"]), world.attempt, place.local_rank)
     os.environ[paths.ENV_ERROR_FILE] = str(error_file)
     with contextlib.suppress(OSError):  # a spare may be here before its log files are; a full disk was told already
-        error_file.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folder(error_file.parent)
         error_file.unlink(missing_ok=True)  # what a predecessor in this rank left is settled
     context.local_rank = place.local_rank
     debugger.settle(context, spec.get("debug_rank"))

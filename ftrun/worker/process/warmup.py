@@ -8,7 +8,7 @@ import torch
 
 from ftrun import native
 from ftrun.core.shared.board import Flag, Head
-from ftrun.core.shared.world import World, read_world
+from ftrun.core.shared.world import World, newest_world
 from ftrun.native import cuda
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.gpu_memory import DeviceMemory, ordinal_of
@@ -69,10 +69,9 @@ class Ahead:
     def look(self) -> None:
         """Map what is new since the last look. Never raises for an fd store or rank that is just gone."""
         context = self._context
-        published = context.board[Head.PUBLISHED]
-        if published == 0:
+        if context.board[Head.PUBLISHED] == 0:
             return
-        world = read_world(context.run_dir, published)
+        world = newest_world(context.run_dir, context.board)
         if world.attempt != self._attempt:  # the world was started anew, with new memory
             self._attempt = world.attempt
             self._extent.clear()

@@ -19,7 +19,7 @@ from ftrun import native
 from ftrun.core.errors import DeviceError
 from ftrun.core.shared.board import F, Flag, Head, Inexact, Source
 from ftrun.core.shared.moves import RELOAD, Move
-from ftrun.core.shared.world import World, read_world
+from ftrun.core.shared.world import World, newest_world
 from ftrun.native import cuda
 from ftrun.native.transfer import Extent, TransferError
 from ftrun.worker.kept.handover import fetch, fetch_gpu, use_gpu
@@ -342,10 +342,9 @@ class Restorer:
 
     def _newest(self, world: World) -> World:
         """`world`, or the one that took its place: more ranks may be dead in it. Errors: Superseded."""
-        published = self.context.board[Head.PUBLISHED]
-        if published <= world.generation:
+        if self.context.board[Head.PUBLISHED] <= world.generation:
             return world
-        newest = read_world(self.context.run_dir, published)
+        newest = newest_world(self.context.run_dir, self.context.board)
         if newest.rollback:
             raise Superseded
         return newest

@@ -165,5 +165,5 @@ def _leave_error_file(message: str, text: str, now: float) -> None:
     if not path or os.path.exists(path):
         return
     with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        files.replace(Path(path), json.dumps(paths.error_record(message, text, now)))
+        files.make_folder(Path(path).parent)
+        files.replace(Path(path), json.dumps(paths.error_record(message, text, now)), private=True)

@@ -13,7 +13,7 @@ from ftrun.core import paths
 from ftrun.core.errors import WorkerError
 from ftrun.core.shared.board import Board, Busy, Cell, F, Flag, Head, Inexact, Phase
 from ftrun.core.shared.steps import StepLog
-from ftrun.core.shared.world import World, read_world
+from ftrun.core.shared.world import World, newest_world
 from ftrun.core.system import files
 from ftrun.worker.runtime.fd_store import FdStoreClient, Lent
 from ftrun.worker.runtime.position import Interrupt, Position
@@ -115,10 +115,10 @@ class Context:
             seen = self.board.worker_bell()
             published = self.board[Head.PUBLISHED]
             if published > tried:
-                world = read_world(self.run_dir, published)
+                world = newest_world(self.run_dir, self.board)
                 if wanted(world):
                     return world
-                tried = published
+                tried = world.generation
             if self.board[Head.ENDING]:
                 raise WorkerError("the run ends")
             if self.board[Head.WAITING]:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ftrun.core.errors import UsageError
+from ftrun.core.system import files
 
 LOGGED = "job.log"  # what messages and slots call it
 
@@ -76,8 +77,8 @@ class LoggedValues:
             self._written = self._last()
         if self.number > self._written:
             self._written = self.number
-            with self._path.open("a") as file:
-                file.write(json.dumps({**self.place, **self.values, "gate": self.number}) + "\n")
+            line = json.dumps({**self.place, **self.values, "gate": self.number})
+            files.append_private(self._path, line + "\n")
 
     def _last(self) -> int:
         """The last gate number in the file; a line that a dying worker left without its end is taken away."""
@@ -85,7 +86,7 @@ class LoggedValues:
         text = self._path.read_text() if self._path.exists() else ""
         whole, _, torn = text.rpartition("\n")
         if torn:
-            self._path.write_text(whole + "\n" if whole else "")
+            files.write_private(self._path, whole + "\n" if whole else "")
         return int(json.loads(whole.rpartition("\n")[2])["gate"]) if whole else -1
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,27 +59,55 @@ def test_log_files_and_journal_are_kept(ftrun: Ftrun) -> None:
     assert journal[-1]["note"] == "end"
 
 
+PRIVATE = """
+import os, time, torch, torch.distributed as dist, ftrun
+os.umask(0)
+dist.init_process_group("ftrun")
+model = torch.nn.Linear(2, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+job = ftrun.protect(model=model, optimizer=opt)
+for step in job.steps(2):
+    with step:
+        loss = model(torch.ones(1, 2)).sum()
+        loss.backward()
+        job.log(loss=loss)
+        opt.step()
+while not os.path.exists(GO):
+    time.sleep(0.01)
+raise ValueError("the end")
+"""
+
+
 def test_files_of_a_run_are_for_its_owner_alone(ftrun: Ftrun) -> None:
-    """Also where the umask would let others read them."""
-    plan = ftrun.script("[[fault]]\nkind = 'kill'\nrank = 0\n", "plan.toml")
-    script = ftrun.script(f"import os, time\nwhile not os.path.exists({str(ftrun.base)!r} + '/go'): time.sleep(0.01)\n")
+    """Also where the umask would let others read them, and whoever writes them: launcher, worker, or a worker that fails."""
+    plan = ftrun.script("[[fault]]\nkind = 'kill'\nrank = 0\nstep = 1\n", "plan.toml")
+    script = ftrun.script(PRIVATE.replace("GO", repr(str(ftrun.base / "go"))))
     before = os.umask(0)
     try:
-        run = ftrun.start("--nproc-per-node", 1, "--spares", 1, "--fault-plan", plan, script)
-        wait_for(lambda: run.pids("ftrun rank 0") and (run.dir / "world-1.json").exists(), "the worker")
+        run = ftrun.start("--nproc-per-node", 2, "--spares", 1, "--fault-plan", plan, script, OMP_NUM_THREADS="1")
+        wait_for(lambda: list((ftrun.base / "logs").glob("*/attempt_0/metrics.jsonl")), "a logged value")
+        wait_for(lambda: (run.dir / "world-2.json").exists(), "the replacement")
     finally:
         os.umask(before)
-    found = {
-        path.relative_to(run.dir): stat.S_IMODE(path.stat().st_mode) for path in run.dir.rglob("*") if path.is_file()
-    }
-    assert {"board", "journal.jsonl", "run.json", "world-1.json", "fault-plan.toml"} <= set(map(str, found))
-    assert not [(str(path), oct(mode)) for path, mode in found.items() if mode & 0o077]
-    assert stat.S_IMODE(run.dir.stat().st_mode) == 0o700
+    found = _modes(run.dir)
     (ftrun.base / "go").touch()
-    assert run.wait() == 0, run.stderr
-    kept = [path for path in (ftrun.base / "logs").rglob("*") if path.is_file()]
-    assert any(path.name == "journal.jsonl" for path in kept)
-    assert not [path for path in kept if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    assert run.wait() == 1, run.stderr
+    assert {"board", "journal.jsonl", "run.json", "world-2.json", "fault-plan.toml"} <= found.keys()
+    kept = _modes(ftrun.base / "logs")
+    names = {Path(name).name for name in kept}
+    assert {"journal.jsonl", "services.log", "error.json", "metrics.jsonl", "stdout.log", "attempt_0"} <= names
+    for mode in (found, kept):
+        assert not {name: oct(bits) for name, bits in mode.items() if bits & 0o077}
+
+
+def _modes(folder: Path) -> dict[str, int]:
+    """Of the folder and all that is in it, files and folders (no sockets: whoever reaches one is asked who they are)."""
+    every = [path for path in (folder, *folder.rglob("*")) if not path.is_symlink()]
+    return {
+        str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode)
+        for path in every
+        if path.is_file() or path.is_dir()
+    }
 
 
 @pytest.mark.parametrize("limit", [8, 32, 36])
