@@ -134,6 +134,8 @@ class F:
     COUNTED = 145  # generation in which that count began: only such of one generation can be compared
     COLLECTIVE_ENDED = 146  # ns of the end of its newest collective that is over
     CUT = 147  # generation + 1 in which a collective of its failed, as one over connections that were closed does; 0 = none
+    # written by the worker: gate number + 1 of the host snapshot in each of its two halves, 0 = none, or being written
+    FIRST_HALF = 148
 
 
 class Phase(enum.IntEnum):
