@@ -264,6 +264,11 @@ class Cell:
         raw = self[F.SHIFT]
         return raw - _SHIFT_ZERO if raw else 0
 
+    @property
+    def gate_number(self) -> int | None:
+        """Of the step it is in; unlike the index it does not come again in another epoch."""
+        return None if self.step is None else self.step - self.shift
+
     def set_shift(self, shift: int) -> None:
         self[F.SHIFT] = _SHIFT_ZERO + shift
 
