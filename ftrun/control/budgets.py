@@ -30,8 +30,16 @@ def failure_key(death: Died) -> str:
     if death.signature:
         return f"died {death.signature}"
     if death.code is not None and 0 < death.code < 128:
-        return f"exit {death.code} at {death.step}"
+        return f"exit {death.code}"
     return ""
+
+
+def in_step(key: str, rank: int | None, step: int | None) -> str:
+    """Names failure `key` of `rank` in gate step `step`. There it is the program's when it comes again, to whoever holds the rank then.
+
+    To another rank, or in another step, it is another one: the machine may be short of memory more than once.
+    """
+    return f"{key}, rank {rank}, step {step}"
 
 
 def seen_before(state: State, key: str, generation: int) -> tuple[State, bool]:
@@ -49,13 +57,19 @@ def charge(config: Config, state: State, worker: WorkerState, death: Died) -> tu
         return state, None  # nothing failed
     key = failure_key(death)
     if key:
-        state, again = seen_before(state, key, worker.generation)
+        state, again = seen_before(state, in_step(key, worker.rank, death.at), worker.generation)
         if again:
             what = death.signature or death.cause
             said = Say("failed_again", worker.cell, worker.rank, what)
             return finish(state, EXIT_FAILED, f"rank {worker.rank}: {what}, twice", said)
-    recent = tuple((r, t) for r, t in state.deaths if death.t - t <= config.replacement_window)
-    state = replace(state, deaths=(*recent, (worker.rank, death.t)))
+    return count_failure(config, state, worker, death.t)
+
+
+def count_failure(config: Config, state: State, worker: WorkerState, t: float) -> tuple[State, tuple[Action, ...] | None]:
+    """One more failure of a rank. Actions are None while --max-replacements allows it, else the end."""
+    assert worker.rank is not None
+    recent = tuple((r, at) for r, at in state.deaths if t - at <= config.replacement_window)
+    state = replace(state, deaths=(*recent, (worker.rank, t)))
     count = sum(r == worker.rank for r, _ in state.deaths)
     if count > config.max_replacements:
         detail = f"{count} in {config.replacement_window:g} s"

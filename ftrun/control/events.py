@@ -113,6 +113,7 @@ class Died(Event):
     further than its start (see blame.how_far); `age`: seconds it had lived. `fault`: a value of ftrun.core.faults.Fault,
     "" = a process that is gone; `evidence`: one sentence that says how it is known. `outside`: the exception came from code
     of the script that a replacement would never run ("after the update", "after the body", "after the loop"), "" = it did not.
+    `step` is an index, which each epoch may begin anew; `gate` the gate number that belongs to it.
     """
 
     t: float
@@ -129,11 +130,17 @@ class Died(Event):
     fault: str = ""
     evidence: str = ""
     outside: str = ""
+    gate: int | None = None
+
+    @property
+    def at(self) -> int | None:
+        """Where it is in the run: a step index comes again in each epoch, a gate number does not."""
+        return self.step if self.gate is None else self.gate
 
 
 @dataclass(frozen=True)
 class Raised(Event):
-    """A body raised a user exception before the gate; the process lives and waits. `step` is a gate number.
+    """A body raised a user exception before the gate; the process lives and waits. `step` is its index, `gate` the gate number.
 
     `generation`: in which it raised (F.RAISED); None = the newest one the worker ran in. `fault`, `evidence` as in Died.
     """
@@ -145,6 +152,7 @@ class Raised(Event):
     generation: int | None = None
     fault: str = ""
     evidence: str = ""
+    gate: int | None = None
 
 
 @dataclass(frozen=True)

@@ -202,10 +202,16 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
     if generation < worker.generation:
         return state, ()
     # forgiven is an error that neither the step done again nor the one after it shows: a reset may only hide it
-    keys = [f"raised {event.signature} at {step}" for step in (event.step, event.step - 1)]
-    before = any(key == keys[1] and seen < generation for key, seen in state.failures)
-    state, again = budgets.seen_before(state, keys[0], generation)
-    if again or before:
+    at = event.step if event.gate is None else event.gate
+    known = {key for key, seen in state.failures if seen < generation}
+
+    def keys(rank: int | None) -> list[str]:
+        return [budgets.in_step(f"raised {event.signature}", rank, step) for step in (at, at - 1)]
+
+    # the exchange gives every rank what is not finite on one, and the first to look raises
+    whose = keys(None if fault == Fault.NONFINITE.value else worker.rank)
+    state, _ = budgets.seen_before(state, whose[0], generation)
+    if not known.isdisjoint(whose):
         reason = f"rank {worker.rank}: {event.signature}, twice"
         return budgets.finish(state, EXIT_FAILED, reason, replace(said, what="raised_again"))
     if state.phase in INCIDENT and generation < state.generation:
@@ -215,6 +221,10 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
         return restarts.restart_or_end(config, state, event.t, cannot)
     if response in (Response.REPLACE, Response.QUARANTINE):
         return lose(config, state, condemned([worker], event.t, event.signature, fault, event.evidence))
+    if any(not known.isdisjoint(keys(rank)) for rank in range(config.nproc)):
+        state, ending = budgets.count_failure(config, state, worker, event.t)
+        if ending is not None:
+            return state, (said, *ending)
     state, orders = stop(config, state)
     return state, (said, *orders)
 

@@ -16,7 +16,7 @@ from ftrun.core.shared.board import Board, Cell, F, Head
 from ftrun.core.shared.world import World, read_world
 from ftrun.core.system import procfs
 from tests.conftest import leaked_memory, small_file_system
-from tests.e2e import harness
+from tests.e2e import harness, sharding
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import fault, kill
 
@@ -285,6 +285,41 @@ def test_fd_store_and_a_rank_die_at_once(begin: Callable[..., Live]) -> None:
     assert len({result["weights"] for result in results}) == 1, "the ranks did not go on together"
     said = outcome.output.partition("bit-identical to an uninterrupted run: no (")[2]
     assert "a rank's own random streams and place in the data were lost" in said, outcome.tail()
+
+
+def sharded(folder: Path, faults: list[str], *options: str, steps: int = 60) -> Live:
+    """A sharded model, which can be had from snapshots only once a rank died in its update."""
+    out = ["--out", str(folder / "out"), "--steps", str(steps)]
+    command = harness.script_command(folder, sharding.SCRIPT, out, faults, spares=0, options=options)
+    return Live(folder, command)
+
+
+@pytest.mark.slow
+def test_fd_store_dies_after_a_replacement_took_over_its_predecessors_snapshot(
+    sharded_stock: Reference, folder: Path
+) -> None:
+    """The next fd store gets it from the replacement."""
+    live = sharded(folder, [kill(1, "backward", 55), kill(2, "update", 99)], "--snapshot-every", "50", steps=102)
+    live.said("takes over rank 1")
+    live.kill("ftrun fd store")
+    live.said("our fd store process died")
+    outcome = live.finish()
+    sharding.exact(outcome, sharded_stock("--steps", "102"))
+    assert [a["resume"] for a in outcome.actions("Publish") if a["rollback"]] == [50], outcome.tail()
+
+
+def test_who_has_snapshots_is_told_why_they_do_not_help(folder: Path) -> None:
+    """They died with the fd store and the rank, so another one is not what the run lacked."""
+    live = sharded(folder, [], "--snapshot-every", "20")
+    live.reach(3)
+    rank, fd_store = live.pid("ftrun rank 2"), live.pid("ftrun fd store")
+    os.kill(live.launcher, signal.SIGSTOP)  # it sees both deaths together
+    os.kill(fd_store, signal.SIGKILL)
+    os.kill(rank, signal.SIGKILL)
+    os.kill(live.launcher, signal.SIGCONT)
+    outcome = live.finish()
+    assert outcome.code == 75 and "there is no host snapshot of rank 2" in outcome.output, outcome.tail()
+    assert "--snapshot-every" not in outcome.output, outcome.tail()
 
 
 def test_launcher_dies_and_nothing_is_left(begin: Callable[..., Live], folder: Path) -> None:

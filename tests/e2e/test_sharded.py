@@ -14,7 +14,7 @@ from torch.torch_version import TorchVersion
 
 from tests.e2e import harness, layouts
 from tests.e2e.conftest import Reference
-from tests.e2e.harness import Outcome, kill
+from tests.e2e.harness import Outcome, fault, kill
 from tests.e2e.sharding import exact, faulted, sources
 
 pytestmark = [
@@ -79,6 +79,36 @@ def test_a_death_in_the_update_goes_back_to_the_snapshot(sharded_stock: Referenc
     assert len(harness.deaths(outcome)) == 2 and outcome.output.count("loaded from the host snapshot") == 2, (
         outcome.tail()
     )
+
+
+def test_a_snapshot_that_all_ranks_have_outlives_every_death(sharded_stock: Reference, folder: Path) -> None:
+    """Rank 2 dies before it takes the snapshot of step 4, and its replacement goes on in the same memory; then rank 1 dies in the update
+    before the snapshot of step 8, twice: the others have taken that one, and what they keep beside it must be what ranks 1 and 2 have."""
+    faults = [fault("kill", 1, "update", 7, times=2)]
+    outcome = faulted(
+        folder, ["--steps", "9"], faults, ("--snapshot-every", "4"), FTRUN_TEST_PAUSE="sealed:3:2"
+    )
+    exact(outcome, sharded_stock("--steps", "9"))
+    assert len(harness.deaths(outcome)) == 3, outcome.tail()
+    assert [a["resume"] for a in outcome.actions("Publish") if a["rollback"]] == [0, 4], outcome.tail()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [kill(1, "backward", 5), kill(2, "update", 7)],
+        [fault("kill", 2, "update", 7, times=3)],
+        [kill(3, "update", 7), kill(3, "backward", 9), kill(0, "update", 7), kill(3, "update", 11)],
+    ],
+    ids=["a replacement before", "the same rank again", "by turns"],
+)
+def test_deaths_before_a_snapshot_that_the_others_take(
+    sharded_stock: Reference, folder: Path, faults: list[str]
+) -> None:
+    outcome = faulted(folder, ["--steps", "13"], faults, ("--snapshot-every", "4"))
+    exact(outcome, sharded_stock("--steps", "13"))
+    assert len(harness.deaths(outcome)) == sum(int(one.rpartition("times = ")[2]) for one in faults), outcome.tail()
 
 
 @pytest.mark.parametrize(

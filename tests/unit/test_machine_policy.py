@@ -21,7 +21,7 @@ def test_an_exception_in_a_body_is_retried_once() -> None:
     assert ev.Publish(2, 5, (0, 1, 2), (), ()) in run.orders
     assert kinds(run.send(ev.Raised(0.0, 2, 5, "KeyError", 2))) == ["Say", "CloseGate", "Deadline"]
     run.recover()
-    actions = run.send(ev.Raised(0.0, 2, 5, "ValueError", 3))
+    actions = run.send(ev.Raised(0.0, 1, 5, "ValueError", 3))
     assert says(actions) == ["raised_again"]
     assert only(actions, ev.End).code == 1
 
@@ -32,7 +32,17 @@ def test_the_same_exception_at_another_step_is_another_one() -> None:
     run.recover()
     assert says(run.send(ev.Raised(0.0, 0, 7, "ValueError"))) == ["raised"]
     run.recover(6)
-    assert says(run.send(ev.Raised(0.0, 1, 7, "ValueError"))) == ["raised_again"]
+    assert says(run.send(ev.Raised(0.0, 0, 7, "ValueError"))) == ["raised_again"]
+
+
+def test_the_same_exception_on_another_rank_is_counted() -> None:
+    """The kernel may end the loader process of one rank, and of the next while the step is done again; one of all ranks is bounded."""
+    run = Driver(3, 0, max_replacements=1).up()
+    for rank, step in ((0, 5), (1, 5), (2, 6), (0, 40), (1, 60)):
+        assert says(run.send(ev.Raised(0.0, rank, step, "RuntimeError"))) == ["raised"]
+        run.recover(step - 1)
+    actions = run.send(ev.Raised(0.0, 2, 60, "RuntimeError"))
+    assert says(actions) == ["raised", "too_many_replacements"] and only(actions, ev.End).code == 75
 
 
 def test_an_exception_that_only_a_reset_hides_is_the_programs() -> None:
@@ -52,7 +62,28 @@ def test_an_exception_after_the_update_ends_the_run_or_restarts_all() -> None:
         )
 
 
-@pytest.mark.parametrize("facts", [{"signature": "ValueError", "code": 1}, {"code": 3, "cause": "exit 3"}], ids=str)
+TWICE = pytest.mark.parametrize("facts", [{"signature": "ValueError", "code": 1}, {"code": 3, "cause": "exit 3"}], ids=str)
+
+
+@TWICE
+@pytest.mark.parametrize(("rank", "place"), [(0, {}), (1, {"step": 6}), (1, {"gate": 19})], ids=str)
+def test_the_same_failure_of_another_rank_or_in_another_step_is_counted(
+    facts: dict[str, Any], rank: int, place: dict[str, int]
+) -> None:
+    """An index comes again in another epoch, where the gate number tells the steps apart."""
+    run = Driver(2, 0, max_replacements=2).up()
+    run.kill(1, **facts)
+    run.recover()
+    assert says(run.kill(run.holder(rank), **facts, **place)) == ["died"]
+    run.recover()
+    for _ in range(run.config.max_replacements - 1 - rank):
+        run.kill(run.holder(rank))
+        run.recover()
+    actions = run.kill(run.holder(rank), **{**facts, "step": 300})
+    assert says(actions) == ["died", "too_many_replacements"] and only(actions, ev.End).code == 75
+
+
+@TWICE
 def test_the_same_failure_twice_is_the_programs(facts: dict[str, Any]) -> None:
     run = Driver(2, 0).up()
     assert says(run.kill(0, **facts)) == ["died"]

@@ -62,9 +62,10 @@ def fault(config: Config, state: State, event: DeviceFault) -> Result:
         return restarts.restart_or_end(config, state, event.t, Say("failed", first.cell, first.rank, what))
     if not verdict.counts and event.step is not None:
         # the application's fault: what comes again at the same step is a bug, and another worker will not mend it
-        state, again = budgets.seen_before(state, f"{verdict.why} at {event.step}", state.generation)
+        first = victims[0]
+        key = budgets.in_step(verdict.why, first.rank, event.step)
+        state, again = budgets.seen_before(state, key, state.generation)
         if again:
-            first = victims[0]
             said = Say("failed_again", first.cell, first.rank, what)
             return budgets.finish(state, EXIT_FAILED, f"rank {first.rank}: {what}, twice", said)
     return incidents.lose(config, state, incidents.condemned(victims, event.t, what, event.fault, what))

@@ -134,6 +134,8 @@ class F:
     COUNTED = 145  # generation in which that count began: only such of one generation can be compared
     COLLECTIVE_ENDED = 146  # ns of the end of its newest collective that is over
     CUT = 147  # generation + 1 in which a collective of its failed, as one over connections that were closed does; 0 = none
+    # written by the worker: gate number + 1 of the host snapshot in each of its two halves, 0 = none, or being written
+    FIRST_HALF = 148
 
 
 class Phase(enum.IntEnum):
@@ -171,6 +173,7 @@ class Flag(enum.IntFlag):
     )
     SCRIPT = 256  # the script's first line comes next
     STEPPED = 512  # an optimizer of the script took a step
+    LEFT = 1024  # an exception left a body or a job.call of the script: nobody's collectives get what this rank owed them
 
 
 class Busy(enum.IntFlag):
@@ -261,6 +264,11 @@ class Cell:
         """Step index minus gate number of the loop it is in (they part after a first loop or a loaded checkpoint)."""
         raw = self[F.SHIFT]
         return raw - _SHIFT_ZERO if raw else 0
+
+    @property
+    def gate_number(self) -> int | None:
+        """Of the step it is in; unlike the index it does not come again in another epoch."""
+        return None if self.step is None else self.step - self.shift
 
     def set_shift(self, shift: int) -> None:
         self[F.SHIFT] = _SHIFT_ZERO + shift

@@ -220,7 +220,7 @@ class WorkerPool:
             signature = str(worker.error.get("signature", "exception"))
             fault = str(worker.error.get("fault", Fault.EXCEPTION.value))
             evidence = str(worker.error.get("evidence", signature))
-            self._emit(Raised(now, index, cell.step or 0, signature, raised, fault, evidence))
+            self._emit(Raised(now, index, cell.step or 0, signature, raised, fault, evidence, cell.gate_number))
         for at, (field, stage) in enumerate(_STAGES):
             generation = cell[field]
             if generation != worker.stages[at]:
@@ -366,6 +366,7 @@ class WorkerPool:
             fault,
             evidence,
             str(error.get("outside", "")),
+            cell.gate_number,
         )
         if fault == Fault.LINK.value and not (worker.cause or worker.ours or self.ending):
             self._held.append(death)

@@ -27,6 +27,7 @@ from torch.distributed import ProcessGroup
 from ftrun.core import symptoms
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
+from ftrun.core.shared.board import Head
 from ftrun.core.shared.world import World
 from ftrun.core.system import files
 from ftrun.worker.comm.backend import Inner
@@ -173,7 +174,7 @@ class SwapGroup(ProcessGroup):
             return received
         pending = Pending(self, inner, work, outputs, divide, entry)
         registry.shown.begun()
-        if context.stop_pending():
+        if context.stop_pending() or registry.over:
             self.release(inner.generation + 1)  # the control thread may have been here before this one began
         return pending
 
@@ -207,8 +208,8 @@ class SwapGroup(ProcessGroup):
         In a loop whatever torch says may come from a peer's death, outside of it a connection that ended and an error of
         NCCL; a collective that took too long or was called with wrong arguments is shown at once there.
         """
-        if not isinstance(error, RuntimeError):
-            return 0.0
+        if not isinstance(error, RuntimeError) or self.context.board[Head.ENDING]:
+            return 0.0  # no stop explains anything once the run ends
         if self.registry.looping:
             return _HOLD
         cut_off = symptoms.of_exception(error) is Fault.LINK or isinstance(error, dist.DistBackendError)
@@ -220,7 +221,7 @@ class SwapGroup(ProcessGroup):
         while not self.context.stop_pending():
             seen = self.context.board.worker_bell()
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or self.context.board[Head.ENDING]:
                 return
             self.context.board.wait_workers(seen, min(left, 0.1))
         self.context.check_stop_in_collective()
@@ -247,7 +248,7 @@ class SwapGroup(ProcessGroup):
     def letting_go(self, work: Direct) -> Iterator[None]:
         self._waiting.add(work)
         try:
-            if self.context.stop_pending() or self.inner is not work.of:
+            if self.context.stop_pending() or self.inner is not work.of or self.registry.over:
                 work.let_go()  # the control thread may have been here before this one began
             yield
         finally:
@@ -255,6 +256,9 @@ class SwapGroup(ProcessGroup):
 
     def shown(self, error: Exception) -> None:
         self.registry.told(error)
+
+    def cut_off(self) -> Exception:
+        return self.registry.broken or RuntimeError("the process group was destroyed before this collective was complete")
 
     # the set is changed by one call into C at a time, from any thread; a lock would cost as much again in every step
 
@@ -365,6 +369,7 @@ class Registry:
         self.calling = 0  # depth of what may communicate outside a body
         self.broken: Exception | None = None  # a collective failed and no stop explained it
         self.broken_in: SwapGroup | None = None  # the group that it was called on
+        self.over = False  # the run ends and a rank has left: no collective can be completed
         self.shown = OnBoard(context.cell.words(), lambda: any([bool(group.pending) for group in self.groups]))
         self.observers = Observers()  # of the state that is protected, once there is one
         self.unrestorable: Callable[[Exception], None] = lambda error: None  # tell that this rank cannot be replaced
@@ -477,6 +482,16 @@ class Registry:
     def release(self, generation: int) -> None:
         for group in list(self.groups):
             group.release(generation)
+
+    def cut_short(self, why: str) -> None:
+        """The run ends: whatever waits in a collective goes on, and it and every later one fail."""
+        self.over = True
+        self.broken, self.broken_in = WorkerError(f"{why}: this collective cannot be completed"), None
+        for group in list(self.groups):
+            inner = group.inner
+            if inner is not None:
+                inner.abort()
+                group.release(inner.generation + 1)
 
     def drain(self, generation: int) -> None:
         """Wait until no collective of the old world writes into its tensors any more: the redone step uses them again.

@@ -48,6 +48,9 @@ class WorkOwner(Protocol):
     def shown(self, error: Exception) -> None:
         """The script is told of `error` now."""
 
+    def cut_off(self) -> Exception:
+        """Why a work that was completed early has no result."""
+
 
 def _future(tensors: list[torch.Tensor], on_gpu: bool) -> torch.futures.Future[Any]:
     """One that makes whoever waits for it wait for the GPU work behind it, too, if the tensors are there."""
@@ -167,7 +170,7 @@ class Pending(Work):
             self._group.shown(self._error)
             raise self._error
         if not self.succeeded:
-            raise RuntimeError("the process group was destroyed before this collective was complete")
+            raise self._group.cut_off()
         return True
 
     def _wait_for(self, timeout: timedelta) -> None:
@@ -238,7 +241,7 @@ class Direct(Work):
                 entry.store(self._received)
         self._group.waited(begin)
         if outcome is _LET_GO:
-            raise RuntimeError("the process group was destroyed before this was sent or received")
+            raise self._group.cut_off()
         return bool(outcome)
 
     def _wait_inside(self, timeout: timedelta | None) -> Any:

@@ -2,8 +2,8 @@
 
 Every rank keeps its 1/n share of the committed zone (replicas are equal, so the shares of all make the whole) and what is
 its own: buffers, parameters that are not replicated, manifest, and its END slot. Of a sharded model everything is its own.
-Two halves, written in turn, each sealed with its step: a rank that dies while it writes one leaves the other, and since all ranks meet
-at every gate they have one in common.
+Two halves, each sealed with its step, which the board shows: a rank overwrites the one that is not the newest that all ranks have, so
+that they always have one in common, whoever dies where, and whoever has no room for more. A replacement goes on in its predecessor's.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import hashlib
 import sys
 
 from ftrun.core.errors import DeviceError, PlatformError
+from ftrun.core.shared.board import F
 from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import Facts
 from ftrun.worker.kept.ledger import Ledger
 from ftrun.worker.kept.recovery_points import END
-from ftrun.worker.kept.snapshot_store import BadSnapshot, Places, Store
+from ftrun.worker.kept.snapshot_store import HALVES, BadSnapshot, Places, Store
 from ftrun.worker.memory.arena import Manifest
 from ftrun.worker.memory.segment import Segment, room_for
 from ftrun.worker.runtime.run_link import Context
@@ -84,15 +85,40 @@ class Snapshots:
             if self._store is None:
                 self._store = Store.create(context.rank, arena)
             facts["committed_gpu"] = facts["zone_gpu"] if shared else 0
-            self._store.write(step, facts, pieces)
+            half = self._store.half_for(self._common())
+            context.cell[F.FIRST_HALF + half] = 0
+            self._store.write(half, step, facts, pieces)
+            context.cell[F.FIRST_HALF + half] = step + 1
             self._room = max(self._room, needed)
         if fresh:
             with contextlib.suppress(OSError):  # the next fd store gets it with the other segments
                 self.send()
 
-    def adopt(self, store: Store) -> None:
-        """Go on in a predecessor's segment."""
-        self._store = store
+    def _common(self) -> int:
+        """Newest step that every rank shows a snapshot of, -1 = none."""
+        steps = [{cell[F.FIRST_HALF + half] - 1 for half in HALVES} - {_NO_STEP} for cell in self._context.cells()]
+        return max(set.intersection(*steps), default=_NO_STEP)
+
+    def adopt(self) -> None:
+        """Go on in the predecessor's segment, if snapshots are taken and it left one."""
+        store = attach(self._context, self._context.rank) if self._every > 0 and self._store is None else None
+        if store is not None:
+            self._store, self._room = store, store.used()
+            self._show()
+
+    def went_back(self, step: int) -> None:
+        """All ranks are at `step` again: what they kept since is of steps that are still to come."""
+        if self._store is not None:
+            for kept, half in self._store.steps().items():
+                if kept > step:
+                    self._store.void(half)
+            self._show()
+
+    def _show(self) -> None:
+        assert self._store is not None
+        sealed = {half: step for step, half in self._store.steps().items()}
+        for half in HALVES:
+            self._context.cell[F.FIRST_HALF + half] = sealed.get(half, _NO_STEP) + 1
 
     def handed_over(self) -> bool:
         """As `send`; False when there is no fd store now."""
@@ -135,26 +161,27 @@ def _is_shared(state: ProtectedState, world_size: int) -> bool:
     )
 
 
-def newest_common(context: Context) -> int:
-    """Newest step of which every rank's snapshot is there and fits the others', -1 = none. Checks no contents."""
+def newest_common(context: Context) -> tuple[int, str]:
+    """Newest step of which every rank's snapshot is there and fits the others'; -1 and why, when there is none. Checks no contents."""
     world = context.world
     assert world is not None
-    stores = [attach(context, place.rank) for place in world.places]
-    found = [store for store in stores if store is not None]
-    if len(found) < len(stores):
-        return _NO_STEP
-    common = set.intersection(*(set(store.steps()) for store in found))
+    stores = {place.rank: attach(context, place.rank) for place in world.places}
+    found = {rank: store for rank, store in stores.items() if store is not None}
     try:
-        for step in sorted(common, reverse=True):
-            records = [store.record(step) for store in found]
+        if len(found) < len(stores):
+            return _NO_STEP, f"there is no host snapshot of rank {min(stores.keys() - found)}"
+        steps = {rank: store.steps() for rank, store in found.items()}
+        for step in sorted(set.intersection(*map(set, steps.values())), reverse=True):
+            records = [store.record(step) for store in found.values()]
             if len({r.agrees for r in records}) == 1 and records[0].world_size == world.size:
-                return step
-    except (BadSnapshot, ValueError, KeyError):
-        pass
+                return step, ""
+        kept = (f"{' and '.join(map(str, sorted(own))) or 'none'} on rank {rank}" for rank, own in steps.items())
+        return _NO_STEP, f"the ranks' host snapshots are of no step in common ({', '.join(kept)})"
+    except (BadSnapshot, ValueError, KeyError) as error:
+        return _NO_STEP, f"a host snapshot is damaged ({error})"
     finally:
-        for store in found:
+        for store in found.values():
             store.segment.close()
-    return _NO_STEP
 
 
 def attach(context: Context, rank: int) -> Store | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from ftrun.native.transfer import Extent
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.segment import Segment
 
+HALVES = (0, 1)
 _PAGE = 4096
 _SEAL, _LENGTH, _SUM = 0, 8, 16  # words of a half's first page; behind it the facts, then the pieces
 _FACTS_AT = _PAGE
@@ -94,15 +96,29 @@ class Store:
 
     def steps(self) -> dict[int, int]:
         """Sealed steps (gate numbers) -> half."""
-        seals = {half: self.segment.load(half * self._half + _SEAL) - 1 for half in (0, 1)}
+        seals = {half: self.segment.load(half * self._half + _SEAL) - 1 for half in HALVES}
         return {step: half for half, step in seals.items() if step >= 0}
 
-    def write(self, step: int, facts: dict[str, Any], pieces: dict[str, Places | bytes]) -> None:
-        """Copy the pieces into the older half and seal it. Errors: DeviceError when there is no room, CudaError."""
+    def half_for(self, common: int) -> int:
+        """The half to write next: an empty one, else the older one, never that of step `common`."""
         sealed = self.steps()
-        half = sealed[min(sealed)] if len(sealed) == 2 else (0 if 0 not in sealed.values() else 1)
+        empty = [half for half in HALVES if half not in sealed.values()]
+        return empty[0] if empty else next(half for step, half in sorted(sealed.items()) if step != common)
+
+    def void(self, half: int) -> None:
+        """What is in `half` counts no more."""
+        self.segment.store(half * self._half + _SEAL, 0)
+
+    def used(self) -> int:
+        """Bytes that the larger sealed half holds, 0 when none is sound."""
+        with contextlib.suppress(BadSnapshot, ValueError, KeyError):
+            return max((sum(p.size for p in self.record(step).pieces.values()) for step in self.steps()), default=0)
+        return 0
+
+    def write(self, half: int, step: int, facts: dict[str, Any], pieces: dict[str, Places | bytes]) -> None:
+        """Copy the pieces into `half` and seal it. Errors: DeviceError when there is no room, CudaError."""
         base = half * self._half
-        self.segment.store(base + _SEAL, 0)
+        self.void(half)
         at, written = _PIECES_AT, {}
         for name, piece in pieces.items():
             if isinstance(piece, bytes):

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ftrun.worker.kept.course import Course
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.callers import inside_compiled
+from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.runtime.torch_private import step_hooks
 from ftrun.worker.runtime.trees import content
 from ftrun.worker.state import serialization, write_counts
@@ -101,11 +102,11 @@ class UpdateRegion:
 
     def _gives_up(self, why: str) -> None:
         self.plain, self.void = False, True
+        context = Context.current
+        kept = context is not None and context.snapshot_every > 0
+        then = "all ranks go back to the host snapshot" if kept else "only a host snapshot helps (--snapshot-every)"
         print(
-            f"ftrun: {why}: should a rank die at a gate, its update cannot be made again, and only a host snapshot helps "
-            "(--snapshot-every)",
-            file=sys.stderr,
-            flush=True,
+            f"ftrun: {why}: should a rank die at a gate, its update cannot be made again, and {then}", file=sys.stderr, flush=True
         )
 
     def _is_as_at_gate(self) -> bool:

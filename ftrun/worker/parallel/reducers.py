@@ -188,7 +188,7 @@ class _One:
             param.grad = None
         self.ddp.reducer.prepare_for_forward()
         self.ddp.reducer.prepare_for_backward([])
-        with torch.enable_grad():
+        with torch.enable_grad(), torch_private.signals_in_backward():
             for index in order:
                 _backward_of_zeros(self.params[index], self._sparse[index])
         torch_private.rebuild_buckets(self.ddp)

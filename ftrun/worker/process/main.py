@@ -19,7 +19,7 @@ from typing import Any
 
 from ftrun import native
 from ftrun.core import environment, paths
-from ftrun.core.shared.board import Busy, F, Flag, Phase
+from ftrun.core.shared.board import Busy, F, Flag, Head, Phase
 from ftrun.core.shared.world import World
 from ftrun.core.system import files
 from ftrun.worker.process import debugger, exec_program, numa, run_script, standby
@@ -60,6 +60,8 @@ def _run(spec: dict[str, Any]) -> int:
     context.snapshot_every = int(spec.get("snapshot_every", 0))
     context.patient = spec.get("debug_rank") is not None
     context.one_console = bool(spec.get("one_console", False))
+    if context.board[Head.ENDING]:
+        return 1  # the signal may have come before this process could hear it: the fork server ignores it
     # without it the library behaves as under torchrun: nothing is recovered in place in a world of several nodes yet
     Context.current = None if spec.get("plain") else context
     os.environ.update(spec["env"])

@@ -126,6 +126,31 @@ def _rebuilds() -> bool:
     return rebuilt and private.has_rebuilt(ddp) and ddp.module.bias.grad.tolist() == [1.0, 1.0]
 
 
+class _Interrupted:
+    """Interrupts whoever looks at it, as a signal handler may."""
+
+    def __reduce__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def _swallows() -> bool:
+    """What comes up while DDP looks at a collective's result is given back as what it was."""
+
+    def hook(state: Any, bucket: Any) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(_Interrupted())
+        return future
+
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=_ddp().process_group)
+    ddp.register_comm_hook(None, hook)
+    try:
+        with private.signals_in_backward():
+            ddp(torch.ones(1, 2)).sum().backward()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
 def _knows_comm_hooks() -> bool:
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=_ddp().process_group)
     before = private.comm_hooks(ddp)
@@ -344,6 +369,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "_build_params_for_reducer": _numbers_params,
     "_has_rebuilt_buckets": _rebuilds,
     "_reset_state": _resets,
+    "_extract_tensors": _swallows,
     "_rebuild_buckets": _rebuilds,
     "_comm_hooks": _knows_comm_hooks,
     "_version": _counts_writes,

@@ -14,7 +14,7 @@ from ftrun.worker.kept.recovery_points import END, GATE, SEALED, Slots
 from ftrun.worker.memory.arena import OPEN, Arena
 from ftrun.worker.recovery.completed import Newest, ends_of
 from ftrun.worker.recovery.kit import Kit
-from ftrun.worker.recovery.sources import PEER, NoSource, note_draws, take_changed
+from ftrun.worker.recovery.sources import PEER, SNAPSHOTS, NoSource, note_draws, take_changed
 from ftrun.worker.state import serialization
 
 _NOBODY = "no rank completed the update before step {}: all of them died in it"
@@ -42,24 +42,26 @@ def make(kit: Kit, resume: int, newest: Newest) -> None:
     state, slots = kit.state, kit.ledger.slots
     ends = [end for one in _ends(kit, resume, newest) if (end := read_state(one, END))["alone"]]
     if not ends:
-        raise NoSource(_NOBODY.format(resume), requeue=True)
+        raise NoSource(_NOBODY.format(resume), requeue=True, remedies=(SNAPSHOTS,))
     if len({repr((end["updates"], end["kept"])) for end in ends}) > 1 or not all(end["plain"] for end in ends):
         raise NoSource(
             "it died at its gate, after which comes more than the updates of protected optimizers, or not the same on every rank, so that "
-            "nobody can make its update: take host snapshots (--snapshot-every)",
+            "nobody can make its update",
             requeue=True,
+            remedies=(SNAPSHOTS,),
         )
     saved, updates = read_state(slots, GATE), ends[0]["updates"]
     course, sums = Course(saved["course"]), {end["course"][0] for end in ends}
     if not course.foretells(saved["began"], updates, len(state.optimizers)) or not course.leads_to(updates, sums):
         raise NoSource(
             "it died at its gate, after which the other ranks' optimizers stepped otherwise than its own did before, so that nobody "
-            "knows which updates it lacks: take host snapshots (--snapshot-every)",
+            "knows which updates it lacks",
             requeue=True,
+            remedies=(SNAPSHOTS,),
         )
     if updates:
         if slots.tag(SEALED) != resume - 1:
-            raise NoSource("its gradients were not sealed when it died at its gate: take host snapshots (--snapshot-every)", requeue=True)
+            raise NoSource("its gradients were not sealed when it died at its gate", requeue=True, remedies=(SNAPSHOTS,))
         state.python.apply(saved["py"])
         state.set_grads(saved["alive"], serialization.decode(slots.sound(SEALED)))
         state.arena.open()
@@ -78,9 +80,9 @@ def apply_to(saved: dict[str, Any], kit: Kit, resume: int, newest: Newest) -> di
     written = buffers & {*after["buffers"], *saved["ever"]}
     if written:
         raise NoSource(
-            f"{min(written)} is written after optimizer.step(), which this rank did not complete, and no other rank has its values: take "
-            "host snapshots (--snapshot-every)",
+            f"{min(written)} is written after optimizer.step(), which this rank did not complete, and no other rank has its values",
             requeue=True,
+            remedies=(SNAPSHOTS,),
         )
     take_changed(kit, saved, after, slots, others, resume)
     note_draws(kit.context, saved, after)
@@ -104,5 +106,5 @@ def _ends(kit: Kit, resume: int, newest: Newest) -> list[Slots]:
     if not in_time:
         raise NoSource(f"not every rank completed the update before step {resume} within {PEER:.0f} s", requeue=True)
     if not done:
-        raise NoSource(_NOBODY.format(resume), requeue=True)
+        raise NoSource(_NOBODY.format(resume), requeue=True, remedies=(SNAPSHOTS,))
     return done

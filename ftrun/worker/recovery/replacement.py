@@ -36,6 +36,7 @@ from ftrun.worker.recovery.rollback import lay_over, reload
 from ftrun.worker.recovery.sources import (
     KEPT,
     PEER,
+    SNAPSHOTS,
     NoSource,
     Replica,
     Superseded,
@@ -100,6 +101,8 @@ class Restorer:
         slots = fetch(context, context.rank, "slots")
         gpu = use_gpu(context, self.state)
         fenced = self._await_fence()
+        if not self._may_still_run():
+            self.kit.snapshots.adopt()
         if segment is None or slots is None:
             own = self._without_own(gpu)
         else:
@@ -221,6 +224,7 @@ class Restorer:
         self._await_fence()
         if self._may_still_run():
             raise NoSource("its predecessor may still run, so its memory cannot be used")
+        self.kit.snapshots.adopt()
         self.kit.ledger.slots = Slots(slots)
         gpu, instead = use_gpu(context, self.state), "the snapshot is loaded into new memory"
         arena = self._usable(Arena(segment), gpu, instead) if segment else self._new_arena(gpu)
@@ -287,17 +291,20 @@ class Restorer:
             raise self._no_replica("ranks that should hold the same were seen to differ, so none gives its values to another one")
         if not same and self.state.is_sharded:
             raise NoSource(
-                f"it died inside its update, and its shard of {self.state.holders.alone()} is no other rank's: take host snapshots "
-                "(--snapshot-every), or shard over a mesh that has replicas, too (HSDP)",
+                f"it died inside its update, and its shard of {self.state.holders.alone()} is no other rank's",
                 requeue=True,
+                remedies=(SNAPSHOTS, "shard over a mesh that has replicas, too (HSDP)"),
             )
         if not same:
             alone = self.state.holders.alone()
             what = f"of {alone}" if alone else "of all its parameters at once"
             raise NoSource(
-                f"no other rank is known to hold the same values {what}: DistributedDataParallel proves it, or say it by "
-                "protect(..., replicas=group); where no rank does, --snapshot-every N keeps something to go back to",
+                f"no other rank is known to hold the same values {what}",
                 requeue=pipelines.has_a_part(self.state.tensors),
+                remedies=(
+                    SNAPSHOTS,
+                    "prove by DistributedDataParallel, or say by protect(..., replicas=group), which ranks hold the same",
+                ),
             )
         while True:
             seen = context.board.worker_bell()
@@ -330,7 +337,7 @@ class Restorer:
             context.board.wait_workers(seen, 0.002)
 
     def _no_replica(self, why: str) -> NoSource:
-        return NoSource(f"{why}; take host snapshots (--snapshot-every)", requeue=pipelines.has_a_part(self.state.tensors))
+        return NoSource(why, pipelines.has_a_part(self.state.tensors), (SNAPSHOTS,))
 
     def _with_gpu(self, replica: Replica) -> Replica:
         """Map its part on a GPU, now that it is complete. Errors: DeviceError."""
@@ -458,11 +465,26 @@ def restore(kit: Kit) -> None:
             Restorer(kit).run()
             return
         except NoSource as error:
-            going_back = context.world is not None and context.world.rollback
-            _tell_no_source(context, error, -1 if going_back else newest_common(context))
+            step, why_none = _snapshot_for(context)
+            _tell_no_source(context, _with_remedies(error, step, why_none), step)
         except Superseded:
             pass
         _join_rollback(context)
+
+
+def _snapshot_for(context: Context) -> tuple[int, str]:
+    """The host snapshot that everyone can go back to; -1 and why, when there is none, or no snapshots are taken."""
+    going_back = context.world is not None and context.world.rollback
+    return (-1, "") if going_back or context.snapshot_every <= 0 else newest_common(context)
+
+
+def _with_remedies(error: NoSource, step: int, why_none: str) -> NoSource:
+    """`error` with what would have helped, but for what the run has: then why that does not help."""
+    if step >= 0:
+        return error
+    remedies = [remedy for remedy in error.remedies if not (why_none and remedy is SNAPSHOTS)]
+    text = "; ".join(filter(None, (str(error), why_none, ", or ".join(remedies))))
+    return NoSource(text, error.requeue)
 
 
 def _join_rollback(context: Context) -> None:

@@ -13,7 +13,7 @@ from ftrun.core.shared.board import F, Source
 from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import Facts, TransferError
 from ftrun.worker.kept.recovery_points import END
-from ftrun.worker.kept.snapshot import attach, own_places
+from ftrun.worker.kept.snapshot import own_places
 from ftrun.worker.kept.snapshot_store import BadSnapshot, Places, Record, Store
 from ftrun.worker.memory.arena import Arena, Manifest
 from ftrun.worker.memory.gpu_memory import WAIT
@@ -76,10 +76,10 @@ def reload(kit: Kit, arena: Arena) -> tuple[Manifest, dict[str, Any], int]:
     world = context.world
     assert world is not None
     step = world.resume
-    store = kit.snapshots.store or attach(context, context.rank)
+    store = kit.snapshots.store
     if store is None:
         raise BadSnapshot("the fd store has no host snapshot of this rank")
-    kit.snapshots.adopt(store)
+    kit.snapshots.went_back(step)
     record = store.record(step)
     store.check(record)
     manifest = Manifest.from_bytes(store.bytes(record.pieces["manifest"]))

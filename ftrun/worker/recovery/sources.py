@@ -18,6 +18,7 @@ from ftrun.worker.memory.arena import Arena
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.runtime.run_link import Context
 
+SNAPSHOTS = "take host snapshots (--snapshot-every)"
 KEPT = 5.0  # seconds that a new fd store gets to be handed the survivors' memory
 PEER = 60.0  # seconds that survivors get to finish the update they are in
 
@@ -26,11 +27,13 @@ class NoSource(WorkerError):
     """No rung of the ladder holds for this rank.
 
     `requeue`: the script and the machine are as they should be, only this part of the state is lost: the run may be started again.
+    `remedies`: what would have helped.
     """
 
-    def __init__(self, why: str, requeue: bool = False) -> None:
+    def __init__(self, why: str, requeue: bool = False, remedies: tuple[str, ...] = ()) -> None:
         super().__init__(why)
         self.requeue = requeue
+        self.remedies = remedies
 
 
 class Superseded(Exception):
@@ -137,7 +140,8 @@ def take_changed(kit: Kit, saved: dict[str, Any], after: dict[str, Any], of: Slo
         if at_gate.get(key) != mine[key] or any(end.get(key) != value for end in ends):
             raise NoSource(
                 f"{key} is not the same on every rank and was changed after optimizer.step(), which this rank did not "
-                "complete: nobody has its value (change it before optimizer.step(), or use --snapshot-every)"
+                "complete: nobody has its value",
+                remedies=(SNAPSHOTS, "change it before optimizer.step()"),
             )
         mine[key] = value
     if not ends and not all(map(kit.state.python.is_alike, changed)):

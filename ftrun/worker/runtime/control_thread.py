@@ -1,7 +1,8 @@
 """The thread that hears the doorbell of a worker. It never decides anything.
 
 It sees a generation bump, wakes the main thread out of whatever it waits in (groups register a waker), and answers
-"stopped" for a main thread that is outside a step body.
+"stopped" for a main thread that is outside a step body. It also wakes it at the end of the run, once a rank has left: the signal
+that ends the run is heard by Python only when the main thread comes back to it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class ControlThread:
         self._position = context.position
         self._main = threading.main_thread().ident
         self._heard = 0
+        self._cut_short = False
         self._fd_store_epoch = self._lent_epoch = context.mapped_epoch
 
     def start(self) -> None:
@@ -57,6 +59,10 @@ class ControlThread:
             self._lent_epoch = epoch
         if epoch != self._fd_store_epoch and (context.on_fd_store is None or context.on_fd_store()):
             self._fd_store_epoch = epoch
+        if not self._cut_short and (why := context.cut_short()):
+            self._cut_short = True
+            for waker in list(context.wakers):
+                waker.cut_short(why)
         if context.world is None or not context.stop_pending():
             return
         generation = gate.unpack(context.board.gate()).generation

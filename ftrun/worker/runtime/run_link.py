@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ftrun.core import paths
 from ftrun.core.errors import WorkerError
+from ftrun.core.shared import gate
 from ftrun.core.shared.board import Board, Busy, Cell, F, Flag, Head, Inexact, Phase
 from ftrun.core.shared.steps import StepLog
 from ftrun.core.shared.world import World, newest_world
@@ -29,6 +30,9 @@ class Waker(Protocol):
 
     def release(self, generation: int) -> None:
         """End what is still pending from a world before `generation`."""
+
+    def cut_short(self, why: str) -> None:
+        """The run ends: make every wait fail now, and from here on."""
 
 
 class Context:
@@ -96,6 +100,22 @@ class Context:
         if self.stop_pending():
             raise Interrupt
 
+    def cut_short(self) -> str:
+        """While the run ends: why what this rank may be waiting for does not come any more; "" = it may.
+
+        As long as nobody has left, a step that is under way can be finished, as a script that handles the signal may want to.
+        """
+        if not self.board[Head.ENDING] or self._world is None:
+            return ""
+        for place in self._world.places:
+            cell = self.board.cell(place.cell)
+            if cell[F.EXITED] or cell.has(Flag.LEFT):
+                return f"the run ends, and rank {place.rank} has left"
+        word = gate.unpack(self.board.gate())
+        if word.closed and word.generation >= self.generation:
+            return "the run ends in the middle of a repair"
+        return ""
+
     def await_world(
         self,
         wanted: Callable[[World], bool],
@@ -131,7 +151,10 @@ class Context:
             self.board.wait_workers(seen, min(left, LOOK_AGAIN))
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for a board condition; False after `seconds`. Raises Interrupt when a later generation stops this one."""
+        """Wait for a board condition; False after `seconds`. Raises Interrupt when a later generation stops this one.
+
+        Errors: WorkerError when the run ends and it cannot come any more.
+        """
         deadline = time.monotonic() + seconds
         while True:
             seen = self.board.worker_bell()
@@ -139,6 +162,8 @@ class Context:
                 return True
             if self.stop_pending():
                 raise Interrupt
+            if why := self.cut_short():
+                raise WorkerError(why)
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
@@ -155,6 +180,11 @@ class Context:
         if self.cell[F.SETTLED] < generation:
             self.cell[F.SETTLED] = generation
             self.board.ring_workers()
+
+    def leaves(self) -> None:
+        """An exception has left a body or a call of the script: should the run end, nobody need wait for this rank's part in it."""
+        self.cell.add_flag(Flag.LEFT)
+        self.board.ring_workers()
 
     def milestone(self, flag: Flag) -> None:
         self.cell.add_flag(flag)

@@ -9,13 +9,14 @@ torch only inside functions.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import importlib
 import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -409,6 +410,45 @@ NAMES += [
         "torch._dynamo.callback:callback_handler", ("register_start_callback", "register_end_callback", "clear"),
         "torch", COMPILE, "tell the launcher to be patient while torch compiles",
         "a compilation in the middle of a run may count as a hang",
+    ),
+]  # fmt: skip
+
+# ---- what a signal handler raised in a backward ----
+
+_EXTRACTING = "Cannot extract tensors from value: "
+
+
+def swallowed_in_backward(error: BaseException | None) -> BaseException | None:
+    """The KeyboardInterrupt or SystemExit of a signal handler that torch has turned into the RuntimeError `error`.
+
+    DDP waits for a collective in C++, and then has Python look at the result: that is where Python runs the handler.
+    """
+    _, found, told = str(error).partition(_EXTRACTING) if isinstance(error, RuntimeError) else ("", "", "")
+    kind, _, message = told.partition("\n")[0].partition(": ")
+    if not found or kind not in ("KeyboardInterrupt", "SystemExit"):
+        return None
+    if kind == "KeyboardInterrupt":
+        return KeyboardInterrupt()
+    return SystemExit(int(message) if message.lstrip("-").isdigit() else None if message == "<EMPTY MESSAGE>" else message)
+
+
+@contextlib.contextmanager
+def signals_in_backward() -> Iterator[None]:
+    """Raise what a signal handler raised in a backward of ours."""
+    try:
+        yield
+    except RuntimeError as error:
+        swallowed = swallowed_in_backward(error)
+        if swallowed is None:
+            raise
+        raise swallowed.with_traceback(error.__traceback__) from None
+
+
+NAMES += [
+    Private(
+        "torch._jit_internal", ("_extract_tensors",), "torch", MESSAGE,
+        "give a script its KeyboardInterrupt, which torch turns into a RuntimeError while it looks at a collective's result",
+        "Ctrl-C in a backward is a RuntimeError for the script, whose handlers of KeyboardInterrupt do not run",
     ),
 ]  # fmt: skip
 

@@ -23,7 +23,7 @@ from ftrun.worker.recovery.survivor import WORLD, Survivor
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.exception_report import final_code, report_exception
 from ftrun.worker.runtime.position import Interrupt, Where
-from ftrun.worker.runtime.torch_private import writes_to
+from ftrun.worker.runtime.torch_private import swallowed_in_backward, writes_to
 from ftrun.worker.state.logged_values import LoggedValues
 from ftrun.worker.step.calls import Calls, restore_modes, thread_modes
 from ftrun.worker.step.gate import Gate
@@ -94,7 +94,12 @@ class Step:
         self.let_out = error is not None and not aborted
         if not self.let_out:
             body.position.where = Where.LEFT
-        return aborted
+            return aborted
+        body.kit.context.leaves()
+        swallowed = swallowed_in_backward(error)
+        if swallowed is not None:
+            raise swallowed.with_traceback(trace) from None
+        return False
 
     def _leave(self, body: Body, error: BaseException | None) -> bool:
         """End the body. True: it was aborted, and the step is done again. Raises what a gate or an update raised."""

@@ -87,6 +87,7 @@ class Calls:
             position.forbid_interrupts()
             cut_off = isinstance(error, Interrupt) or (isinstance(error, Exception) and context.stop_pending())
             if not cut_off:
+                context.leaves()
                 raise
             restore_modes(modes)
             raise Interrupt from error

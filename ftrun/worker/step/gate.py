@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from ftrun import native
+from ftrun.core.errors import WorkerError
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import F
 from ftrun.worker.recovery.kit import Kit
@@ -24,7 +25,10 @@ class Gate:
         self._generation = 0  # the world that those are of
 
     def arrive(self, number: int) -> bool:
-        """Arrive at the gate of step `number`. True = passed, False = the world was stopped first."""
+        """Arrive at the gate of step `number`. True = passed, False = the world was stopped first.
+
+        Errors: WorkerError when the run ends and it cannot open any more.
+        """
         context, board, observers = self._kit.context, self._kit.context.board, self._kit.observers
         generation = context.generation
         if self._generation != generation:
@@ -61,3 +65,5 @@ class Gate:
             complete = native.all_equal64(self._arrivals, wanted)
             if not complete:
                 observers.waiting(number)
+            if why := context.cut_short():
+                raise WorkerError(why)

@@ -235,6 +235,34 @@ def test_exception_is_retried_once_in_place(ftrun: Ftrun) -> None:
     assert "recovered in" in ended.stderr and "bit-identical to an uninterrupted run: yes" in ended.stderr
 
 
+LOADER = """
+import multiprocessing, os, signal
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+data = TensorDataset(torch.ones(24, 4))
+loader = DataLoader(data, batch_size=1, sampler=DistributedSampler(data), num_workers=1)
+DIES = {2: 0, 5: 1, 8: 1}
+for step, (x,) in job.batches(loader, epochs=1):
+    with step:
+        if DIES.get(step.index) == dist.get_rank() and not os.path.exists(f"died-{step.index}"):
+            open(f"died-{step.index}", "w").close()
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGKILL)
+                child.join()
+        ddp(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_loader_process_that_is_killed_steps_later_is_counted(ftrun: Ftrun) -> None:
+    """By the kernel, say, which runs out of memory: on another rank, then on the same one again."""
+    ended = run(ftrun, HEAD + PROTECT + LOADER, "--max-replacements", 2)
+    assert ended.process.returncode == 0, ended.stderr
+    assert ended.stderr.count("takes over rank 1") == 2 and ended.stderr.count("takes over rank 0") == 1, ended.stderr
+    assert "bit-identical to an uninterrupted run: yes" in ended.stderr
+
+
 def test_exception_that_comes_again_ends_the_run(ftrun: Ftrun) -> None:
     ended = run(ftrun, HEAD + PROTECT + RAISES.format(when="True") + indent(BODY), "--spares", 1)
     assert ended.process.returncode == 1, ended.stderr

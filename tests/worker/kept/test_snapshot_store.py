@@ -33,10 +33,11 @@ def store() -> Iterator[Store]:
     made.segment.close()
 
 
-def write(store: Store, memory: Segment, step: int) -> None:
+def write(store: Store, memory: Segment, step: int, common: int = -1) -> None:
     memory.view(0, 8)[:] = step.to_bytes(8, "little")
     share = Places(Arena(memory), [(0, 100), (100, SIZE - 100)])
-    store.write(step, FACTS, {"share": share, "buffers": Places(Arena(memory), []), "slot": b"slot of %d" % step})
+    pieces = {"share": share, "buffers": Places(Arena(memory), []), "slot": b"slot of %d" % step}
+    store.write(store.half_for(common), step, FACTS, pieces)
 
 
 def test_the_older_half_is_written_over(store: Store, memory: Segment) -> None:
@@ -52,6 +53,19 @@ def test_the_older_half_is_written_over(store: Store, memory: Segment) -> None:
         assert record.agrees == (4, 4 * SIZE, 40, 7)
     with pytest.raises(BadSnapshot, match="no snapshot of step 0"):
         store.record(0)
+
+
+def test_what_all_ranks_have_is_never_written_over(store: Store, memory: Segment) -> None:
+    """Also when it is the older one, for as long as another rank keeps no newer one."""
+    for step in (0, 3, 6, 9):
+        write(store, memory, step, common=0)
+        assert sorted(store.steps()) == sorted({0, step})
+    write(store, memory, 12, common=9)
+    assert sorted(store.steps()) == [9, 12]
+    store.void(store.steps()[12])
+    assert sorted(store.steps()) == [9] and store.used() == SIZE + len("slot of 9")
+    write(store, memory, 12, common=9)
+    assert sorted(store.steps()) == [9, 12]
 
 
 def test_a_half_that_was_not_finished_does_not_count(store: Store, memory: Segment) -> None:
