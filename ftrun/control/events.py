@@ -149,10 +149,11 @@ class Raised(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """A worker ended with exit code 0 after its script's end (Flag.EXITING)."""
+    """A worker ended with exit code 0 after its script's end (Flag.EXITING). `through`: it had come to the end of a loop."""
 
     t: float
     worker: int
+    through: bool = True
 
 
 @dataclass(frozen=True)

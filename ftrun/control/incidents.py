@@ -321,6 +321,12 @@ def tail_expired(config: Config, state: State, event: events.Expired) -> Result:
     return lose(config, state, condemned(slow, event.t, f"did not recover in {config.recover_timeout:g} s"))
 
 
+def left_early(event: events.Finished) -> Died:
+    """A replacement whose script is over before it took part in a loop: to those who wait for it that is a death."""
+    why = "its script ended before it came to the loop"
+    return Died(event.t, event.worker, why, 0, signature=f"exit code 0, {why}", fault=Fault.EXIT.value, evidence=why)
+
+
 def condemned(
     workers: Sequence[WorkerState], t: float, cause: str, fault: str = Fault.HANG.value, evidence: str = ""
 ) -> list[Died]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ftrun.control import events as ev
 from ftrun.control.machine import RunPhase
-from tests.unit.driver import Driver, in_restart, kinds, only, says
+from tests.unit.driver import Driver, in_incident, in_restart, kinds, only, says
 
 
 def test_a_death_after_the_loop_stops_nobody() -> None:
@@ -85,3 +85,20 @@ def test_signals_end_the_run() -> None:
     assert kinds(actions) == ["Fence", "Fence", "Fence", "End"]
     assert only(actions, ev.End).code == 130
     assert run.at(RunPhase.ENDED)
+
+
+def test_a_replacement_that_leaves_before_the_loop_is_dead_whatever_its_exit_code() -> None:
+    """The others wait for it: they cannot meet without its rank."""
+    run = in_incident(2)
+    held = run.holder(1)
+    actions = run.send(ev.Finished(0.0, held, through=False))
+    assert says(actions) == ["died"] and ev.Fence(held) in actions
+    assert run.at(RunPhase.STOPPING) and run.state.replaced == (1,)
+    run.close()
+    actions = run.send(ev.Finished(0.0, run.holder(1), through=False))
+    assert says(actions) == ["died", "failed_again"] and run.state.exit_code == 1
+
+
+def test_a_replacement_may_leave_after_a_loop_that_was_over() -> None:
+    run = in_incident(2)
+    assert run.send(ev.Finished(0.0, run.holder(1))) == ()

@@ -17,7 +17,8 @@ from typing import Any
 
 from ftrun.control import blame
 from ftrun.control.blame import Failure
-from ftrun.control.events import Action, Died, Event, Publish, Raised, Say, Terminate, WorldEnded
+from ftrun.control.events import Action, Died, Event, Finished, Publish, Raised, Say, Terminate, WorldEnded
+from ftrun.control.incidents import left_early
 from ftrun.core import codes, paths, symptoms
 from ftrun.core.amounts import seconds, times
 from ftrun.core.errors import EXIT_OK, EXIT_SIGNAL
@@ -76,6 +77,8 @@ class Failures:
         """The machine was told `event` and ordered `actions`."""
         if isinstance(event, Died):
             self._died(event)
+        elif isinstance(event, Finished) and any(isinstance(a, Say) and a.what == "died" for a in actions):
+            self._died(left_early(event))
         elif isinstance(event, Raised):
             self._raised(event)
         elif isinstance(event, WorldEnded):

@@ -369,7 +369,7 @@ class WorkerPool:
         if code is None and flags & Flag.EXITING and not (worker.cause or worker.ours or self.ending):
             code = 0  # its script was over and nobody killed it: only the word of its fork server is missing
         if code == 0 and not worker.cause and (flags & Flag.EXITING or not looping):
-            self._emit(Finished(now, worker.index))
+            self._emit(Finished(now, worker.index, bool(cell[F.ENDS])))
             return
         if not cell[F.DETECTED_NS]:
             cell[F.DETECTED_NS] = time.monotonic_ns()
