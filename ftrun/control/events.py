@@ -206,6 +206,17 @@ class Unconnected(Event):
 
 
 @dataclass(frozen=True)
+class Stalled(Event):
+    """Those whom the repair waits for make no progress for `seconds`, which is too much; `where`: the script's line, "" = not known."""
+
+    t: float
+    generation: int
+    workers: tuple[int, ...]
+    seconds: float
+    where: str = ""
+
+
+@dataclass(frozen=True)
 class Stuck(Event):
     """Every rank waits for the others, inside collectives, longer than the hang timeout: nobody is to blame.
 

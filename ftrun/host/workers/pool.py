@@ -113,6 +113,7 @@ class WorkerPool:
 
     def __init__(self, context: LaunchContext, logs: Logs, services: Callable[[], set[int]]) -> None:
         self.workers: dict[int, Worker] = {}
+        self.longest_start = 0.0  # seconds from a fork to the first loop, of the slowest so far
         self.ending = False  # workers are told to end: a signal is ours from now on
         self.logs = logs
         self._locked = context.settings.kind != "program"  # a program that replaced the worker's code holds no lock
@@ -215,6 +216,8 @@ class WorkerPool:
             if self._locked:
                 self._watch_lock(worker)
             self._emit(Started(now, index))
+        if changed & flags & Flag.PROTECTED and not worker.was_spare:
+            self.longest_start = max(self.longest_start, now - worker.spawned)
         for flag, kind in _MILESTONES:
             if changed & flags & flag:
                 self._emit(kind(now, index))
