@@ -51,6 +51,7 @@ EVENTS: list[ev.Event] = [
     ev.Stage(1.0, 0, 1, "stopped"),
     ev.Unrestorable(1.0, 0, 1, "no replica"),
     ev.Unconnected(1.0, 0, 1, "link", "closed by peer"),
+    ev.Stalled(1.0, 1, (0,), 30.0, "train.py:7"),
     ev.Stuck(1.0, 5, 1, "allreduce"),
     ev.Noticed(1.0, None, "disk-full", "no room"),
     ev.Expired(1.0, "stop", 1),
@@ -321,10 +322,10 @@ def test_a_repair_that_stands_still_again_starts_the_world_anew_where_that_is_al
 
 
 def test_a_stall_counts_in_its_own_incident_only() -> None:
-    run = in_incident(2)
+    run = in_incident(2, max_replacements=9)
     run.stall()
     run.recover()
-    run.kill(1)
+    run.kill(run.holder(1))
     run.close()
     run.answer("cleaned", (0,))
     assert says(run.stall()) == ["died"]
