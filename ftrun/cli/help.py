@@ -25,7 +25,8 @@ Options:
   --version             Show the version and exit.
 
   Exit codes: 0 done, 1 a worker failed for good, 2 usage, 69 this machine
-  lacks something, 75 requeue me, 78 bad plan or configuration.
+  lacks something, 70 a repair stood still, 75 requeue me, 78 bad plan or
+  configuration.
 
 Example: ftrun --nproc-per-node 4 --spares 1 train.py --epochs 3
 """

@@ -122,7 +122,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _own("check-replicas", REPAIR, "Compare the replicas' weights every K steps; 0 = at repairs and ends.", "100", "K", **_WHOLE),
     _own("stop-timeout", REPAIR, "Seconds a worker gets to leave its step.", "10", "S", **_TIME),
-    _own("recover-timeout", REPAIR, "Seconds a repair may take before those who hold it up are replaced.", "600", "S", **_TIME),
+    _own("recover-timeout", REPAIR, "Seconds a repair may make no progress; then who holds it up is replaced.", "600", "S", **_TIME),
     _own("start-timeout", REPAIR, "Seconds a worker gets to start.", "300", "S", **_TIME),
     # FTRUN_FAULT_PLAN is what the workers get
     _own("fault-plan", REPAIR, "Inject the faults of a TOML plan.", None, "FILE", variable=""),

@@ -157,10 +157,11 @@ class Raised(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """A worker ended with exit code 0 after its script's end (Flag.EXITING)."""
+    """A worker ended with exit code 0 after its script's end (Flag.EXITING). `through`: it had come to the end of a loop."""
 
     t: float
     worker: int
+    through: bool = True
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,17 @@ class Unconnected(Event):
     generation: int
     fault: str = ""
     evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Stalled(Event):
+    """Those whom the repair waits for make no progress for `seconds`, which is too much; `where`: the script's line, "" = not known."""
+
+    t: float
+    generation: int
+    workers: tuple[int, ...]
+    seconds: float
+    where: str = ""
 
 
 @dataclass(frozen=True)

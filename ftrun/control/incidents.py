@@ -14,7 +14,7 @@ from ftrun.control.events import Action, CloseGate, Deadline, Died, Fence, OpenG
 from ftrun.control.phases import INCIDENT, RunPhase
 from ftrun.control.responses import Response
 from ftrun.control.states import STAGES, Config, IllegalEvent, Result, State, WorkerStage, WorkerState, with_item
-from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE
+from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE, EXIT_STALLED
 from ftrun.core.faults import Fault
 
 AFTER_LOOP = -1  # Publish.resume of a tail world
@@ -136,7 +136,7 @@ def _meet(config: Config, state: State) -> Result:
         return devices.without(config, state)
     state, publish, spawns = _refill(config, replace(state, published=True), state.resume, tail=False)
     state, more = progress(config, state)
-    return state, (publish, *spawns, Deadline("recover", state.generation, config.recover_timeout), *more)
+    return state, (publish, *spawns, *more)
 
 
 def staged(config: Config, state: State, event: events.Stage) -> Result:
@@ -176,7 +176,7 @@ def progress(config: Config, state: State) -> Result:
             state, spawns = budgets.replenish(config, state)
             orders += spawns
     if _recovered(state):
-        state = replace(state, recovering=False, reconnected=False)
+        state = replace(state, recovering=False, reconnected=False, stood_still=())
         orders.append(Say("recovered", detail=str(state.generation)))
     return state, tuple(orders)
 
@@ -299,11 +299,7 @@ def stuck(config: Config, state: State, event: events.Stuck) -> Result:
 
 def stop_expired(config: Config, state: State, event: events.Expired) -> Result:
     """Survivors that did not stop in time are lost."""
-    if event.generation != state.generation:
-        return state, ()
-    if event.name == "recover":
-        return recover_expired(config, state, event)
-    if event.name != "stop":
+    if event.generation != state.generation or event.name != "stop":
         return state, ()
     busy = [w for w in _survivors(state) if w.answered < WorkerStage.STOPPED]
     if busy:
@@ -314,21 +310,47 @@ def stop_expired(config: Config, state: State, event: events.Expired) -> Result:
     return state, (CloseGate(state.generation), Deadline("stop", state.generation, config.stop_timeout))
 
 
-def recover_expired(config: Config, state: State, event: events.Expired) -> Result:
-    """The least advanced ranks hold all others up (groups need everyone): they are lost."""
-    if event.name != "recover" or event.generation != state.generation or not state.published:
-        return state, ()
-    least = min(_reached(state, w) for w in state.ranked())
-    slow = [w for w in state.ranked() if _reached(state, w) == least]
-    return lose(config, state, condemned(slow, event.t, f"did not recover in {config.recover_timeout:g} s"))
+def awaited(state: State) -> list[WorkerState]:
+    """Whom the repair waits for: the least advanced ranks (groups need everyone); after the loop, replacements on their way."""
+    if state.phase in INCIDENT and state.published:
+        least = min(_reached(state, w) for w in state.ranked())
+        return [w for w in state.ranked() if _reached(state, w) == least]
+    return [w for w in state.ranked() if state.phase is RunPhase.RUNNING and w.rank in state.tail]
 
 
-def tail_expired(config: Config, state: State, event: events.Expired) -> Result:
-    """After the loop nobody waits for a replacement, but the run does: one that never gets there is lost as well."""
-    slow = [w for w in state.ranked() if w.rank in state.tail]
-    if event.name != "recover" or event.generation != state.generation or not slow:
+def in_its_script(state: State, worker: WorkerState) -> bool:
+    """Is one that the repair waits for in the script's own code, between two steps, with its rank's state in its hands?"""
+    return worker.rank not in state.replaced and not WorkerStage.CLEANED <= worker.answered < WorkerStage.RESTORED
+
+
+def stalled(config: Config, state: State, event: events.Stalled) -> Result:
+    """No repair lasts for ever: who holds it up is replaced; the second time in an incident another worker is no help."""
+    slow = awaited(state)
+    if event.generation != state.generation or not slow or {w.cell for w in slow} - {*event.workers}:
         return state, ()
-    return lose(config, state, condemned(slow, event.t, f"did not recover in {config.recover_timeout:g} s"))
+    cause = f"held the repair up: no progress for {event.seconds:.0f} s" + (f" at {event.where}" if event.where else "")
+    if len(slow) == len(state.holder) > 1 and min(w.answered for w in slow) == WorkerStage.READY:
+        # all of them want to meet the others, and do not: the links are the suspects
+        said = Say("unconnected", slow[0].cell, slow[0].rank, cause)
+        if state.reconnected:
+            said = replace(said, what="stalled_again")
+            return restarts.restart_or_end(config, state, event.t, said, full=False, code=EXIT_STALLED)
+        state, orders = stop(config, replace(state, reconnected=True))
+        return state, (said, *orders)
+    slow = [w for w in slow if w.rank in state.replaced] or slow
+    again = next((w for w in slow if w.rank in state.stood_still), None)
+    if again is not None:
+        said = Say("stalled_again", again.cell, again.rank, cause)
+        return restarts.restart_or_end(config, state, event.t, said, full=False, code=EXIT_STALLED)
+    ranks = tuple(w.rank for w in slow if w.rank is not None)
+    state = replace(state, stood_still=(*state.stood_still, *ranks))
+    return lose(config, state, condemned(slow, event.t, cause))
+
+
+def left_early(event: events.Finished) -> Died:
+    """A replacement whose script is over before it took part in a loop: to those who wait for it that is a death."""
+    why = "its script ended before it came to the loop"
+    return Died(event.t, event.worker, why, 0, signature=f"exit code 0, {why}", fault=Fault.EXIT.value, evidence=why)
 
 
 def condemned(
@@ -394,7 +416,7 @@ def _tail(config: Config, state: State) -> Result:
     )
     state, publish, spawns = _refill(config, state, AFTER_LOOP, tail=True)
     state, more = budgets.replenish(config, state)
-    return state, (publish, *spawns, Deadline("recover", state.generation, config.recover_timeout), *more)
+    return state, (publish, *spawns, *more)
 
 
 def _refill(config: Config, state: State, resume: int, *, tail: bool) -> tuple[State, Publish, tuple[Action, ...]]:

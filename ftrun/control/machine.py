@@ -144,6 +144,8 @@ def finished(config: Config, state: State, event: ev.Finished) -> Result:
         return state, ()
     if worker.rank is None:
         return _spare_unneeded(state, worker)
+    if worker.rank in state.replaced and not event.through:
+        return incidents.lose(config, state, [incidents.left_early(event)])
     state = state.put(replace(worker, started=True, finished=True))
     if all(c is not None and _is_finished(state, c) for c in state.holder):
         if config.shared:
@@ -241,6 +243,7 @@ _EVENTS: tuple[type[Event], ...] = (
     ev.GateClosed,
     ev.Stage,
     ev.Unrestorable,
+    ev.Stalled,
     ev.Stuck,
     ev.Noticed,
     ev.Expired,
@@ -281,14 +284,15 @@ _ROWS: tuple[tuple[Iterable[RunPhase], type[Event], Handler], ...] = (
     ((RunPhase.STARTING, RunPhase.RESTARTING), ev.Unrestorable, late),
     (INCIDENT, ev.Unconnected, incidents.unconnected),
     ((RunPhase.STARTING, RunPhase.RUNNING, RunPhase.RESTARTING), ev.Unconnected, late),
+    ((RunPhase.RUNNING, *INCIDENT), ev.Stalled, incidents.stalled),
+    ((RunPhase.STARTING, RunPhase.RESTARTING), ev.Stalled, late),
     ((RunPhase.RUNNING,), ev.Stuck, incidents.stuck),
     ((RunPhase.STARTING, *INCIDENT, RunPhase.RESTARTING), ev.Stuck, late),
     ((RunPhase.NEW, *LIVE), ev.Noticed, incidents.noticed),
     # deadlines
     ((RunPhase.STARTING,), ev.Expired, restarts.start_expired),
-    ((RunPhase.RUNNING,), ev.Expired, incidents.tail_expired),
     ((RunPhase.STOPPING,), ev.Expired, incidents.stop_expired),
-    (_AFTER_STOP, ev.Expired, incidents.recover_expired),
+    ((RunPhase.RUNNING, *_AFTER_STOP), ev.Expired, late),
     ((RunPhase.RESTARTING,), ev.Expired, restarts.pause_expired),
     # our own processes
     ((RunPhase.NEW, *LIVE), ev.ServiceDied, service_died),

@@ -53,6 +53,7 @@ def open_world(config: Config, state: State, t: float) -> Result:
         attempt_since=t,
         store_lost=False,
         reconnected=False,
+        stood_still=(),
     )
     publish = Publish(
         generation=state.generation,

@@ -47,7 +47,6 @@ class Config:
     replacement_window: float = 3600.0
     start_timeout: float = 300.0
     stop_timeout: float = 10.0
-    recover_timeout: float = 600.0
     shutdown_timeout: float = 30.0
     shared: bool = False  # one of several nodes: what ends a world is decided by all of them
     device_faults: int = 3  # per device and `replacement_window`
@@ -119,6 +118,7 @@ class State:
     opened: bool = False  # ... and its gate opened again
     recovering: bool = False  # "recovered" is still to be said
     reconnected: bool = False  # in this incident all connections were made again, since a rank had none
+    stood_still: tuple[int, ...] = ()  # ranks that held this incident up, and were given to another worker for that
     rollback: int = -1  # gate number of the host snapshot that everyone goes back to in this incident, -1 = nobody does
     # budgets
     deaths: tuple[tuple[int, float], ...] = ()  # (rank, t) of replacements

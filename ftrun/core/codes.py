@@ -62,6 +62,8 @@ CODES = (
     Code("F319", "job-call-place", ("job.call outside an iteration's start", "job.call inside `with step`")),
     Code("F320", "no-global-variable", ("no global variable of this script",)),
     Code("F321", "loader-without-length", ("has no length, so the end is not known",)),
+    Code("F360", "repair-stands-still", ("another worker is no help",)),
+    Code("F361", "group-of-another-backend", ("a replacement would wait there for",)),
     # how a run ended
     Code("F401", "too-many-replacements", ("died too often",)),
     Code("F402", "no-healthy-device", ("no healthy device is left", "this machine must be looked after")),

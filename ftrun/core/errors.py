@@ -6,6 +6,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOT_RUNNING, EXIT_NO_RUN = 3, 4  # of commands about a run
+EXIT_STALLED = 70  # EX_SOFTWARE: a repair came to a standstill, and again
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE: this machine or installation lacks something that every run needs
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: no healthy device left, or too many replacements
 EXIT_CONFIG = 78  # EX_CONFIG: bad fault plan or configuration

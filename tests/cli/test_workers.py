@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,47 @@ def test_a_script_called_like_a_command(ftrun: Ftrun) -> None:
 
 def _text(path: Path) -> str:
     return path.read_text().strip() if path.exists() else ""
+
+
+# the variable has to be there before the interpreter begins, as LD_PRELOAD or a hash seed has
+STARTS_AGAIN = """
+import os, sys, time
+if "AGAIN" not in os.environ:
+    os.environ["AGAIN"] = "1"
+    os.execv(sys.executable, [sys.executable, "-u", *sys.argv])
+rank = os.environ["RANK"]
+print("again, rank", rank, flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+sys.exit(3 * (rank == sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("start", ["forkserver", pytest.param("exec", marks=pytest.mark.slow)])
+def test_a_worker_that_starts_itself_again_is_judged_by_its_end(ftrun: Ftrun, start: str) -> None:
+    """It gives up its lock and its beat, and lives: that is no death. A spare that does so is of no use, and no failure."""
+    go = ftrun.base / "go"
+    run = ftrun.start(
+        "--nproc-per-node=2", f"--worker-start={start}", "--heartbeat-timeout=0.2", ftrun.script(STARTS_AGAIN), go, "1"
+    )
+    run.wait_output("again, rank", 2)
+    journal = run.dir / "journal.jsonl"
+    wait_for(lambda: "spare-unneeded" in journal.read_text(), "the spare known to be another program")
+    assert journal.read_text().count('"note": "exec"') == 3
+    assert '"Died"' not in journal.read_text()
+    go.touch()
+    assert run.wait() == 1
+    assert "rank 1 failed: exit 3" in run.stderr
+    assert "started another program in place of itself (exec)" in run.stderr
+    assert "spare" not in run.stderr.split("started another", 1)[1], run.stderr
+
+
+@pytest.mark.slow
+def test_a_worker_that_started_itself_again_may_run_for_long(ftrun: Ftrun) -> None:
+    go = ftrun.base / "go"
+    run = ftrun.start("--nproc-per-node=2", ftrun.script(STARTS_AGAIN), go, "none")
+    run.wait_output("again, rank", 2)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.process.wait(13.0)  # longer than the launcher waits for an exit code
+    go.touch()
+    assert run.wait() == 0, run.stderr

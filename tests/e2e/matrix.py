@@ -224,7 +224,7 @@ def findings(outcome: Outcome) -> list[Found]:
             elif (rank is not None or kind == "Stuck") and event.get("worker") not in expired:
                 found.append(Found(_named(event), rank, event["t"], kind, event.get("evidence", "")))
         for action in line.get("actions", ()):
-            if kind == "Expired" and action["kind"] == "Say" and action["what"] == "died":
+            if kind in ("Expired", "Stalled") and action["kind"] == "Say" and action["what"] == "died":
                 # the deadline of a stage of the repair: what has not got there in time hangs
                 found.append(Found(Fault.HANG.value, action["rank"], event["t"], "Died", action["detail"]))
                 expired.add(action["worker"])

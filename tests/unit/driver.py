@@ -6,6 +6,7 @@ import json
 from typing import Any, TypeVar
 
 from ftrun.control import events as ev
+from ftrun.control import incidents
 from ftrun.control import machine as m
 from ftrun.host.account.messages import WORDS
 
@@ -107,6 +108,11 @@ class Driver:
         for stage in STAGES:
             self.answer(stage)
         assert self.at(m.RunPhase.RUNNING)
+
+    def stall(self, *workers: int) -> tuple[ev.Action, ...]:
+        """These workers make no progress in the repair, none given: all those that it waits for."""
+        cells = workers or tuple(w.cell for w in incidents.awaited(self.state))
+        return self.send(ev.Stalled(self.t, self.state.generation, cells, 30.0, "train.py:7"))
 
     def expire(self, name: str, generation: int | None = None) -> tuple[ev.Action, ...]:
         return self.send(ev.Expired(self.t, name, self.state.generation if generation is None else generation))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftrun.control import events as ev
+from ftrun.control import incidents
 from ftrun.control import machine as m
 from ftrun.control.machine import RunPhase
 from ftrun.control.replay import replay
@@ -304,6 +305,14 @@ class Simulation:
         """It cannot be connected with the others."""
         self.send(ev.Unconnected(self.run.t, process.cell, self.gate, Fault.LINK.value, "closed by peer"))
 
+    def waited_for(self) -> tuple[int, ...]:
+        """Cells of those whom the repair waits for."""
+        return () if self.over is not None else tuple(w.cell for w in incidents.awaited(self.run.state))
+
+    def stall(self) -> None:
+        """None of them makes progress."""
+        self.send(ev.Stalled(self.run.t, self.run.state.generation, self.waited_for(), 30.0))
+
     def expire(self, name: str) -> None:
         self.send(ev.Expired(self.run.t, name, self.deadlines.pop(name)))
 
@@ -387,6 +396,8 @@ class Simulation:
             assert not state.leaving or "leave" in self.deadlines
         elif state.phase is RunPhase.STOPPING and not state.published and not state.waiting:
             assert state.generation in self.owed or any(w.dying for w in state.workers)
+        elif state.phase in m.INCIDENT and state.published:
+            assert self.waited_for(), "whom the launcher looks at, and gives up in the end"
 
     def finish(self) -> None:
         """No more faults: everything that is owed comes, and the run ends."""

@@ -51,6 +51,7 @@ EVENTS: list[ev.Event] = [
     ev.Stage(1.0, 0, 1, "stopped"),
     ev.Unrestorable(1.0, 0, 1, "no replica"),
     ev.Unconnected(1.0, 0, 1, "link", "closed by peer"),
+    ev.Stalled(1.0, 1, (0,), 30.0, "train.py:7"),
     ev.Stuck(1.0, 5, 1, "allreduce"),
     ev.Noticed(1.0, None, "disk-full", "no room"),
     ev.Expired(1.0, "stop", 1),
@@ -168,7 +169,7 @@ def test_a_whole_incident() -> None:
         ev.CloseGate(2),
         ev.Deadline("stop", 2, 10.0),
     )
-    assert run.close(last=6) == (ev.Publish(2, 7, (0, 3, 2), (1,), (1,)), ev.Deadline("recover", 2, 600.0))
+    assert run.close(last=6) == (ev.Publish(2, 7, (0, 3, 2), (1,), (1,)),)
     seen = []
     for stage in STAGES:
         run.answer(stage, (0,))
@@ -203,7 +204,7 @@ def test_stages_may_jump_and_come_before_the_decision() -> None:
 def test_without_a_spare_the_rank_is_forked_after_publish() -> None:
     run = Driver(2, 0).up()
     run.kill(0)
-    assert run.close() == (ev.Publish(2, 5, (2, 1), (0,), (0,)), ev.Spawn(2, 0), ev.Deadline("recover", 2, 600.0))
+    assert run.close() == (ev.Publish(2, 5, (2, 1), (0,), (0,)), ev.Spawn(2, 0))
 
 
 def test_a_parked_spare_goes_before_a_started_one() -> None:
@@ -301,12 +302,33 @@ def test_the_least_advanced_ranks_hold_up_a_recovery() -> None:
     run.kill(0)
     run.close()
     run.answer("cleaned", (1, 2))
-    assert only(run.expire("recover"), ev.Fence).worker == 3  # never started
+    actions = run.stall()
+    assert only(actions, ev.Fence).worker == 3  # never started
+    assert says(actions) == ["died"]
     run.close()
     run.answer("cleaned", (1, 2))
     run.send(ev.Started(0.0, 4))
-    fenced = {a.worker for a in run.expire("recover") if isinstance(a, ev.Fence)}
-    assert fenced == {1, 2, 4}  # all of them wait for each other
+    assert run.stall(4) == (), "all of them wait for each other, and two of them make progress"
+    actions = run.stall(1, 2, 4)  # rank 0 for the second time: another worker is no help
+    assert says(actions) == ["stalled_again"] and only(actions, ev.End).code == 70
+
+
+def test_a_repair_that_stands_still_again_starts_the_world_anew_where_that_is_allowed() -> None:
+    run = in_incident(2, max_restarts=1)
+    run.stall()
+    run.close()
+    run.answer("cleaned", (0,))
+    assert "restarting" in says(run.stall()) and run.at(RunPhase.RESTARTING)
+
+
+def test_a_stall_counts_in_its_own_incident_only() -> None:
+    run = in_incident(2, max_replacements=9)
+    run.stall()
+    run.recover()
+    run.kill(run.holder(1))
+    run.close()
+    run.answer("cleaned", (0,))
+    assert says(run.stall()) == ["died"]
 
 
 def test_who_does_not_come_to_meet_the_others_is_the_one_that_holds_them_up() -> None:
@@ -316,15 +338,27 @@ def test_who_does_not_come_to_meet_the_others_is_the_one_that_holds_them_up() ->
     run.answer("stopped", (0, 2, 3))
     run.answer("cleaned", (0, 2, 3))
     run.answer("ready", (0, 1, 3))
-    actions = run.expire("recover")
+    actions = run.stall()
     assert [a.worker for a in actions if isinstance(a, ev.Fence)] == [2]
     assert says(actions) == ["died"]
 
 
-def test_recover_also_expires_while_stopping_and_resuming() -> None:
+def test_where_all_want_to_meet_and_do_not_the_links_are_the_suspects_once() -> None:
+    run = in_incident(2)
+    run.answer("ready")
+    actions = run.stall()
+    assert says(actions) == ["unconnected"] and only(actions, ev.CloseGate).generation == 3
+    run.close()
+    for stage in STAGES[:3]:
+        run.answer(stage)
+    actions = run.stall()
+    assert says(actions) == ["stalled_again"] and only(actions, ev.End).code == 70
+
+
+def test_a_repair_may_also_stand_still_while_stopping_and_resuming() -> None:
     run = in_incident(0)
-    assert only(run.expire("recover"), ev.Fence).worker == 0
+    assert only(run.stall(), ev.Fence).worker == 0
     run = in_incident(5)
     run.answer("resumed", (1,))
-    assert only(run.expire("recover"), ev.Fence).worker == 0
-    assert run.expire("recover", 1) == ()
+    assert only(run.stall(), ev.Fence).worker == 0
+    assert run.send(ev.Stalled(0.0, 1, (0, 1, 2), 30.0)) == (), "of a repair that is over"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ftrun.control import events as ev
 from ftrun.control.machine import RunPhase
-from tests.unit.driver import Driver, in_restart, kinds, only, says
+from tests.unit.driver import Driver, in_incident, in_restart, kinds, only, says
 
 
 def test_a_death_after_the_loop_stops_nobody() -> None:
@@ -13,7 +13,7 @@ def test_a_death_after_the_loop_stops_nobody() -> None:
         run.send(ev.LoopDone(0.0, rank))
     run.send(ev.Finished(0.0, 0))
     actions = run.kill(1, loop_done=True)
-    assert kinds(actions) == ["Fence", "Say", "Publish", "Deadline"]
+    assert kinds(actions) == ["Fence", "Say", "Publish"]
     assert only(actions, ev.Publish) == ev.Publish(2, -1, (0, 3, 2), (1,), (1,), tail=True)
     assert run.at(RunPhase.RUNNING)
     # Its replacement dies before it has the state, and another rank with it.
@@ -31,14 +31,13 @@ def test_a_replacement_after_the_loop_that_never_gets_there_is_replaced_too() ->
     run = Driver(3, 1, max_replacements=2).up()
     for rank in range(3):
         run.send(ev.LoopDone(0.0, rank))
-    due = only(run.kill(1, loop_done=True), ev.Deadline)
-    assert due == ev.Deadline("recover", 2, run.config.recover_timeout)
-    actions = run.expire("recover")
+    run.kill(1, loop_done=True)
+    actions = run.stall()
     assert says(actions) == ["died"] and only(actions, ev.Fence).worker == 3
     assert only(actions, ev.Publish).workers == (0, 5, 2)
-    assert run.expire("recover", 2) == (), "that one is over"
+    assert run.send(ev.Stalled(0.0, 2, (3,), 30.0)) == (), "that one is over"
     run.send(ev.Stage(0.0, 5, 3, "restored"))
-    assert run.expire("recover") == (), "it is there: how long the script's tail takes is its own business"
+    assert run.stall(5) == (), "it is there: how long the script's tail takes is its own business"
     assert run.at(RunPhase.RUNNING)
 
 
@@ -85,3 +84,20 @@ def test_signals_end_the_run() -> None:
     assert kinds(actions) == ["Fence", "Fence", "Fence", "End"]
     assert only(actions, ev.End).code == 130
     assert run.at(RunPhase.ENDED)
+
+
+def test_a_replacement_that_leaves_before_the_loop_is_dead_whatever_its_exit_code() -> None:
+    """The others wait for it: they cannot meet without its rank."""
+    run = in_incident(2)
+    held = run.holder(1)
+    actions = run.send(ev.Finished(0.0, held, through=False))
+    assert says(actions) == ["died"] and ev.Fence(held) in actions
+    assert run.at(RunPhase.STOPPING) and run.state.replaced == (1,)
+    run.close()
+    actions = run.send(ev.Finished(0.0, run.holder(1), through=False))
+    assert says(actions) == ["died", "failed_again"] and run.state.exit_code == 1
+
+
+def test_a_replacement_may_leave_after_a_loop_that_was_over() -> None:
+    run = in_incident(2)
+    assert run.send(ev.Finished(0.0, run.holder(1))) == ()

@@ -128,6 +128,12 @@ class World(Simulation, RuleBasedStateMachine):
     def a_deadline_passes(self, data: st.DataObject) -> None:
         self.expire(data.draw(st.sampled_from(sorted(self.deadlines))))
 
+    @precondition(lambda self: self.waited_for())
+    @rule(chance=st.integers(0, 3))
+    def a_repair_stands_still(self, chance: int) -> None:
+        if not chance:
+            self.stall()
+
     @precondition(lambda self: self.published is not None and self.published.replaced)
     @rule(data=st.data(), chance=st.integers(0, 4), back=st.sampled_from([None, 0, 1, 3]))
     def a_rank_cannot_be_restored(self, data: st.DataObject, chance: int, back: int | None) -> None:
@@ -228,6 +234,8 @@ def _story(seed: int) -> Simulation:
             world.cut_off(pick.choice(world.connecting()))
         elif roll < 0.967 and world.deadlines:
             world.expire(pick.choice(sorted(world.deadlines)))
+        elif roll < 0.969 and world.waited_for():
+            world.stall()
         elif roll < 0.97 and world.published is not None and world.published.replaced:
             if pick.random() < 0.1:
                 world.refuse(pick.choice(world.published.replaced), pick.choice([None, 0, 2]))
@@ -279,4 +287,4 @@ def test_long_stories_of_faults_end() -> None:
     ):
         assert seen[what] > 1, what
     assert seen[f"Raised in {RunPhase.RESUMING}"] > 0
-    assert seen[f"Unconnected in {RunPhase.RESETTING}"] > 1
+    assert seen[f"Unconnected in {RunPhase.RESETTING}"] > 1 and seen[f"Stalled in {RunPhase.RESETTING}"] > 1

@@ -239,11 +239,11 @@ class Cell:
         return self.address + field * _WORD
 
     def add_flag(self, flag: Flag) -> None:
-        """Set one milestone; call from the worker's main thread only."""
+        """Set one milestone; call from one thread of the worker at a time."""
         self[F.FLAGS] = self[F.FLAGS] | flag
 
     def drop_flag(self, flag: Flag) -> None:
-        """Clear one milestone; call from the worker's main thread only."""
+        """Clear one milestone; call from one thread of the worker at a time."""
         self[F.FLAGS] = self[F.FLAGS] & ~flag
 
     def has(self, flag: Flag) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ftrun.control import blame
 from ftrun.control.blame import Failure
-from ftrun.control.events import Action, Died, Event, Publish, Raised, Say, Terminate, WorldEnded
+from ftrun.control.events import Action, Died, Event, Finished, Publish, Raised, Say, Stalled, Terminate, WorldEnded
 from ftrun.core import codes, paths, symptoms
 from ftrun.core.amounts import seconds, times
 from ftrun.core.errors import EXIT_OK, EXIT_SIGNAL
@@ -36,6 +36,7 @@ _GAVE_UP = {
     "raised_again": "the same exception came a second time",
     "too_many_replacements": "the rank died too often ({detail})",
     "cannot_recover": "{detail}",
+    "stalled_again": "its repair stood still a second time",
     "unrestorable": "its state could not be restored ({detail})",
 }
 
@@ -77,6 +78,9 @@ class Failures:
         """The machine was told `event` and ordered `actions`."""
         if isinstance(event, Died):
             self._died(event)
+        elif isinstance(event, (Finished, Stalled)):
+            for said in (a for a in actions if isinstance(a, Say) and a.what == "died"):
+                self._died(Died(event.t, said.worker or 0, said.detail, 0 if isinstance(event, Finished) else None))
         elif isinstance(event, Raised):
             self._raised(event)
         elif isinstance(event, WorldEnded):

@@ -23,6 +23,7 @@ from ftrun.control.events import (
     Raised,
     Say,
     Signalled,
+    Stalled,
     Stepped,
     Stuck,
 )
@@ -41,7 +42,7 @@ from ftrun.host.account.mesh_record import MeshRecord
 from ftrun.host.account.phase_record import PhaseRecord
 from ftrun.host.base.context import SERVICES_LOG, LaunchContext
 
-_FOLLOWING = ("failed", "restarting", "failed_again", "world_stopped")  # they name the dead rank themselves
+_FOLLOWING = ("failed", "restarting", "stalled_again", "failed_again", "world_stopped")  # they name the dead rank themselves
 _SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
 _RAISED = {"raised": messages.raised, "raised_again": messages.raised_again}
 _SIGNS: dict[str, int] = {
@@ -250,7 +251,7 @@ class Narrator:
         if say.what == "died":
             followed = any(isinstance(a, Say) and a.what in _FOLLOWING for a in actions)
             if not followed and say.rank is not None:
-                self._log_death(say, phase)
+                self._log_death(say, phase, Fault.HANG.value if isinstance(event, Stalled) else "")
         elif say.what in ("raised", "raised_again"):
             step = self._board.cell(say.worker).step if say.worker is not None else None
             line = _RAISED[say.what](say.rank or 0, say.detail, step)
@@ -281,14 +282,13 @@ class Narrator:
             if say.what == "service_given_up":
                 self._log(messages.last_words(self._logs / SERVICES_LOG), messages.level(say.what))
 
-    def _log_death(self, say: Say, phase: RunPhase) -> None:
+    def _log_death(self, say: Say, phase: RunPhase, fault: str) -> None:
         victims = self._incident.victims if self._incident else []
         victim = next((v for v in reversed(victims) if v.cell == say.worker), None)
         if victim is None:
             cell = self._board.cell(say.worker or 0)
-            victim = Victim(
-                say.rank or 0, cell.index, cell.step, cell.phase.name.lower(), say.detail, epoch=cell.epoch, end=cell[F.LOOP_END]
-            )
+            where = (cell.epoch, cell[F.LOOP_END])
+            victim = Victim(say.rank or 0, cell.index, cell.step, cell.phase.name.lower(), say.detail, None, fault, "", *where)
         survivors = len(self.holders) - len({v.rank for v in victims})
         self._log(messages.failed(victim, survivors, phase in INCIDENT), messages.level(say.what))
 

@@ -55,6 +55,9 @@ WORDS = {
     "spare_died": "spare {worker} ended ({detail})",
     "spares_given_up": "{detail} spares in a row ended before they were ready; going on without spares",
     "unconnected": "rank {rank} could not be connected with the others ({detail}); making all connections again",
+    "stalled_again": (
+        "rank {rank} {detail}; that was so before in this repair, and another worker is no help: the run ends"
+    ),
     "stuck": "every rank waits for the others in {detail}; making all connections again",
     "stuck_again": "every rank waits for the others in {detail}, also after all connections were made again; the run ends",
     "stopped_by_policy": "{who}{detail}; the policy says that a person must look, the run ends",
@@ -84,7 +87,7 @@ _VERBS: dict[str, str] = {
 _CAUSE_SAYS_ALL = ("", Fault.EXIT, Fault.SIGNAL, Fault.EXCEPTION)
 
 # what ends the run; the rest of WORDS can be lived with
-_ENDS = {"failed", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"} | {
+_ENDS = {"failed", "stalled_again", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"} | {
     "stopped_by_policy",
     "node_failed",
     "devices_exhausted",

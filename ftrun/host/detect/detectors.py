@@ -6,6 +6,7 @@ Each look reads words on the board and turns what is wrong into an event that na
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from ftrun.control import events as ev
 from ftrun.control.hangs import Limits, Standstill
@@ -17,6 +18,7 @@ from ftrun.host.base.context import LaunchContext
 from ftrun.host.detect.disk_space import RoomWatch
 from ftrun.host.detect.hang import HangWatch
 from ftrun.host.detect.heartbeat import Beat, BeatWatch
+from ftrun.host.detect.repairs import RepairWatch
 from ftrun.host.workers.pool import Worker, WorkerPool
 
 _NOW_AND_THEN = 1.0  # seconds between two looks at what does not hurry
@@ -39,6 +41,7 @@ class Detectors:
         self._timeout = settings.heartbeat_timeout
         limits = Limits(settings.hang_timeout, settings.hang_floor, settings.hang_ceiling)
         self._hangs = HangWatch(limits, self._beats.pause, context.run_dir)
+        self._repairs = RepairWatch(context, pool, self._hangs.where)
         self._stragglers = Stragglers()
         self._room = RoomWatch({"lines of the workers' logs": context.logs, "the journal": context.run_dir})
         self._compared: set[tuple[int, int, tuple[int, ...]]] = set()  # generation, gate and workers of replicas compared last
@@ -63,9 +66,15 @@ class Detectors:
     def close(self) -> None:
         self._room.close()
 
-    def look(self, running: bool, generation: int, holders: list[Worker], whole: bool) -> None:
-        """One look. `running`: no incident; `holders`: by rank; `whole`: they are all ranks of the world."""
+    def look(
+        self, running: bool, generation: int, holders: list[Worker], whole: bool, awaited: Sequence[tuple[int, bool]]
+    ) -> None:
+        """One look. `running`: no incident; `holders`: by rank; `whole`: they are all ranks of the world.
+
+        `awaited`: cells that a repair waits for, see RepairWatch.
+        """
         now = time.monotonic()
+        self._repairs.look(generation, awaited)
         now_ns = time.monotonic_ns()
         for index, evidence in self._beats.silent(filter(None, map(self._beat, self._pool.living())), now_ns):
             self._pool.condemn(self._pool.workers[index], "frozen", Fault.FROZEN, evidence)

@@ -43,7 +43,7 @@ class HangWatch:
             self.standstill = self._for_people(self._watch.standstill(word.last, ranks), cells)
             return None
         pids = [c[F.PID] for c in cells]
-        if any(map(_debugged, cells)) or any(heartbeat.why_still(pid) for pid in pids):
+        if any(map(debugged, cells)) or any(heartbeat.why_still(pid) for pid in pids):
             self._watch.quiet()  # a debugger has its reasons; a stopped process is the beat's business
             return None
         accused = tuple(Accused(a.cell, a.fault, a.evidence + self._line(a)) for a in verdict.accused)
@@ -60,7 +60,7 @@ class HangWatch:
 
     def _for_people(self, found: Standstill | None, cells: Sequence[Cell]) -> Standstill | None:
         """With a debugger, which gives a culprit all the time that it wants."""
-        if found is None or not any(c.index in found.cells and _debugged(c) for c in cells):
+        if found is None or not any(c.index in found.cells and debugged(c) for c in cells):
             return found
         return replace(found, left=None, excuse="debugger")
 
@@ -80,7 +80,8 @@ class HangWatch:
         return f"; last seen at {line}" if line else ""
 
 
-def _debugged(cell: Cell) -> bool:
+def debugged(cell: Cell) -> bool:
+    """Does somebody look into this rank with a debugger?"""
     return bool(cell[F.BUSY] & Busy.DEBUGGER) or heartbeat.traced(cell[F.PID])
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from ftrun.control import events as ev
+from ftrun.control import incidents
 from ftrun.control.machine import Config, IllegalEvent, RunPhase, State, advance, initial
 from ftrun.core import paths
 from ftrun.core.errors import EXIT_UNAVAILABLE
@@ -348,7 +349,9 @@ class Agent:
         running = self._state.phase is RunPhase.RUNNING
         holders = [self._pool.workers[c] for c in self._state.holder if c in self._pool.workers]
         whole = len(holders) == self._config.nproc
-        self._detectors.look(running, self._state.generation, holders, whole)
+        slow = [] if self._end is not None else incidents.awaited(self._state)
+        awaited = [(w.cell, incidents.in_its_script(self._state, w)) for w in slow]
+        self._detectors.look(running, self._state.generation, holders, whole, awaited)
         self._head.stalled(self._detectors.standstill, self._detectors.where, time.monotonic())
         self._loop.after(self._detectors.pause, self._detect)
 
@@ -371,7 +374,6 @@ def _config(settings: Settings, shared: bool) -> Config:
         max_replacements=settings.max_replacements,
         start_timeout=settings.start_timeout,
         stop_timeout=settings.stop_timeout,
-        recover_timeout=settings.recover_timeout,
         shutdown_timeout=settings.shutdown_timeout,
         shared=shared,
         replacement_window=settings.window,

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 
-from ftrun.core.system.procfs import exit_code, stat, tasks
+from ftrun.core.system.procfs import exit_code, stat, status, tasks
 
 _PF_EXITING = 0x4
+_SIGKILL_BIT = 1 << (signal.SIGKILL - 1)  # in the masks of /proc/PID/status
 _LOWEST = 19  # niceness
 # indices into /proc/PID/stat after the command's closing parenthesis (field number - 3)
 _STATE, _GROUP, _FLAGS, _VSIZE, _EXIT_CODE = 0, 2, 6, 20, 49
@@ -34,6 +36,21 @@ def quiet(pid: int) -> bool:
         if fields is not None and not int(fields[_FLAGS]) & _PF_EXITING and fields[_STATE] not in "ZX":
             return False
     return True
+
+
+def lives(pid: int) -> bool:
+    """True when a task of the process goes on: it neither ends nor has a SIGKILL to take.
+
+    So it is after an exec, which ends every thread but one and gives up what they held. The end of a process looks the same for the
+    moment between two tasks' ends, or between a SIGKILL that was taken and the end that follows.
+    """
+    for task in tasks(pid):
+        fields = stat(pid, task)
+        if fields is None or int(fields[_FLAGS]) & _PF_EXITING or fields[_STATE] in "ZX":
+            continue
+        if not int(status(pid, task).get("SigPnd", "0"), 16) & _SIGKILL_BIT:
+            return True
+    return False
 
 
 def code_is_set(pid: int) -> bool:

@@ -45,9 +45,15 @@ from ftrun.host.workers.oom_kills import Kills
 _CODE_LOOK = 0.001  # seconds between two looks for the exit code of a worker that died in its loop
 _CODE_PATIENCE = 1.0  # seconds to wait for it; the world is being stopped meanwhile
 _CODE_LATEST, _CODE_LATE_LOOK = 10.0, 0.1  # seconds after which it is done without, and between two looks until then
+_ENDS_SOON = 0.3  # seconds after which a process that lost its lock and lives has not ended: it is another program now
 _CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
 _CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
 _LEFTOVERS = 2.0  # seconds after a worker's end until its files are removed: a repair has no time for that
+_EXEC = "started another program in place of itself (exec)"
+_AFTER_EXEC = (
+    "what that does is not protected, and only its end is seen; set the variables that it sets (LD_PRELOAD, PYTHONHASHSEED) for "
+    "ftrun itself, and no worker has to start again"
+)
 _FENCE_INLINE, _FENCE_LOOK = 0.005, 0.0002
 _FENCE_DEADLINE = 5.0
 _LOOK, _LOOK_GPU = 0.001, 0.005  # seconds between two looks at a process that is being fenced
@@ -109,6 +115,7 @@ class WorkerPool:
 
     def __init__(self, context: LaunchContext, logs: Logs, services: Callable[[], set[int]]) -> None:
         self.workers: dict[int, Worker] = {}
+        self.longest_start = 0.0  # seconds from a fork to the first loop, of the slowest so far
         self.ending = False  # workers are told to end: a signal is ours from now on
         self.logs = logs
         self._locked = context.settings.kind != "program"  # a program that replaced the worker's code holds no lock
@@ -117,6 +124,8 @@ class WorkerPool:
         self._loop = context.loop
         self._emit = context.listener.on_event
         self._note = context.listener.note
+        self._log = context.listener.log
+        self._told_of_exec = False
         self._by_pid: dict[int, Worker] = {}
         self._held: list[Died] = []  # ends that seem to follow from another's, which is awaited
         self._services = services
@@ -209,6 +218,8 @@ class WorkerPool:
             if self._locked:
                 self._watch_lock(worker)
             self._emit(Started(now, index))
+        if changed & flags & Flag.PROTECTED and not worker.was_spare:
+            self.longest_start = max(self.longest_start, now - worker.spawned)
         for flag, kind in _MILESTONES:
             if changed & flags & flag:
                 self._emit(kind(now, index))
@@ -271,7 +282,24 @@ class WorkerPool:
             self._emit(Dying(time.monotonic(), worker.index))
             self._await_code(worker, _CODE_LOOK, time.monotonic() + _CODE_PATIENCE, early=True)
         else:
+            expected = self._told_of_exec and worker.rank is None  # a spare does as the ranks did, and soon misses its rank
+            self._loop.after(0.0 if expected else _ENDS_SOON, lambda: self._ends_or_goes_on(worker))
+
+    def _ends_or_goes_on(self, worker: Worker) -> None:
+        """A process without its lock ends, or is another program now, of which nothing is known but its end (as with --no-python)."""
+        if worker.reported:
+            return
+        if not fence.lives(worker.pid):
             self._report_later(worker)
+            return
+        self._note("exec", worker=worker.index, rank=worker.rank, pid=worker.pid)
+        self._unwatch(worker)
+        if worker.rank is None:  # it will never park: the script begins anew there, and a spare has no rank to tell it
+            worker.reported = True
+            self._emit(Finished(time.monotonic(), worker.index))
+        elif not self._told_of_exec:
+            self._told_of_exec = True
+            self._log(f"{worker.name} {_EXEC}: {_AFTER_EXEC}", "warning")
 
     def _await_code(self, worker: Worker, pause: float, latest: float, early: bool = False) -> None:
         """Report its end as soon as its exit code shows, at `latest` without.
@@ -285,6 +313,8 @@ class WorkerPool:
         settled = code is not None or (early and fence.code_is_set(worker.pid))
         if not settled and time.monotonic() < latest:
             self._loop.after(pause, lambda: self._await_code(worker, pause, latest, early))
+        elif code is None and early and fence.lives(worker.pid):  # and what it trained is gone
+            self.condemn(worker, _EXEC, Fault.EXIT, f"it {_EXEC}")
         else:
             self._report(worker, fence.peek_exit(worker.pid) if code is None else code)
 
@@ -341,7 +371,7 @@ class WorkerPool:
         if code is None and flags & Flag.EXITING and not (worker.cause or worker.ours or self.ending):
             code = 0  # its script was over and nobody killed it: only the word of its fork server is missing
         if code == 0 and not worker.cause and (flags & Flag.EXITING or not looping):
-            self._emit(Finished(now, worker.index))
+            self._emit(Finished(now, worker.index, bool(cell[F.ENDS])))
             return
         if not cell[F.DETECTED_NS]:
             cell[F.DETECTED_NS] = time.monotonic_ns()
@@ -407,16 +437,23 @@ class WorkerPool:
         fault, evidence = symptoms.of_code(code)
         return fault.value, evidence
 
-    def _release(self, worker: Worker) -> None:
+    def _unwatch(self, worker: Worker) -> None:
+        """From now on only its end tells of it: neither its lock nor its beat."""
         if worker.watch:
             with contextlib.suppress(OSError):
                 native.watch_stop(worker.watch)
-            worker.watch = 0
-        for fd in (worker.eventfd, worker.pidfd):
-            if fd >= 0:
-                self._loop.forget(fd)
-                os.close(fd)
-        worker.eventfd = worker.pidfd = -1
+        worker.watch, worker.lost = 0, False
+        if worker.eventfd >= 0:
+            self._loop.forget(worker.eventfd)
+            os.close(worker.eventfd)
+            worker.eventfd = -1
+
+    def _release(self, worker: Worker) -> None:
+        self._unwatch(worker)
+        if worker.pidfd >= 0:
+            self._loop.forget(worker.pidfd)
+            os.close(worker.pidfd)
+            worker.pidfd = -1
         if worker.pid and worker.code:
             # its own children hold sockets of the dead rank; the number stays theirs while one of them lives
             with contextlib.suppress(OSError):

@@ -34,6 +34,7 @@ def create(options: Any, _backend_options: Any) -> Any:
         return passthrough.build(options)
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if _registry is None:
+        context.position.trains_here()
         _registry = Registry(context)
         compiling.stay_out()
         if context.restoring:

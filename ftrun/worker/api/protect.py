@@ -166,6 +166,7 @@ def _guard(context: Context, state: ProtectedState, left_out: LeftOut, logged: L
             f'protect() needs init_process_group("ftrun"), and this script made a "{dist.get_backend()}" group, '
             "which cannot be rebuilt in place"
         )
+    groups.refuse_others()
     for optimizer in state.optimizers:
         if type(optimizer).__name__ in (
             "ZeroRedundancyOptimizer",

@@ -30,6 +30,7 @@ from ftrun.core.faults import Fault
 from ftrun.core.shared.board import Head
 from ftrun.core.shared.world import World
 from ftrun.core.system import files
+from ftrun.core.text import ranks as named
 from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Recorder, tensors_of
 from ftrun.worker.comm.collectives import COLLECTIVES, DIRECT, averaging_integers, fill_local
@@ -528,6 +529,18 @@ class Registry:
         for group in self.groups:
             for work in group.unfinished():
                 work.settle()
+
+    def refuse_others(self) -> None:
+        """Errors: UsageError when the script has a process group of another backend."""
+        try:
+            others = torch_private.groups_of_others(dist)
+        except (AttributeError, ValueError):
+            return  # another torch, or all groups were destroyed meanwhile
+        for backend, ranks in others:
+            raise UsageError(
+                f'this script also made a process group of backend "{backend}", of {named(ranks)}: a replacement would wait there for '
+                'ranks that do not come again; make it by new_group() without a backend: "ftrun" takes tensors on the CPU and on GPUs'
+            )
 
     # -- rules -------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.errors import UsageError
 from ftrun.core.system import files
-from ftrun.worker.comm.process_group import Registry, SwapGroup
+from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.runtime import crash_points, torch_private
 
 
@@ -206,11 +206,6 @@ def _backward_of_zeros(param: torch.nn.Parameter, sparse: bool) -> None:
 
 
 def _refuse(ddp: Any) -> None:
-    if not isinstance(ddp.process_group, SwapGroup):
-        raise UsageError(
-            f'DistributedDataParallel over a "{dist.get_backend(ddp.process_group)}" group, which cannot be rebuilt in place: '
-            "make its group by new_group() without a backend"
-        )
     if ddp.static_graph:
         raise UsageError(
             "DistributedDataParallel(static_graph=True) cannot be recovered exactly; use static_graph=False"

@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +105,7 @@ def _run(spec: dict[str, Any]) -> int:
     if Context.current is not None:
         ControlThread(context).start()
     first_update.watch(context)
+    threading.excepthook = _thread_ended(context, threading.excepthook)
     return _script(context, spec)
 
 
@@ -218,6 +220,30 @@ def _script(context: Context, spec: dict[str, Any]) -> int:
         return 1
     _ended(context)
     return 0
+
+
+def _thread_ended(context: Context, otherwise: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """What happens when an exception ends a thread of the script: the one that trains takes its worker with it, as the main one does."""
+
+    def hook(args: Any) -> None:
+        error = args.exc_value
+        if isinstance(error, Interrupt):
+            os.kill(os.getpid(), signal.SIGKILL)  # as in `_script`
+        trains = context.position.thread == threading.get_ident()
+        if not trains or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            otherwise(args)
+            return
+        status = 1
+        if isinstance(error, SystemExit):
+            status = error.code & 0xFF if isinstance(error.code, int) else 1
+        elif error is not None:
+            report_exception(context, error, "uncaught")
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
+    return hook
 
 
 def _ended(context: Context) -> None:

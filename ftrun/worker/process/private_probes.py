@@ -350,6 +350,14 @@ def _redoes_a_pipeline() -> bool:
 
 
 # By one of an entry's names. The other entries are only looked for: torch asks for them, or trying would end the process.
+def _finds_groups() -> bool:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return private.groups_of_others(dist) == [("gloo", [0])]
+    finally:
+        dist.destroy_process_group()
+
+
 def _takes_a_folder() -> bool:
     from multiprocessing import util
 
@@ -363,6 +371,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "_stage": _redoes_a_pipeline,
     "_config": _takes_a_folder,
     "_FR_SELF_RECORDING_BACKENDS": lambda: private.are_own_groups_recorded(dist),
+    "_pg_map": _finds_groups,
     "_Options": _gloo_of_one,
     "_register_backend": _gloo_of_one,
     "_get_backend": _gloo_of_one,

@@ -1,8 +1,8 @@
 """Where a spare waits: it runs the script like everyone and parks the moment the script asks for its rank.
 
-While parked-able, `os.environ` is an instance of a subclass that sees every read of a rank variable from the main
-thread, and every copy of the whole environment, but for those that a library makes while it is imported (tqdm looks so for
-its own variables): a spare would park there, before it has built anything.
+While parked-able, `os.environ` is an instance of a subclass that sees every read of a rank variable, from any thread (some
+scripts train beside their main thread), and the main thread's copies of the whole environment, but for those that a library
+makes while it is imported (tqdm looks so for its own variables): a spare would park there, before it has built anything.
 """
 
 from __future__ import annotations
@@ -20,15 +20,24 @@ from ftrun.worker.runtime.torch_private import watch_environment
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib"))
 _plain = type(os.environ)
 _promote: Callable[[], None] | None = None
+_waits = threading.Lock()  # held by the thread that is parked: others that ask meanwhile wait behind it
+_parked = 0  # that thread
+_owner = 0  # the spare's pid: what it forks has no rank to wait for
 
 
-def _asked() -> None:
-    global _promote
-    if _promote is None or threading.current_thread() is not threading.main_thread():
+def _asked(by_name: bool = True) -> None:
+    """Park. Not `by_name`: by a copy of the whole environment, which a library's own threads make, too."""
+    global _parked, _promote
+    if _promote is None or _parked == threading.get_ident() or os.getpid() != _owner:
         return
-    promote, _promote = _promote, None
-    watch_environment(_plain)
-    promote()
+    if not by_name and threading.current_thread() is not threading.main_thread():
+        return
+    with _waits:
+        if _promote is not None:
+            _parked = threading.get_ident()
+            _promote()
+            _promote = None
+            watch_environment(_plain)
 
 
 def _while_a_library_is_imported() -> bool:
@@ -59,18 +68,18 @@ class _Watched(_plain):  # type: ignore[misc, valid-type]
 
     def __iter__(self) -> Iterator[str]:
         if not _while_a_library_is_imported():
-            _asked()
+            _asked(by_name=False)
         return iter(_plain.__iter__(self))
 
     def copy(self) -> dict[str, str]:
-        _asked()
+        _asked(by_name=False)
         return dict(_plain.copy(self))
 
 
 def watch(promote: Callable[[], None]) -> None:
     """Call `promote` (which sets the rank variables and returns) at the first read of a rank."""
-    global _promote
-    _promote = promote
+    global _owner, _promote
+    _owner, _promote = os.getpid(), promote
     watch_environment(_Watched)
 
 

@@ -1,6 +1,6 @@
 """Leaving a stopped world and joining the next: stop, clean, reset, as one rank does them.
 
-Runs in the script's main thread, outside a body. Each stage is answered on the board; a stop in the middle begins again.
+Runs in the script's thread that trains, outside a body. Each stage is answered on the board; a stop in the middle begins again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The thread that hears the doorbell of a worker. It never decides anything.
 
-It sees a generation bump, wakes the main thread out of whatever it waits in (groups register a waker), and answers
-"stopped" for a main thread that is outside a step body. It also wakes it at the end of the run, once a rank has left: the signal
+It sees a generation bump, wakes the thread that trains out of whatever it waits in (groups register a waker), and answers
+"stopped" for one that is outside a step body. It also wakes it at the end of the run, once a rank has left: the signal
 that ends the run is heard by Python only when the main thread comes back to it.
 """
 
@@ -29,7 +29,6 @@ class ControlThread:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._position = context.position
-        self._main = threading.main_thread().ident
         self._heard = 0
         self._cut_short = False
         self._fd_store_epoch = self._lent_epoch = context.mapped_epoch
@@ -41,14 +40,14 @@ class ControlThread:
         # a signal that the script blocks, to wait for it, is not to end the process in this thread
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         context = self._context
-        where = Whereabouts(context.cell, context.report)
+        where = Whereabouts(context.cell, context.report, self._position)
         while True:
             seen = context.board.worker_bell()
             context.cell[F.PYTHON] = time.monotonic_ns()
             try:
                 where.look()
                 self._hear()
-            except Exception as error:  # the thread must live: it is the only one that can wake the main thread
+            except Exception as error:  # the thread must live: it is the only one that can wake the training thread
                 os.write(2, f"ftrun: control thread: {error!r}\n".encode())
             context.board.wait_workers(seen, LOOK_AGAIN)
 
@@ -81,7 +80,7 @@ class ControlThread:
             threading.Thread(target=self._insist, args=(generation,), daemon=True).start()
 
     def _insist(self, generation: int) -> None:
-        """Last resort for a main thread that is busy in Python and calls nothing of ours."""
+        """Last resort for a training thread that is busy in Python and calls nothing of ours."""
         context, position = self._context, self._position
         deadline = time.monotonic() + context.stop_timeout / 2
         while time.monotonic() < deadline:
@@ -92,4 +91,4 @@ class ControlThread:
         with position.lock:
             if position.interruptible and context.stop_pending():
                 position.interrupt_sent = True
-                interrupt_thread(self._main or 0, Interrupt)
+                interrupt_thread(position.thread, Interrupt)

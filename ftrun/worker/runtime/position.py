@@ -11,7 +11,7 @@ class Interrupt(BaseException):
 
 
 class Where(IntEnum):
-    """Which part of the run the main thread is in."""
+    """Which part of the run the script's training thread is in."""
 
     BEFORE = 0  # no step was handed out yet
     LOOP = 1  # in our loop, and no step is handed out
@@ -27,13 +27,14 @@ class Position:
     """Steps are counted by gate numbers, which grow over all loops of a run; a step index is what the script counts."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # held to leave a body, and to answer or interrupt for a main thread in one
+        self.thread = threading.main_thread().ident or 0  # the script's thread that makes groups and runs bodies
+        self.lock = threading.Lock()  # held to leave a body, and to answer or interrupt for a thread in one
         self.where = Where.BEFORE
         self.base = 0  # gate number of the current loop's first step
         self.first = 0  # its step index; between two loops, that after the last one
         self.number = -1  # gate number that was handed out last
         self.attempt = 0  # how often it was done again
-        self.interruptible = False  # before its gate, an Interrupt may be raised in the main thread anywhere
+        self.interruptible = False  # before its gate, an Interrupt may be raised in its thread anywhere
         self.interrupt_sent = False  # and may not have arrived yet
         self.raised_after_gate = False  # an exception left a body whose update had begun
 
@@ -53,14 +54,20 @@ class Position:
         """Step index of a gate number of the current loop."""
         return self.first + number - self.base
 
+    def trains_here(self) -> None:
+        """The calling thread is the one that trains; it need not be the main thread."""
+        self.thread = threading.get_ident()
+
     def enter_body(self) -> None:
         with self.lock:
+            self.trains_here()
             self.where = Where.BODY
             self.interruptible = True
 
     def allow_interrupts(self) -> None:
         """In a function of job.call, which is done again whatever it was interrupted in."""
         with self.lock:
+            self.trains_here()
             self.interruptible = True
 
     def leave_body(self) -> None:

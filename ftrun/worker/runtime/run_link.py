@@ -23,7 +23,7 @@ LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
 
 
 class Waker(Protocol):
-    """Something a main thread can be blocked in."""
+    """Something that the script can be blocked in."""
 
     def abort(self, generation: int) -> None:
         """Make waits that belong to a world before `generation` fail soon."""

@@ -1,4 +1,4 @@
-"""Where the main thread is when it has been in one place for long: what a person asks first about a hung rank.
+"""Where the thread that trains is when it has been in one place for long: what a person asks first about a hung rank.
 
 Runs in the doorbell thread and only reads frames. A rank whose GIL is held cannot say it.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -16,6 +15,7 @@ from typing import Any
 
 from ftrun.core import paths
 from ftrun.core.shared.board import Cell, F
+from ftrun.worker.runtime.position import Position
 from ftrun.worker.runtime.torch_private import frame_of
 
 _AFTER = 700_000_000  # ns without a sign of life
@@ -25,21 +25,21 @@ _AGAIN = 5_000_000_000  # ns until it is looked at once more
 class Whereabouts:
     """Leaves RUN_DIR/errors/where-CELL.json for the launcher, through `report(name, facts)`."""
 
-    def __init__(self, cell: Cell, report: Callable[[str, dict[str, Any]], None]) -> None:
+    def __init__(self, cell: Cell, report: Callable[[str, dict[str, Any]], None], position: Position) -> None:
         self._cell = cell
         self._report = report
-        self._main = threading.main_thread().ident
+        self._position = position
         self._told = (0, 0)  # the sign of life after which it was told, and when (ns)
 
     def look(self) -> None:
         cell, now = self._cell, time.monotonic_ns()
         progress = cell[F.PROGRESS]
-        if now - progress < _AFTER or cell[F.COLLECTIVE_SINCE] or cell.step is None:
+        if now - progress < _AFTER or cell[F.COLLECTIVE_SINCE] or cell.rank is None:
             return
         if self._told[0] == progress and now - self._told[1] < _AGAIN:
             return
         self._told = progress, now
-        frame = frame_of(self._main or 0)
+        frame = frame_of(self._position.thread)
         if frame is not None:
             with contextlib.suppress(OSError):
                 self._report(f"where-{cell.index}", {"line": _line(frame)})

@@ -127,6 +127,25 @@ NAMES.append(
 )  # fmt: skip
 
 
+def groups_of_others(distributed: Any) -> list[tuple[str, list[int]]]:
+    """Backend and ranks of each process group of this process that is none of ours.
+
+    Args:
+        distributed: The module `torch.distributed`.
+    """
+    groups = [(distributed.get_backend(group), group) for group in list(distributed.distributed_c10d._pg_map)]
+    return [(str(name), distributed.get_process_group_ranks(group)) for name, group in groups if name != "ftrun"]
+
+
+NAMES.append(
+    Private(
+        f"{_C10D}.distributed_c10d", ("_pg_map",), "torch", ANSWER,
+        "find process groups of other backends, which no replacement can join, and refuse them by name",
+        "a replacement waits in one until its repair is given up",
+    )
+)  # fmt: skip
+
+
 def gloo_options(timeout: Any, devices: list[Any]) -> Any:
     """Options of a Gloo group over these devices."""
     options = importlib.import_module(_C10D).ProcessGroupGloo._Options()

@@ -250,6 +250,7 @@ class Loop:
     def _enter(self) -> int:
         """Gate number at which this rank's loop starts."""
         kit, context = self.kit, self.kit.context
+        kit.registry.refuse_others()  # made since protect(), or since the last loop
         context.cell.drop_flag(Flag.LOOP_DONE)
         if kit.position.where is Where.BEFORE:
             self._finish_recording()

@@ -96,7 +96,7 @@ def test_a_code_that_does_not_show_is_done_without(dying: Dying, monkeypatch: py
     monkeypatch.setattr("ftrun.host.workers.pool._CODE_PATIENCE", 0.05)
     dying.life_lost()
     death = dying.hear()
-    assert dying.dying == 1 and (death.code, death.cause) == (None, "died")
+    assert dying.dying == 1 and (death.code, death.cause) == (None, "started another program in place of itself (exec)")
     dying.exits(3)
     assert dying.pool.exited(dying.worker.pid, 3)
     assert len(dying.told) == 1 and dying.worker.cell[F.EXIT_STATUS] == 3
