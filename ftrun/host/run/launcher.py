@@ -22,7 +22,7 @@ from ftrun.core import ended, paths, runs
 from ftrun.core.amounts import count
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.core.shared.board import Board, Head
-from ftrun.core.system import files, procfs
+from ftrun.core.system import files, procfs, shown_command
 from ftrun.core.waiting import wait_for
 from ftrun.faults import device
 from ftrun.host.account import messages
@@ -171,7 +171,8 @@ class _Run:
         if self._limited:
             env["OMP_NUM_THREADS"] = "1"
         self._env = env
-        self._services = Services(run_dir, env, _fork_server_mode(settings), self._on_message, stdin)
+        shown = shown_command.command(settings.kind, settings.argv)
+        self._services = Services(run_dir, env, _fork_server_mode(settings), self._on_message, stdin, shown)
         self._agent: Agent | None = None
 
     def run(self) -> int:
