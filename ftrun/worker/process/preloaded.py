@@ -227,7 +227,7 @@ class Hidden:
             self._bring_back(name)
             module.__spec__ = own
 
-        found.loader.create_module = lambda spec: module  # type: ignore[method-assign, assignment, misc]
+        found.loader.create_module = lambda spec: module  # type: ignore[method-assign]
         found.loader.exec_module = reveal  # type: ignore[method-assign]
         return found
 
@@ -248,7 +248,7 @@ class Hidden:
         """Would torch find and read now what it did? It is about to be the script's."""
         now = self._values()
         changed = sorted(name for name in {*now, *self._variables} if now.get(name) != self._variables.get(name))
-        other = {name for name in self._modules if name in sys.modules}  # the script has imported its own
+        other = {*self._modules} & {*sys.modules} - {_TORCH}  # the script has imported its own
         for folder in sys.path:
             if folder not in self._path:
                 found = shadowed(folder, self._modules)

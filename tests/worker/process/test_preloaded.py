@@ -21,7 +21,7 @@ globals().update({name: value for name, value in vars(_known).items() if not nam
 """
 SEES = """
 import sys
-import bisect, statistics, platform
+import bisect, platform, statistics
 print("mine:", bisect.__file__, statistics.__file__, statistics.mean([1, 2]), platform.__file__)
 import random
 print("in the library:", random._bisect is bisect.bisect)
@@ -89,10 +89,11 @@ import os
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 import logging
-print(torch.get_num_threads(), dist.get_debug_level().name, logging.getLogger("torch._dynamo").getEffectiveLevel(), torch.jit._state._enabled.enabled)
+level = logging.getLogger("torch._dynamo").getEffectiveLevel()
+print(torch.get_num_threads(), dist.get_debug_level().name, level, torch.jit._state._enabled.enabled)
 """
-VARIABLES = {"OMP_NUM_THREADS": "3", "TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_LOGS": "+dynamo", "PYTORCH_JIT": "0"}
-SAYS = "3 INFO 10 False\n"
+VARIABLES = {"OMP_NUM_THREADS": "2", "TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_LOGS": "+dynamo", "PYTORCH_JIT": "0"}
+SAYS = "2 INFO 10 False\n"
 
 
 def test_variables_above_the_import_of_torch(ftrun: Ftrun) -> None:
