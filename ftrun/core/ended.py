@@ -19,6 +19,7 @@ from ftrun.core import paths, shape
 _FILE = "ended.jsonl"
 _KEPT = 200  # lines, when the file has grown long
 _LONG = 256 << 10  # bytes
+_LINE_MAX = 8 << 10  # bytes of a line, as far as that is up to the arguments
 _PATIENCE = 1.0  # seconds for another run that writes its line
 
 _LINE = shape.record(
@@ -57,6 +58,8 @@ def add(raw: dict[str, Any], code: int | None) -> None:
         return
     line = {"run": logs.name, "logs": str(logs), "began": raw["started"], "ended": time.time(), "code": code}
     line |= {key: raw[key] for key in ("argv", "cwd") if key in raw}
+    while len(json.dumps(line)) > _LINE_MAX and line.get("argv"):
+        line["argv"] = line["argv"][: len(line["argv"]) // 2]
     _write(line)
 
 

@@ -177,7 +177,11 @@ class ForkServer:
         try:
             _become_worker(spec, fds[0], fds[1], self._stdin)
             if begin_fresh:
-                fresh.become(spec, os.environ)
+                try:
+                    fresh.become(spec, os.environ)
+                except OSError as error:
+                    print(f"ftrun: no interpreter can be started for this worker: {error.strerror}", file=sys.stderr)
+                    os._exit(1)
             from ftrun.worker.process import main
 
             main.main(spec)
@@ -223,6 +227,3 @@ def _become_worker(spec: dict[str, Any], out: int, err: int, stdin: int | None) 
         spec["stdin"] = first
         first += 1
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))
-    from ftrun import native
-
-    native.set_name(f"ftrun spare {spec['cell']}" if rank is None else f"ftrun rank {rank}")

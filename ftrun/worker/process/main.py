@@ -58,6 +58,7 @@ def main_of_program(started: list[str]) -> None:
 
 
 def _run(spec: dict[str, Any]) -> int:
+    native.set_name(f"ftrun spare {spec['cell']}" if spec["rank"] is None else f"ftrun rank {spec['rank']}")
     context = Context(
         Path(spec["run_dir"]),
         int(spec["cell"]),

@@ -29,6 +29,7 @@ from types import FunctionType, ModuleType
 from typing import Any, ClassVar
 
 from ftrun.core.environment import RANK_KEYS
+from ftrun.core.system import visible
 from ftrun.worker.process import run_script
 from ftrun.worker.runtime.torch_private import watch_environment
 
@@ -192,7 +193,7 @@ class Hidden:
         self._pid = os.getpid()
         self._begin_anew = begin_anew
         self._path = [*sys.path]
-        ours = {*ours, *RANK_KEYS}
+        ours = {*ours, *RANK_KEYS, visible.VARIABLE}  # the last is read when a device is first used
         self._read = [name for name in _Reads.asked if name not in ours]
         self._variables = self._values()
         self._modules: dict[str, dict[str, ModuleType]] = {}

@@ -205,6 +205,28 @@ def test_a_long_command_line_and_a_large_environment(ftrun: Ftrun, how: str) -> 
     assert printed(run) == "20005 488890 800000\n"
 
 
+def test_an_environment_that_no_process_can_be_started_with(ftrun: Ftrun) -> None:
+    """A few bytes below what Linux allows: ftrun was started, and its workers, which get some more, cannot be."""
+    script = ftrun.script("print('ran')\n")
+    command = ftrun.command("--spares", 0, script)
+
+    def filled(size: int) -> dict[str, str]:
+        return ftrun.env | {f"V{at}": "v" * min(100_000, size - at) for at in range(0, size, 100_000)}
+
+    low, high = 100_000, 8_000_000  # what fits, and what does not
+    while high - low > 20:
+        size = (low + high) // 2
+        try:
+            subprocess.run(["/bin/true", *command[1:]], env=filled(size), check=True)
+            low = size
+        except OSError:
+            high = size
+    done = subprocess.run(command, cwd=ftrun.base, env=filled(low - 100), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 69 and "Traceback" not in done.stderr, done.stderr
+    assert "ftrun: error: the environment is too large to start a process with: its " in done.stderr
+    assert "[ftrun explain F201]" in done.stderr
+
+
 NOWHERE = "No module named pkg.nope"
 
 
