@@ -126,8 +126,8 @@ def _begin_anew(context: Context, spec: dict[str, Any], why: str, folder: str, v
     """Make this process a fresh interpreter that runs the script from its first line."""
     if preloaded.mark(context.run_dir):
         tell(
-            f"{why}, but a forked worker has imported torch before that; so workers of this run start as fresh interpreters, "
-            "this one again from the script's first line (--worker-start exec does so from the beginning)"
+            f"{why}, which a forked worker has done already; so workers of this run start as fresh interpreters, this one again from "
+            "the script's first line (--worker-start exec does so from the beginning)"
         )
     if context.cell.rank is not None:
         spec["rank"] = context.cell.rank

@@ -5,8 +5,9 @@ torch reads its variables when the script imports it. Here the fork server has i
 - a name in the script's folder that the fork server has found elsewhere, and a variable that the script's text sets above its
   import of torch, make the worker start as a fresh interpreter (`why_not_forked`);
 - modules that a fresh worker would not have yet are out of `sys.modules` until somebody imports them, and come back if that
-  import finds the same file (`Hidden`). When it is torch's turn, and the script has changed a variable that an import read, or put
-  a folder on sys.path in which other modules are found, then the process begins anew, as a fresh interpreter.
+  import finds the same file (`Hidden`). When it is the turn of torch, or of another that is not the library's, and the script has
+  changed a variable that an import read, or put a folder on sys.path in which other modules are found, then the process begins
+  anew, as a fresh interpreter.
 A fresh interpreter has imported less, all of it from the standard library: there `make_room` forgets what the script's folder shadows.
 """
 
@@ -223,8 +224,8 @@ class Hidden:
         own = module.__spec__
 
         def reveal(module: ModuleType) -> None:
-            if name == _TORCH and os.getpid() == self._pid:
-                self._compare()
+            if name not in sys.stdlib_module_names and os.getpid() == self._pid:
+                self._compare(name)
             self._bring_back(name)
             module.__spec__ = own
 
@@ -245,19 +246,19 @@ class Hidden:
             for inner, module in self._modules.pop(top, {}).items():
                 sys.modules.setdefault(inner, module)
 
-    def _compare(self) -> None:
-        """Would torch find and read now what it did? It is about to be the script's."""
+    def _compare(self, name: str) -> None:
+        """Would this module find and read now what it did? The script is about to import it."""
         now = self._values()
         changed = sorted(name for name in {*now, *self._variables} if now.get(name) != self._variables.get(name))
-        other = {*self._modules} & {*sys.modules} - {_TORCH}  # the script has imported its own
+        other = {*self._modules} & {*sys.modules} - {name}  # the script has imported its own
         for folder in sys.path:
             if folder not in self._path:
                 found = shadowed(folder, self._modules)
-                other |= {name for name in found if _is_other(self._elsewhere(name), self._top(name))}
+                other |= {known for known in found if _is_other(self._elsewhere(known), self._top(known))}
         said = [f"sets {', '.join(changed)}"] if changed else []
         said += [f"has modules called {', '.join(sorted(other))}"] if other else []
         if said:
-            self._begin_anew(f"the script {' and '.join(said)}")
+            self._begin_anew(f"the script {' and '.join(said)} before it imports {name}")
 
 
 def _is_of_a_file(module: ModuleType | None) -> bool:
