@@ -1,4 +1,4 @@
-"""What a worker has imported before its script changes nothing that the script sees: plain Python is what it is compared with."""
+"""What a worker has imported before its script changes nothing: the script sees what `python -u script` would show it."""
 
 from __future__ import annotations
 
@@ -21,36 +21,28 @@ globals().update({name: value for name, value in vars(_known).items() if not nam
 """
 SEES = """
 import sys
+print("torch" in sys.modules)
 import bisect, platform, statistics
-print("mine:", bisect.__file__, statistics.__file__, statistics.mean([1, 2]), platform.__file__)
+print(bisect.__file__, statistics.__file__, statistics.mean([1, 2]), platform.__file__)
 import random
 print("in the library:", random._bisect is bisect.bisect)
 import torch, profile, uuid
-print("in torch:", torch.platform is platform, uuid.platform is platform, profile.__file__, sys.path[0])
+print("in torch:", torch.platform is platform, uuid.platform is platform, hasattr(profile, "run"), sys.path[0])
 """
 
 
-def plain(ftrun: Ftrun, *argv: str, **env: str) -> str:
-    """What a plain interpreter prints of the script, which is what a worker of torchrun is."""
-    env = {**ftrun.env, "OMP_NUM_THREADS": "1", **env}
-    done = subprocess.run(
-        [sys.executable, "-u", *argv], cwd=ftrun.base, env=env, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def printed(run: Run) -> str:
-    assert run.wait() == 0, run.stderr
+    """What rank 0 of a run that ends well says."""
+    assert run.wait(110) == 0, run.stderr
     return "".join(line.partition("] ")[2] + "\n" for line in run.stdout.splitlines() if line.startswith("[rank 0] "))
 
 
 @pytest.mark.parametrize(
-    "argv", [["src/train.py"], pytest.param(["-m", "pkg.mod"], marks=pytest.mark.slow), pytest.param(["src"], marks=pytest.mark.slow)]
+    "argv", [["src/train.py"], *(pytest.param(words, marks=pytest.mark.slow) for words in (["-m", "pkg.mod"], ["src"]))]
 )
 def test_the_scripts_own_modules_come_first(ftrun: Ftrun, argv: list[str]) -> None:
     """Also for torch and the library, also those that ftrun itself has imported, also packages."""
-    folder = ftrun.base / ("" if argv[0] == "-m" else "src")
+    folder = ftrun.base if argv[0] == "-m" else ftrun.base / "src"
     (folder / "platform").mkdir(parents=True)
     (folder / "platform" / "__init__.py").write_text(PLATFORM)
     (folder / "profile").mkdir()  # no package: it hides nothing
@@ -59,13 +51,15 @@ def test_the_scripts_own_modules_come_first(ftrun: Ftrun, argv: list[str]) -> No
     (ftrun.base / "pkg").mkdir()
     for file in (ftrun.base / "pkg" / "mod.py", folder / "train.py", folder / "__main__.py"):
         file.write_text(SEES)
-    wanted = plain(ftrun, *argv)
-    assert wanted.count("True") == 3 and str(folder / "statistics.py") in wanted and "profile.py" in wanted
-    run = ftrun.start("--spares", 0, "--nproc-per-node", 2, *argv)
+    first = argv[0] if argv == ["src"] else folder
+    files = [f"{first}/bisect.py", f"{first}/statistics.py mine", f"{first}/platform/__init__.py"]
+    run = ftrun.start("--spares", 0, *argv)
+    wanted = f"False\n{' '.join(files)}\nin the library: True\nin torch: True True True {first}\n"
     assert printed(run) == wanted
     assert run.stderr.count("modules of the script's are called bisect, platform, statistics; so each worker starts as") == 1
 
 
+@pytest.mark.slow
 def test_a_folder_that_the_script_puts_first(ftrun: Ftrun) -> None:
     """Nobody knows of it before the script runs; what it shadows there is the script's all the same, and torch's."""
     (ftrun.base / "src").mkdir()
@@ -75,11 +69,9 @@ def test_a_folder_that_the_script_puts_first(ftrun: Ftrun) -> None:
         "import statistics\nprint('sees', statistics.mean([1]))\nimport torch.optim, decimal, numpy\n"
         "print('then', statistics is sys.modules['statistics'], torch.__spec__.name, decimal.__spec__.loader.name, numpy.add(1, 1))\n"
     )
-    wanted = plain(ftrun, str(script))
-    assert "mine" in wanted and "True torch decimal 2" in wanted
     run = ftrun.start("--spares", 0, script)
     # what stands above the import of torch is done again
-    assert printed(run) == "sees mine\n" + wanted
+    assert printed(run) == "sees mine\nsees mine\nthen True torch decimal 2\n"
     assert "the script has modules called statistics before it imports torch, which a forked worker has done already" in run.stderr
 
 
@@ -87,7 +79,6 @@ SETS = """
 import os
 {how}
 import torch, torch.distributed as dist
-dist.init_process_group("gloo")
 import logging
 level = logging.getLogger("torch._dynamo").getEffectiveLevel()
 print(torch.get_num_threads(), dist.get_debug_level().name, level, torch.jit._state._enabled.enabled)
@@ -96,6 +87,7 @@ VARIABLES = {"OMP_NUM_THREADS": "2", "TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_L
 SAYS = "2 INFO 10 False\n"
 
 
+@pytest.mark.slow
 def test_variables_above_the_import_of_torch(ftrun: Ftrun) -> None:
     """Seen in the script's text: the worker starts as a fresh interpreter, and each line of the script runs once."""
     how = "print('begins')\n" + "".join(f"os.environ[{name!r}] = {value!r}\n" for name, value in VARIABLES.items())
@@ -105,16 +97,13 @@ def test_variables_above_the_import_of_torch(ftrun: Ftrun) -> None:
 
 
 def test_variables_that_something_else_sets(ftrun: Ftrun) -> None:
-    """The text does not say so: found at the import of torch. The next workers of the run know it from the beginning."""
+    """The script's text does not say so: found at the import of torch."""
     ftrun.script(f"import os\nos.environ.update({VARIABLES!r})\nos.chdir('/')\n", "settings.py")
     how = "print('begins', os.getcwd(), 'TORCH_LOGS' in os.environ)\nimport settings"
-    fails = "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise SystemExit(3)\n"
-    run = ftrun.start("--spares", 0, "--max-restarts", 1, ftrun.script(SETS.format(how=how) + fails))
-    begins = f"begins {ftrun.base} False\n"
-    assert printed(run) == begins + begins + SAYS + begins + SAYS
-    assert run.stderr.count("sets OMP_NUM_THREADS, PYTORCH_JIT, TORCH_DISTRIBUTED_DEBUG, TORCH_LOGS before it imports torch") == 1
-    died = [line["event"] for line in run.journal() if line.get("event", {}).get("kind") == "Died"]
-    assert [event["code"] for event in died] == [3], "beginning anew is no death"
+    run = ftrun.start("--spares", 0, ftrun.script(SETS.format(how=how)))
+    assert printed(run) == f"begins {ftrun.base} False\n" * 2 + SAYS
+    assert "sets OMP_NUM_THREADS, PYTORCH_JIT, TORCH_DISTRIBUTED_DEBUG, TORCH_LOGS before it imports torch" in run.stderr
+    assert not [line for line in run.journal() if line.get("event", {}).get("kind") == "Died"]
 
 
 def test_variables_that_change_nothing(ftrun: Ftrun) -> None:
@@ -159,26 +148,30 @@ step = 3
 at = "backward"
 [[fault]]
 kind = "kill"
-rank = 2
+rank = 0
 step = 7
 at = "update"
 """
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_workers_that_began_anew_are_repaired(ftrun: Ftrun) -> None:
-    """A replacement begins anew as well, as a spare that parks or as one that takes a rank at once."""
-    ftrun.script("import os\nos.environ['OMP_NUM_THREADS'] = '2'\n", "settings.py")
+    """Beginning anew is no death, and a replacement is a fresh interpreter as well."""
+    ftrun.script("import os\nos.environ['OMP_NUM_THREADS'] = '2'\nprint('BEGINS')\n", "settings.py")
     script = ftrun.script(TRAINS)
-    command = [tool("torchrun"), "--standalone", "--nproc-per-node", "4", str(script), "gloo"]
-    done = subprocess.run(command, cwd=ftrun.base, env=ftrun.env, capture_output=True, text=True, timeout=90, check=False)
+    command = [tool("torchrun"), "--standalone", "--nproc-per-node", "2", str(script), "gloo"]
+    done = subprocess.run(command, cwd=ftrun.base, env=ftrun.env, capture_output=True, text=True, timeout=120, check=False)
     wanted = sorted(line[line.index("END") :] for line in done.stdout.splitlines() if "END" in line)
-    assert len(wanted) == 4, done.stderr
+    assert len(wanted) == 2, done.stderr
     (ftrun.base / "plan.toml").write_text(PLAN)
-    run = ftrun.start("--spares", 1, "--nproc-per-node", 4, "--fault-plan", ftrun.base / "plan.toml", script, "ftrun")
-    assert run.wait(120) == 0, run.stderr
+    run = ftrun.start("--spares", 1, "--nproc-per-node", 2, "--fault-plan", ftrun.base / "plan.toml", script, "ftrun")
+    assert run.wait(240) == 0, run.stderr
     assert sorted(line[line.index("END") :] for line in run.stdout.splitlines() if "END" in line) == wanted
-    assert "2 incidents" in run.stderr and "the script sets OMP_NUM_THREADS" in run.stderr
+    died = [line["event"] for line in run.journal() if line.get("event", {}).get("kind") == "Died"]
+    assert len(died) == 2 and "2 incidents" in run.stderr
+    # both ranks twice; who replaces them began once, or twice as the first spare
+    assert run.stdout.count("BEGINS") <= 2 * 2 + 2 + 1 + 1 and run.stderr.count("the script sets OMP_NUM_THREADS") == 1
 
 
 def test_the_process_looks_as_under_torchrun(ftrun: Ftrun) -> None:
