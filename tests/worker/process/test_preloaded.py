@@ -52,7 +52,7 @@ def test_the_scripts_own_modules_come_first(ftrun: Ftrun, argv: list[str]) -> No
     for file in (ftrun.base / "pkg" / "mod.py", folder / "train.py", folder / "__main__.py"):
         file.write_text(SEES)
     first = argv[0] if argv == ["src"] else folder
-    files = [f"{first}/bisect.py", f"{first}/statistics.py mine", f"{first}/platform/__init__.py"]
+    files = [f"{folder}/bisect.py", f"{folder}/statistics.py mine", f"{folder}/platform/__init__.py"]
     run = ftrun.start("--spares", 0, *argv)
     wanted = f"False\n{' '.join(files)}\nin the library: True\nin torch: True True True {first}\n"
     assert printed(run) == wanted
