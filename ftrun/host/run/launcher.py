@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import resource
 import signal
@@ -19,10 +20,10 @@ from typing import Any
 
 from ftrun import native
 from ftrun.core import ended, paths, runs
-from ftrun.core.amounts import count
+from ftrun.core.amounts import count, size
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.core.shared.board import Board, Head
-from ftrun.core.system import files, procfs
+from ftrun.core.system import files, procfs, shown_command
 from ftrun.core.waiting import wait_for
 from ftrun.faults import device
 from ftrun.host.account import messages
@@ -84,6 +85,8 @@ def launch(settings: Settings) -> int:
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise _too_few_descriptors(settings, error.strerror or "") from None
+        if error.errno == errno.E2BIG:
+            raise _too_many_variables() from None
         why = trouble(run_dir, error)
         if why:
             raise PlatformError(why) from None
@@ -107,6 +110,14 @@ def _too_few_descriptors(settings: Settings, why: str) -> PlatformError:
     workers = f"{count(settings.nproc, 'worker')} and {count(settings.spares, 'spare')}"
     least = max(1024, 2 * _descriptors(settings))
     return PlatformError(f"too few descriptors for {workers} ({why}): run `ulimit -n {least}` and start again")
+
+
+def _too_many_variables() -> PlatformError:
+    held = size(sum(len(os.fsencode(f"{name}={value}")) for name, value in os.environ.items()))
+    return PlatformError(
+        f"the environment is too large to start a process with: its {len(os.environ)} variables take {held}; unset what is not "
+        "needed, or run `ulimit -s 32768` and start again (Linux allows a quarter of that for variables and arguments, up to 6 MB)"
+    )
 
 
 def _name(settings: Settings) -> str | None:
@@ -175,7 +186,8 @@ class _Run:
         if self._limited:
             env["OMP_NUM_THREADS"] = "1"
         self._env = env
-        self._services = Services(run_dir, env, _fork_server_mode(settings), self._on_message, stdin)
+        shown = shown_command.command(settings.kind, settings.argv)
+        self._services = Services(run_dir, env, _fork_server_mode(settings), self._on_message, stdin, shown)
         self._agent: Agent | None = None
 
     def run(self) -> int:
@@ -194,9 +206,10 @@ class _Run:
             self._log = logs.log
             self._welcome(folder, why_not)
             if self._settings.log_dir == paths.LOG_DIR and not why_not:
-                removed = old_logs.tidy(folder.parent)
+                most = settings.keep_logs
+                removed = old_logs.tidy(folder.parent, math.inf if most is None else most * 1e9)
                 if removed:
-                    self._log(f"removed the logs of {count(removed, 'old run')} from {settings.log_dir}")
+                    self._log(messages.removed_logs(removed, settings.log_dir, most or 0.0))
             self._monitor()
             listener = RunListener(journal, logs)
             context = LaunchContext(self._settings, self._run_dir, folder, board, self._loop, listener)

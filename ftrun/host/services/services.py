@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ftrun.core.shared import wire
+from ftrun.core.system import shown_command
 from ftrun.core.system.procfs import kill_group
 from ftrun.core.waiting import wait_for
 from ftrun.host.base.loop import EventLoop
@@ -40,10 +41,12 @@ class Helper:
         self._asked = 0  # ns; 0 = it has answered
         self.loop: EventLoop | None = None
 
-    def start(self, args: tuple[str, ...], env: Mapping[str, str], out: int, also: int | None = None) -> None:
-        """`also` becomes its descriptor spawn.ALSO. Errors: OSError."""
+    def start(
+        self, args: tuple[str, ...], env: Mapping[str, str], out: int, also: int | None = None, room: int = 0
+    ) -> None:
+        """`also` becomes its descriptor spawn.ALSO; `room`: see `spawn.command`. Errors: OSError."""
         with self.connect() as theirs:
-            self.pid = spawn.start(self._code, args, env, theirs.fileno(), out, also)
+            self.pid = spawn.start(self._code, args, env, theirs.fileno(), out, also, room)
 
     def connect(self) -> socket.socket:
         """A new socket to it, of which it gets the end that is given here. It ends when that says that we are gone."""
@@ -151,7 +154,7 @@ class Helper:
 class Services:
     """The helpers of a run. `on_message(service, message)` takes what they say; `stdin` is for the workers.
 
-    `mode`: how the fork server starts workers, see fork_server.ForkServer.
+    `shown`: the command that workers show. `mode`: how the fork server starts workers, see fork_server.ForkServer.
     """
 
     def __init__(
@@ -161,7 +164,9 @@ class Services:
         mode: str,
         on_message: Callable[[str, dict[str, Any]], None],
         stdin: int | None = None,
+        shown: Sequence[str] = (),
     ) -> None:
+        self._room = shown_command.room_for(shown)
         self._run_dir = run_dir
         self._env = env
         self._mode = (mode, *(() if stdin is None else ("stdin",)))
@@ -182,7 +187,7 @@ class Services:
         self._out = fd
 
     def start_fork_server(self) -> None:
-        self.fork_server.start(self._mode, self._env, self._out, self._stdin)
+        self.fork_server.start(self._mode, self._env, self._out, self._stdin, self._room)
 
     def stop_preloading(self) -> None:
         """The fork server found that it cannot be forked after its imports: it works as "exec" now, and so does its successor."""

@@ -15,29 +15,41 @@ from typing import Any
 
 import ftrun
 
-FORK_SERVER = "from ftrun.helpers import fork_server; fork_server.main()"
+FORK_SERVER = "from ftrun.helpers import fork_server; fork_server.main(started)"
 ALSO = 4  # a second descriptor: the stdin that the fork server's workers get, the socket on which the exporter listens
 _ROOT = str(Path(ftrun.__file__).resolve().parents[1])
 
-# "" is the current directory, which is not there with PYTHONSAFEPATH. Once ftrun is imported, its modules come from where it lies.
+# `started`: the modules that a plain interpreter begins with. "" is the current directory, which is not there with
+# PYTHONSAFEPATH. Once ftrun is imported, its modules come from where it lies.
 _PRELUDE = (
-    "import os, sys; root = {root!r}; rest = sys.path[sys.path[:1] == ['']:]; "
+    "import os, sys; started = [*sys.modules]; root = {root!r}; rest = sys.path[sys.path[:1] == ['']:]; "
     "sys.path[:] = [root, *rest]; import ftrun; "
     "sys.path[:] = rest if root in map(os.path.realpath, rest) else [*rest, root]; "
 )
 
 
-def command(code: str, *args: str) -> list[str]:
-    """Argument vector of an unbuffered interpreter that can import ftrun and runs `code`."""
-    return [sys.executable, "-u", "-c", _PRELUDE.format(root=_ROOT) + code, *args]
+def command(code: str, *args: str, room: int = 0) -> list[str]:
+    """Argument vector of an unbuffered interpreter that can import ftrun and runs `code`.
+
+    It is at least `room` bytes long, so that the process, or one that is forked from it, can show another command.
+    """
+    argv = [sys.executable, "-u", "-c", _PRELUDE.format(root=_ROOT) + code, *args]
+    lacking = room - sum(len(os.fsencode(word)) + 1 for word in argv)
+    return [*argv, " " * lacking] if lacking > 0 else argv
 
 
 def start(
-    code: str, args: tuple[str, ...], env: Mapping[str, str], pass_fd: int, out: int, also: int | None = None
+    code: str,
+    args: tuple[str, ...],
+    env: Mapping[str, str],
+    pass_fd: int,
+    out: int,
+    also: int | None = None,
+    room: int = 0,
 ) -> int:
     """Start a helper; it inherits `pass_fd` as descriptor 3 and writes to `out`. Gives its pid. Errors: OSError.
 
-    `also` becomes its descriptor ALSO.
+    `also` becomes its descriptor ALSO. `room`: see `command`.
     """
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_DUP2, out, 1),
@@ -48,7 +60,7 @@ def start(
         also = fcntl.fcntl(also, fcntl.F_DUPFD_CLOEXEC, ALSO + 1)  # it may be 3, which another one becomes before
         actions.append((os.POSIX_SPAWN_DUP2, also, ALSO))
     actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
-    argv = command(code, *args)
+    argv = command(code, *args, room=room)
     try:
         return os.posix_spawn(argv[0], argv, dict(env), file_actions=actions, setsid=True, setsigdef=range(1, 32))
     except NotImplementedError:

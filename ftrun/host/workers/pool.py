@@ -54,6 +54,7 @@ _AFTER_EXEC = (
     "what that does is not protected, and only its end is seen; set the variables that it sets (LD_PRELOAD, PYTHONHASHSEED) for "
     "ftrun itself, and no worker has to start again"
 )
+_LOCK_LOOK = 0.01  # seconds between two looks whether a process that begins anew holds its lock again
 _FENCE_INLINE, _FENCE_LOOK = 0.005, 0.0002
 _FENCE_DEADLINE = 5.0
 _LOOK, _LOOK_GPU = 0.001, 0.005  # seconds between two looks at a process that is being fenced
@@ -87,6 +88,7 @@ class Worker:
         self.fault = Fault.SIGNAL  # the same by name, and how it is known
         self.evidence = ""
         self.reported = False  # its end was reported to the machine, or is held back
+        self.anew = False  # it became a fresh interpreter
         self.lost = False  # its liveness lock is gone
         self.ended = False  # reaped
         self.flags = 0
@@ -272,8 +274,20 @@ class WorkerPool:
         self._loop.watch(worker.eventfd, lambda: self._lock_lost(worker), urgent=True)
         worker.watch = native.watch_start(worker.cell.field_address(F.LIFE), worker.eventfd)
 
+    def _await_lock(self, worker: Worker) -> None:
+        """The process becomes a fresh interpreter, which takes the lock again. Its end shows by its pidfd meanwhile."""
+        if worker.cell.has(Flag.HELD_ANEW):
+            self._watch_lock(worker)
+        elif not worker.ended:
+            self._loop.after(_LOCK_LOOK, lambda: self._await_lock(worker))
+
     def _lock_lost(self, worker: Worker) -> None:
         self._loop.forget(worker.eventfd)
+        if worker.cell.has(Flag.ANEW) and not worker.anew:
+            worker.anew = True
+            self._unwatch(worker)
+            self._await_lock(worker)
+            return
         worker.lost, worker.ours = True, worker.fencing
         flags = worker.cell[F.FLAGS]
         if flags & Flag.LOOPING and not flags & (Flag.LOOP_DONE | Flag.EXITING) and not worker.reported:
