@@ -6,6 +6,7 @@ torch has called the backend (see backend.py) before: what exists since then is 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from ftrun.core.errors import UsageError
 from ftrun.core.paths import ENV_DIGESTS, ENV_ERROR_FILE, logged_values
@@ -41,7 +43,7 @@ from ftrun.worker.kept.recovery_points import Slots
 from ftrun.worker.kept.snapshot import Snapshots
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.parallel.fully_sharded import FullySharded, refuse_unknown
-from ftrun.worker.parallel.pipelines import Pipeline
+from ftrun.worker.parallel.pipelines import Pipeline, has_a_part
 from ftrun.worker.parallel.reducers import Reducers
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.replacement import restore
@@ -98,6 +100,7 @@ def protect(
     params = [p for m in modules for p in m.parameters()]
     if not params:
         raise UsageError("protect(): the model has no parameters")
+    _refuse_lazy(modules)
     devices = sorted({str(p.device) for p in params})
     if len(devices) > 1:
         raise UsageError(
@@ -122,6 +125,17 @@ def protect(
     given = [*modules, *optimizers, *wrapped, *stateful.values()]
     _job = Job(_guard(context, state, LeftOut(context, state, given, list(ignore)), logged), modules, optimizers, stateful)
     return _job
+
+
+def _refuse_lazy(modules: list[torch.nn.Module]) -> None:
+    """Errors: UsageError for a module whose parameters or buffers have no shape yet."""
+    for module in modules:
+        for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+            if is_lazy(tensor):
+                raise UsageError(
+                    f"protect(): {name} of the model has no shape before its first forward (a Lazy module): call the model once, on an "
+                    "input of the right shape, before DistributedDataParallel and protect()"
+                )
 
 
 def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
@@ -179,6 +193,7 @@ def _guard(context: Context, state: ProtectedState, left_out: LeftOut, logged: L
         restore(kit)
     else:
         _lay_out(kit)
+        _tell_of_no_replica(context, state)
     loop = Loop(kit)
     for optimizer in state.optimizers:
         optimizer.register_step_pre_hook(_before_update(loop.body))
@@ -223,6 +238,21 @@ def _lay_out(kit: Kit) -> None:
     kit.ledger.end(0, accumulating=False)
     arena.sealed(0)
     kit.hand_over()
+
+
+def _tell_of_no_replica(context: Context, state: ProtectedState) -> None:
+    """Name, before anything dies, each model that no other rank is known to hold."""
+    alone = [] if context.rank != 0 or dist.get_world_size() == 1 or has_a_part(state.tensors) else state.holders.modules_alone()
+    if not alone:
+        return
+    names = ", ".join(f"{type(state.modules[i]).__name__} (model {i})" for i in alone)
+    print(
+        f"ftrun: no other rank is known to hold the same values of {names}: a rank that dies in its update cannot be replaced in place, "
+        "and only a host snapshot helps (--snapshot-every). If all ranks hold the same, say so: protect(..., "
+        "replicas=torch.distributed.group.WORLD); a model that nothing changes need not be given to protect()",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _each(value: Any, kind: type, name: str) -> list[Any]:
