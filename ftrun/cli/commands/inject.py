@@ -353,6 +353,7 @@ def _await_firing(found: Live, request: Request, seconds: float) -> Any:
 def _standing(found: Live, wish: Wish, rank: int) -> str:
     """Why a fault may not have fired: what the rank does."""
     from ftrun.core.shared.board import Flag
+    from ftrun.core.shared.moment import Moment
     from ftrun.faults.kinds import REPAIR_PHASES
 
     cell = found.cell(rank)
@@ -362,7 +363,7 @@ def _standing(found: Live, wish: Wish, rank: int) -> str:
         return (
             f"{wish.at} is reached only while another fault is repaired (--wait 0 leaves the request waiting for one)"
         )
-    return f"rank {rank} is in {cell.phase.name.lower()} of step {cell.step}"
+    return f"rank {rank} is {Moment.of(cell).words()}"
 
 
 # ---- random faults ---------------------------------------------------------------------------------------------------
