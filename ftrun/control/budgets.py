@@ -11,6 +11,7 @@ from dataclasses import replace
 from ftrun.control.events import Action, Died, End, Say, Spawn, Terminate
 from ftrun.control.phases import RunPhase
 from ftrun.control.states import Config, Result, State, WorkerState
+from ftrun.core.amounts import times
 from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE
 from ftrun.core.faults import Fault
 
@@ -72,7 +73,7 @@ def count_failure(config: Config, state: State, worker: WorkerState, t: float) -
     state = replace(state, deaths=(*recent, (worker.rank, t)))
     count = sum(r == worker.rank for r, _ in state.deaths)
     if count > config.max_replacements:
-        detail = f"{count} in {config.replacement_window:g} s"
+        detail = f"{times(count)} within {config.replacement_window:g} s, where --max-replacements is {config.max_replacements}"
         said = Say("too_many_replacements", worker.cell, worker.rank, detail)
         return finish(state, EXIT_REQUEUE, f"rank {worker.rank} died too often", said)
     return state, None

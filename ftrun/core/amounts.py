@@ -1,24 +1,10 @@
-"""How amounts and places are written for people: counts, times, bytes, steps."""
+"""How amounts are written for people: counts, times, bytes."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 
 def count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def place(step: int, epoch: int | None, end: int) -> str:
-    """Where in its run a step is: `step 60`, or `epoch 3, step 8 of 40`. `end`: steps of the loop, 0 = not known."""
-    return f"step {step}" if epoch is None else f"epoch {epoch}, step {step}" + (f" of {end}" if end else "")
-
-
-def of_step(victim: Mapping[str, Any]) -> str:
-    """` of step 60`, of the account of a rank that failed; "" where it was in none."""
-    step = victim.get("step")
-    return "" if step is None else f" of {place(step, victim.get('epoch'), victim.get('end', 0))}"
 
 
 def times(number: int) -> str:
@@ -48,3 +34,8 @@ def size(number: int) -> str:
             break
         value /= 1000
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def place(step: int | None, epoch: int | None, end: int) -> str:
+    """Where in its run a step is: `step 60`, or `epoch 3, step 8 of 40`. `end`: steps of the loop, 0 = not known."""
+    return f"step {step}" if epoch is None else f"epoch {epoch}, step {step}" + (f" of {end}" if end else "")

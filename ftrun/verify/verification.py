@@ -58,12 +58,13 @@ class Result:
         """For people."""
         faults = f"{self.fired} of {_count(self.planned, 'fault')} fired"
         if self.verdict == EQUAL:
-            found = [
-                f"equal: {_count(self.ranks, 'rank')}, {_count(self.steps, 'step')}; {_count(self.tensors, 'tensor')} and "
+            equal = "equal at the end" if self.passing else "equal"
+            return [
+                f"{equal}: {_count(self.ranks, 'rank')}, {_count(self.steps, 'step')}; {_count(self.tensors, 'tensor')} and "
                 f"{_count(self.streams, 'random stream')} of each rank are bit for bit the same with faults as without",
+                *self.passing,
                 faults,
             ]
-            return found + self.passing
         assert self.trial is not None
         end = [faults, f"digests and logs: {self.folder}"]
         if self.verdict == FAILED:
@@ -97,7 +98,8 @@ class Result:
         }  # fmt: skip
 
 
-def _told(verdict: str, difference: Difference, cause: str) -> list[str]:
+def _found(difference: Difference) -> tuple[str, str]:
+    """Where two runs differ first, and what."""
     place = difference.place
     where = "at the script's end" if place == digests.EXIT else f"in step {place.step}"
     if place.point == 0:
@@ -108,11 +110,23 @@ def _told(verdict: str, difference: Difference, cause: str) -> list[str]:
         others = len(difference.names) - 1
         more = f", and {_count(others, 'more thing')} in the same place" if others else ""
         what = f"{digests.in_words(difference.first)} on {_ranks(difference.names[difference.first])}{more}"
-    again = " (done again after a fault)" if difference.redone else ""
+    return f"{where} (done again after a fault)" if difference.redone else where, what
+
+
+def on_the_way(difference: Difference, cause: str, trial: Trial) -> str:
+    where, what = _found(difference)
+    return (
+        f"on the way, {where} of the run {trial.name}, this was not equal, and left nothing behind: {what}; "
+        f"likely cause: {digests.explain(cause)}"
+    )
+
+
+def _told(verdict: str, difference: Difference, cause: str) -> list[str]:
+    where, what = _found(difference)
     first = {
-        DIFFERENT: f"different: first {where}{again}: {what}",
+        DIFFERENT: f"different: first {where}: {what}",
         UNSTABLE: f"not deterministic: two runs without faults differ first {where}: {what}",
-        FAILED: f"before it failed it was different, first {where}{again}: {what}",
+        FAILED: f"before it failed it was different, first {where}: {what}",
     }[verdict]
     lines = [first, *_shards(difference), f"likely cause: {digests.explain(cause)}"]
     if verdict == UNSTABLE:
@@ -188,8 +202,7 @@ class Verification:
             if difference is not None and difference.lasting:
                 return self._explained(result, clean, trial, difference, progress)
             if difference is not None:
-                told = _told(DIFFERENT, difference, self._cause(difference, True, clean))[0]
-                result.passing.append(f"on the way, and not at the end: {told}")
+                result.passing.append(on_the_way(difference, self._cause(difference, True, clean), trial))
         if not result.fired:
             raise ConfigError(
                 f"{self._plan}: no fault of the plan fired, so nothing was verified; the steps are "

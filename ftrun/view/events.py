@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from ftrun.control.phases import OVER
 from ftrun.core.amounts import count
 from ftrun.core.journal import Tail, whole
 from ftrun.core.shared import mesh
+from ftrun.core.shared.moment import Moment
+from ftrun.core.symptoms import cause_of
 from ftrun.core.text import ranks as named
 from ftrun.view.find import Found
 from ftrun.view.journal import parse
@@ -21,6 +24,47 @@ _CAME_TO = {
     "LoopDone": "finished its loop",
 }
 _LOOK = 0.2  # seconds between two looks at a journal that is followed
+
+
+def _failure(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    root = raw["root"]
+    yield "a worker failed elsewhere" if root is None else f"root cause: rank {root['rank']}, {root['kind'] or root['cause']}"
+
+
+def _summary(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    known = "" if raw["exact"] else "not known to be "
+    yield f"{count(raw['incidents'], 'incident')}, {count(raw['redone'], 'step')} done again; {known}as in an uninterrupted run"
+
+
+def _protection(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    yield "protected" if raw["protected"] else "not protected: the script does not call ftrun.protect"
+
+
+def _told(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    yield f"{named(raw['ranks']) if raw['ranks'] else 'nobody'} told to end ({raw['signal']})"
+
+
+def _exit(who: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    yield f"{who(raw['worker'])} has left: {cause_of(raw['code'])} (pid {raw['pid']})"
+
+
+def _service(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    yield f"our {raw['service']} process is ready (pid {raw['pid']})"
+
+
+def _service_exit(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    yield f"our {raw['service']} process ended: {cause_of(raw['code'])} (pid {raw['pid']})"
+
+
+_NOTES = {
+    "failure": _failure,
+    "summary": _summary,
+    "protection": _protection,
+    "told-to-end": _told,
+    "exit": _exit,
+    "service": _service,
+    "service-exit": _service_exit,
+}
 
 
 def stream(found: Found, follow: bool, as_json: bool) -> Iterator[str]:
@@ -77,8 +121,11 @@ class _Sentences:
     def _event(self, event: dict[str, Any]) -> Iterator[str]:
         kind, who = event["kind"], self._who(event["worker"]) if "worker" in event else ""
         if kind == "Died":
-            where = f" in {event.get('phase', '')} of step {event['step']}" if event.get("step") is not None else ""
-            yield f"{who} died{where}: {event['cause']}"
+            if self._phase in OVER and event["cause"].startswith("SIG"):
+                yield f"{who} was ended ({event['cause']})"
+                return
+            where = Moment.told(event).words()
+            yield f"{who} died{f' {where}' if where else ''}: {event['cause']}"
         elif kind == "Dying":
             yield f"{who} is about to end"
         elif kind == "Raised":
@@ -121,12 +168,14 @@ class _Sentences:
             yield f"recovered: {who}; {outcome(raw)}"
         elif note == "fault":
             fired = raw["fired"]
-            yield f"injected fault: {fired['kind']} of rank {fired['rank']} in {fired['phase']} of step {fired['step']}"
+            yield f"injected fault: {fired['kind']} of rank {fired['rank']} {Moment.told(fired).words()}".rstrip()
         elif note == "stall":
             held = f": waited for {named(raw['culprits'])}" if raw["culprits"] else ""
             yield f"nothing moved for {raw['seconds']:.1f} s{held}" + (f", {raw['where']}" if raw["where"] else "")
         elif note == "mesh":
             yield f"mesh: {mesh.shape(raw['dims'])}"
+        elif note in _NOTES:
+            yield from _NOTES[note](self._who, raw)
         elif note == "end":
             yield "end"
         else:

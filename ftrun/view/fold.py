@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from ftrun.core.shared.board import Board, F, Flag, phase_name
+from ftrun.core.shared.board import Board, F, Flag
+from ftrun.core.shared.moment import Moment, phase_from
 
 STALE = 2.0  # seconds without a beat
 # why a rank stands out, the gravest first
@@ -102,8 +103,9 @@ def choose(
     shown = list(taken)
     shown += [i for i in cells[: most + len(shown)] if i not in taken][: most - len(shown)]
     rest = set(cells).difference(shown)
-    doing = Counter((phases[i], steps[i]) for i in rest if i < used)
-    lines = [[_doing(phase, step), count] for (phase, step), count in doing.most_common(4)]
+    busy, ends = board.column(F.BUSY, used), board.column(F.LOOP_END, used)
+    doing = Counter((phases[i], int(busy[i]), steps[i], ends[i]) for i in rest if i < used)
+    lines = [[_doing(*words), count] for words, count in doing.most_common(4)]
     other = len(rest) - sum(doing.values())
     if other:
         lines.append(["not begun", other])
@@ -111,6 +113,10 @@ def choose(
     return chosen, {"ranks": len(rest), "doing": lines}
 
 
-def _doing(phase: int, step: int) -> str:
-    name = phase_name(phase)
-    return f"{name} of step {step - 1}" if step else name
+def _doing(phase: int, busy: int, step: int, end: int) -> str:
+    return doing(phase_from(phase, busy, step, end), step - 1 if step else None)
+
+
+def doing(phase: str, step: int | None) -> str:
+    """What ranks do that are told of together."""
+    return Moment(phase, step).words().removeprefix("in ") or phase

@@ -243,6 +243,6 @@ def _counted(doing: list[list[Any]], hidden: list[dict[str, Any]]) -> list[list[
     """What ranks do that are not shown, with `hidden` ones added to those that were counted before."""
     counts = {what: int(number) for what, number in doing}
     for worker in hidden:
-        what = worker["phase"] if worker["step"] is None else f"{worker['phase']} of step {worker['step']}"
+        what = fold.doing(worker["phase"], worker["step"])
         counts[what] = counts.get(what, 0) + 1
     return [[what, number] for what, number in sorted(counts.items(), key=lambda c: -c[1])]

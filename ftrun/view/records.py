@@ -47,10 +47,10 @@ def _world(publish: dict[str, Any]) -> bool:
 
 _PLACE = mapped(whole)  # on the mesh, by the names of its dimensions
 _MESH = {"dims": mapped(whole), "ranks": mapped(_PLACE, digits)}
+_MOMENT = {"step": maybe(whole), "epoch": maybe(whole), "end": whole, "phase": text}
 VICTIM = record(
     {"rank": whole, "cell": whole, "cause": text},
-    {"step": maybe(whole), "epoch": maybe(whole), "end": whole, "phase": text, "seen_ms": maybe(number), "fault": text, "evidence": text}
-    | {"mesh": _PLACE},
+    {**_MOMENT, "seen_ms": maybe(number), "fault": text, "evidence": text, "mesh": _PLACE},
 )
 _TIME = maybe(number)
 _STEPS = record({"rank": whole, "cell": whole, "steps": listed(row(whole, whole, whole, *[_TIME] * 5))})
@@ -69,6 +69,7 @@ _NOTES = {
             **dict.fromkeys(("survivors", "last", "detected_ns"), whole),
             **dict.fromkeys(("stuck", "fault", "evidence"), text),
             "rollback": flag,
+            "going_on": record({}, _MOMENT),
             "again_ms": number,
             "spares": listed(whole),
             "ranks": mapped(mapped(number), digits),
@@ -78,6 +79,13 @@ _NOTES = {
         },
     ),
     "mesh": record(_MESH),
+    "failure": record({"root": maybe(record({"rank": whole, "kind": text, "cause": text}))}),
+    "summary": record({"exact": flag, "incidents": whole, "redone": whole}),
+    "protection": record({"protected": flag}),
+    "told-to-end": record({"signal": text, "ranks": listed(whole)}),
+    "exit": record({"worker": whole, "pid": whole, "code": maybe(whole)}),
+    "service": record({"service": text, "pid": whole}),
+    "service-exit": record({"service": text, "pid": whole, "code": maybe(whole)}),
     "stall": record({"since": number, "seconds": number, "culprits": listed(whole), "held_up": whole, "where": text, "line": text}),
     "fault": record(
         {"fired": record({"kind": text, "rank": maybe(whole), "phase": text, "step": maybe(whole), "t": number})}

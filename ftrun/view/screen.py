@@ -7,6 +7,7 @@ from typing import Any
 
 from ftrun.core.amounts import count, milliseconds, size
 from ftrun.core.shared import mesh
+from ftrun.core.shared.moment import CALL_AFTER, LOOP_END, Moment
 from ftrun.view import text
 from ftrun.view.status.header import header, troubles
 from ftrun.view.status.sentences import cause
@@ -96,7 +97,7 @@ def _rank_row(
     waits, waited = "", worker["collective_age"] or 0.0
     if worker["collective"]:
         waits = f"{worker['collective']} #{worker['collective_number']} {text.duration(waited)}"
-    elif phase == "gate":
+    elif phase in ("gate", LOOP_END):
         waits = "gate"
     gone = worker["exit"] is not None
     notes = [*worker["notes"]]
@@ -179,13 +180,14 @@ def outcome(incident: dict[str, Any]) -> str:
     if incident["restart"]:
         again = f"; {count(incident['redone'], 'step')} again" if incident["redone"] else ""
         return f"{text.duration(incident['total_ms'] / 1000)}: all workers were started anew{again}"
-    parts = ", ".join(f"{name.replace('_', ' ')} {milliseconds(ms[name])}" for name in PARTS if name in ms)
+    then = Moment.told(incident.get("going_on") or {})
+    named = {"first_step": then.part}
+    parts = ", ".join(f"{named.get(name, name)} {milliseconds(ms[name])}" for name in PARTS if name in ms)
     sources = [
         f"rank {rank} {_source(s)}" for rank, s in (incident["sources"] or {}).items() if _replaced(incident, rank)
     ]
-    return "; ".join(
-        [f"{incident['total_ms']:.0f} ms: {parts}", *sources, f"{count(incident['redone'], 'step')} again"]
-    )
+    again = "job.call again" if then.phase == CALL_AFTER else f"{count(incident['redone'], 'step')} again"
+    return "; ".join([f"{incident['total_ms']:.0f} ms: {parts}", *sources, again])
 
 
 def _replaced(incident: dict[str, Any], rank: str) -> bool:

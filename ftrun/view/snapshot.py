@@ -30,8 +30,8 @@ from ftrun.core.shared.board import (
     Inexact,
     collective_name,
     collective_of,
-    phase_name,
 )
+from ftrun.core.shared.moment import phase_of
 from ftrun.core.shared.world import World, newest_world
 from ftrun.core.system import files, procfs
 from ftrun.view import devices, fold
@@ -245,7 +245,7 @@ class RunWatcher:
             "device": device.get("index") if device else (cell[F.DEVICE] - 1 if cell[F.DEVICE] else None),
             "uuid": device.get("uuid") if device else None,
             "step": cell.step,
-            "phase": phase_name(cell[F.PHASE]),
+            "phase": phase_of(cell),
             "attempt": cell[F.ATTEMPT],
             "generation": cell[F.GENERATION],
             "flags": [f.name.lower() for f in Flag if f & flags and f.name],
@@ -310,8 +310,8 @@ def _notes(cell: Cell, device: dict[str, Any] | None) -> list[str]:
         notes.append(f"ended with {cell[F.EXIT_STATUS]}")
     if cell[F.ATTEMPT]:
         notes.append(f"attempt {cell[F.ATTEMPT]}")
-    busy = cell[F.BUSY]
-    notes += [said for flag, said in ((Busy.CALL, "in job.call"), (Busy.COMPILING, "compiles")) if busy & flag]
+    if cell[F.BUSY] & Busy.COMPILING:
+        notes.append("compiles")
     if device and device.get("quarantined"):
         notes.append(f"quarantined: {device['quarantined']}")
     if device and device.get("throttle"):
@@ -327,7 +327,7 @@ def _incident(raw: dict[str, Any], account: Account) -> dict[str, Any]:
         "time": round(account.wall + began - account.began, 3),
         **{
             key: raw.get(key)
-            for key in ("generation", "victims", "stuck", "restart", "redone", "sources", "ms", "total_ms")
+            for key in ("generation", "victims", "stuck", "restart", "redone", "going_on", "sources", "ms", "total_ms")
         },
     }
 

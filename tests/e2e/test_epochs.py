@@ -136,6 +136,10 @@ def test_killed_in_an_evaluation(folder: Path, expected: dict[str, str], faults:
     """All ranks make the evaluation again, and each appends what it gave once."""
     outcome = run(folder, faults, ["--max-replacements", "9"], words)
     assert outcome.code == 0, outcome.tail()
+    epoch, where, rank = faults[0]
+    if where != "before":
+        after = f"epoch {epoch}" if "resumes" in words else "the loop"
+        assert f"rank {rank} died in job.call after {after} (SIGKILL" in outcome.output, outcome.tail()
     assert len(harness.deaths(outcome)) == len(faults), outcome.tail()
     assert digests(folder / "out") == expected, outcome.tail()
 

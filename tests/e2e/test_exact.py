@@ -165,7 +165,7 @@ def test_negative_control_of_the_commit_mark(folder: Path) -> None:
     """Without it torn weights are taken for whole ones, which the first comparison of replicas after the repair finds."""
     outcome = harness.ftrun(folder, [], [kill(1, "update", 5)], env={"FTRUN_TEST_BREAK": "seal"}, timeout=60)
     assert outcome.code == 0, outcome.tail()
-    assert "rank 1 became corrupt in gate of step 6" in outcome.output, outcome.tail()
+    assert "rank 1 became corrupt at the gate of step 6" in outcome.output, outcome.tail()
     assert "bit-identical to an uninterrupted run: no (a rank's weights were corrupt" in outcome.output
 
 

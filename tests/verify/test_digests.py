@@ -10,6 +10,7 @@ import pytest
 
 from ftrun.verify import digests, verification
 from ftrun.verify.digests import Difference
+from ftrun.verify.trials import Trial
 
 START = [
     "weight:a",
@@ -51,6 +52,20 @@ def compared(tmp_path: Path, change: dict[tuple[int, int, str], dict[str, int]])
     found = digests.compare(digests.read(tmp_path / "clean"), digests.read(tmp_path / "other"))
     assert found is not None
     return found
+
+
+def test_a_difference_that_left_nothing_behind_is_no_second_verdict(tmp_path: Path) -> None:
+    found = compared(tmp_path, {(1, 1, "start"): {"batch:loader": 5}})
+    assert not found.lasting
+    trial = Trial("faults", tmp_path, 0, 1.0, fired=1)
+    result = verification.Result(verification.EQUAL, tmp_path, [trial], [trial], 2, 3, 5, 1, planned=1)
+    result.passing.append(verification.on_the_way(found, digests.LOADER, trial))
+    first, second, third = result.lines()
+    assert first.startswith("equal at the end: 2 ranks, 3 steps; ") and third == "1 of 1 fault fired"
+    assert second == (
+        "on the way, at the start of step 1 of the run faults, this was not equal, and left nothing behind: batch of the loader on "
+        "rank 1; likely cause: loader position: another batch than in the clean run"
+    )
 
 
 def test_equal_runs(tmp_path: Path) -> None:

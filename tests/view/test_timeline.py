@@ -97,6 +97,31 @@ def test_parameters_before_and_after_the_barrier(account: Account) -> None:
     assert len([b for b in after.barriers if b[1] < 0]) == 1 and not [b for b in before.barriers if b[1] < 0]
 
 
+def test_updated_squares_lie_right_of_the_barrier(account: Account) -> None:
+    """Figures 000 to 003: before the barrier parameters are consistent, from it on they are updated; also where an update is short."""
+    raw = json.loads(json.dumps(account.incidents[1]))
+    (victim,) = raw["victims"]
+    for kept in raw["phases"]:
+        if kept["cell"] == victim["cell"]:  # it dies a moment after it passed the barrier
+            kept["steps"][-1][5:7] = [min(kept["steps"][-1][5], -0.02), -0.01]
+    other = Account()
+    other.incidents.append(raw)
+    for told in (story(account, 1), story(account, 2), story(other, 1)):
+        lines = [text.plain(line) for line in drawing(told, 132)]
+        first = next(line for line in lines if line.startswith("all ranks")).index("┃")
+        squares = [line for line in lines if line.startswith("  parameters")]
+        if told.committed:  # those of the step in flight
+            assert all(not set("■◧") & set(line[:first]) for line in squares), lines
+            assert any("■" in line[first : first + 12] and "□" in line[first : first + 12] for line in squares)
+        else:
+            assert all("■" not in line[:first] for line in squares), lines
+        root = ET.fromstring(svg.drawing(told))
+        barrier = LEFT + scale(told, WIDTH).at(told.barriers[0][1])
+        groups = [node for node in root.iter(f"{SVG}g") if node.get("class") == "parameters"]
+        light = [float(r.get("x", "0")) for g in groups for r in g.iter(f"{SVG}rect") if r.get("fill") == UPDATED]
+        assert all(x >= barrier - 1 for x in light)
+
+
 def test_scale_never_goes_back(told: Story) -> None:
     to = scale(told, 1000)
     places = [to.at(told.begins + k * (told.done - told.begins) / 200) for k in range(201)]

@@ -369,6 +369,7 @@ def _await_firing(found: Live, request: Request, seconds: float) -> Any:
 def _standing(found: Live, wish: Wish, rank: int) -> str:
     """Why a fault may not have fired: what the rank does."""
     from ftrun.core.shared.board import Flag
+    from ftrun.core.shared.moment import Moment
     from ftrun.faults.kinds import REPAIR_PHASES
 
     cell = found.cell(rank)
@@ -378,7 +379,7 @@ def _standing(found: Live, wish: Wish, rank: int) -> str:
         return (
             f"{wish.at} is reached only while another fault is repaired (--wait 0 leaves the request waiting for one)"
         )
-    return f"rank {rank} is in {cell.phase.name.lower()}" + ("" if cell.step is None else f" of {place(cell.step, cell.epoch, 0)}")
+    return f"rank {rank} is {Moment.of(cell).words()}"
 
 
 # ---- random faults ---------------------------------------------------------------------------------------------------

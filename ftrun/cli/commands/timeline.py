@@ -118,7 +118,7 @@ def _none_because(found: Found, account: Account) -> str:
     if account.unread:
         return f"no incident in the lines that could be read{more}"
     if account.since is not None and found.live:
-        return "one is being repaired just now: ftrun status"
+        return f"no incident is over yet, and one is being repaired just now: ftrun status {found.run_id}"
     if account.since is not None:
         return f"it was cut off while an incident was being repaired{more}"
     if found.live or account.exit_code == 0:

@@ -21,8 +21,10 @@ from ftrun.control.events import Action, Died, Event, Finished, Publish, Raised,
 from ftrun.core import codes, paths, symptoms
 from ftrun.core.amounts import seconds, times
 from ftrun.core.errors import EXIT_OK, EXIT_SIGNAL
+from ftrun.core.shared.moment import Moment
 from ftrun.core.system import files
 from ftrun.core.text import ranks
+from ftrun.host.account import messages
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.output.logformat import on_console
 from ftrun.host.workers.pool import Worker
@@ -34,7 +36,7 @@ _SAY_ALL = ("UsageError", "NonFiniteError")  # long sentences of ours about the 
 _GAVE_UP = {
     "failed_again": "the same failure came a second time",
     "raised_again": "the same exception came a second time",
-    "too_many_replacements": "the rank died too often ({detail})",
+    "too_many_replacements": "the rank died {detail}",
     "cannot_recover": "{detail}",
     "stalled_again": "its repair stood still a second time",
     "unrestorable": "its state could not be restored ({detail})",
@@ -49,9 +51,11 @@ class FailureFacts:
     code: int | None
     step: int | None
     phase: str
-    traceback: str
-    early: str
-    age: float
+    epoch: int | None
+    end: int
+    traceback: str = ""
+    early: str = ""
+    age: float = 0.0
     final: bool = False
     fault: str = ""
     evidence: str = ""
@@ -71,6 +75,8 @@ class Failures:
         self._holders: tuple[int, ...] = ()  # cells of the present world, by local rank
         self._verdict: Say | None = None
         self._elsewhere = False  # another node's failure ended the run
+        self._signum = 0  # that told the workers left to end
+        self._killed: list[int] = []  # ranks that did not obey it
 
     # -- while the run goes on ---------------------------------------------------------------------------------------
 
@@ -131,7 +137,6 @@ class Failures:
 
     def _add(self, worker: Worker, error: Mapping[str, Any], cause: str, code: int | None) -> None:
         assert worker.rank is not None
-        cell = worker.cell
         self._open[worker.index] = Failure(
             worker.index,
             worker.rank,
@@ -141,10 +146,8 @@ class Failures:
             str(error.get("message", "")),
             str(error.get("where", "")),
         )
-        step = cell.step
-        self._facts[worker.index] = FailureFacts(
-            worker.pid, code, step, cell.phase.name.lower(), str(error.get("traceback", "")), "", 0.0
-        )
+        where, traceback = vars(Moment.of(worker.cell)), str(error.get("traceback", ""))
+        self._facts[worker.index] = FailureFacts(worker.pid, code, **where, traceback=traceback)
 
     # -- at its end --------------------------------------------------------------------------------------------------
 
@@ -161,6 +164,7 @@ class Failures:
             return None
         self._leave_error_files(verdict.own)
         stopped = self._stopped(verdict)
+        self._signum, self._killed = signum, killed
         lines = [] if verdict.root is None else self._root_lines(verdict.root)
         if verdict.same:
             lines.append(f"{_INDENT}{ranks([f.rank for f in verdict.same])} failed in the same way")
@@ -172,7 +176,7 @@ class Failures:
             those = ranks([f.rank for f in verdict.bereft])
             lines.append(f"{those} failed only because of it: {_last_line(verdict.bereft[0])}")
         if stopped:
-            lines.append(self._stopped_line(stopped, signum, killed))
+            lines.append(self._stopped_line(stopped))
         for line in lines:
             self._context.listener.log(line, "error")
         return {
@@ -223,16 +227,27 @@ class Failures:
         where = _where(facts)
         if where:
             lines.append(_INDENT + where)
-        return [*lines, _INDENT + self._who(root, facts), f"{_INDENT}log: {_together(self._logs(root))}"]
+        return [*lines, _INDENT + self._who(root, facts), *self._log_line(root)]
 
     def _other_lines(self, other: Failure) -> list[str]:
         facts = self._facts[other.cell]
         what = f": {_last_line(other)}" if other.kind else ""
         lines = [f"also failed: {_headline(other, facts)}{what}", _INDENT + self._who(other, facts)]
-        return [*lines, f"{_INDENT}log: {_together(self._logs(other))}"]
+        return [*lines, *self._log_line(other)]
 
     def _who(self, failure: Failure, facts: FailureFacts) -> str:
-        return f"local_rank {self._local_rank(failure)}, host {os.uname().nodename}, pid {facts.pid}, {_ended(facts)}"
+        return f"local_rank {self._local_rank(failure)}, host {os.uname().nodename}, pid {facts.pid}, {self._ended(failure, facts)}"
+
+    def _ended(self, failure: Failure, facts: FailureFacts) -> str:
+        """`exit code 3`, `signal SIGKILL (exit code 137)`."""
+        if facts.code is None:
+            told = signal.SIGKILL if failure.rank in self._killed or not self._signum else self._signum
+            return f"ended by ftrun after that ({signal.Signals(told).name})"
+        name = symptoms.cause_of(facts.code)
+        return f"exit code {facts.code}" if name.startswith("exit ") else f"signal {name} (exit code {facts.code})"
+
+    def _log_line(self, failure: Failure) -> list[str]:
+        return [f"{_INDENT}log: {_together(self._logs(failure))}"] if self._context.logs_kept else []
 
     def _logs(self, failure: Failure) -> list[str]:
         """Files of its rank that have something in them."""
@@ -253,6 +268,8 @@ class Failures:
         cells = len(self._replaced.get(self._local_rank(root), ()))
         if cells:
             done.append(f"replaced rank {root.rank} {times(cells)}")
+        if self._verdict is not None and self._verdict.what == "raised_again":
+            done.append("had every rank do the step again")
         if self._restarts:
             done.append(f"started all workers again {times(self._restarts)}")
         why = self._why()
@@ -275,9 +292,9 @@ class Failures:
         present = [self._workers[cell] for cell in self._holders if cell in self._workers]
         return sorted({w.rank for w in present if w.rank is not None and w.code != 0} - failed)
 
-    def _stopped_line(self, stopped: list[int], signum: int, killed: list[int]) -> str:
-        stubborn = [rank for rank in killed if rank in stopped]
-        how = signal.Signals(signum).name
+    def _stopped_line(self, stopped: list[int]) -> str:
+        stubborn = [rank for rank in self._killed if rank in stopped]
+        how = signal.Signals(self._signum).name
         rest = f"; {ranks(stubborn)} did not obey and had to be killed" if stubborn else ""
         return f"no failure: {ranks(stopped)} ended by ftrun ({how}){rest}"
 
@@ -319,22 +336,12 @@ def _recorded(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _ended(facts: FailureFacts) -> str:
-    """`exit code 3`, `signal SIGKILL (exit code 137)`."""
-    if facts.code is None:
-        return "did not end by itself"
-    name = symptoms.cause_of(facts.code)
-    return f"exit code {facts.code}" if name.startswith("exit ") else f"signal {name} (exit code {facts.code})"
-
-
 def _headline(failure: Failure, facts: FailureFacts) -> str:
     """Who failed, how, and when."""
     if failure.kind:
         how = f"raised {failure.kind}{f' at {failure.where}' if failure.where else ''}"
-    elif failure.cause == "frozen":
-        how = "froze"
-    elif facts.code is None:
-        how = f"failed ({facts.evidence or failure.cause})"  # condemned
+    elif facts.code is None:  # condemned
+        how = f"{messages.VERBS.get(facts.fault, 'failed')} ({facts.evidence or failure.cause})"
     else:
         name = symptoms.cause_of(facts.code)
         how = f"left with exit code {facts.code}" if name.startswith("exit ") else f"died of {name}"
@@ -352,7 +359,7 @@ def _where(facts: FailureFacts) -> str:
         return f"it never came up: it died {blame.BEFORE_SCRIPT}'s first line, {seconds(facts.age)} after its start"
     if facts.early == blame.AT_START and not facts.final:
         return f"{blame.AT_START}: {seconds(facts.age)} after it began"
-    return "" if facts.step is None else f"in {facts.phase} of step {facts.step}"
+    return Moment.told(vars(facts)).words()
 
 
 def _clock(at: float) -> str:

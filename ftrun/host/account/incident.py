@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftrun.core.shared.board import Board, Cell, F, Source
+from ftrun.core.shared.moment import Moment
 
 PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
 _FIELDS = (
@@ -26,9 +27,8 @@ _AS_THEY_ARE = ("generation", "resume", "redone", "restart", "rollback", "surviv
 
 @dataclass
 class Victim:
-    """One rank that failed. `seen_ms`: from the fault to its detection, None when the fault's time is not known.
-
-    `fault` is a value of ftrun.core.faults.Fault, `evidence` a sentence that says how it is known.
+    """One rank that failed; the fields of a `Moment` say where. `seen_ms`: from the fault to its detection, None when the
+    fault's time is not known. `fault` is a value of ftrun.core.faults.Fault, `evidence` a sentence that says how it is known.
     """
 
     rank: int
@@ -39,8 +39,20 @@ class Victim:
     seen_ms: float | None = None
     fault: str = ""
     evidence: str = ""
-    epoch: int | None = None  # of job.epochs
-    end: int = 0  # steps of the loop; 0 = not known
+    epoch: int | None = None
+    end: int = 0
+
+    @classmethod
+    def seen(cls, cell: Cell, cause: str, phase: str = "", **more: Any) -> Victim:
+        """The worker of `cell`, as its board says; `phase`: the one in which it failed, where it has gone on since."""
+        now = Moment.of(cell)
+        return cls(
+            cell.rank or 0, cell.index, now.step, phase or now.phase, cause, epoch=now.epoch, end=now.end, **more
+        )
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.phase, self.step, self.epoch, self.end)
 
 
 @dataclass
@@ -54,6 +66,7 @@ class Incident:
     resume: int = 0
     epoch: int | None = None  # that of `resume`, where the script has epochs
     end: int = 0  # steps of its loop
+    then: str = ""  # phase with which all go on, where that is in no step
     redone: int = 0
     restart: bool = False
     rollback: bool = False  # everyone went back to the host snapshot of `resume`
@@ -63,6 +76,10 @@ class Incident:
     last: int = -1  # step index of the last update that is part of the model
     stuck: str = ""  # the collective that everybody waited in, when no rank was to blame
     spares: list[int] = field(default_factory=list)  # cells that had been warm spares
+
+    def going_on(self) -> Moment:
+        """What every rank does once it is repaired."""
+        return Moment(self.then, self.resume, None if self.rollback else self.epoch, self.end)
 
     def facts(self, board: Board, holders: Mapping[int, int]) -> dict[str, Any]:
         """The summary; `holders` maps each rank to its cell."""
@@ -79,6 +96,7 @@ class Incident:
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
             "fault": self.fault or next((v.fault for v in self.victims), ""),
             "evidence": self.evidence or next((v.evidence for v in self.victims), ""),
+            "going_on": vars(self.going_on()),
             "victims": [vars(v) for v in self.victims],
             "sources": {str(rank): _source(cells[rank]) for rank in replaced},
             "ms": {name: round(value, 3) for name, value in parts.items()},

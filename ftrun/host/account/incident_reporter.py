@@ -23,15 +23,16 @@ from ftrun.control.events import (
     Raised,
     Say,
     Signalled,
+    Spawn,
     Stalled,
     Stepped,
     Stuck,
 )
 from ftrun.control.machine import INCIDENT, RunPhase
-from ftrun.core.amounts import place
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate, left_out, replicas
 from ftrun.core.shared.board import Cell, F, Flag, Head, Inexact
+from ftrun.core.shared.moment import AFTER_LOOP, CALL_AFTER, LOOP_END, Moment
 from ftrun.core.shared.protection import PROTECTED, protection
 from ftrun.core.shared.steps import phase_at
 from ftrun.faults.trigger import fired
@@ -60,6 +61,7 @@ class Narrator:
         self._run_dir = context.run_dir
         self._board = context.board
         self._logs = context.logs
+        self._kept = context.logs if context.logs_kept else None
         self._settings = context.settings
         self._log = context.listener.log
         self._note = context.listener.note
@@ -83,6 +85,7 @@ class Narrator:
         self._since = time.monotonic()
         self.holders: dict[int, int] = {}
         self.incidents = 0
+        self._drawn = 0  # of them, those that came to their end: they are in the journal
         self.restarts = 0
         self.redone = 0
         self.lost_ms = 0.0
@@ -115,9 +118,10 @@ class Narrator:
                 self._incident.epoch, self._incident.end = furthest.epoch, furthest[F.LOOP_END]
             begun = self._begun(last)
             if not self._incident.generation:
-                self._reached = last + 1 + begun
-            self._incident.redone = max(self._incident.redone, int(begun))
+                self._reached = last + 1 + bool(begun)
+            self._incident.redone = max(self._incident.redone, int(any(m.in_step for m in begun)))
             self._incident.last = last + self._shift
+            self._incident.then = _then(last + 1 + self._shift, self._incident.end, begun)
 
     def _cells(self) -> list[Cell]:
         return [self._board.cell(cell) for cell in self.holders.values()]
@@ -125,10 +129,10 @@ class Narrator:
     def _ends(self) -> int:
         return max((cell[F.ENDS] for cell in self._cells()), default=0)
 
-    def _begun(self, last: int) -> bool:
-        """Has a rank begun a step beyond gate `last`? The cell of a replacement says where it is to begin."""
+    def _begun(self, last: int) -> list[Moment]:
+        """What ranks have begun beyond gate `last`. The cell of a replacement says where it is to begin."""
         old = [self._board.cell(cell) for rank, cell in self.holders.items() if rank not in self._replaced]
-        return any(c.step - c.shift > last for c in old if c.step is not None)
+        return [Moment.of(c) for c in old if c.step is not None and c.step - c.shift > last]
 
     def saw(self, event: Event, actions: tuple[Action, ...], phase: RunPhase, woke: int) -> None:
         """The machine was told `event`, ordered `actions` and is now in `phase`; the loop woke for it at `woke` ns."""
@@ -165,6 +169,9 @@ class Narrator:
                 self._log_replaced()
             elif isinstance(action, Say):
                 self._on_say(action, event, actions, phase)
+        for action in actions:
+            if isinstance(action, Publish) and action.tail:
+                self._tail(action)
         if self._incident is not None and self._incident.restart and phase is RunPhase.RUNNING:
             self._restarted()
 
@@ -199,12 +206,11 @@ class Narrator:
         if cell.rank is not None:
             # one that raised lives, and may have begun the step again
             raised_in = phase_at(cell, began) if isinstance(event, Raised) else None
-            phase = (raised_in or cell.phase).name.lower()
+            phase = "" if raised_in is None else raised_in.name.lower()
             cause = event.signature or (event.cause if isinstance(event, Died) else "")
             known = isinstance(event, Raised) or began != woke
             took = (detected - began) / 1e6 if known else None
-            why = (event.fault, event.evidence)
-            victim = Victim(cell.rank, event.worker, cell.step, phase, cause, took, *why, cell.epoch, cell[F.LOOP_END])
+            victim = Victim.seen(cell, cause, phase, seen_ms=took, fault=event.fault, evidence=event.evidence)
             incident.victims.append(victim)
 
     def _detected(self, worker: int) -> int:
@@ -234,9 +240,7 @@ class Narrator:
             self._new_incident(woke, time.monotonic_ns())
         for action in actions:
             if self._incident and isinstance(action, Say) and action.what == "died" and action.worker is not None:
-                cell = self._board.cell(action.worker)
-                phase = cell.phase.name.lower()
-                self._incident.victims.append(Victim(action.rank or 0, cell.index, cell.step, phase, action.detail))
+                self._incident.victims.append(Victim.seen(self._board.cell(action.worker), action.detail))
 
     def _fault_time(self, rank: int | None, detected: int) -> int | None:
         """When the injected fault that struck `rank` fired, ns."""
@@ -251,7 +255,7 @@ class Narrator:
         if say.what == "died":
             followed = any(isinstance(a, Say) and a.what in _FOLLOWING for a in actions)
             if not followed and say.rank is not None:
-                self._log_death(say, phase, Fault.HANG.value if isinstance(event, Stalled) else "")
+                self._log_death(say, event, phase)
         elif say.what in ("raised", "raised_again"):
             step = self._board.cell(say.worker).step if say.worker is not None else None
             line = _RAISED[say.what](say.rank or 0, say.detail, step)
@@ -276,19 +280,21 @@ class Narrator:
         else:
             words = messages.said(say)
             if words and say.what == "spare_died":
+                words += messages.another() if any(isinstance(a, Spawn) for a in actions) else ""
                 words += messages.printed_in(next(self._logs.glob(f"attempt_*/spare-{say.worker}"), None))
             if words:
                 self._log(words, messages.level(say.what))
             if say.what == "service_given_up":
                 self._log(messages.last_words(self._logs / SERVICES_LOG), messages.level(say.what))
 
-    def _log_death(self, say: Say, phase: RunPhase, fault: str) -> None:
+    def _log_death(self, say: Say, event: Event, phase: RunPhase) -> None:
         victims = self._incident.victims if self._incident else []
         victim = next((v for v in reversed(victims) if v.cell == say.worker), None)
         if victim is None:
-            cell = self._board.cell(say.worker or 0)
-            where = (cell.epoch, cell[F.LOOP_END])
-            victim = Victim(say.rank or 0, cell.index, cell.step, cell.phase.name.lower(), say.detail, None, fault, "", *where)
+            why = {"fault": event.fault, "evidence": event.evidence} if isinstance(event, Died) else {}
+            if isinstance(event, Stalled):
+                why = {"fault": Fault.HANG.value}
+            victim = Victim.seen(self._board.cell(say.worker or 0), say.detail, **why)
         survivors = len(self.holders) - len({v.rank for v in victims})
         self._log(messages.failed(victim, survivors, phase in INCIDENT), messages.level(say.what))
 
@@ -303,9 +309,21 @@ class Narrator:
                 continue
             self._logged.add((rank, cell))
             was_spare = self._spares_used.get(rank) == cell
-            redone = bool(incident.redone)
-            where = place(incident.resume, None if incident.rollback else incident.epoch, incident.end)
-            self._log(messages.replaced(rank, cell, was_spare, where, redone, sources.get(str(rank))))
+            what = incident.going_on()
+            again = bool(incident.redone) or what.phase == CALL_AFTER
+            self._log(messages.replaced(rank, cell, was_spare, what.what(), again, sources.get(str(rank))))
+
+    def _tail(self, world: Publish) -> None:
+        """Nobody is stopped after the loop, and the gate is not closed: the new workers run what the script does there."""
+        incident = self._incident
+        if incident is None or not incident.victims:
+            return
+        first = incident.victims[0]
+        incident.generation, incident.survivors = world.generation, len(world.workers) - len(world.replaced)
+        incident.then, incident.resume, incident.epoch, incident.end = AFTER_LOOP, first.step or 0, first.epoch, first.end
+        incident.last = incident.resume - 1
+        incident.spares = sorted(self._spares_used[rank] for rank in world.replaced if rank in self._spares_used)
+        self._log_replaced()
 
     def _recovered(self) -> None:
         self._log_replaced()
@@ -316,11 +334,11 @@ class Narrator:
             return
         facts = incident.facts(self._board, self.holders)
         if incident.rollback:  # the first of them is done again within the repair
-            facts["again_ms"] = round(self._attempt.step_ms(self._reached, self._ends(), incident.began) * (incident.redone - 1), 3)
-        self._account(facts)
+            facts["again_ms"] = round(
+                self._attempt.step_ms(self._reached, self._ends(), incident.began) * (incident.redone - 1), 3
+            )
         moved = transfer_times.gather(self._run_dir, self.holders, incident.generation, incident.began)
-        told = self._meshes.placed(facts, self.holders)
-        self._note("incident", **told, phases=self._phases.facts(incident.began), moves=moved)
+        self._keep(facts, self.holders, phases=self._phases.facts(incident.began), moves=moved)
         self._log(messages.recovered(facts))
 
     def _restarted(self) -> None:
@@ -337,7 +355,7 @@ class Narrator:
     def _throw_away(self, began: int) -> None:
         """All workers start again: what this attempt has done is gone, as far as no checkpoint has it."""
         last = gate.unpack(self._board.gate()).last
-        gates = last + 1 + self._begun(last)
+        gates = last + 1 + bool(self._begun(last))
         self._thrown, self._thrown_first = self._attempt.steps(gates, self._ends()), self._attempt.first
         self._thrown_ms = self._attempt.step_ms(gates, self._ends(), began)
         self._uncounted |= self._attempt.since is None and any(c.has(Flag.STEPPED) for c in self._cells())
@@ -350,10 +368,15 @@ class Narrator:
         again = max(0, self._thrown - max(0, kept))
         facts |= {"redone": again, "again_ms": round(self._thrown_ms * again, 3)}
         self._thrown = 0
-        self._account(facts)
-        self._note("incident", **self._meshes.placed(facts, {}))
+        self._keep(facts, {})
         if again:
             self._log(messages.thrown_away(again, facts["again_ms"]))
+
+    def _keep(self, facts: Mapping[str, Any], holders: Mapping[int, int], **more: Any) -> None:
+        """An incident is over: count it, and leave it in the journal."""
+        self._account(facts)
+        self._drawn += 1
+        self._note("incident", **self._meshes.placed(facts, holders), **more)
 
     def _account(self, facts: Mapping[str, Any]) -> None:
         self.incidents += 1
@@ -373,15 +396,19 @@ class Narrator:
         """Sum up the run that ended with `code`."""
         self._settle(0)
         self._look_exact()
-        drawn = self.incidents > 0
         if self._incident is not None:
-            self._account(self._incident.facts(self._board, self.holders))
+            facts = self._incident.facts(self._board, self.holders)
+            if self._incident.then == AFTER_LOOP and code == 0:  # the script came to its end: so it is repaired
+                self._look_at_phases()
+                self._keep(facts, self.holders, phases=self._phases.facts(self._incident.began))
+            else:
+                self._account(facts)
         if self.incidents:
             lost = self.lost_ms / 1000
             lines = messages.summary(
-                messages.run_shown(self._logs),
+                messages.run_shown(self._kept),
                 self.incidents,
-                drawn,
+                self._drawn > 0,
                 self.restarts,
                 None if self._uncounted else self.redone,
                 lost,
@@ -395,11 +422,25 @@ class Narrator:
             last = gate.unpack(self._board.gate()).last
             steps, equal = self._attempt.steps(last + 1, self._ends()), replicas.equal_at(last, self._cells())
             took = time.monotonic() - self._since
-            self._log(messages.done(steps, took, equal and not self.inexact, messages.folder_shown(self._logs)))
+            self._log(messages.done(steps, took, equal and not self.inexact, self._kept))
         facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
         forgotten = left_out.names(self._run_dir)
         exact = code == 0 and not self.inexact and not self.restarts and not (self.incidents and forgotten)
         self._note("summary", exact=exact, inexact=int(self.inexact), left_out=forgotten, **facts)
+
+
+def _then(resume: int, end: int, begun: list[Moment]) -> str:
+    """The phase with which all go on at step index `resume` of a loop that has steps up to `end`; "" = in a step."""
+    if not 0 < end <= resume:
+        return ""
+    phases = {moment.phase for moment in begun}
+    return (
+        CALL_AFTER
+        if CALL_AFTER in phases
+        else LOOP_END
+        if LOOP_END in phases or (resume == end and AFTER_LOOP not in phases)
+        else AFTER_LOOP
+    )
 
 
 def _begins(action: Action) -> bool:

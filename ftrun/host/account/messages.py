@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ftrun.core.ended import can_be_named
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import Inexact
 from ftrun.core.shared.left_out import shown
+from ftrun.core.shared.moment import Moment
 from ftrun.faults.trigger import UNFELT
 from ftrun.host.account.incident import Victim
 
@@ -35,7 +37,7 @@ _INEXACT = {
         "a dead rank's update was made in its place, and later the script wrote weights or gradients after optimizer.step() in a way "
         "that shows only by its effect: the dead rank may have done so, too"
     ),
-    Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its device memory and taken from a peer",
+    Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its memory and taken from a peer, which may have had others",
 }
 
 WORDS = {
@@ -73,11 +75,11 @@ WORDS = {
     "device_waited_for": "waiting for a healthy device for every rank, in quarantine: {detail}",
     "device_back": "{detail} is out of quarantine",
     "noticed": "{who}{detail}",
-    "service_died": "our {detail} process died; starting another one",
+    "service_died": "our {detail} process died (a helper of ftrun's, no worker); starting another one",
     "service_given_up": "our {detail} process died too often; the run ends",
 }
 
-_VERBS: dict[str, str] = {
+VERBS: dict[str, str] = {
     Fault.FROZEN: "froze",
     Fault.HANG: "hung",
     Fault.GIL: "hung",
@@ -100,6 +102,9 @@ def level(what: str) -> str:
     if what in _ENDS:
         return "error"
     return "warning" if what in WORDS or what in ("died", "raised", "raised_again") else "info"
+
+
+_NO_LOGS = "its logs are gone with the run, see --log-dir"
 
 
 def started(run_id: str, workers: int, spares: int, device: str, logs: str) -> str:
@@ -151,12 +156,14 @@ def removed_logs(names: list[str], folder: str, most: float) -> str:
 
 def failed(victim: Victim, survivors: int, recovering: bool) -> str:
     """The line at the moment of a failure."""
-    where = "" if victim.step is None else f" in {victim.phase} of {place(victim.step, victim.epoch, victim.end)}"
+    words = victim.moment.words()
+    where = f" {words}" if words else ""
     seen = "" if victim.seen_ms is None else f", seen after {milliseconds(victim.seen_ms)} ms"
     went_on = f"; stopping {count(survivors, 'healthy worker')}" if recovering else ""
     if victim.fault == Fault.DRAIN:
-        return f"rank {victim.rank} leaves its worker before {place(victim.step or 0, victim.epoch, victim.end)}, as asked for{went_on}"
-    verb = _VERBS.get(victim.fault, "died")
+        before = replace(victim.moment, phase="idle") if victim.moment.in_step else victim.moment
+        return f"rank {victim.rank} leaves its worker {before.words()}, as asked for{went_on}"
+    verb = VERBS.get(victim.fault, "died")
     how = victim.cause if victim.fault in _CAUSE_SAYS_ALL or not victim.evidence else victim.evidence
     return f"rank {victim.rank} {verb}{where} ({how}{seen}){went_on}"
 
@@ -166,7 +173,7 @@ def injected(kind: str, rank: int, phase: str, step: int, epoch: int | None) -> 
     if rank < 0:
         where = "ftrun itself" if kind == "launcher-kill" else "everything on this node"
     else:
-        where = f"rank {rank}" + (f" in {phase} of {place(step, epoch, 0)}" if step >= 0 else "")
+        where = f"rank {rank} {Moment(phase, step if step >= 0 else None, epoch).words()}".rstrip()
     return f"injected fault: {kind} strikes {where}"
 
 
@@ -196,14 +203,16 @@ def poisoned(evidence: str, again: bool) -> str:
 
 def raised_again(rank: int, signature: str, step: int | None) -> str:
     where = "" if step is None else f" in step {step}"
-    return _explained(f"rank {rank} raised {signature}{where} again after a retry; the run ends (the traceback is above)")
+    return _explained(
+        f"rank {rank} raised {signature}{where} again after a retry; the run ends"
+    )
 
 
-def replaced(rank: int, cell: int, was_spare: bool, where: str, redone: bool, source: Mapping[str, Any] | None) -> str:
-    """The line once a new worker holds a rank. `where`: the step that all go on with."""
+def replaced(rank: int, cell: int, was_spare: bool, what: str, again: bool, source: Mapping[str, Any] | None) -> str:
+    """The line once a new worker holds a rank. `what`: the step that all go on with."""
     who = f"spare {cell}" if was_spare else f"new worker {cell}"
-    step = f"{where} again" if redone else f"going on with {where}"
-    return f"{who} takes over rank {rank}; {step}{_from(source)}"
+    then = f"{what} again" if again else f"going on with {what}"
+    return f"{who} takes over rank {rank}; {then}{_from(source)}"
 
 
 def _from(source: Mapping[str, Any] | None) -> str:
@@ -228,7 +237,8 @@ def recovered(facts: Mapping[str, Any]) -> str:
         cost = f"{count(facts['redone'], 'step')} done again from the host snapshot of step {facts['resume']}"
     else:
         cost = "0 committed steps lost"
-    return f"recovered in {milliseconds(facts['total_ms'])} ms: {parts}, first step {milliseconds(first)}; {cost}"
+    step = Moment(**facts["going_on"]).part
+    return f"recovered in {milliseconds(facts['total_ms'])} ms: {parts}, {step} {milliseconds(first)}; {cost}"
 
 
 def thrown_away(steps: int, ms: float) -> str:
@@ -258,6 +268,11 @@ def early(how: str, age: float) -> str:
     """How far a worker came that failed at its start; `how` as blame.how_far says it."""
     what = "before its script's first line" if how == blame.BEFORE_SCRIPT else how
     return f"{what} ({seconds(age)} after it began)"
+
+
+def another() -> str:
+    """Where a spare ended, and nothing keeps the next one from starting."""
+    return "; no rank was lost, and another spare starts"
 
 
 def printed_in(folder: Path | None) -> str:
@@ -291,17 +306,16 @@ def summary(
 ) -> list[str]:
     """The lines at the end of a run that had incidents; `drawn`: one of them came to its end, and can be drawn.
 
-    `redone` None: nobody could count the steps.
+    `run`: what to write to see them, "" = nothing is kept; `redone` None: nobody could count the steps.
     """
     cost = f"{count(redone or 0, 'step')} done again, {seconds:.2f} s lost"
     if redone is None:
         cost = (
             f"{seconds:.2f} s lost, and what the script did again (it calls no ftrun.protect: nobody counts its steps)"
         )
-    command = "timeline" if drawn else "events"
-    lines = [
-        f"{count(incidents, 'incident')}, {cost}; to see {'it' if incidents == 1 else 'them'}: ftrun {command} {run}"
-    ]
+    them = "it" if incidents == 1 else "them"
+    see = f"to see {them}: ftrun {'timeline' if drawn else 'events'} {run}" if run else f"nothing is left to draw {them} from ({_NO_LOGS})"
+    lines = [f"{count(incidents, 'incident')}, {cost}; {see}"]
     if restarts:
         lines.append(
             f"result bit-identical to an uninterrupted run: unknown (the script was started anew {count(restarts, 'time')})"
@@ -321,10 +335,12 @@ def summary(
     return lines
 
 
-def done(steps: int, took: float, equal: bool, logs: str) -> str:
-    """The closing line of a run without incidents. `took` in seconds; `equal`: replicas were compared after the last step."""
+def done(steps: int, took: float, equal: bool, logs: Path | None) -> str:
+    """The closing line of a run without incidents. `took` in seconds; `equal`: replicas were compared after the last step; `logs`:
+    None when they end with the run."""
     what = f": {count(steps, 'step')} in {duration(took)}" if steps else f" in {duration(took)}"
-    return f"done{what}{', all replicas equal after the last step' if equal else ''}, logs in {logs}"
+    kept = _NO_LOGS if logs is None else f"logs in {folder_shown(logs)}"
+    return f"done{what}{', all replicas equal after the last step' if equal else ''}, {kept}"
 
 
 def folder_shown(folder: Path) -> str:
@@ -332,6 +348,8 @@ def folder_shown(folder: Path) -> str:
     return str(folder) if folder.is_absolute() else f"{os.curdir}{os.sep}{folder}"
 
 
-def run_shown(logs: Path) -> str:
-    """What to write for RUN to see a run after its end, from any folder: its name, or else its log folder."""
+def run_shown(logs: Path | None) -> str:
+    """What to write for RUN to see a run after its end, from any folder: its name, or else its log folder; "" where that is gone."""
+    if logs is None:
+        return ""
     return logs.name if can_be_named() else os.path.abspath(logs)

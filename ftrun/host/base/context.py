@@ -37,3 +37,8 @@ class LaunchContext:
     board: Board
     loop: EventLoop
     listener: Listener
+
+    @property
+    def logs_kept(self) -> bool:
+        """Do they outlive the run?"""
+        return self.run_dir not in self.logs.parents

@@ -35,6 +35,7 @@ from ftrun.core import paths, symptoms
 from ftrun.core.errors import EXIT_SIGNAL
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import Cell, F, Flag
+from ftrun.core.shared.moment import phase_of
 from ftrun.core.system import files, procfs
 from ftrun.core.waiting import wait_for
 from ftrun.host.base.context import LaunchContext
@@ -401,7 +402,7 @@ class WorkerPool:
             worker.cause or symptoms.cause_of(code),
             code,
             cell.step,
-            cell.phase.name.lower(),
+            phase_of(cell),
             str(error.get("signature", "")),
             bool(flags & Flag.LOOP_DONE),
             int(error.get("final", 0)),

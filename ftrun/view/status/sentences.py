@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftrun.core.amounts import count, of_step
+from ftrun.core.amounts import count
+from ftrun.core.shared.moment import Moment
 from ftrun.core.text import ranks as named
 from ftrun.view import text
 
@@ -19,8 +20,7 @@ _EXCUSES = {
 
 def cause(victim: dict[str, Any]) -> str:
     """SIGKILL → rank 2 in backward of step 60."""
-    where = f" in {victim['phase']}" if victim.get("phase") else ""
-    return f"{victim['cause']} → rank {victim['rank']}{where}{of_step(victim)}"
+    return f"{victim['cause']} → rank {victim['rank']} {Moment.told(victim).words()}".rstrip()
 
 
 def stall(found: dict[str, Any]) -> str:

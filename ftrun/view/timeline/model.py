@@ -5,11 +5,12 @@ Times are ms from the fault (negative: before it). Every bar is a measured one; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ftrun.core.shared import mesh
+from ftrun.core.shared.moment import AFTER_LOOP, CALL_AFTER, Moment
 from ftrun.view.journal import Account
 from ftrun.view.timeline.transfer import Transfer, transfer
 
@@ -21,6 +22,7 @@ RELOAD = "Reload weights"  # while bytes moved, from a replica or from the host 
 TRAINING = (FORWARD, BACKWARD, SYNC, OPTIMIZER)
 REPAIR = (STOP, CLEAN, RESET, RESTORATION, RELOAD, ROLLBACK)
 HEALTHY, FAILED, SPARE, NEW = "healthy", "failed", "spare", "new worker"
+SQUARES = 10  # that stand for the parameters of a rank
 LANES_MOST = 8  # beyond, healthy lanes that look like the others are folded
 _SAME = 0.002  # seconds between a planned fault's firing and the beginning of the incident that it caused
 PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
@@ -65,8 +67,9 @@ class Lane:
 
 @dataclass(frozen=True)
 class Story:
-    """An incident. `step` is the one in flight when it began, `resume` the one that all went on with, `last` the last whose
-    update counts. `barriers`: step and time at which its gradient synchronization was complete on every rank."""
+    """An incident. `step` is the one in flight when it began, `resume` the one that all went on with, and `going_on` says what
+    that was where it was in no step; `last` is the last whose update counts. `barriers`: step and time at which its gradient
+    synchronization was complete on every rank."""
 
     run: str
     number: int
@@ -88,6 +91,7 @@ class Story:
     lanes: tuple[Lane, ...]
     folded: int
     barriers: tuple[tuple[int, float], ...]
+    going_on: Moment
     injected: tuple[dict[str, Any], ...] = ()
     rollback: bool = False
     evidence: str = ""
@@ -98,6 +102,25 @@ class Story:
     def committed(self) -> bool:
         """Was the update of the step in flight kept?"""
         return self.step is not None and self.last >= self.step and not self.rollback
+
+    @property
+    def in_tail(self) -> bool:
+        """Did it come after the last loop, where nobody is stopped? Then there is nothing to draw."""
+        return self.going_on.phase == AFTER_LOOP and not any(bar.kind == STOP for lane in self.lanes for bar in lane.bars)
+
+    @property
+    def until(self) -> str:
+        """What every rank had done when the incident was over."""
+        return "had done a new step" if self.going_on.in_step else f"was past {self.going_on.what()}"
+
+    @property
+    def moments(self) -> list[tuple[float, str]]:
+        """Times of the axis, with their names but for the last one."""
+        then, flight = self.going_on, self.step if self.step is not None else self.resume
+        again = " again" if then.phase == CALL_AFTER or (self.redone and not self.committed) else ""
+        named = f"step {self.resume}" if then.in_step else then.what()
+        begun = f"step {flight}" if then.in_step or flight != self.resume else then.what()
+        return [(self.begins, begun), (0.0, "failure"), (self.resumed, f"{named}{again}")]
 
     @property
     def begins(self) -> float:
@@ -140,6 +163,7 @@ def story(account: Account, number: int, run: str = "") -> Story:
         lanes=tuple(shown),
         folded=len(lanes) - len(shown),
         barriers=tuple(_barriers(lanes)),
+        going_on=Moment.told({"step": raw.get("resume", 0), **raw.get("going_on", {})}),
         injected=tuple(f for f in account.faults if abs(float(f.get("t", 0.0)) - began) < _SAME),
         rollback=bool(raw.get("rollback")),
         evidence=str(raw.get("evidence", "")),
@@ -282,7 +306,9 @@ def bands(story: Story) -> list[tuple[str, float, float]]:
     """Figures 000 and 001: when all ranks held the same parameters, and when those were being updated. From the step in
     flight to the end, without gaps. An update that was torn lasts until the replacement has whole parameters."""
     updates = []
-    for step, new in sorted({(bar.step, bar.new) for lane in story.lanes for bar in lane.updates()}, key=lambda k: (k[1], k[0])):
+    for step, new in sorted(
+        {(bar.step, bar.new) for lane in story.lanes for bar in lane.updates()}, key=lambda k: (k[1], k[0])
+    ):
         bars = [bar for lane in story.lanes for bar in lane.updates() if (bar.step, bar.new) == (step, new)]
         torn = any(bar.broken for bar in bars) and not new
         end = story.resumed if torn or (not new and max(b.end for b in bars) > 0) else max(b.end for b in bars)
@@ -300,6 +326,39 @@ def done_again(bar: Bar, story: Story) -> bool:
     """Is this part of a step that was begun before, by whatever worker?"""
     redone = bool(story.redone) and not story.committed
     return bar.kind in TRAINING and (bar.again or (redone and bar.new and bar.step == story.resume))
+
+
+@dataclass(frozen=True)
+class Held:
+    """The squares of figures 002 and 003: the share of a rank's parameters that is updated at a time, and from when until
+    when that can be said, since a barrier means that updates begin. `last`: its process failed then."""
+
+    time: float
+    share: float
+    since: float
+    until: float
+    last: bool
+
+    def place(self, at: Callable[[float], float], size: float, gap: float) -> tuple[float, int]:
+        """Where the squares begin, and how many there is room for. `at` gives the place of a time, `size` is that of a square."""
+        begin, whole = at(self.time), SQUARES * size
+        if not self.last:
+            return begin, max(1, min(SQUARES, int((at(self.until) - begin) / size)))
+        before = begin - gap - whole
+        return (before if before >= at(self.since) else begin), SQUARES
+
+
+def held(lane: Lane, story: Story) -> list[Held]:
+    """As the step began, and at the failure or as training went on."""
+    times = [] if lane.role in (SPARE, NEW) else [story.begins]
+    times.append(0.0 if lane.role == FAILED else story.resumed)
+    found, barriers = [], [at for _, at in story.barriers]
+    for time in times:
+        share = 0.0 if time == story.begins else updated(lane, time, story)
+        since = max((at for at in barriers if at <= time), default=story.begins)
+        until = min((at for at in barriers if at > time), default=story.done)
+        found.append(Held(time, share, since, until, lane.role == FAILED and time == 0.0))
+    return found
 
 
 def updated(lane: Lane, at: float, incident: Story) -> float:

@@ -32,7 +32,7 @@ from ftrun.view.timeline.svg_parts import (
 _TITLE = 54  # px of the title
 _TOP, _LANE, _BAR = 216, 84, 30
 _BAND, _BAND_HEIGHT = 184, 18
-_SQUARES, _SQUARE = 10, 9
+_SQUARE = 9
 _NAMED = 4  # failed ranks that fit into the line under the title
 _CHAR = 6.6  # px of a character, about, at 12 px
 _PLACE = 22  # characters of a lane's place on the mesh
@@ -156,18 +156,15 @@ def _bolt(x: float, y: float) -> Iterator[str]:
 
 def _parameters(story: Story, lane: Lane, y: float, to: Scale) -> Iterator[str]:
     """Rows of squares: as the step began, as they turn light in the optimizer step, at the failure, as training went on."""
-    wide = _SQUARES * (_SQUARE + 1)
-    moments = [] if lane.role in (model.SPARE, model.NEW) else [(story.begins, 0.0)]
-    moments += [(0.0, -wide - 14.0)] if lane.role == model.FAILED else [(story.resumed, 0.0)]
     taken: list[tuple[float, float]] = []
-    for moment, shift in moments:
-        share = 0.0 if moment == story.begins else model.updated(lane, moment, story)
-        x = max(LEFT, min(LEFT + WIDTH - wide, LEFT + to.at(moment) + shift))
-        taken.append((x, x + wide))
-        full = round(share * _SQUARES)
-        tip = f"{lane.named}: parameters {_known(share)}, {moment:+.1f} ms"
+    for held in model.held(lane, story):
+        place, number = held.place(to.at, _SQUARE + 1, 14)
+        x = LEFT + place
+        taken.append((x, x + number * (_SQUARE + 1)))
+        full = round(held.share * number)
+        tip = f"{lane.named}: parameters {_known(held.share)}, {held.time:+.1f} ms"
         yield f'<g class="parameters" data-tip="{escape(tip, quote=True)}"><title>{escape(tip)}</title>'
-        yield from (_square(x + k * (_SQUARE + 1), y, 1.0 if k < full else 0.0) for k in range(_SQUARES))
+        yield from (_square(x + k * (_SQUARE + 1), y, 1.0 if k < full else 0.0) for k in range(number))
         yield "</g>"
     for bar in lane.updates():
         yield from _turning(bar, lane, y, to, taken)
@@ -227,14 +224,7 @@ def _barriers(story: Story, to: Scale) -> Iterator[str]:
 
 
 def _moments(story: Story) -> list[tuple[float, str]]:
-    step = story.step if story.step is not None else story.resume
-    again = " again" if story.redone and not story.committed else ""
-    return [
-        (story.begins, f"step {step}"),
-        (0.0, "failure"),
-        (story.resumed, f"step {story.resume}{again}"),
-        (story.done, "every rank did a new step"),
-    ]
+    return [*story.moments, (story.done, "every rank did a new step" if story.going_on.in_step else "every rank was past it")]
 
 
 def _marks(story: Story, to: Scale) -> Iterator[str]:

@@ -31,7 +31,6 @@ _LOOK = {  # kind: character without a label, style, the label
 _BOLT, _AGAIN = "↯", "again"
 _BANDS = {model.CONSISTENT: ("─", QUIET), model.UPDATING: ("═", text.UPDATE)}
 _TURNING = "□◧■"  # squares in an optimizer step
-_SQUARES = 10
 
 
 def drawing(story: Story, width: int) -> list[Line]:
@@ -42,6 +41,8 @@ def drawing(story: Story, width: int) -> list[Line]:
     for label, sentence in words.facts(story):
         lines += _wrapped(label if label != before else "", sentence, width, label)
         before = label
+    if story.in_tail:
+        return lines
     if story.lanes:
         lines += [[], *lanes(story, width), *_legend(story, width)]
     if story.transfer is not None:
@@ -204,17 +205,11 @@ def _parameters(story: Story, lane: Lane, to: Scale, row: list[tuple[str, str]])
         for at in range(begin, end):
             share = (at + 1 - begin) / (end - begin) * (0.5 if bar.broken else 1.0)
             _put(row, at, _TURNING[min(2, int(share * 3))], text.DONE if share > 0.5 else text.BACKWARD)
-    moments = [(story.begins, 0)] if lane.role not in (model.SPARE, model.NEW) else []
-    if lane.role == model.FAILED:
-        moments.append((0.0, -_SQUARES - 1))
-    if lane.role != model.FAILED:
-        moments.append((story.resumed, 0))
-    for moment, shift in moments:
-        share = model.updated(lane, moment, story) if moment != story.begins else 0.0
-        full = round(share * _SQUARES)
-        at = max(0, round(to.at(moment)) + shift)
+    for held in model.held(lane, story):
+        place, number = held.place(lambda time: round(to.at(time)), 1, 1)
+        at, full = round(place), round(held.share * number)
         _put(row, at, "■" * full, text.DONE)
-        _put(row, at + full, "□" * (_SQUARES - full), text.BACKWARD)
+        _put(row, at + full, "□" * (number - full), text.BACKWARD)
 
 
 def _axis(story: Story, to: Scale, room: int) -> list[Line]:
@@ -222,13 +217,8 @@ def _axis(story: Story, to: Scale, room: int) -> list[Line]:
     _put(line, 0, "─" * room, QUIET)
     for moment in (0.0, story.resumed):  # the scale changes there
         _put(line, min(room - 2, round(to.at(moment))) + 1, "//", QUIET)
-    marks = [(story.begins, "step " + str(story.step if story.step is not None else story.resume)), (0.0, "failure")]
-    marks += [
-        (story.resumed, f"step {story.resume}{' again' if story.redone and not story.committed else ''}"),
-        (story.done, "done"),
-    ]
     free = room
-    for moment, name in reversed(marks):
+    for moment, name in reversed([*story.moments, (story.done, "done")]):
         at = min(room - 1, round(to.at(moment)))
         _put(line, at, "┴", QUIET)
         label = f"{name} {moment:+.0f} ms" if moment else name
@@ -331,8 +321,11 @@ def where(story: Story, width: int) -> list[Line]:
         style = text.FORWARD if name == "first_step" else WARN
         bar = "█" * length or "▏"
         gap = " " * (room - len(bar)) + "  "
-        parts = [(f"  {name.replace('_', ' '):<11}", STRONG), (f"{milliseconds(value):>8} ms  ", PLAIN)]
-        lines.append([*parts, (bar, style), (gap + _NAMES[name], QUIET)])
+        label, said = name.replace("_", " "), _NAMES[name]
+        if name == "first_step" and not story.going_on.in_step:
+            label, said = "go on", story.going_on.what()
+        parts = [(f"  {label:<11}", STRONG), (f"{milliseconds(value):>8} ms  ", PLAIN)]
+        lines.append([*parts, (bar, style), (gap + said, QUIET)])
     moved = sum(int(s["bytes"]) for s in story.sources.values())
     if moved:
         lines.append([(f"  {size(moved)} of state were moved", QUIET)])

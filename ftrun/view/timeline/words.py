@@ -5,19 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ftrun.core.amounts import count, milliseconds, of_step, size
+from ftrun.core.amounts import count, milliseconds, size
 from ftrun.core.shared import mesh
+from ftrun.core.shared.moment import CALL_AFTER, Moment
 from ftrun.view.timeline.model import Story
 
-_PHASES = {
-    "start": "while its script started",
-    "idle": "between two steps",
-    "forward": "in the forward pass",
-    "backward": "in the backward pass",
-    "gate": "at the gradient synchronization barrier",
-    "update": "in the optimizer step",
-    "done": "after the optimizer step",
-}
 _CAUSES = {
     "SIGKILL": "its process was killed (SIGKILL, as the kernel does when memory runs out, or a person)",
     "SIGTERM": "its process was asked to end (SIGTERM)",
@@ -93,8 +85,8 @@ def _different(story: Story) -> list[dict[str, object]]:
 
 def what(victim: dict[str, Any]) -> str:
     """rank 2 (replicate 1, shard 0), in the backward pass of step 60."""
-    where = _PHASES.get(str(victim.get("phase", "")), "")
-    return mesh.of_rank(victim["rank"], victim.get("mesh")) + (f", {where}{of_step(victim)}" if where else "")
+    where = Moment.told(victim).words(long=True)
+    return mesh.of_rank(victim["rank"], victim.get("mesh")) + (f", {where}" if where else "")
 
 
 def why(victim: dict[str, object]) -> str:
@@ -115,6 +107,8 @@ def done(story: Story) -> str:
     if story.restart:
         return "all workers were started anew (a repair in place was not possible)"
     healthy = f"{count(story.survivors, 'healthy rank')} stopped, cleaned up and reset in place, without a restart"
+    if story.in_tail:
+        healthy = f"nobody was stopped: the new worker did {story.going_on.what()} again"
     if not story.survivors:
         healthy = "no rank was left that could go on"
     new = [lane for lane in story.lanes if lane.role in ("spare", "new worker")]
@@ -160,8 +154,12 @@ def cost(story: Story) -> list[str]:
             f"all ranks went back to the host snapshot of step {story.resume}; {count(story.redone, 'step')} done again"
         )
         return [f"{story.done:.0f} ms from the failure until every rank had done a new step", back]
-    first = f"{story.done:.0f} ms from the failure until every rank had done a new step"
-    if story.redone:
+    if story.in_tail:
+        return ["no step was done again, and every finished step is kept"]
+    first = f"{story.done:.0f} ms from the failure until every rank {story.until}"
+    if story.going_on.phase == CALL_AFTER:
+        again = f"{story.going_on.what()} was made again, and no step"
+    elif story.redone:
         again = (
             f"step {story.resume} was done again"
             if not story.committed
@@ -170,4 +168,5 @@ def cost(story: Story) -> list[str]:
     else:
         again = "no step was done again"
     kept = f"all finished steps are kept (0 to {story.last})" if story.last >= 0 else "no finished step was lost"
-    return [first, f"{again}; {kept}; training went on with step {story.resume}"]
+    then = f"training went on with step {story.resume}" if story.going_on.in_step else f"the run went on with {story.going_on.what()}"
+    return [first, "; ".join([again, kept] if story.going_on.phase == CALL_AFTER else [again, kept, then])]

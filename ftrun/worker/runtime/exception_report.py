@@ -25,6 +25,8 @@ from ftrun.core.errors import (
     PlatformError,
     UsageError,
 )
+from ftrun.core.shared.board import Head
+from ftrun.core.shared.moment import CALL, Moment
 from ftrun.core.system import files
 from ftrun.core.system.procfs import has_stdin
 from ftrun.worker.runtime.run_link import Context
@@ -57,7 +59,7 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     if sys.argv and not os.path.isabs(sys.argv[0]):
         where = where.removeprefix(_HERE)  # as the script was called
     cell = context.cell
-    step = cell.step
+    moment = Moment.of(cell)
     text = _text(error, user)
     name, message = type(error).__name__, symptoms.message(error)
     now = time.time()
@@ -66,8 +68,8 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
             f"{cell.index}-{context.generation}",
             {
                 "rank": cell.rank,
-                "step": step,
-                "phase": cell.phase.name.lower(),
+                "step": moment.step,
+                "phase": moment.phase,
                 "type": name,
                 "message": message,
                 "traceback": text,
@@ -89,17 +91,20 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
         error._ftrun_reported = True  # type: ignore[attr-defined]
     except AttributeError:
         pass  # exceptions with __slots__ are shown twice
-    at = "" if step is None else f", step {step}"
+    where = moment.words() if moment.phase == CALL or not moment.in_step else f"step {moment.step}"
+    who = f"ftrun: rank {cell.rank}" + (f", {where}" if where and moment.step is not None else "")
+    said = f"{name}: {message}" if message else name
     if isinstance(error, EOFError) and not has_stdin():
         text += f"{_NO_STDIN}\n"
     first = _shown_by(context, f"{name}: {message}\n{text}" if _says_all(error) else text)
+    before = "before" if first == str(cell.rank) else f"rank {first}"
     if first is None:
         more = codes.read_on(codes.of_error(name, message)) if isinstance(error, FtrunError) else ""
-        shown = f"ftrun: rank {cell.rank}{at}: {name}: {message}{more}\n{text}"
+        shown = f"{who}: {said}{more}\n{text}"
     elif _says_all(error):
-        shown = f"ftrun: rank {cell.rank}{at}: {name}, the same as rank {first}\n"
+        shown = f"{who}: {name}, the same as {before}\n"
     else:
-        shown = f"ftrun: rank {cell.rank}{at}: {name}: {message} (with the same traceback as rank {first})\n"
+        shown = f"{who}: {said} (with the same traceback as {before})\n"
     print(shown, end="", file=sys.stderr, flush=True)
 
 
@@ -149,15 +154,14 @@ def _folder_of_torch() -> str:
 
 
 def _shown_by(context: Context, text: str) -> str | None:
-    """The rank that has shown this very traceback to the same person in this generation, None when it is ours to show."""
-    if not context.one_console:
-        return None
-    mark = context.run_dir / "errors" / f".shown-{context.generation}-{zlib.crc32(text.encode(errors='replace')):08x}"
+    """The rank that has shown this very traceback to the same person since all workers started, None when it is ours to show."""
+    whose = "all" if context.one_console else str(context.cell.rank)
+    check = zlib.crc32(text.encode(errors="replace"))
+    mark = context.run_dir / "errors" / f".shown-{context.board[Head.ATTEMPT]}-{whose}-{check:08x}"
     try:
         os.symlink(str(context.cell.rank), mark)  # made whole or not at all, by one rank only
     except FileExistsError:
-        first = os.readlink(mark)
-        return None if first == str(context.cell.rank) else first
+        return os.readlink(mark)
     except OSError:
         pass
     return None

@@ -313,8 +313,8 @@ def test_exception_that_comes_again_ends_the_run(ftrun: Ftrun) -> None:
     assert own[0] == "[rank 1] ftrun: rank 1, step 2: ValueError: bad batch"
     assert any("[rank 1] ValueError: bad batch" in line for line in own)
     where = line_of(ended, "raise ValueError")
-    assert (
-        f"ftrun: rank 1 raised ValueError at {where} in step 2 again after a retry; the run ends (the traceback is above) "
-        "[ftrun explain F403]" in own
-    )
+    assert f"ftrun: rank 1 raised ValueError at {where} in step 2 again after a retry; the run ends [ftrun explain F403]" in own
+    assert ended.stderr.count("Traceback (most recent call last)") == 1, "the same one is not shown again"
+    assert "[rank 1] ftrun: rank 1, step 2: ValueError: bad batch (with the same traceback as before)" in own
+    assert any("had every rank do the step again, then gave up" in line for line in own)
     assert "takes over" not in ended.stderr, "a spare was spent on the program's own mistake"
