@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases.cases import CASES, judge
+from tests.e2e import harness
 
 
 def _parameters() -> list[object]:
@@ -18,6 +19,8 @@ def _parameters() -> list[object]:
 def test_case(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = CASES[name]
     verdict = judge(tmp_path, case)
+    for folder in ("clean", "killed"):
+        harness.check_no_strays(tmp_path / folder)
     if not case.known_wrong:
         assert verdict.seen in case.wanted, f"wanted {case.wanted}, seen: {verdict.seen}\n{verdict.told}"
         return
