@@ -29,7 +29,7 @@ class Program:
         command = [sys.executable, "-m", "tests.e2e.stock", str(harness.RANKS), str(self.script), "--backend", "gloo"]
         command += ["--out", str(folder / "out"), *harness.unhurried(self.told)]
         paths = {"PYTHONPATH": f"{harness.ROOT}:{harness.SCRIPTS}"}
-        return harness.by_torch(folder, command, env=paths, timeout=4 * harness.TIMEOUT)
+        return harness.by_torch(folder, command, env=paths, timeout=10 * harness.TIMEOUT)
 
 
 def ddp(steps: int = 300, stretch: float = 0.003) -> Program:
@@ -38,10 +38,10 @@ def ddp(steps: int = 300, stretch: float = 0.003) -> Program:
 
 PROGRAMS = {
     "ddp": ddp(),
-    "fsdp2": Program(harness.SCRIPTS / "sharded.py", 200, ("--steps", "200"), ("--snapshot-every", "5")),
+    "fsdp2": Program(harness.SCRIPTS / "sharded.py", 120, ("--steps", "120"), ("--snapshot-every", "5")),
     # where both ranks of a stage are struck at once, nobody but the snapshot has its state
     "pipeline": Program(
-        harness.SCRIPTS / "pipelined.py", 200, ("--schedule", "1f1b", "--steps", "200"), ("--snapshot-every", "5")
+        harness.SCRIPTS / "pipelined.py", 120, ("--schedule", "1f1b", "--steps", "120"), ("--snapshot-every", "5")
     ),
     "epochs": Program(harness.SCRIPTS / "loaded.py", 240, ("--epochs", "12", "--batches", "20", "--stretch", "0.01")),
 }

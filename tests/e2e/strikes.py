@@ -14,7 +14,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -232,10 +232,10 @@ class Leftovers:
     folder: Path
     memory: set[str] = field(default_factory=lambda: {*os.listdir("/dev/shm")})
 
-    def start(self, command: list[str]) -> harness.Running:
+    def start(self, command: list[str], env: Mapping[str, str] | None = None) -> harness.Running:
         temporary = self.folder / "tmp"
         temporary.mkdir(parents=True)
-        return harness.start(self.folder, command, {"TMPDIR": str(temporary)})
+        return harness.start(self.folder, command, {"TMPDIR": str(temporary), **(env or {})})
 
     def found(self, patience: float = 10.0) -> list[str]:
         """What is left when `patience` seconds are over."""
@@ -263,10 +263,16 @@ def processes(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def run(folder: Path, program: Program, strikes: list[Strike], reference: harness.Outcome) -> tuple[Striker, list[str]]:
+def run(
+    folder: Path,
+    program: Program,
+    strikes: list[Strike],
+    reference: harness.Outcome,
+    env: Mapping[str, str] | None = None,
+) -> tuple[Striker, list[str]]:
     """One run with its strikes; who struck, and everything that is wrong with the end."""
     leftovers = Leftovers(folder)
-    striker = Striker(leftovers.start(program.command(folder)), strikes, program.steps)
+    striker = Striker(leftovers.start(program.command(folder), env), strikes, program.steps)
     striker.run()
     hang = hanging(striker.running)
     return striker, [hang] if hang else [*judged(striker.running, reference), *leftovers.found()]

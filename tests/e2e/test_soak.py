@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import growth, interrupts, soak, strikes
+from tests.e2e import growth, interrupts, soak, soaked, strikes
 from tests.e2e.soaked import PROGRAMS
 
 SEEDS = json.loads(soak.SEEDS.read_text())
@@ -36,14 +36,30 @@ def test_a_kind_that_is_left_out_does_not_strike() -> None:
 def test_signals(tmp_path: Path, row: dict[str, int | str]) -> None:
     program = PROGRAMS[str(row["program"])]
     reference = program.plain(tmp_path / "plain")
-    striker, found = strikes.run(tmp_path / "run", program, strikes.plan(int(row["seed"]), int(row["signals"])), reference)
+    striker, found = strikes.run(
+        tmp_path / "run", program, strikes.plan(int(row["seed"]), int(row["signals"])), reference
+    )
     assert not found, "\n".join([f"struck: {dict(striker.struck)}", *found[:8]])
     assert {kind: striker.struck[kind] for kind in strikes.KINDS} == {kind: row[kind] for kind in strikes.KINDS}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_wrong_end_is_found(tmp_path: Path) -> None:
+    """Random streams are not put back, on purpose."""
+    program = soaked.ddp(60)
+    reference = program.plain(tmp_path / "plain")
+    kills = strikes.plan(3, 4, without="^(?!rank kill)")
+    striker, found = strikes.run(tmp_path / "run", program, kills, reference, {"FTRUN_TEST_BREAK": "rng"})
+    assert striker.struck == {"rank kill": 4}
+    assert any("batches" in line or "rng" in line for line in found), found
+
+
 def test_growth_is_what_became_more_after_the_first_count() -> None:
     assert growth.grown({10: {"fds": 5, "threads": 4}, 20: {"fds": 7, "threads": 4}}) == ["fds grew from 5 to 7"]
-    assert growth.grown({10: {"fds": 5, "threads": 4}, 20: {"fds": 7, "threads": 4}, 30: {"fds": 5, "threads": 4}}) == []
+    assert (
+        growth.grown({10: {"fds": 5, "threads": 4}, 20: {"fds": 7, "threads": 4}, 30: {"fds": 5, "threads": 4}}) == []
+    )
 
 
 @pytest.mark.slow
