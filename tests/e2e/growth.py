@@ -39,10 +39,10 @@ class Growing(strikes.Watched):
         time.sleep(dice.random() * 0.05)
         with contextlib.suppress(ProcessLookupError):
             os.kill(old, signal.SIGSTOP if frozen else signal.SIGKILL)
-        self.until(lambda: self._pid(rank) not in (0, old) and not self.closed())
+        self.until(lambda: self._pid(rank) not in (0, old) and not self.closed(), f"a new rank {rank}")
         at = self.last()
-        self.until(lambda: self.last() >= at + 2 and not self.closed())
-        self.until(self.spares, every=0.02)
+        self.until(lambda: self.last() >= at + 2 and not self.closed(), f"gate {at + 2}")
+        self.until(self.spares, "a spare", every=0.02)
         self.repairs += 1
 
     def _pid(self, rank: int) -> int:
@@ -94,14 +94,17 @@ def run(folder: Path, repairs: int, seed: int, say: Callable[[str], None]) -> tu
     leftovers = strikes.Leftovers(folder / "run")
     growing = Growing(leftovers.start(program.command(folder / "run", spares=1)))
     dice = random.Random(seed)
-    with contextlib.suppress(strikes.Ended):
-        growing.until(lambda: growing.last() >= 2 and growing.spares(), every=0.02)
+    missed = ""
+    try:
+        growing.until(lambda: growing.last() >= 2 and growing.spares(), "steps and a spare", every=0.02)
         while growing.repairs < repairs:
             growing.repair(dice)
             if growing.repairs % EACH == 0:
                 growing.rows[growing.repairs] = growing.count()
                 say(f"{growing.repairs} repairs")
-    found = [] if growing.repairs == repairs else [f"{growing.repairs} repairs instead of {repairs}"]
+    except strikes.Ended as ended:
+        missed = str(ended)
+    found = [] if growing.repairs == repairs else [f"{growing.repairs} repairs instead of {repairs} {missed}"]
     hang = strikes.hanging(growing.running, strikes.END + repairs)
     found += [hang] if hang else [*strikes.judged(growing.running, reference), *leftovers.found()]
     return growing.rows, found + (grown(growing.rows) if growing.rows else [])

@@ -67,17 +67,17 @@ class Interrupted:
 
     def _wait(self, watched: strikes.Watched) -> None:
         if self.interrupt.moment == "after the loop":
-            watched.until(lambda: watched.last() >= STEPS - 1)
+            watched.until(lambda: watched.last() >= STEPS - 1, "the last step")
             time.sleep(self.interrupt.part * 0.3)
             return
-        watched.until(lambda: watched.last() >= 3)
+        watched.until(lambda: watched.last() >= 3, "a step")
         time.sleep(self.interrupt.part * 0.3)
         if self.interrupt.moment == "repair":
             world = watched.world()
             assert world is not None
             with contextlib.suppress(ProcessLookupError):
                 os.kill(watched.board.cell(world.cell_of(self.interrupt.rank))[F.PID], signal.SIGKILL)
-            watched.until(watched.closed, patience=1.0)
+            watched.until(lambda: watched.closed() or watched.last() >= STEPS - 1, "a repair")
             time.sleep(self.interrupt.part * 0.4)
 
 
@@ -85,7 +85,7 @@ def start_up(folder: Path) -> float:
     """Seconds from the start of a run to its first step, here and now."""
     leftovers = strikes.Leftovers(folder)
     watched = strikes.Watched(leftovers.start(soaked.ddp(STEPS).command(folder, spares=1)))
-    watched.until(lambda: watched.last() >= 0)
+    watched.until(lambda: watched.last() >= 0, "a step")
     seconds = time.monotonic() - watched.running.begun
     assert not strikes.hanging(watched.running)
     return seconds

@@ -155,7 +155,9 @@ def main() -> int:
     parser.add_argument("--programs", default=",".join(PROGRAMS))
     parser.add_argument("--without", default="", metavar="REGEX", help="kinds of strikes that are left out")
     parser.add_argument("--json", type=Path, help="write what was done and found there, too")
-    parser.add_argument("--table", nargs="+", metavar="PROGRAM:SEED:SIGNALS", help="print the rows of seeds, and run nothing")
+    parser.add_argument(
+        "--table", nargs="+", metavar="PROGRAM:SEED:SIGNALS", help="print the rows of seeds, and run nothing"
+    )
     args = parser.parse_args()
     if args.table:
         print("[\n" + ",\n".join(map(json.dumps, rows(args.table))) + "\n]")

@@ -38,10 +38,10 @@ def ddp(steps: int = 300, stretch: float = 0.003) -> Program:
 
 PROGRAMS = {
     "ddp": ddp(),
-    "fsdp2": Program(harness.SCRIPTS / "sharded.py", 120, ("--steps", "120"), ("--snapshot-every", "5")),
+    "fsdp2": Program(harness.SCRIPTS / "sharded.py", 300, ("--steps", "300"), ("--snapshot-every", "5")),
     # where both ranks of a stage are struck at once, nobody but the snapshot has its state
     "pipeline": Program(
-        harness.SCRIPTS / "pipelined.py", 120, ("--schedule", "1f1b", "--steps", "120"), ("--snapshot-every", "5")
+        harness.SCRIPTS / "pipelined.py", 300, ("--schedule", "1f1b", "--steps", "300"), ("--snapshot-every", "5")
     ),
-    "epochs": Program(harness.SCRIPTS / "loaded.py", 240, ("--epochs", "12", "--batches", "20", "--stretch", "0.01")),
+    "epochs": Program(harness.SCRIPTS / "loaded.py", 400, ("--epochs", "16", "--batches", "25", "--stretch", "0.01")),
 }

@@ -91,7 +91,7 @@ def plan(seed: int, strikes: int = PER_RUN, without: str = "") -> list[Strike]:
 
 
 class Ended(Exception):
-    """The run ended, or what is waited for does not come: the wait for the run's end reports what hangs."""
+    """The run ended, or what is waited for does not come; the text says what, and is empty where the run ended."""
 
 
 class Watched:
@@ -115,16 +115,23 @@ class Watched:
             return read_world(self.run_dir, self.board[Head.PUBLISHED])
         return None
 
-    def until(self, condition: Callable[[], object], patience: float = PATIENCE, every: float = 0.0005) -> None:
+    def until(self, condition: Callable[[], object], what: str, every: float = 0.0005) -> None:
         """Wait for a condition.
 
+        Args:
+            condition: What is waited for.
+            what: The same in words.
+            every: Seconds between two looks.
+
         Raises:
-            Ended: The run ended before it held, or it did not come in `patience` seconds.
+            Ended: The run ended before it held, or it did not come in `PATIENCE` seconds.
         """
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + PATIENCE
         while not condition():
-            if self.running.process.poll() is not None or time.monotonic() > deadline:
+            if self.running.process.poll() is not None:
                 raise Ended
+            if time.monotonic() > deadline:
+                raise Ended(f"waited {PATIENCE:.0f} s for {what}")
             time.sleep(every)
 
     def named(self, title: str) -> list[int]:
@@ -148,25 +155,31 @@ class Striker(Watched):
         self.phases: collections.Counter[str] = collections.Counter()  # of ranks that were struck
         self.struck: collections.Counter[str] = collections.Counter()  # by kind
         self.frozen: set[int] = set()
+        self.missed = ""  # what did not come in time
 
     def run(self) -> None:
+        try:
+            self._strike_all()
+        except Ended as ended:
+            self.missed = str(ended)
+
+    def _strike_all(self) -> None:
         at = 0
-        with contextlib.suppress(Ended):
-            for strike in self.strikes:
-                self.until(lambda at=at: self.last() >= at)
-                if self.last() >= self.steps - 6:
-                    return
-                end = time.monotonic() + strike.pause
-                while time.monotonic() < end:  # a sleep would round the microseconds
-                    pass
-                if strike.victim == "rank":
-                    self.until(lambda strike=strike: self._rank(strike))
-                elif strike.victim == "spare":
-                    self.until(lambda strike=strike: self._spare(strike), every=0.01)
-                else:
-                    self._service(strike)
-                self.struck[strike.kind] += 1
-                at = self.last() + (strike.gates or 0)
+        for strike in self.strikes:
+            self.until(lambda at=at: self.last() >= at, f"gate {at}")
+            if self.last() >= self.steps - 6:
+                return
+            end = time.monotonic() + strike.pause
+            while time.monotonic() < end:  # a sleep would round the microseconds
+                pass
+            if strike.victim == "rank":
+                self.until(lambda strike=strike: self._rank(strike), f"rank {strike.rank}")
+            elif strike.victim == "spare":
+                self.until(lambda strike=strike: self._spare(strike), "a spare", every=0.01)
+            else:
+                self._service(strike)
+            self.struck[strike.kind] += 1
+            at = self.last() + (strike.gates or 0)
 
     def _send(self, pid: int, signum: signal.Signals) -> bool:
         if pid in self.frozen and signum != signal.SIGKILL:
@@ -206,16 +219,16 @@ class Striker(Watched):
 
         if strike.victim == "fd store":
             healthy = self.last() + 3
-            self.until(lambda: self.last() >= healthy and not self.closed())
-        self.until(alive, every=0.01)
+            self.until(lambda: self.last() >= healthy and not self.closed(), "three steps without a repair")
+        self.until(alive, title, every=0.01)
         old = alive()
         if not any(self._send(pid, strike.signal) for pid in old):
             raise Ended
         if strike.signal == signal.SIGSTOP:
             deadline = time.monotonic() + REPLACED
-            self.until(lambda: alive() - old or time.monotonic() > deadline, every=0.01)
+            self.until(lambda: alive() - old or time.monotonic() > deadline, f"another {title}", every=0.01)
         else:
-            self.until(lambda: alive() - old, every=0.01)
+            self.until(lambda: alive() - old, f"another {title}", every=0.01)
         time.sleep(SETTLE)
 
 
@@ -275,7 +288,8 @@ def run(
     striker = Striker(leftovers.start(program.command(folder), env), strikes, program.steps)
     striker.run()
     hang = hanging(striker.running)
-    return striker, [hang] if hang else [*judged(striker.running, reference), *leftovers.found()]
+    found = [hang] if hang else [*judged(striker.running, reference), *leftovers.found()]
+    return striker, [striker.missed, *found] if striker.missed else found
 
 
 def hanging(running: harness.Running, patience: float = END) -> str:
