@@ -15,7 +15,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel wheel-test chaos matrix layouts calm bench images
+.PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel wheel-test chaos soak cases matrix layouts calm bench images
 .PHONY: truth torch-tests completions docs screens follow gpu native-only clean
 
 help:  ## this list
@@ -139,9 +139,17 @@ wheel-test: wheel  ## install the wheel into an empty environment, use it from t
 	"$$folder/env/bin/python" -I tests/wheel/without_compiler.py "$$folder/plain"
 	@ls -l dist/ftrun-*.whl
 
-chaos: setup  ## the slow tests, then whole runs with kills at random moments
+chaos: setup  ## the slow tests, then the soak
 	$(PYTEST) -m slow
-	$(PY) tests/e2e/chaos.py
+	$(PY) tests/e2e/soak.py
+
+soak: setup  ## SIGNALS=300 at random moments on four programs, REPAIRS=100 that may leave nothing, INTERRUPTS=20 by Ctrl-C; build/soak.json
+	@mkdir -p build
+	$(PY) tests/e2e/soak.py --signals $(or $(SIGNALS),300) --repairs $(or $(REPAIRS),100) --interrupts $(or $(INTERRUPTS),20) \
+	    $(if $(SEED),--seed $(SEED)) --json build/soak.json
+
+cases: setup  ## every pattern of a public bug report: under torchrun, converted, and with kills (ten minutes)
+	$(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) -rA tests/cases
 
 truth: setup  ## every pattern of training loops and 40 random scripts: clean, killed and under torchrun (half an hour)
 	$(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) tests/truth

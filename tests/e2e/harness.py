@@ -42,7 +42,13 @@ COMPARED = (
     "rng_python",
     "rng_numpy",
     "rng_torch",
+    "scores",
+    "rng",
 )
+
+
+class StillRunning(AssertionError):
+    """A run did not end in time, and was killed."""
 
 
 def free_port() -> int:
@@ -245,7 +251,7 @@ class Running:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
             lines = "\n".join(self.output.splitlines()[-40:])
-            raise AssertionError(f"still running after {timeout:.0f} s\n{state}\n{lines}") from None
+            raise StillRunning(f"still running after {timeout:.0f} s\n{state}\n{lines}") from None
 
     def describe(self) -> str:
         """The last lines of the live journal: where the run stands."""
@@ -314,8 +320,8 @@ def differences(one: Outcome, other: Outcome, ignore: Sequence[str] = ()) -> lis
     found = []
     for rank, (a, b) in enumerate(zip(one.need(), other.need(), strict=True)):
         for key in COMPARED:
-            if key not in ignore and a[key] != b[key]:
-                found.append(f"rank {rank}: {key}: {_first(a[key], b[key])}")
+            if key not in ignore and a.get(key) != b.get(key):
+                found.append(f"rank {rank}: {key}: {_first(a.get(key), b.get(key))}")
     return found
 
 

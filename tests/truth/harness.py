@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.e2e import harness
 
 RANKS = 4
+NOTHING: Mapping[str, str] = MappingProxyType({})
 PRELUDE = "from tests.truth.prelude import *\n"
 _ANSWER = re.compile(r"result bit-identical to an uninterrupted run: (yes|no|protected state only|unknown)")
 _LOST = "is known to hold the same values|nobody has its value|no other rank"
@@ -38,8 +40,8 @@ class Seen:
         return "no incident" if self.code == 0 else f"exit {self.code}"
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    return {"TRUTH_OUT": str(folder / "out"), "PYTHONPATH": str(harness.ROOT)}
+def _environment(folder: Path, more: Mapping[str, str]) -> dict[str, str]:
+    return {"TRUTH_OUT": str(folder / "out"), "PYTHONPATH": str(harness.ROOT), **more}
 
 
 def _seen(outcome: harness.Outcome, ranks: int) -> Seen:
@@ -47,20 +49,25 @@ def _seen(outcome: harness.Outcome, ranks: int) -> Seen:
     return Seen(outcome.code, {r: json.loads(f.read_text()) for r, f in files.items() if f.exists()}, outcome.output)
 
 
-def under_torchrun(folder: Path, script: Path, ranks: int = RANKS) -> Seen:
+def under_torchrun(folder: Path, script: Path, ranks: int = RANKS, env: Mapping[str, str] = NOTHING) -> Seen:
     """Stock torch may abort while it exits, when every rank has written what it holds: that is no failure of the script."""
     command = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(script)]
-    seen = _seen(harness.by_torch(folder, command, 0, _environment(folder)), ranks)
+    seen = _seen(harness.by_torch(folder, command, 0, _environment(folder, env)), ranks)
     return Seen(0, seen.ranks, seen.output) if len(seen.ranks) == ranks else seen
 
 
 def under_ftrun(
-    folder: Path, script: Path, faults: Sequence[str] = (), options: Sequence[str] = (), ranks: int = RANKS
+    folder: Path,
+    script: Path,
+    faults: Sequence[str] = (),
+    options: Sequence[str] = (),
+    ranks: int = RANKS,
+    env: Mapping[str, str] = NOTHING,
 ) -> Seen:
     line = harness.script_command(
         folder, script, (), faults, ranks=ranks, options=["--max-replacements", "10", *options]
     )
-    return _seen(harness.finish(harness.start(folder, line, _environment(folder)), ranks=0, timeout=120), ranks)
+    return _seen(harness.finish(harness.start(folder, line, _environment(folder, env)), ranks=0, timeout=120), ranks)
 
 
 @dataclass(frozen=True)
