@@ -144,7 +144,7 @@ def finished(config: Config, state: State, event: ev.Finished) -> Result:
         return state, ()
     if worker.rank is None:
         return _spare_unneeded(state, worker)
-    if worker.rank in state.replaced and not event.through:
+    if state.phase in INCIDENT and worker.rank in state.replaced and not event.through:
         return incidents.lose(config, state, [incidents.left_early(event)])
     state = state.put(replace(worker, started=True, finished=True))
     if all(c is not None and _is_finished(state, c) for c in state.holder):

@@ -101,3 +101,7 @@ def test_a_replacement_that_leaves_before_the_loop_is_dead_whatever_its_exit_cod
 def test_a_replacement_may_leave_after_a_loop_that_was_over() -> None:
     run = in_incident(2)
     assert run.send(ev.Finished(0.0, run.holder(1))) == ()
+    run = Driver(2, 1).up()
+    run.send(ev.LoopDone(0.0, 0))
+    run.kill(1, loop_done=True)
+    assert "died" not in says(run.send(ev.Finished(0.0, run.holder(1), through=False))), "after the loop nobody waits for it"
