@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,12 +18,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo
 
-from ftrun.core.system import descriptors
 from ftrun.worker.comm.stillness import Stillness, threads
 from ftrun.worker.runtime import crash_points, torch_private
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
 _TRIES = 5  # each takes less than a millisecond
+_WAKE = timedelta(milliseconds=2)
 _LINGER = 5.0  # seconds that a member which leaves waits for those that are still connecting
 
 
@@ -46,8 +47,13 @@ class Inner:
         stillness: Stillness | None,
         keep: Any,
         communicator: Any = None,
+        gloo: Any = None,
+        peers: Sequence[int] = (),
+        contexts: int = 1,
     ) -> None:
         self.group = group
+        self._gloo, self._peers = gloo, peers  # those whose connections are ours to shut down
+        self._contexts = contexts  # of Gloo, one for each of its devices, by the tag of a message
         self.devices = devices
         self._sockets = sockets
         self._keep = keep
@@ -62,7 +68,7 @@ class Inner:
     @property
     def still(self) -> bool:
         """Is it aborted, and do all its threads wait in vain, so that no collective of it writes anything any more?"""
-        return self._shut and self._stillness is not None and self._stillness.seen(_unread(self._sockets))
+        return self._shut and self._stillness is not None and self._stillness.seen()
 
     def abort(self) -> None:
         """Wake threads blocked in this group: shut down its connections (Gloo), abort its communicators (NCCL)."""
@@ -74,11 +80,23 @@ class Inner:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # the peer's end is gone already
+        self._let_go()
         self._shut = True
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
             # torch has several classes for NCCL, and the name "nccl" means another one from 2.15 on
             getattr(communicator, "abort", communicator.shutdown)()
+
+    def _let_go(self) -> None:
+        """Have Gloo close what it did not find out to be shut down: a wait that lasts too long ends every wait of its group.
+
+        By itself Gloo finds out by reading, to which it does not come in front of a message that nobody wants any more (its
+        collective failed in the middle of it): it asks for that again and again, and whoever waits on that connection waits on,
+        with the threads and descriptors of the group.
+        """
+        for device, peer in itertools.product(range(self._contexts), self._peers):
+            with contextlib.suppress(RuntimeError):
+                self._gloo.recv([torch.zeros(1)], peer, device).wait(_WAKE)
 
     def when_waited(self, work: Any, then: Callable[[Callable[[], Any]], None]) -> None:
         """Let a thread of this group wait for `work`, which has no future, and call `then` with what tells its outcome."""
@@ -134,20 +152,11 @@ class Inner:
         for sock in self._sockets:
             sock.close()
         self._sockets = []
-        self.group = None
+        self.group = self._gloo = None
         for waits in (self._waits, *self._idle):
             if waits is not None:
                 waits.put(None)
         self._keep = self.all_connected = None
-
-
-def _unread(sockets: list[socket.socket]) -> int:
-    """Bytes that have come in and wait."""
-    waiting = 0
-    for sock in sockets:
-        with contextlib.suppress(OSError):
-            waiting += descriptors.unread(sock.fileno())
-    return waiting
 
 
 def _inodes() -> dict[str, int]:
@@ -269,7 +278,7 @@ def make_group(
         theirs = {port for ports in said for port in json.loads(ports)}
     others = threads()
     gloo = _gloo(PrefixStore("cpu/", store), rank, size, timeout, gloo_devices)
-    stillness: Stillness | None = Stillness(threads() - others, loops)
+    stillness: Stillness | None = Stillness((threads() - others) | loops)
     devices = [torch.device("cpu")]
     nccl = None
     torch_private.use_by_default(group, ProcessGroup.BackendType.GLOO)
@@ -287,4 +296,5 @@ def make_group(
     sockets: list[socket.socket] = []
     if swappable and size > 1:
         sockets = _connected(before, mine, theirs, "GLOO_SOCKET_IFNAME" not in os.environ)
-    return Inner(group, devices, sockets, stillness, store, nccl)
+    peers = [peer for peer in range(size) if peer != rank] if sockets else []
+    return Inner(group, devices, sockets, stillness, store, nccl, gloo, peers, len(gloo_devices))
