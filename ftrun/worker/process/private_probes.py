@@ -69,13 +69,17 @@ def ask_all() -> list[Answer]:
 # ---- process groups ----
 
 
-def _gloo_of_one() -> bool:
-    """A group as ftrun makes it, of one rank: it sums, and gives its backend."""
+def _use_gloo(group: Any) -> None:
     device = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
     gloo = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, private.gloo_options(timedelta(seconds=10), [device]))
-    group = dist.ProcessGroup(dist.HashStore(), 0, 1)
     private.use_by_default(group, dist.ProcessGroup.BackendType.GLOO)
     private.use_backend(group, torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+
+
+def _gloo_of_one() -> bool:
+    """A group as ftrun makes it, of one rank: it sums, and gives its backend."""
+    group = dist.ProcessGroup(dist.HashStore(), 0, 1)
+    _use_gloo(group)
     tensor = torch.ones(2)
     group.allreduce([tensor], dist.AllreduceOptions()).wait()
     return tensor.tolist() == [1.0, 1.0] and private.backend_of(group, torch.device("cpu")) is not None
@@ -133,16 +137,33 @@ class _Interrupted:
         raise KeyboardInterrupt
 
 
-def _swallows() -> bool:
-    """What comes up while DDP looks at a collective's result is given back as what it was."""
-
-    def hook(state: Any, bucket: Any) -> torch.futures.Future[Any]:
+class _Interrupting(dist.Work):
+    def get_future(self) -> torch.futures.Future[Any]:
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(_Interrupted())
         return future
 
-    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=_ddp().process_group)
-    ddp.register_comm_hook(None, hook)
+
+class _InterruptingGroup(dist.ProcessGroup):
+    """Of one rank, written in Python as ftrun's groups are."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+        _use_gloo(self)
+        self._works: list[dist.Work] = []
+
+    def allreduce(self, tensors: Any, options: Any) -> dist.Work:
+        self._works.append(_Interrupting())
+        return self._works[-1]
+
+    def getBackendName(self) -> str:
+        return "gloo"
+
+
+def _swallows() -> bool:
+    """What comes up while DDP looks at a collective's result is given back as what it was."""
+    group = _InterruptingGroup()
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group, init_sync=False)
     try:
         with private.signals_in_backward():
             ddp(torch.ones(1, 2)).sum().backward()
