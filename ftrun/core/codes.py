@@ -34,7 +34,7 @@ CODES = (
     ),
     Code("F106", "name-or-port-in-use", ("is in use by process", "cannot be had (", "cannot listen on")),
     # the machine
-    Code("F201", "machine-lacks", ("too few descriptors",)),
+    Code("F201", "machine-lacks", ("too few descriptors", "too large to start a process with")),
     Code("F202", "no-native-library", ("native library cannot be used",)),
     Code("F203", "private-folder", ("can be read by others", "is not a directory; remove it", "to a folder of yours")),
     Code("F204", "too-little-memory", ("the memory limit (cgroup)",)),

@@ -11,46 +11,46 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import select
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ftrun.core.shared import wire
+from ftrun.core.shared import fresh, wire
+from ftrun.core.system import shown_command
 from ftrun.core.system.procfs import kill_group, reaped
 from ftrun.helpers import forkable, store
 from ftrun.host.services import spawn
 
 # what every training script imports sooner or later; the first optimizer alone imports torch._dynamo (0.8 s)
 _PRELOAD = (
-    "torch",
+    "torch",  # the first: what it brings is told from what comes later
     "torch.distributed",
     "torch.nn.parallel",
     "torch.optim",
     "torch._dynamo",
     "torch.utils.data",
-    "ftrun.worker.process.main",
     "ftrun.worker.api.backend",
     "ftrun.worker.api.protect",
 )
-_IMPORTS = {"preload": _PRELOAD, "light": ("multiprocessing.process", "ftrun.worker.process.main"), "exec": ()}
+_IMPORTS = {"preload": _PRELOAD, "light": ("multiprocessing.process",), "exec": ()}
 _UNFIT = "unfit="  # the argument by which a fork server tells its successor why it does not fork workers from imports
 _LAUNCHER = 3  # the descriptor of the socket to the launcher
-_WORKER = "import json, os; from ftrun.worker.process import main; main.main(json.loads(os.environ.pop('FTRUN_SPEC')))"
+_WORKER = "from ftrun.worker.process import main; main.main_of_program(started)"
 
 
-def main() -> None:
-    """Serve the launcher at descriptor 3 until it goes away; then end every child."""
+def main(started: list[str]) -> None:
+    """Serve the launcher at descriptor 3 until it goes away; then end every child. `started`: the first modules of all."""
     launcher = socket.socket(fileno=_LAUNCHER)
     os.set_inheritable(_LAUNCHER, False)
     words = sys.argv[1:]
     if "stdin" in words:
         os.set_inheritable(spawn.STDIN, False)
     unfit = next((word.removeprefix(_UNFIT) for word in words if word.startswith(_UNFIT)), "")
-    ForkServer(launcher, words[0], spawn.STDIN if "stdin" in words else None, unfit).serve()
+    ForkServer(launcher, words[0], spawn.STDIN if "stdin" in words else None, unfit, started).serve()
 
 
 class ForkServer:
@@ -60,7 +60,10 @@ class ForkServer:
     starts each as a fresh interpreter. `unfit`: why a fork server before this one, in the same process, gave "preload" up.
     """
 
-    def __init__(self, launcher: socket.socket, mode: str, stdin: int | None = None, unfit: str = "") -> None:
+    def __init__(
+        self, launcher: socket.socket, mode: str, stdin: int | None = None, unfit: str = "", started: Sequence[str] = ()
+    ) -> None:
+        self._started = started
         self._launcher = launcher
         self._mode = mode
         self._stdin = stdin
@@ -98,6 +101,14 @@ class ForkServer:
         variables = dict(os.environ)
         if self._mode != "exec":
             self._check("starting Python (a sitecustomize, or a .pth file of an installed package)", variables)
+            self._import_all(variables)
+        for name in set(os.environ) - set(variables):
+            del os.environ[name]  # torch sets some for its own children; a script that imports it later sees none
+
+    def _import_all(self, variables: dict[str, str]) -> None:
+        from ftrun.worker.process import main, preloaded  # noqa: F401 what every worker needs, also a fresh one
+
+        preloaded.begin(self._started)
         for name in _IMPORTS[self._mode]:
             try:
                 importlib.import_module(name)
@@ -105,9 +116,10 @@ class ForkServer:
                 if name.startswith("ftrun"):
                     raise
                 # the script says it better, if it imports that at all
+            if name == "torch":
+                preloaded.imported_torch()
             self._check(f"importing {name}", variables)
-        for name in set(os.environ) - set(variables):
-            del os.environ[name]  # torch sets some for its own children; a script that imports it later sees none
+        preloaded.end()
 
     def _check(self, what: str, variables: dict[str, str]) -> None:
         """If this process can no longer be forked, begin anew as one that imports nothing. `what` came last."""
@@ -131,8 +143,9 @@ class ForkServer:
             return False
         message, fds = frame
         if message["op"] == "fork":
-            pid = self._fork_worker(message["spec"], fds)
-            self._report({"op": "forked", "cell": message["cell"], "pid": pid})
+            why = self._why_fresh(message["spec"])
+            pid = self._fork_worker(message["spec"], fds, why is not None)
+            self._report({"op": "forked", "cell": message["cell"], "pid": pid, "fresh": why or ""})
         elif message["op"] == "store":
             pid = os.fork()
             if pid == 0:
@@ -145,16 +158,30 @@ class ForkServer:
             os.close(fd)
         return True
 
-    def _fork_worker(self, spec: dict[str, Any], fds: list[int]) -> int:
+    def _why_fresh(self, spec: dict[str, Any]) -> str | None:
+        """What is to be told when this worker must be a fresh interpreter, "" when it was told; None when it can be a fork."""
+        if self._mode == "exec":
+            return ""
+        from ftrun.worker.process import preloaded
+
+        why = preloaded.why_not_forked(spec)
+        return "" if why == preloaded.AGAIN else why or None
+
+    def _fork_worker(self, spec: dict[str, Any], fds: list[int], begin_fresh: bool) -> int:
+        shown = shown_command.command(spec["kind"], spec["argv"])
+        spec["interpreter"] = spawn.command(_WORKER, room=shown_command.room_for(shown))
         pid = os.fork()
         if pid:
             self._children.add(pid)
             return pid
         try:
             _become_worker(spec, fds[0], fds[1], self._stdin)
-            if self._mode == "exec":
-                argv = spawn.command(_WORKER)
-                os.execve(argv[0], argv, {**os.environ, "FTRUN_SPEC": json.dumps(spec)})
+            if begin_fresh:
+                try:
+                    fresh.become(spec, os.environ)
+                except OSError as error:
+                    print(f"ftrun: no interpreter can be started for this worker: {error.strerror}", file=sys.stderr)
+                    os._exit(1)
             from ftrun.worker.process import main
 
             main.main(spec)
@@ -200,6 +227,3 @@ def _become_worker(spec: dict[str, Any], out: int, err: int, stdin: int | None) 
         spec["stdin"] = first
         first += 1
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))
-    from ftrun import native
-
-    native.set_name(f"ftrun spare {spec['cell']}" if rank is None else f"ftrun rank {rank}")

@@ -139,8 +139,14 @@ TABLE = (
     ),
     Allowed("kernel.descriptors", "the board, a bell, and the connection to the launcher", lambda a, b: b < a + 8, PYTHONS),
     Allowed("kernel.program", "ps and top show the rank", lambda a, b: b.startswith("ftrun rank "), PYTHONS),
-    Allowed("kernel.command line", "the worker is a fork of the process that has imported torch", lines=PYTHONS),
-    Allowed("python.orig_argv", "the same", lines=PYTHONS),
+    Allowed(
+        "kernel.command line",
+        "a fork's is written over the fork server's, as one text",
+        lambda a, b: b == [" ".join(a[:-1]), ""],
+        "usual static c10d module",
+    ),
+    Allowed("kernel.command line", "torchrun spawns with multiprocessing; ours is as without --run-path", lines="run-path"),
+    Allowed("python.orig_argv", "the same", lines="run-path"),
     Allowed(
         "python.warnings",
         "torch is imported before the script; its filters come first, as they would after the script's import",

@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 LATE_ONLY = (
     ("ftrun", "ftrun.worker"),  # the public names of the worker, loaded when a script first uses one
     ("ftrun.helpers.fork_server", "ftrun.worker.process.main"),  # in the forked child
+    ("ftrun.helpers.fork_server", "ftrun.worker.process.preloaded"),  # where it does not only start interpreters
     ("ftrun.native", "ftrun.core.errors"),  # when the library is missing
 )
 

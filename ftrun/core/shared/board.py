@@ -171,6 +171,8 @@ class Flag(enum.IntFlag):
     )
     SCRIPT = 256  # the script's first line comes next
     STEPPED = 512  # an optimizer of the script took a step
+    ANEW = 1024  # its process gives the liveness lock up and becomes a fresh interpreter
+    HELD_ANEW = 2048  # which holds it again
 
 
 class Busy(enum.IntFlag):

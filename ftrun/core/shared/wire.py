@@ -1,4 +1,7 @@
-"""Frames between our processes: one JSON object a SOCK_SEQPACKET message, file descriptors beside it."""
+"""Frames between our processes: one JSON object a SOCK_SEQPACKET message, file descriptors beside it.
+
+What is too long for a socket, such as a command line of a megabyte, lies in memory whose descriptor is sent in its place.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from typing import Any
 
 MAX_FRAME = 128 * 1024
 MAX_FDS = 16
+_ENCLOSED = b"#"  # the whole message: the frame lies in the last descriptor
+_MOST = 64 << 20  # bytes of such a frame: ten times the longest command line that Linux allows
 _NAME_BYTES = 107  # that the name of a Unix socket may have
 
 
@@ -34,17 +39,45 @@ def name_of(path: Path) -> Iterator[str]:
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one frame. Errors: ValueError over MAX_FRAME bytes, OSError from the socket."""
+    """Send one frame. Errors: OSError."""
     data = json.dumps(message, separators=(",", ":")).encode()
-    if len(data) > MAX_FRAME:
-        raise ValueError(f"frame of {len(data)} bytes is larger than {MAX_FRAME}")
+    if len(data) <= MAX_FRAME:
+        _send(sock, data, fds)
+        return
+    enclosed = enclose(data)
+    try:
+        _send(sock, _ENCLOSED, (*fds, enclosed))
+    finally:
+        os.close(enclosed)
+
+
+def _send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([data], ancillary)
 
 
+def enclose(data: bytes) -> int:
+    """A descriptor (close-on-exec) of memory that holds `data`, for `disclose` in another process. Errors: OSError."""
+    fd = os.memfd_create("ftrun-frame", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(data)
+    return fd
+
+
+def disclose(fd: int) -> bytes:
+    """What `enclose` put there, b"" when it is nothing of ours; closes the descriptor."""
+    try:
+        size = os.fstat(fd).st_size
+        return os.pread(fd, size, 0) if size <= _MOST else b""
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Receive one frame and the descriptors with it (close-on-exec); None when the peer is gone."""
-    space = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+    space = socket.CMSG_SPACE((MAX_FDS + 1) * array.array("i").itemsize)
     data, ancillary, _, _ = sock.recvmsg(MAX_FRAME, space, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
     for level, kind, body in ancillary:
@@ -52,6 +85,8 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
             numbers = array.array("i")
             numbers.frombytes(body[: len(body) - len(body) % numbers.itemsize])
             fds.extend(numbers)
+    if data == _ENCLOSED and fds:
+        data = disclose(fds.pop())
     if not data:
         for fd in fds:
             os.close(fd)

@@ -71,6 +71,7 @@ class Agent:
         self._later: list[Callable[[], None]] = []
         self._deadlines: dict[str, object] = {}
         self._end: ev.End | None = None
+        self._told_fresh = False  # why workers are no forks
         self._stop_listening = False
         self._pool = WorkerPool(context, logs, services.pids)
         self._narrator = Narrator(context)
@@ -244,6 +245,9 @@ class Agent:
         if service == "nvml":
             self._devices.on_message(message)
         elif op == "forked":
+            if message["fresh"] and not self._told_fresh:
+                self._told_fresh = True
+                self._log(messages.cannot_fork(message["fresh"]))
             self._pool.forked(message["cell"], message["pid"])
             if self._end is not None:
                 self._pool.fence(message["cell"])

@@ -19,10 +19,10 @@ from typing import Any
 
 from ftrun import native
 from ftrun.core import ended, paths, runs
-from ftrun.core.amounts import count
+from ftrun.core.amounts import count, size
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.core.shared.board import Board, Head
-from ftrun.core.system import files, procfs
+from ftrun.core.system import files, procfs, shown_command
 from ftrun.core.waiting import wait_for
 from ftrun.faults import device
 from ftrun.host.account import messages
@@ -81,6 +81,8 @@ def launch(settings: Settings) -> int:
         with _modes_of_the_terminal():
             return _Run(settings, run_dir, signals_r, stdin, meeting, monitoring).run()
     except OSError as error:
+        if error.errno == errno.E2BIG:
+            raise _too_many_variables() from None
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         raise _too_few_descriptors(settings, error.strerror or "") from None
@@ -103,6 +105,14 @@ def _too_few_descriptors(settings: Settings, why: str) -> PlatformError:
     workers = f"{count(settings.nproc, 'worker')} and {count(settings.spares, 'spare')}"
     least = max(1024, 2 * _descriptors(settings))
     return PlatformError(f"too few descriptors for {workers} ({why}): run `ulimit -n {least}` and start again")
+
+
+def _too_many_variables() -> PlatformError:
+    held = size(sum(len(os.fsencode(f"{name}={value}")) for name, value in os.environ.items()))
+    return PlatformError(
+        f"the environment is too large to start a process with: its {len(os.environ)} variables take {held}; unset what is not "
+        "needed, or run `ulimit -s 32768` and start again (Linux allows a quarter of that for variables and arguments, up to 6 MB)"
+    )
 
 
 def _name(settings: Settings) -> str | None:
@@ -171,7 +181,8 @@ class _Run:
         if self._limited:
             env["OMP_NUM_THREADS"] = "1"
         self._env = env
-        self._services = Services(run_dir, env, _fork_server_mode(settings), self._on_message, stdin)
+        shown = shown_command.command(settings.kind, settings.argv)
+        self._services = Services(run_dir, env, _fork_server_mode(settings), self._on_message, stdin, shown)
         self._agent: Agent | None = None
 
     def run(self) -> int:

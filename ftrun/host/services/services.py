@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ftrun.core.shared import wire
+from ftrun.core.system import shown_command
 from ftrun.core.system.procfs import kill_group
 from ftrun.host.base.loop import EventLoop
 from ftrun.host.services import spawn
@@ -33,11 +34,13 @@ class Helper:
         self._waiting: list[tuple[dict[str, Any], tuple[int, ...]]] = []
         self.loop: EventLoop | None = None
 
-    def start(self, args: tuple[str, ...], env: Mapping[str, str], out: int, stdin: int | None = None) -> None:
+    def start(
+        self, args: tuple[str, ...], env: Mapping[str, str], out: int, stdin: int | None = None, room: int = 0
+    ) -> None:
         """Errors: OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.pid = spawn.start(self._code, args, env, theirs.fileno(), out, stdin)
+            self.pid = spawn.start(self._code, args, env, theirs.fileno(), out, stdin, room)
         ours.setblocking(False)
         self._sock = ours
         if self.loop is not None:
@@ -119,7 +122,7 @@ class Helper:
 class Services:
     """The helpers of a run. `on_message(service, message)` takes what they say; `stdin` is for the workers.
 
-    `mode`: how the fork server starts workers, see fork_server.ForkServer.
+    `shown`: the command that workers show. `mode`: how the fork server starts workers, see fork_server.ForkServer.
     """
 
     def __init__(
@@ -129,7 +132,9 @@ class Services:
         mode: str,
         on_message: Callable[[str, dict[str, Any]], None],
         stdin: int | None = None,
+        shown: Sequence[str] = (),
     ) -> None:
+        self._room = shown_command.room_for(shown)
         self._run_dir = run_dir
         self._env = env
         self._mode = (mode, *(() if stdin is None else ("stdin",)))
@@ -150,7 +155,7 @@ class Services:
         self._out = fd
 
     def start_fork_server(self) -> None:
-        self.fork_server.start(self._mode, self._env, self._out, self._stdin)
+        self.fork_server.start(self._mode, self._env, self._out, self._stdin, self._room)
 
     def stop_preloading(self) -> None:
         """The fork server found that it cannot be forked after its imports: it works as "exec" now, and so does its successor."""

@@ -14,29 +14,41 @@ from typing import Any
 
 import ftrun
 
-FORK_SERVER = "from ftrun.helpers import fork_server; fork_server.main()"
+FORK_SERVER = "from ftrun.helpers import fork_server; fork_server.main(started)"
 STDIN = 4  # where the fork server holds the stdin that its workers get
 _ROOT = str(Path(ftrun.__file__).resolve().parents[1])
 
-# "" is the current directory, which is not there with PYTHONSAFEPATH. Once ftrun is imported, its modules come from where it lies.
+# `started`: the modules that a plain interpreter begins with. "" is the current directory, which is not there with
+# PYTHONSAFEPATH. Once ftrun is imported, its modules come from where it lies.
 _PRELUDE = (
-    "import os, sys; root = {root!r}; rest = sys.path[sys.path[:1] == ['']:]; "
+    "import os, sys; started = [*sys.modules]; root = {root!r}; rest = sys.path[sys.path[:1] == ['']:]; "
     "sys.path[:] = [root, *rest]; import ftrun; "
     "sys.path[:] = rest if root in map(os.path.realpath, rest) else [*rest, root]; "
 )
 
 
-def command(code: str, *args: str) -> list[str]:
-    """Argument vector of an unbuffered interpreter that can import ftrun and runs `code`."""
-    return [sys.executable, "-u", "-c", _PRELUDE.format(root=_ROOT) + code, *args]
+def command(code: str, *args: str, room: int = 0) -> list[str]:
+    """Argument vector of an unbuffered interpreter that can import ftrun and runs `code`.
+
+    It is at least `room` bytes long, so that the process, or one that is forked from it, can show another command.
+    """
+    argv = [sys.executable, "-u", "-c", _PRELUDE.format(root=_ROOT) + code, *args]
+    lacking = room - sum(len(os.fsencode(word)) + 1 for word in argv)
+    return [*argv, " " * lacking] if lacking > 0 else argv
 
 
 def start(
-    code: str, args: tuple[str, ...], env: Mapping[str, str], pass_fd: int, out: int, stdin: int | None = None
+    code: str,
+    args: tuple[str, ...],
+    env: Mapping[str, str],
+    pass_fd: int,
+    out: int,
+    stdin: int | None = None,
+    room: int = 0,
 ) -> int:
     """Start a helper; it inherits `pass_fd` as descriptor 3 and writes to `out`. Gives its pid. Errors: OSError.
 
-    `stdin` becomes its descriptor STDIN: for workers, it does not read that itself.
+    `stdin` becomes its descriptor STDIN: for workers, it does not read that itself. `room`: see `command`.
     """
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_DUP2, out, 1),
@@ -46,7 +58,7 @@ def start(
     if stdin is not None:
         actions.append((os.POSIX_SPAWN_DUP2, stdin, STDIN))
     actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
-    argv = command(code, *args)
+    argv = command(code, *args, room=room)
     try:
         return os.posix_spawn(argv[0], argv, dict(env), file_actions=actions, setsid=True, setsigdef=range(1, 32))
     except NotImplementedError:

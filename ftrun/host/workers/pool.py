@@ -46,6 +46,7 @@ _CODE_PATIENCE = 1.0  # seconds to wait for it; the world is being stopped meanw
 _CODE_LATEST, _CODE_LATE_LOOK = 10.0, 0.1  # seconds after which it is done without, and between two looks until then
 _CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
 _CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
+_LOCK_LOOK = 0.01  # seconds between two looks whether a process that begins anew holds its lock again
 _FENCE_INLINE, _FENCE_LOOK = 0.005, 0.0002
 _FENCE_DEADLINE = 5.0
 _LOOK, _LOOK_GPU = 0.001, 0.005  # seconds between two looks at a process that is being fenced
@@ -79,6 +80,7 @@ class Worker:
         self.fault = Fault.SIGNAL  # the same by name, and how it is known
         self.evidence = ""
         self.reported = False  # its end was reported to the machine, or is held back
+        self.anew = False  # it became a fresh interpreter
         self.lost = False  # its liveness lock is gone
         self.ended = False  # reaped
         self.flags = 0
@@ -259,8 +261,20 @@ class WorkerPool:
         self._loop.watch(worker.eventfd, lambda: self._lock_lost(worker), urgent=True)
         worker.watch = native.watch_start(worker.cell.field_address(F.LIFE), worker.eventfd)
 
+    def _await_lock(self, worker: Worker) -> None:
+        """The process becomes a fresh interpreter, which takes the lock again. Its end shows by its pidfd meanwhile."""
+        if worker.cell.has(Flag.HELD_ANEW):
+            self._watch_lock(worker)
+        elif not worker.ended:
+            self._loop.after(_LOCK_LOOK, lambda: self._await_lock(worker))
+
     def _lock_lost(self, worker: Worker) -> None:
         self._loop.forget(worker.eventfd)
+        if worker.cell.has(Flag.ANEW) and not worker.anew:
+            worker.anew = True
+            self._unwatch_lock(worker)
+            self._await_lock(worker)
+            return
         worker.lost, worker.ours = True, worker.fencing
         flags = worker.cell[F.FLAGS]
         if flags & Flag.LOOPING and not flags & (Flag.LOOP_DONE | Flag.EXITING) and not worker.reported:
@@ -408,19 +422,25 @@ class WorkerPool:
         return fault.value, evidence
 
     def _release(self, worker: Worker) -> None:
-        if worker.watch:
-            with contextlib.suppress(OSError):
-                native.watch_stop(worker.watch)
-            worker.watch = 0
-        for fd in (worker.eventfd, worker.pidfd):
-            if fd >= 0:
-                self._loop.forget(fd)
-                os.close(fd)
-        worker.eventfd = worker.pidfd = -1
+        self._unwatch_lock(worker)
+        if worker.pidfd >= 0:
+            self._loop.forget(worker.pidfd)
+            os.close(worker.pidfd)
+        worker.pidfd = -1
         if worker.pid and worker.code:
             # its own children hold sockets of the dead rank; the number stays theirs while one of them lives
             with contextlib.suppress(OSError):
                 os.killpg(worker.pid, signal.SIGKILL)
+
+    def _unwatch_lock(self, worker: Worker) -> None:
+        if worker.watch:
+            with contextlib.suppress(OSError):
+                native.watch_stop(worker.watch)
+            worker.watch = 0
+        if worker.eventfd >= 0:
+            self._loop.forget(worker.eventfd)
+            os.close(worker.eventfd)
+        worker.eventfd = -1
 
     def condemn(self, worker: Worker, cause: str, fault: Fault, evidence: str) -> None:
         """Declare a living process dead; the machine will have it fenced."""

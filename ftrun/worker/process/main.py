@@ -1,13 +1,12 @@
 """The first code of a worker: takes its cell on the board, then runs the user's script as `__main__`.
 
-Runs in a child of the fork server, or as `python -m ftrun.worker.process.main` with the spec in FTRUN_SPEC.
+Runs in a child of the fork server, or in a fresh interpreter that finds its spec in the descriptor FTRUN_SPEC.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import random
 import signal
@@ -19,9 +18,12 @@ from typing import Any
 
 from ftrun import native
 from ftrun.core import environment, paths
+from ftrun.core.shared import fresh
 from ftrun.core.shared.board import Busy, F, Flag, Phase
 from ftrun.core.shared.world import World
-from ftrun.worker.process import debugger, exec_program, numa, run_script, standby
+from ftrun.core.system import shown_command
+from ftrun.core.text import tell
+from ftrun.worker.process import debugger, exec_program, numa, preloaded, run_script, standby
 from ftrun.worker.runtime import first_update
 from ftrun.worker.runtime.control_thread import ControlThread
 from ftrun.worker.runtime.exception_report import report_exception
@@ -48,7 +50,15 @@ def main(spec: dict[str, Any]) -> None:
         os._exit(status)
 
 
+def main_of_program(started: list[str]) -> None:
+    """As `main`, in an interpreter of its own. `started`: the modules that it began with."""
+    spec = fresh.spec()
+    spec["started"] = started
+    main(spec)
+
+
 def _run(spec: dict[str, Any]) -> int:
+    native.set_name(f"ftrun spare {spec['cell']}" if spec["rank"] is None else f"ftrun rank {spec['rank']}")
     context = Context(
         Path(spec["run_dir"]),
         int(spec["cell"]),
@@ -66,6 +76,7 @@ def _run(spec: dict[str, Any]) -> int:
     os.environ[paths.ENV_CELL] = str(spec["cell"])
     for key in (*environment.RANK_KEYS, paths.ENV_ERROR_FILE):
         os.environ.pop(key, None)
+    began_with = dict(os.environ)  # before a spare's environment says who copies it
     _own_temporary_folder(context)
     cell = context.cell
     cell[F.PID] = os.getpid()
@@ -79,6 +90,8 @@ def _run(spec: dict[str, Any]) -> int:
             int(spec["launcher_pid"]),
             float(spec["orphan_grace"]),
         )
+        if cell.has(Flag.ANEW):
+            context.milestone(Flag.HELD_ANEW)
     if spec["rank"] is not None:
         cell[F.RANK] = int(spec["rank"]) + 1
     for stream in (sys.stdout, sys.stderr):
@@ -101,14 +114,37 @@ def _run(spec: dict[str, Any]) -> int:
     if Context.current is not None:
         ControlThread(context).start()
     first_update.watch(context)
+    if "started" in spec:
+        preloaded.make_room(run_script.folder_of(spec["kind"], spec["argv"][0]), spec["started"])
+    else:
+        here = os.getcwd()
+        preloaded.Hidden(spec["env"], lambda why: _begin_anew(context, spec, why, here, began_with))
     return _script(context, spec)
+
+
+def _begin_anew(context: Context, spec: dict[str, Any], why: str, folder: str, variables: dict[str, str]) -> None:
+    """Make this process a fresh interpreter that runs the script from its first line."""
+    if preloaded.mark(context.run_dir):
+        tell(
+            f"{why}, which a forked worker has done already; so workers of this run start as fresh interpreters, this one again from "
+            "the script's first line (--worker-start exec does so from the beginning)"
+        )
+    if context.cell.rank is not None:
+        spec["rank"] = context.cell.rank
+        spec.pop("stdin", None)
+    elif "stdin" in spec:
+        os.set_inheritable(spec["stdin"], True)
+    os.chdir(folder)
+    context.cell.add_flag(Flag.ANEW)
+    native.beat_stop()
+    fresh.become(spec, variables)
 
 
 def _own_temporary_folder(context: Context) -> None:
     """For the sockets of multiprocessing, where their names fit into an address."""
     folder = context.run_dir / f"mp-{context.cell.index}"
     if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=0o700, exist_ok=True)  # it is there when the process began anew
         use_temporary_folder(str(folder))
 
 
@@ -195,6 +231,8 @@ def _script(context: Context, spec: dict[str, Any]) -> int:
             standby.ask_now()
             target, *arguments = exec_program.substituted(spec["argv"], context.local_rank)
         sys.argv = [target, *arguments]
+        sys.orig_argv = shown_command.command(spec["kind"], sys.argv)
+        shown_command.show(sys.orig_argv)
         (run_script.run_module if spec["kind"] == "module" else run_script.run_script)(target)
     except SystemExit as stop:
         if stop.code is None or stop.code == 0:
@@ -219,7 +257,3 @@ def _ended(context: Context) -> None:
     end_as_python_does()  # the interpreter is left by os._exit
     context.phase(Phase.DONE)
     context.milestone(Flag.EXITING)
-
-
-if __name__ == "__main__":
-    main(json.loads(os.environ.pop("FTRUN_SPEC")))

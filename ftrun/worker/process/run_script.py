@@ -20,52 +20,70 @@ from typing import Any
 _before: list[types.ModuleType] = []  # the interpreter's own __main__: its code runs us
 
 
+def folder_of(kind: str, target: str) -> str | None:
+    """The folder or archive that Python puts first on sys.path, None when it puts none there."""
+    safe = getattr(sys.flags, "safe_path", False)  # PYTHONSAFEPATH, since Python 3.11
+    if kind == "module":
+        return None if safe else os.getcwd()
+    path = os.path.abspath(target)
+    if pkgutil.get_importer(path) is not None:
+        return path
+    return None if safe else os.path.dirname(os.path.realpath(path))  # the folder of what a link leads to
+
+
 def run_script(target: str) -> None:
     """Run a file, or a folder or archive that holds a `__main__.py`. sys.argv is the caller's business, sys.path ours."""
     path = os.path.abspath(target)
-    if pkgutil.get_importer(path) is not None:
+    folder = folder_of("script", target)
+    if folder == path:
         runpy.run_path(target, run_name="__main__")  # which puts the folder or archive first
         return
-    _look_first_in(os.path.dirname(os.path.realpath(path)))  # as Python does: the folder of what a link leads to
+    _look_first_in(folder)
     if target.endswith(".pyc"):
         runpy.run_path(target, run_name="__main__")
         return
-    with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:  # it was there when the run began
+        print(f"{sys.executable}: can't open file {path!r}: {error}", file=sys.stderr)
+        sys.exit(2)
+    code = compile(source, path, "exec", dont_inherit=True)
     _run(code, path, None, SourceFileLoader("__main__", path))
 
 
 def run_module(name: str) -> None:
-    """Run a module as `python -m` does. Errors: ImportError when there is no such module or it is not to be run."""
-    _look_first_in(os.getcwd())
+    """Run a module as `python -m` does. Errors: SystemExit with Python's sentence when it is none that can be run."""
+    _look_first_in(folder_of("module", name))
     sys.argv[0] = "-m"  # what the interpreter says while a package's __init__ runs
     spec = _found(name)
-    if spec.submodule_search_locations is not None:
-        spec = _found(f"{name}.__main__", f"; {name} is a package and cannot be run as a program")
-    code = spec.loader.get_code(spec.name) if hasattr(spec.loader, "get_code") else None  # type: ignore[union-attr]
-    if code is None:
-        raise ImportError(f"there is no Python code for module {spec.name}", name=spec.name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _found(f"{name}.__main__")
+    code = spec.loader.get_code(spec.name) if spec is not None and hasattr(spec.loader, "get_code") else None  # type: ignore[union-attr]
+    if spec is None or code is None:
+        try:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)  # it fails, too, and says why
+        except ImportError as error:
+            sys.exit(f"{sys.executable}: {error}")
+        return
     sys.argv[0] = spec.origin or spec.name
     _run(code, spec.origin, spec, spec.loader)
 
 
-def _look_first_in(folder: str) -> None:
-    if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH, since Python 3.11
+def _look_first_in(folder: str | None) -> None:
+    if folder is not None:
         sys.path.insert(0, folder)
 
 
-def _found(name: str, hint: str = "") -> ModuleSpec:
+def _found(name: str) -> ModuleSpec | None:
     try:
-        spec = importlib.util.find_spec(name)
+        return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # a package's own import failed
-        spec = None
     except ValueError:
-        spec = None  # imported already, by something that left no spec
-    if spec is None:
-        raise ModuleNotFoundError(f"No module named {name}{hint}", name=name)
-    return spec
+        pass  # imported already, by something that left no spec
+    return None
 
 
 def _run(code: types.CodeType, file: str | None, spec: ModuleSpec | None, loader: Any) -> None:

@@ -31,6 +31,7 @@ from ftrun.worker.runtime.run_link import Context
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
+_RUNNERS = tuple(os.path.join(paths.OWN_FILES, "worker", "process", name) for name in ("main.py", "run_script.py"))
 _NO_STDIN = "ftrun: this worker has no stdin: ftrun's own is closed or /dev/null, or --debug-rank gives it to another rank"
 _HERE = os.path.join(os.getcwd(), "")  # before the script may change it: ranks must say the same of the same line
 
@@ -128,12 +129,15 @@ def _text(error: BaseException, user: list[traceback.FrameSummary]) -> str:
 
 
 def _leave_out_our_frames(told: traceback.TracebackException | None) -> None:
-    """Also of the exceptions that led to this one. One that has no other frames keeps them."""
+    """Also of the exceptions that led to this one. One that has no other frames keeps them, but for those that load the script.
+
+    What is wrong with the text of a script has no frames at all then: as where Python runs it.
+    """
     if told is None:
         return
-    theirs = [f for f in told.stack if not f.filename.startswith(paths.OWN_FILES) and not f.filename.endswith(_STARTERS)]
-    if theirs:
-        told.stack = traceback.StackSummary.from_list(theirs)
+    others = [f for f in told.stack if not f.filename.endswith(_STARTERS) and f.filename not in _RUNNERS]
+    theirs = [f for f in others if not f.filename.startswith(paths.OWN_FILES)]
+    told.stack = traceback.StackSummary.from_list(theirs or others) if others else None  # type: ignore[assignment]
     for earlier in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
         _leave_out_our_frames(earlier)
 
