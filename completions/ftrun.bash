@@ -24,12 +24,12 @@ _ftrun_options() {
         explain) echo '--help' ;;
         inject-fault) echo '--help --rank --at --step --after --for --wait --yes --random --seed --json' ;;
         metrics) echo '--help --file --port --interval --json' ;;
-        run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --keep-logs --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
         runs) echo '--help --all --json' ;;
         status) echo '--help --once --interval --json' ;;
         stop) echo '--help --wait --yes' ;;
         timeline) echo '--help --incident --format --output --json' ;;
-        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --log-format --log-prefix --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --log-format --log-prefix --keep-logs --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
     esac
 }
 
@@ -76,6 +76,7 @@ _ftrun_value() {
         'run --metrics-port' | 'run --metrics_port') echo 'other' ;;
         'run --log-format' | 'run --log_format') echo 'words text json' ;;
         'run --log-prefix' | 'run --log_prefix') echo 'other' ;;
+        'run --keep-logs' | 'run --keep_logs') echo 'words all' ;;
         'run --forward-signals' | 'run --forward_signals') echo 'other' ;;
         'run --worker-start' | 'run --worker_start') echo 'words forkserver exec' ;;
         'run --nproc-per-node' | 'run --nproc_per_node') echo 'words auto gpu cpu xpu' ;;
@@ -136,6 +137,7 @@ _ftrun_value() {
         'verify --metrics-port' | 'verify --metrics_port') echo 'other' ;;
         'verify --log-format' | 'verify --log_format') echo 'words text json' ;;
         'verify --log-prefix' | 'verify --log_prefix') echo 'other' ;;
+        'verify --keep-logs' | 'verify --keep_logs') echo 'words all' ;;
         'verify --forward-signals' | 'verify --forward_signals') echo 'other' ;;
         'verify --worker-start' | 'verify --worker_start') echo 'words forkserver exec' ;;
         'verify --nproc-per-node' | 'verify --nproc_per_node') echo 'words auto gpu cpu xpu' ;;

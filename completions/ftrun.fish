@@ -31,7 +31,7 @@ function __ftrun_in
         if test $value = 1
             set value 0
         else if string match -q -- '-*' $token
-            contains -- $token --check-replicas --check_replicas --config --debug-rank --debug_rank --duplicate-stderr-filters --duplicate-stdout-filters --duplicate_stderr_filters --duplicate_stdout_filters --event-log-handler --event_log_handler --fault-plan --fault-seed --fault_plan --fault_seed --faults --forward-signals --forward_signals --hang-ceiling --hang-floor --hang-timeout --hang_ceiling --hang_floor --hang_timeout --heartbeat-interval --heartbeat-timeout --heartbeat_interval --heartbeat_timeout --local-addr --local-ranks-filter --local_addr --local_ranks_filter --log-dir --log-format --log-line-prefix-template --log-prefix --log_dir --log_format --log_line_prefix_template --log_prefix --logs-specs --logs_specs --master-addr --master-port --master_addr --master_port --max-replacements --max-restarts --max_replacements --max_restarts --metrics-file --metrics-port --metrics_file --metrics_port --monitor-interval --monitor_interval --nnodes --node-rank --node_rank --nonfinite --nproc-per-node --nproc_per_node --numa-binding --numa_binding --on-exhausted --on_exhausted --print-completion --print_completion --quarantine-file --quarantine_file --random-faults --random_faults --rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id --rdzv_backend --rdzv_conf --rdzv_endpoint --rdzv_id --recover-timeout --recover_timeout --redirects --role --run-id --run_id --shutdown-timeout --shutdown_timeout --signals-to-handle --signals_to_handle --snapshot-every --snapshot_every --spares --start-method --start-timeout --start_method --start_timeout --stop-timeout --stop_timeout --tee --worker-start --worker_start --xid-policy --xid_policy -r -t; and set value 1
+            contains -- $token --check-replicas --check_replicas --config --debug-rank --debug_rank --duplicate-stderr-filters --duplicate-stdout-filters --duplicate_stderr_filters --duplicate_stdout_filters --event-log-handler --event_log_handler --fault-plan --fault-seed --fault_plan --fault_seed --faults --forward-signals --forward_signals --hang-ceiling --hang-floor --hang-timeout --hang_ceiling --hang_floor --hang_timeout --heartbeat-interval --heartbeat-timeout --heartbeat_interval --heartbeat_timeout --keep-logs --keep_logs --local-addr --local-ranks-filter --local_addr --local_ranks_filter --log-dir --log-format --log-line-prefix-template --log-prefix --log_dir --log_format --log_line_prefix_template --log_prefix --logs-specs --logs_specs --master-addr --master-port --master_addr --master_port --max-replacements --max-restarts --max_replacements --max_restarts --metrics-file --metrics-port --metrics_file --metrics_port --monitor-interval --monitor_interval --nnodes --node-rank --node_rank --nonfinite --nproc-per-node --nproc_per_node --numa-binding --numa_binding --on-exhausted --on_exhausted --print-completion --print_completion --quarantine-file --quarantine_file --random-faults --random_faults --rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id --rdzv_backend --rdzv_conf --rdzv_endpoint --rdzv_id --recover-timeout --recover_timeout --redirects --role --run-id --run_id --shutdown-timeout --shutdown_timeout --signals-to-handle --signals_to_handle --snapshot-every --snapshot_every --spares --start-method --start-timeout --start_method --start_timeout --stop-timeout --stop_timeout --tee --worker-start --worker_start --xid-policy --xid_policy -r -t; and set value 1
         else
             return 1
         end
@@ -120,6 +120,7 @@ complete -c ftrun -n '__ftrun_in run' -l dry-run -d 'Show what would be run, wit
 complete -c ftrun -n '__ftrun_in run' -l json -d 'With --dry-run.'
 complete -c ftrun -n '__ftrun_in run' -l log-format -d 'Lines of the workers as text or JSON.' -x -a 'text json'
 complete -c ftrun -n '__ftrun_in run' -l log-prefix -d 'What stands before a worker\'s line: text with {role} {local_rank} {rank} {host} {run} {attempt}.' -x
+complete -c ftrun -n '__ftrun_in run' -l keep-logs -d 'Remove logs that are older than 30 days from ftrun-logs while it holds more than this; all: never.' -x -a 'all'
 complete -c ftrun -n '__ftrun_in run' -l forward-signals -d 'Signals to pass on to the workers without ending the run, as in USR1,USR2.' -x
 complete -c ftrun -n '__ftrun_in run' -l worker-start -d 'Fork workers from a server that has torch, or start an interpreter each.' -x -a 'forkserver exec'
 complete -c ftrun -n '__ftrun_in run' -l version -d 'Show the version and exit.'
@@ -133,7 +134,7 @@ complete -c ftrun -n '__ftrun_in run' -l numa-binding -d 'Bind workers to the pr
 complete -c ftrun -n '__ftrun_in run' -l signals-to-handle -d 'Signals that end the run and are passed on to the workers.' -x
 complete -c ftrun -n '__ftrun_in run' -l shutdown-timeout -d 'Seconds the workers get to end after a signal.' -x
 complete -c ftrun -n '__ftrun_in run' -l role -d 'Role of the workers, for their line prefix and ROLE_NAME.' -x
-complete -c ftrun -n '__ftrun_in run' -l log-dir -d 'Where the workers\' output is kept; ftrun-logs keeps that of 20 ended runs, and 20 that made no step.' -x -a '(__fish_complete_directories)'
+complete -c ftrun -n '__ftrun_in run' -l log-dir -d 'Where the workers\' output is kept.' -x -a '(__fish_complete_directories)'
 complete -c ftrun -n '__ftrun_in run' -s r -l redirects -d 'Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both, or 0:3,1:1 by local rank.' -x
 complete -c ftrun -n '__ftrun_in run' -s t -l tee -d 'Streams that go to files and, with torchrun\'s prefix, to the console.' -x
 complete -c ftrun -n '__ftrun_in run' -l log-line-prefix-template -d 'The prefix in torchrun\'s form: ${role_name} ${local_rank} ${rank} ${hostname}; --log-prefix goes before it.' -x
@@ -202,6 +203,7 @@ complete -c ftrun -n '__ftrun_in verify' -l metrics-file -d 'Keep the run\'s fig
 complete -c ftrun -n '__ftrun_in verify' -l metrics-port -d 'Serve them on 127.0.0.1 as well (0: any free port).' -x
 complete -c ftrun -n '__ftrun_in verify' -l log-format -d 'Lines of the workers as text or JSON.' -x -a 'text json'
 complete -c ftrun -n '__ftrun_in verify' -l log-prefix -d 'What stands before a worker\'s line: text with {role} {local_rank} {rank} {host} {run} {attempt}.' -x
+complete -c ftrun -n '__ftrun_in verify' -l keep-logs -d 'Remove logs that are older than 30 days from ftrun-logs while it holds more than this; all: never.' -x -a 'all'
 complete -c ftrun -n '__ftrun_in verify' -l forward-signals -d 'Signals to pass on to the workers without ending the run, as in USR1,USR2.' -x
 complete -c ftrun -n '__ftrun_in verify' -l worker-start -d 'Fork workers from a server that has torch, or start an interpreter each.' -x -a 'forkserver exec'
 complete -c ftrun -n '__ftrun_in verify' -l nproc-per-node -d 'Workers on this node.' -x -a 'auto gpu cpu xpu'
@@ -214,7 +216,7 @@ complete -c ftrun -n '__ftrun_in verify' -l numa-binding -d 'Bind workers to the
 complete -c ftrun -n '__ftrun_in verify' -l signals-to-handle -d 'Signals that end the run and are passed on to the workers.' -x
 complete -c ftrun -n '__ftrun_in verify' -l shutdown-timeout -d 'Seconds the workers get to end after a signal.' -x
 complete -c ftrun -n '__ftrun_in verify' -l role -d 'Role of the workers, for their line prefix and ROLE_NAME.' -x
-complete -c ftrun -n '__ftrun_in verify' -l log-dir -d 'Where the workers\' output is kept; ftrun-logs keeps that of 20 ended runs, and 20 that made no step.' -x -a '(__fish_complete_directories)'
+complete -c ftrun -n '__ftrun_in verify' -l log-dir -d 'Where the workers\' output is kept.' -x -a '(__fish_complete_directories)'
 complete -c ftrun -n '__ftrun_in verify' -s r -l redirects -d 'Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both, or 0:3,1:1 by local rank.' -x
 complete -c ftrun -n '__ftrun_in verify' -s t -l tee -d 'Streams that go to files and, with torchrun\'s prefix, to the console.' -x
 complete -c ftrun -n '__ftrun_in verify' -l log-line-prefix-template -d 'The prefix in torchrun\'s form: ${role_name} ${local_rank} ${rank} ${hostname}; --log-prefix goes before it.' -x

@@ -73,6 +73,16 @@ def seconds_or_auto(name: str, value: str) -> float | None:
     return duration
 
 
+def gigabytes(name: str, value: str) -> float | None:
+    """None for all."""
+    if value.strip().lower() == "all":
+        return None
+    most = _float(value)
+    if not 0 <= most < float("inf"):
+        raise UsageError(f"{name} must be all or a number of gigabytes, 0 or more, not {value!r}")
+    return most
+
+
 def _float(value: str) -> float:
     try:
         return float(value)

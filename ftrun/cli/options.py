@@ -155,6 +155,10 @@ OPTIONS: tuple[Option, ...] = (
         None, "TEMPLATE", check=checks.prefix,
     ),
     _own(
+        "keep-logs", RUN, "Remove logs that are older than 30 days from ftrun-logs while it holds more than this; all: never.",
+        "5", "GB|all", check=checks.gigabytes, takes=(int, float, str),
+    ),
+    _own(
         "forward-signals", RUN, "Signals to pass on to the workers without ending the run, as in USR1,USR2.",
         None, "NAMES", check=checks.signals_or_none, takes=_LISTED,
     ),
@@ -187,7 +191,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _theirs("role", WORKERS, "Role of the workers, for their line prefix and ROLE_NAME.", "default", "NAME"),
     _theirs(
-        "log-dir", OUTPUT, "Where the workers' output is kept; ftrun-logs keeps that of 20 ended runs, and 20 that made no step.",
+        "log-dir", OUTPUT, "Where the workers' output is kept.",
         "ftrun-logs", "DIR",
     ),
     _theirs(

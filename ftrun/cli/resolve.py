@@ -31,7 +31,7 @@ _MORE_VARIABLES = {
 # options whose values are fields of Settings
 _DEBUGGING = 86400.0  # seconds that the others wait at least
 _AS_THEY_ARE = (
-    "max-restarts max-replacements snapshot-every log-dir stop-timeout heartbeat-interval heartbeat-timeout hang-timeout "
+    "max-restarts max-replacements snapshot-every log-dir keep-logs stop-timeout heartbeat-interval heartbeat-timeout hang-timeout "
     "hang-floor hang-ceiling nonfinite check-replicas start-timeout recover-timeout shutdown-timeout role virtual-local-rank "
     "metrics-port"
 ).split()

@@ -24,7 +24,8 @@ CODES = (
     Code("F102", "plan-or-configuration"),
     Code(
         "F103", "no-such-run",
-        ("no live run", "no run named", "is not running:", "starts or ends just now", "ended just now", "ended before the fault"),
+        ("no live run", "no run named", "is not running:", "starts or ends just now", "ended just now", "ended before the fault",
+         "so there is nothing left to show"),
     ),
     Code("F104", "several-runs", ("runs are live, so say which", "was not started in this folder", "add --yes")),
     Code(

@@ -1,6 +1,6 @@
 """Runs that ended, by name, from any folder: a line for each in one file of this user. The journal in a run's log folder stays the truth.
 
-A run whose journal is gone is not listed. A file that cannot be written or read costs the names, nothing else.
+A run whose journal is gone is not listed, but its name is known. A file that cannot be written or read costs the names, nothing else.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ from ftrun.core import paths, shape
 _FILE = "ended.jsonl"
 _KEPT = 200  # lines, when the file has grown long
 _LONG = 256 << 10  # bytes
+_LINE_MAX = 8 << 10  # bytes of a line, as far as that is up to the arguments
 _PATIENCE = 1.0  # seconds for another run that writes its line
 
 _LINE = shape.record(
     {"run": shape.text, "logs": shape.text, "began": shape.number, "ended": shape.number},
-    {"argv": shape.listed(shape.text), "cwd": shape.text, "code": shape.maybe(shape.whole)},
+    {
+        "argv": shape.listed(shape.text),
+        "cwd": shape.text,
+        "code": shape.maybe(shape.whole),
+        "removed": shape.number,
+    },
 )
 
 
 @dataclass(frozen=True)
 class EndedRun:
-    """Unix times; `code` None = it was cut off. `name` is that of its log folder."""
+    """Unix times; `code` None = it was cut off. `name` is that of its log folder; `removed`: when ftrun removed that, 0 = never."""
 
     name: str
     logs: Path
@@ -38,6 +44,7 @@ class EndedRun:
     began: float
     ended: float
     code: int | None
+    removed: float = 0.0
 
     @property
     def journal(self) -> Path:
@@ -51,6 +58,17 @@ def add(raw: dict[str, Any], code: int | None) -> None:
         return
     line = {"run": logs.name, "logs": str(logs), "began": raw["started"], "ended": time.time(), "code": code}
     line |= {key: raw[key] for key in ("argv", "cwd") if key in raw}
+    while len(json.dumps(line)) > _LINE_MAX and line.get("argv"):
+        line["argv"] = line["argv"][: len(line["argv"]) // 2]
+    _write(line)
+
+
+def forget(logs: Path, when: float) -> None:
+    """Write down that ftrun removed the logs of a run that ended at `when`."""
+    _write({"run": logs.name, "logs": str(logs.absolute()), "began": when, "ended": when, "removed": time.time()})
+
+
+def _write(line: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         path = _path()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,6 +119,15 @@ def can_be_named() -> bool:
 
 def ended_runs() -> list[EndedRun]:
     """Newest first; each log folder once."""
+    return [run for run in _all() if os.path.isfile(run.journal)]
+
+
+def without_logs() -> list[EndedRun]:
+    """Those whose logs are gone, as `ended_runs`."""
+    return [run for run in _all() if not os.path.isfile(run.journal)]
+
+
+def _all() -> list[EndedRun]:
     found: dict[Path, EndedRun] = {}
     try:
         lines = _path().read_bytes().splitlines()
@@ -111,9 +138,8 @@ def ended_runs() -> list[EndedRun]:
             raw = shape.loads(line)
             if _LINE(raw):
                 argv, logs = tuple(raw.get("argv", ())), Path(raw["logs"])
-                run = EndedRun(raw["run"], logs, argv, raw.get("cwd", ""), raw["began"], raw["ended"], raw.get("code"))
-                if logs not in found and os.path.isfile(run.journal):
-                    found[logs] = run
+                times = raw["began"], raw["ended"], raw.get("code"), raw.get("removed", 0.0)
+                found.setdefault(logs, EndedRun(raw["run"], logs, argv, raw.get("cwd", ""), *times))
     return list(found.values())
 
 

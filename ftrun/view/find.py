@@ -6,13 +6,14 @@ user's runs that ended.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ftrun.core import paths
-from ftrun.core.ended import ended_runs
+from ftrun.core.ended import ended_runs, without_logs
 from ftrun.core.errors import NoRunError
 from ftrun.core.runs import RunInfo, find_run, read_run
 
@@ -45,10 +46,18 @@ def require(name: str | None) -> Found:
         return found
     if name is None:
         raise NoRunError("no live run, and none that left a journal; name the folder of its logs instead")
+    gone = next((run for run in without_logs() if _is_called(run.name, name)), None)
+    if gone is not None:
+        when = f"ftrun removed its logs on {_day(gone.removed)} (--keep-logs)" if gone.removed else "its logs are not there any more"
+        raise NoRunError(f"run {gone.name} ended on {_day(gone.ended)}, and {when}, so there is nothing left to show: {gone.logs}")
     raise NoRunError(
         f"no run named {name}: it does not run, and is not among those that ended (ftrun runs --all); name the folder of its "
         "logs instead"
     )
+
+
+def _day(when: float) -> str:
+    return dt.date.fromtimestamp(when).isoformat()
 
 
 def _at(path: Path) -> Found | None:

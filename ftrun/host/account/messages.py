@@ -138,6 +138,14 @@ def cannot_fork(why: str) -> str:
     )
 
 
+def removed_logs(names: list[str], folder: str, most: float) -> str:
+    which = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return (
+        f"removed the logs of {count(len(names), 'run')} that ended more than 30 days ago, since {folder} held more than "
+        f"{most:g} GB (--keep-logs GB|all): {which}"
+    )
+
+
 def failed(victim: Victim, survivors: int, recovering: bool) -> str:
     """The line at the moment of a failure."""
     where = "" if victim.step is None else f" in {victim.phase} of {place(victim.step, victim.epoch, victim.end)}"

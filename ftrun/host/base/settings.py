@@ -84,6 +84,7 @@ class Settings:
     snapshot_every: int = 0  # steps between two host snapshots, 0 = none
     run_id: str | None = None
     log_dir: str = "ftrun-logs"
+    keep_logs: float | None = 5.0  # gigabytes that the default folder may hold before old logs are removed, None = any
     fault_plan: str | None = None
     fault_text: str = ""
     random_faults: str = ""  # RATE:SEED, "" = none

@@ -1,7 +1,8 @@
-"""Logs of runs that ended long ago: removed from the default folder, so that it does not grow for ever.
+"""Logs of runs that ended long ago: removed from the default folder once they are both old and many, so that it does not grow for ever.
 
 Only what is surely ours goes: a folder with the journal of a run that ended, under the name that this run gave it, and in
-it nothing but files that ftrun writes. A live run has no journal there yet, on this machine or another one.
+it nothing but files that ftrun writes. A live run has no journal there yet, on this machine or another one. What went is known
+by its name from then on.
 """
 
 from __future__ import annotations
@@ -10,36 +11,53 @@ import contextlib
 import os
 import re
 import shutil
+import stat
+import time
 from pathlib import Path
 
-from ftrun.core import paths
+from ftrun.core import ended, paths
 from ftrun.core.shape import loads
 
-KEPT = 20  # runs that ended, of those that made a step, and of the others: failed starts push out no training
+OLD = 30 * 86400.0  # seconds since its end after which a run's logs may go at all
 _OURS = re.compile(
     r"journal\.jsonl|services\.log|attempt_\d+(/metrics\.jsonl|/filtered_(stdout|stderr)\.log|/(\d+|spare-\d+)(/(stdout|stderr)\.log|/error\.json)?)?"
 )
 _FIRST = b'{"t": '  # how a journal begins
 _LINE_MAX = 4 << 20  # bytes of its first line
-_STEPPED = b'"kind": "Stepped"'
 _IGNORE = "# written by ftrun: logs are no source\n*\n"
 
 
-def tidy(base: Path) -> int:
-    """Keep the default log folder out of version control, and the logs of the newest runs in it. How many runs' logs went."""
+def tidy(base: Path, most: float) -> list[str]:
+    """Keep the default log folder out of version control; remove logs older than OLD while it holds more than `most` bytes.
+
+    Returns:
+        The runs whose logs went, the oldest first.
+    """
     with contextlib.suppress(OSError), open(base / ".gitignore", "x", encoding="utf-8") as file:
         file.write(_IGNORE)
-    removed = 0
+    removed: list[str] = []
     with contextlib.suppress(OSError):
-        ended = sorted(filter(None, map(_ended, base.iterdir())), reverse=True)
-        left = {True: KEPT, False: KEPT}
-        for _, folder in ended if len(ended) > KEPT else ():
-            stepped = _stepped(folder)
-            left[stepped] -= 1
-            if left[stepped] < 0 and _is_ours(folder):
+        old = sorted(found for found in map(_ended, base.iterdir()) if found is not None and found[0] < time.time() - OLD)
+        left = _size(base) if old else 0
+        for when, folder in old:
+            if left > most and _is_ours(folder):
+                size = _size(folder)
                 shutil.rmtree(folder, ignore_errors=True)
-                removed += not os.path.lexists(folder)
+                if not os.path.lexists(folder):
+                    left -= size
+                    removed.append(folder.name)
+                    ended.forget(folder, when)
     return removed
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files below it."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            info = path.lstat()
+            total += 0 if stat.S_ISDIR(info.st_mode) else info.st_size
+    return total
 
 
 def _ended(folder: Path) -> tuple[float, Path] | None:
@@ -57,13 +75,6 @@ def _ended(folder: Path) -> tuple[float, Path] | None:
             return os.fstat(file.fileno()).st_mtime, folder
     except (OSError, ValueError):
         return None
-
-
-def _stepped(folder: Path) -> bool:
-    """Did a worker of that run make a step?"""
-    with contextlib.suppress(OSError), (folder / paths.JOURNAL).open("rb") as file:
-        return any(_STEPPED in line for line in file)
-    return True
 
 
 def _is_ours(folder: Path) -> bool:

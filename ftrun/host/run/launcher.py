@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import resource
 import signal
@@ -201,9 +202,10 @@ class _Run:
             self._log = logs.log
             self._welcome(folder, why_not)
             if self._settings.log_dir == paths.LOG_DIR and not why_not:
-                removed = old_logs.tidy(folder.parent)
+                most = settings.keep_logs
+                removed = old_logs.tidy(folder.parent, math.inf if most is None else most * 1e9)
                 if removed:
-                    self._log(f"removed the logs of {count(removed, 'old run')} from {settings.log_dir}")
+                    self._log(messages.removed_logs(removed, settings.log_dir, most or 0.0))
             self._monitor(folder)
             listener = RunListener(journal, logs)
             context = LaunchContext(self._settings, self._run_dir, folder, board, self._loop, listener)

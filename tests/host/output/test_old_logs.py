@@ -1,11 +1,14 @@
-"""The default log folder: not in version control, the newest runs kept, nothing of others touched; ended runs by name."""
+"""The default log folder: not in version control, nothing removed that is new, little or of others; ended runs by name."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,33 +17,35 @@ from ftrun.core import ended
 from ftrun.host.output import old_logs
 from tests.conftest import Ftrun
 
-STEPPED = '{"t": 2.0, "event": {"kind": "Stepped", "t": 2.0, "worker": 0}}\n'
+DAY = 86400.0
 
 
 def journal_of(run: str) -> str:
     return json.dumps({"t": 1.0, "wall": 1.0, "run": run, "config": {}}) + "\n"
 
 
-def run_of(base: Path, name: str, age: float, run: str | None = None, stepped: bool = True) -> Path:
-    """The logs of a run that ended `age` seconds ago; `run`: its name, if that is not the folder's."""
+def run_of(base: Path, name: str, days: float, run: str | None = None, size: int = 1000) -> Path:
+    """The logs of a run that ended `days` ago, of `size` bytes; `run`: its name, if that is not the folder's."""
     folder = base / name
     (folder / "attempt_0" / "0").mkdir(parents=True)
     (folder / "attempt_0" / "spare-3").mkdir()
-    for file in ("services.log", "attempt_0/0/stdout.log", "attempt_0/0/error.json", "attempt_0/filtered_stderr.log"):
+    for file in ("services.log", "attempt_0/0/error.json", "attempt_0/filtered_stderr.log"):
         (folder / file).write_text("x\n")
-    (folder / "journal.jsonl").write_text(journal_of(run or name) + STEPPED * stepped)
-    os.utime(folder / "journal.jsonl", (1e9 - age, 1e9 - age))
+    (folder / "attempt_0" / "0" / "stdout.log").write_bytes(b"x" * size)
+    (folder / "journal.jsonl").write_text(journal_of(run or name))
+    os.utime(folder / "journal.jsonl", (time.time() - days * DAY,) * 2)
     return folder
 
 
-def test_only_old_logs_that_are_surely_ours_go(tmp_path: Path) -> None:
+def test_only_old_logs_that_are_surely_ours_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     base = tmp_path / "ftrun-logs"
-    new = [run_of(base, f"new-{i}", i) for i in range(old_logs.KEPT)]
-    old = [run_of(base, f"old-{i}", 1000 + i) for i in range(2)] + [run_of(base, "old_0123abcd", 1003, "old")]
-    failed = [run_of(base, f"failed-{i}", 0.5, stepped=False) for i in range(old_logs.KEPT)]
-    old.append(run_of(base, "failed", 1, stepped=False))
-    copies = [run_of(base, f"{name}", 3000, "new-0") for name in ("my-best", "new-0-copy", "new-0_0123abcde")]
-    kept = {name: run_of(base, name, 2000) for name in ("live", "mine", "linked", "strange", "elsewhere")}
+    for i in range(60):
+        run_of(base, f"new-{i}", i / 2.1)
+    old = [run_of(base, f"old-{i}", 40 - i) for i in range(3)] + [run_of(base, "old_0123abcd", 36, "old")]
+    for name in ("my-best", "new-0-copy", "new-0_0123abcde"):
+        run_of(base, name, 300, "new-0")
+    kept = {name: run_of(base, name, 200) for name in ("live", "mine", "linked", "strange", "elsewhere")}
     (kept["live"] / "journal.jsonl").unlink()
     (kept["mine"] / "attempt_0" / "0" / "model.pt").touch()
     (kept["linked"] / "attempt_0" / "0" / "stderr.log").symlink_to(tmp_path / "other")
@@ -48,31 +53,56 @@ def test_only_old_logs_that_are_surely_ours_go(tmp_path: Path) -> None:
     kept["elsewhere"].rename(tmp_path / "elsewhere")
     (base / "elsewhere").symlink_to(tmp_path / "elsewhere")
     (base / "notes.txt").touch()
-    assert old_logs.tidy(base) == len(old)
-    left = {path.name for path in base.iterdir()}
-    assert left == {*(p.name for p in (*new, *failed, *copies)), *kept, "notes.txt", ".gitignore"} and not any(
-        p.exists() for p in old
-    )
+    before = {path.name for path in base.iterdir()} | {".gitignore"}
+    size = sum(path.lstat().st_size for path in base.rglob("*") if path.is_symlink() or path.is_file())
+    for most in (math.inf, size + 100.0):  # nothing is too much
+        assert old_logs.tidy(base, most) == []
+    assert old_logs.tidy(base, size - 500.0) == ["old-0"], "no more than it takes, the oldest first"
+    assert old_logs.tidy(base, 0.0) == ["old-1", "old-2", "old_0123abcd"]
+    assert {path.name for path in base.iterdir()} == before - {path.name for path in old}
     assert (tmp_path / "elsewhere" / "journal.jsonl").exists()
     (base / ".gitignore").write_text("mine\n")
-    assert old_logs.tidy(base) == 0
+    assert old_logs.tidy(base, 0.0) == []
     assert (base / ".gitignore").read_text() == "mine\n"
+
+
+def test_logs_are_kept_and_what_went_is_known_by_name(ftrun: Ftrun) -> None:
+    script = ftrun.script("print('out')\n")
+    base = ftrun.base / "ftrun-logs"
+    for i in range(45):
+        run_of(base, f"run-{i:02}", i, size=10_000)
+    usual = ftrun.start("--spares", 0, script, logs=False)
+    assert usual.wait() == 0 and "removed" not in usual.stderr
+    assert len([*base.glob("run-*")]) == 45
+    run = ftrun.start("--spares", 0, "--keep-logs", 0.0004, script, logs=False)
+    assert run.wait() == 0
+    gone = [f"run-{44 - i}" for i in range(45) if not (base / f"run-{44 - i:02}").exists()]
+    assert 0 < len(gone) < 14, gone
+    said = "that ended more than 30 days ago, since ftrun-logs held more than 0.0004 GB (--keep-logs GB|all): run-44"
+    assert f"ftrun: removed the logs of {len(gone)} runs {said}" in run.stderr
+    for command in ("timeline", "events", "status"):
+        asked = ftrun.call(command, "run-44")
+        assert asked.returncode == 4 and "run run-44 ended on " in asked.stderr and "ftrun removed its logs on " in asked.stderr
+        assert "ftrun explain F103" in asked.stderr
+    name = next(line for line in run.stderr.splitlines() if "ftrun: run " in line).split()[2].rstrip(",")
+    shutil.rmtree(base / name)
+    assert "its logs are not there any more" in ftrun.call("timeline", name).stderr
+    assert f"no run named {name}x" in ftrun.call("timeline", f"{name}x").stderr
 
 
 def test_a_run_is_found_by_its_name_from_any_folder(ftrun: Ftrun) -> None:
     """Everything that a real run leaves is known to be ours; a folder that was named is left alone."""
     script = ftrun.script("import sys\nprint('out')\nsys.exit(3)\n")
     base = ftrun.base / "ftrun-logs"
-    for i in range(old_logs.KEPT + 1):
-        run_of(base, f"old-{i:02}", 1000 + i, stepped=False)
-        run_of(ftrun.base / "named", f"old-{i:02}", 1000 + i, stepped=False)
-    options = ("--spares", 0, "--duplicate-stdout-filters", "o", "--run-id")
+    for folder in (base, ftrun.base / "named"):
+        run_of(folder, "old", 1000)
+    options = ("--spares", 0, "--keep-logs", 0, "--duplicate-stdout-filters", "o", "--run-id")
     failed = ftrun.start(*options, "brave-otter", script, logs=False)
-    assert failed.wait() == 1 and "ftrun: removed the logs of 1 old run from ftrun-logs" in failed.stderr
-    assert (base / ".gitignore").exists() and not (base / "old-20").exists() and (base / "old-19").exists()
+    assert failed.wait() == 1 and "ftrun: removed the logs of 1 run that ended" in failed.stderr
+    assert (base / ".gitignore").exists() and not (base / "old").exists()
     assert old_logs._ended(base / "brave-otter") and old_logs._is_ours(base / "brave-otter")
     assert ftrun.start(*options, "other", "--log-dir", "named", script, logs=False).wait() == 1
-    assert (ftrun.base / "named" / "old-20").exists() and not (ftrun.base / "named" / ".gitignore").exists()
+    assert (ftrun.base / "named" / "old").exists() and not (ftrun.base / "named" / ".gitignore").exists()
     elsewhere = ftrun.base / "elsewhere"
     elsewhere.mkdir()
     rows = json.loads(ftrun.call("runs", "--all", "--json", folder=elsewhere).stdout)
