@@ -39,7 +39,6 @@ CODES = (
     Code("F203", "private-folder", ("can be read by others", "is not a directory; remove it", "to a folder of yours")),
     Code("F204", "too-little-memory", ("the memory limit (cgroup)",)),
     Code("F205", "device"),
-    Code("F370", "run-folder", ("has no room left for the run's own files", "was removed while the run needed it")),
     # the script
     Code("F301", "refused"),
     Code("F302", "another-group", ("which cannot be rebuilt in place",)),
@@ -62,6 +61,8 @@ CODES = (
     Code("F319", "job-call-place", ("job.call outside an iteration's start", "job.call inside `with step`")),
     Code("F320", "no-global-variable", ("no global variable of this script",)),
     Code("F321", "loader-without-length", ("has no length, so the end is not known",)),
+    # the run's folder
+    Code("F370", "run-folder", ("has no room left for the run's own files", "was removed while the run needed it")),
     # how a run ended
     Code("F401", "too-many-replacements", ("died too often",)),
     Code("F402", "no-healthy-device", ("no healthy device is left", "this machine must be looked after")),
