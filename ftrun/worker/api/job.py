@@ -139,7 +139,7 @@ class Job:
         ledger = self._loop.kit.ledger if self._loop else None
         if self._loop is not None and ledger is not None:
             ledger.loader = position
-            self._loop.kit.state.with_epochs |= {id(thing) for thing in position.with_epochs()}
+            self._loop.kit.state.iterated |= {id(thing) for thing in position.kept()}
         try:
             yield from self.steps(total, start, progress)
             position.finish()

@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ftrun.core.paths import OWN_FILES
+from ftrun.worker.runtime import loader_private
 from ftrun.worker.runtime.callers import is_script
 from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.torch_private import writes_to
@@ -164,9 +165,10 @@ class LiveValues:
         return self.attributes(value) if is_open(value) else None
 
     def attributes(self, value: Any) -> dict[str, Any]:
-        """Of an object, without the epoch of a sampler that `job.batches` iterates."""
+        """Of an object, without the epoch and the iterator of a loader or sampler that `job.batches` iterates."""
         found = attributes(value)
-        return {k: v for k, v in found.items() if k != "epoch"} if id(value) in self._state.with_epochs else found
+        own = {"epoch", *loader_private.OF_ITERATION} if id(value) in self._state.iterated else ()
+        return {name: inner for name, inner in found.items() if name not in own}
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
         if tensor.layout is not torch.strided or tensor.is_meta:

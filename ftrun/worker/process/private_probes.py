@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ftrun.worker.runtime import pipeline_private, sharded_private
+from ftrun.worker.runtime import loader_private, pipeline_private, sharded_private
 from ftrun.worker.runtime import torch_private as private
 
-NAMES = [*private.NAMES, *pipeline_private.NAMES, *sharded_private.NAMES]
+NAMES = [*private.NAMES, *loader_private.NAMES, *pipeline_private.NAMES, *sharded_private.NAMES]
 THERE, MISSING, DIFFERS, BEFORE = "there", "missing", "behaves differently", "not in this torch yet"
 
 
@@ -159,6 +159,15 @@ def _unscales_again() -> bool:
         scaler.unscale_(optimizer)
         private.forget_unscaled(scaler)
     return weight.grad is not None and weight.grad.tolist() == [1.0]
+
+
+def _makes_processes_anew() -> bool:
+    loader = torch.utils.data.DataLoader(range(2), num_workers=1, persistent_workers=True)
+    before = loader_private.has_processes(loader)
+    first = iter(loader)
+    made = loader_private.has_processes(loader)
+    loader_private.drop_processes(loader)
+    return not before and made and iter(loader) is not first
 
 
 # ---- torch.compile ----
@@ -348,6 +357,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "_comm_hooks": _knows_comm_hooks,
     "_version": _counts_writes,
     "_backward_hooks": _finds_hooks,
+    "_iterator": _makes_processes_anew,
     "_per_optimizer_states": _unscales_again,
     "register_start_callback": _calls_around,
     "PyThreadState_SetAsyncExc": _interrupts,

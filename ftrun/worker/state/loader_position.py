@@ -1,27 +1,28 @@
 """A loader whose place survives. A redone step gets the same batch, a replacement starts at the right one.
 
-Nothing is copied for it: a replacement makes the loader's iterator again at its place (the sampler skips, the data set
-is not read) and fetches the batch in flight itself, from the random state that its predecessor had before the fetch.
-In loader processes every batch seeds the random generators by its number, so that what they do does not depend on history.
+The script's loader is iterated as the script would, so that a run without a fault draws what it draws without ftrun. Nothing
+is copied for it: a replacement makes the loader's iterator again at its place (the sampler skips, the data set is not read) and
+fetches the batch in flight itself, from the random state that its predecessor had before the fetch; the loader's processes
+begin as its predecessor's were (loader_workers.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
-import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from ftrun.core.errors import UsageError
-from ftrun.worker.runtime import crash_points
+from ftrun.worker.runtime import crash_points, loader_private
 from ftrun.worker.runtime.torch_private import writes_to
 from ftrun.worker.runtime.trees import checksum, leaves
 from ftrun.worker.state import rng
+from ftrun.worker.state.loader_workers import crew_of
 
 
 class LoaderPosition:
@@ -49,7 +50,13 @@ class LoaderPosition:
         self._values: list[int] = []
         self._copy: Any = None
         self._epochs: dict[int, int] = {}  # of samplers, as they were before the first pass
+        self._moved: set[int] = set()  # those whose epoch was set here
+        self._again = False  # the batch that is fetched was there before
         self._parts = list(_parts(loader))
+        self._crews = [(part, crew_of(part)) for _, part in self._parts if _makes_processes(part)]
+        self._skips = _is_standard(loader) and not any(crew.is_unknown(part) for part, crew in self._crews)
+        for _, crew in self._crews:
+            crew.numbered = self._skips
 
     def ensure(self, index: int) -> None:
         """Have batch `index` in `batch`: the one that is there already, or the next."""
@@ -79,6 +86,8 @@ class LoaderPosition:
             self._set_streams(here)
         assert self._iterator is not None
         self.batch = next(self._iterator)
+        for part, crew in self._crews:
+            crew.gave(part)
         self.index = self._used = index
         parts = list(leaves(self.batch))
         self._values = [_value(t) for t in parts if isinstance(t, torch.Tensor)]
@@ -89,6 +98,8 @@ class LoaderPosition:
         iterator, self._iterator = self._iterator, None
         if iterator is not None and self.index % self.length == self.length - 1:
             next(iterator, None)
+            for part, crew in self._crews:
+                crew.passed(part)
 
     def _spoilt(self) -> bool:
         """Did the script write into the batch in flight?"""
@@ -101,12 +112,15 @@ class LoaderPosition:
         """Read the batch in flight once more, and leave every random stream as it was."""
         here = self._streams()
         assert self._before is not None and self._epoch_state is not None
-        self._iterator = None
+        self._iterator, self._again = None, True
+        for _, crew in self._crews:
+            crew.go_back()
         if self.index % self.length == 0:
             self._set_streams(self._epoch_state)
         else:
             rng.apply(self._before)
         self._fetch(self.index)
+        self._again = False
         self._set_streams(here)
 
     @property
@@ -120,7 +134,10 @@ class LoaderPosition:
         """The place, for a slot."""
         own = {path: g.get_state().numpy().tobytes() for path, g in self._generators().items()}
         epochs = [(_epoch_of(thing), self._epochs.get(id(thing))) for thing in self.with_epochs()]
-        return {"index": self._used, "epoch": self._epoch_state, "before": self._before, "own": own, "epochs": epochs}
+        crews = [crew.capture() for _, crew in self._crews]
+        return {
+            "index": self._used, "epoch": self._epoch_state, "before": self._before, "own": own, "epochs": epochs, "crews": crews,
+        }  # fmt: skip
 
     def put_back(self, saved: dict[str, Any], step_index: int) -> None:
         """Go to a saved place; a replacement fetches the batch in flight again. The caller restores the main streams."""
@@ -129,9 +146,11 @@ class LoaderPosition:
             return
         self._epoch_state, self._before = saved["epoch"], saved["before"]
         for thing, (now, begun) in zip(self.with_epochs(), saved["epochs"], strict=True):
-            thing.set_epoch(now)
+            self._go_to_epoch(thing, now)
             if begun is not None:
                 self._epochs[id(thing)] = begun
+        for (_, crew), kept in zip(self._crews, saved["crews"], strict=True):
+            crew.put_back(kept)
         self._iterator = None
         self.index = self._used = saved["index"]
         if self.index == step_index and self.index >= 0:
@@ -161,6 +180,10 @@ class LoaderPosition:
             if path in states:  # a sampler may make its own when it is iterated first
                 generator.set_state(torch.frombuffer(bytearray(states[path]), dtype=torch.uint8))
 
+    def kept(self) -> list[Any]:
+        """The loader and all that it is made of."""
+        return [*self.with_epochs(), *(part for _, part in self._parts)]
+
     def with_epochs(self) -> list[Any]:
         """The loader and its samplers, those that have an epoch."""
         loader: Any = self.loader
@@ -170,21 +193,39 @@ class LoaderPosition:
     # -- iterators ---------------------------------------------------------------------------------------------------
 
     def _open(self, epoch: int, skip: int) -> Iterator[Any]:
-        loader: Any = self.loader
         for thing in self.with_epochs():
-            thing.set_epoch(self._epochs.setdefault(id(thing), _epoch_of(thing)) + epoch)
+            self._go_to_epoch(thing, self._epochs.setdefault(id(thing), _epoch_of(thing)) + epoch)
+        with contextlib.ExitStack() as stack:
+            empty = [stack.enter_context(crew.beginning(loader, skip, self._again)) for loader, crew in self._crews]
+            iterator = self._iterator_behind(skip, sum(empty))
+            for _ in range(sum(empty)):
+                with contextlib.suppress(Exception):  # the data set's, when it is asked for nothing
+                    next(iterator)
+            if skip or self._skips or not self._crews:
+                return iterator
+            return itertools.chain([next(iterator)], iterator)  # it may make its processes when it is asked first
+
+    def _iterator_behind(self, skip: int, empty: int) -> Iterator[Any]:
+        loader: Any = self.loader
         if hasattr(loader, "iterate_from"):
             return iter(loader.iterate_from(skip))
-        if not _is_standard(loader):
-            iterator = iter(loader)
-            for _ in range(skip):
-                next(iterator)
+        if skip and self._skips:
+            batches = _Batches(loader.batch_sampler, skip, empty)
+            with loader_private.with_batches(loader, batches):
+                iterator = iter(loader)  # draws the base of its processes' seeds, and then the sampler does
+            batches.drawn.begin()
+            batches.opened()
             return iterator
-        seed = _next_seed(loader.generator) if loader.num_workers else 0
-        batches = _Batches(loader.batch_sampler, seed, skip)
-        iterator = iter(_again(loader, batches))  # draws its own seed, and then the sampler does
-        batches.begin()
+        iterator = iter(loader)
+        for _ in range(skip):
+            next(iterator)
         return iterator
+
+    def _go_to_epoch(self, thing: Any, epoch: int) -> None:
+        """The script may have said it already, to something that does not tell its epoch."""
+        if _epoch_of(thing) != epoch or id(thing) in self._moved:
+            self._moved.add(id(thing))
+            thing.set_epoch(epoch)
 
 
 def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
@@ -196,6 +237,10 @@ def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
         for name, thing in {**wrapped, **getattr(part, "__dict__", {})}.items():
             if isinstance(thing, Sampler | DataLoader) and not any(thing is known for _, known in parts):
                 parts.append((f"{path}{name}.", thing))
+
+
+def _makes_processes(part: Any) -> bool:
+    return isinstance(part, DataLoader) and "collate_fn" in vars(part) and part.num_workers > 0  # else it wraps one
 
 
 def _is_standard(loader: Any) -> bool:
@@ -212,86 +257,44 @@ def _epoch_of(thing: Any) -> int:
     return int(getattr(thing, "epoch", getattr(thing, "iteration", 0)))  # the loaders of accelerate have the latter
 
 
-def _next_seed(generator: torch.Generator | None) -> int:
-    """The seed that an iterator draws from here for its processes, which is left to be drawn."""
-    stream = torch.default_generator if generator is None else generator
-    before = stream.get_state()
-    seed = int(torch.empty((), dtype=torch.int64).random_(generator=stream).item())
-    stream.set_state(before)
-    return seed
-
-
-def _again(loader: DataLoader[Any], batches: _Batches) -> DataLoader[Any]:
-    """The same loader with other batches, and with loader processes that seed themselves by the batch."""
-    more: dict[str, Any] = {}
-    if loader.num_workers:
-        more = {"prefetch_factor": loader.prefetch_factor, "multiprocessing_context": loader.multiprocessing_context}
-    return DataLoader(
-        _Seeded(loader.dataset) if loader.num_workers else loader.dataset,
-        batch_sampler=batches,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        generator=loader.generator,
-        **more,
-    )
-
-
-class _Numbered(list[Any]):
-    """Indices of one batch with the seed that its loading starts from."""
-
-    seed = 0
-
-
 class _Batches:
-    """The sampler's batches from number `skip` on."""
+    """A sampler of batches, `skip` batches further in the next pass, behind `empty` batches without indices."""
 
-    def __init__(self, sampler: Any, seed: int, skip: int) -> None:
+    def __init__(self, sampler: Any, skip: int, empty: int) -> None:
         self._sampler = sampler
-        self._seed, self._skip = seed, skip
-        self._drawn: Iterator[Any] | None = None
-
-    def begin(self) -> Iterator[Any]:
-        """Draw the first batch, if that is still to be done: that is when a sampler takes its seed."""
-        if self._drawn is None:
-            iterator = iter(self._sampler)
-            for _ in range(self._skip):
-                next(iterator)
-            self._drawn = itertools.chain([next(iterator)], iterator)
-        return self._drawn
-
-    def __iter__(self) -> Iterator[_Numbered]:
-        for number, indices in enumerate(self.begin(), self._skip):
-            batch = _Numbered(indices)
-            batch.seed = (self._seed + number * 0x9E3779B97F4A7C15) % (1 << 63)
-            yield batch
-
-
-class _Seeded(torch.utils.data.Dataset[Any]):
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+        self._skip, self._empty = skip, empty
+        self.drawn: _Drawn
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self._sampler)
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._dataset[index]
+    def __iter__(self) -> Iterator[Any]:
+        self.drawn = _Drawn(iter(self._sampler), self._skip, self._empty)
+        return self.drawn
 
-    def __getitems__(self, indices: _Numbered) -> list[Any]:
-        if get_worker_info() is not None:
-            _seed(indices.seed)
-        if hasattr(self._dataset, "__getitems__"):
-            items: list[Any] = self._dataset.__getitems__(list(indices))
-            return items
-        return [self._dataset[i] for i in indices]
+    def opened(self) -> None:
+        """The passes after this one begin where they do."""
+        self._skip = self._empty = 0
 
 
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    torch.manual_seed(seed)
-    np.random.seed(seed % (1 << 32))
+class _Drawn(Iterator[Any]):
+    def __init__(self, iterator: Iterator[Any], skip: int, empty: int) -> None:
+        self._iterator, self._skip, self._empty = iterator, skip, empty
+        self._begun = False
+        self._ahead: list[Any] = []
+
+    def begin(self) -> None:
+        """Draw the first batch, if that is still to be done: that is when a sampler takes its seed."""
+        if not self._begun:
+            self._begun = True
+            self._ahead = list(itertools.islice(self._iterator, self._skip, self._skip + 1))
+
+    def __next__(self) -> Any:
+        if self._empty:
+            self._empty -= 1
+            return []
+        self.begin()
+        return self._ahead.pop() if self._ahead else next(self._iterator)
 
 
 def _value(tensor: torch.Tensor) -> int:

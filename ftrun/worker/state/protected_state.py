@@ -38,7 +38,7 @@ class ProtectedState:
     ) -> None:
         self.modules = modules
         self.optimizers = optimizers
-        self.with_epochs: set[int] = set()  # ids of loaders and samplers whose epoch `job.batches` keeps
+        self.iterated: set[int] = set()  # ids of loaders and samplers whose epoch and iterator `job.batches` keeps
         self.shards = shards.Shards(modules)
         self.params = list(self._find_params())
         self.buffers = list(self._find_buffers())

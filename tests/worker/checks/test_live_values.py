@@ -133,7 +133,7 @@ def values() -> Looks:
 
 def looking() -> LiveValues:
     segment = types.SimpleNamespace(address=0, length=0)
-    state = types.SimpleNamespace(arena=types.SimpleNamespace(segment=segment), with_epochs=set())
+    state = types.SimpleNamespace(arena=types.SimpleNamespace(segment=segment), iterated=set())
     return LiveValues(state, set())  # type: ignore[arg-type]
 
 

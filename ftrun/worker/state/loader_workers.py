@@ -1,0 +1,325 @@
+"""The processes of a DataLoader, made again as they were.
+
+What they do may depend on their history: each draws from its own random streams from batch to batch, persistent ones from
+epoch to epoch, and the data set in it may count or draw by itself. So each process notes, after each of its batches, what
+is no longer as it was when the process began, in memory that it shares with the rank; the rank keeps with its step what they
+held before the batch in flight. Processes of a replacement begin with that. The loader itself is the script's, iterated as the
+script would: only while its iterator is made do its `collate_fn` and `worker_init_fn` pass through here.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import random
+import struct
+import types
+import weakref
+from collections.abc import Iterator
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from ftrun.worker.runtime import loader_private
+from ftrun.worker.state import rng, serialization
+
+_NOTE = struct.Struct("<QQ")  # number of the batch + 1, and length
+_ROOM = 32768  # bytes of a note; of a data set that holds more the random streams are noted alone
+_FEW = 100  # elements of a container that is looked into
+_MANY = 300  # objects of a data set that are looked at
+_ATOMS = (type(None), bool, int, float, str, bytes)
+_STREAMS = ("python", "torch", "numpy")
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+
+
+class Notes:
+    """What each process held after each of its latest batches; the rank and its loader's processes share it."""
+
+    def __init__(self, processes: int, depth: int) -> None:
+        self._depth = depth
+        self._memory = RawArray(ctypes.c_ubyte, processes * depth * _ROOM)
+
+    def _at(self, process: int, number: int) -> memoryview:
+        start = (process * self._depth + number % self._depth) * _ROOM
+        return memoryview(self._memory).cast("B")[start : start + _ROOM]
+
+    def write(self, process: int, number: int, data: bytes) -> None:
+        place = self._at(process, number)
+        place[_NOTE.size : _NOTE.size + len(data)] = data
+        _NOTE.pack_into(place, 0, number + 1, len(data))
+
+    def read(self, process: int, number: int) -> bytes | None:
+        """None when that batch was not noted."""
+        place = self._at(process, number)
+        there, length = _NOTE.unpack_from(place)
+        return bytes(place[_NOTE.size : _NOTE.size + length]) if there == number + 1 else None
+
+    def last(self, process: int) -> bytes | None:
+        """The latest one."""
+        number = max(_NOTE.unpack_from(self._at(process, n))[0] for n in range(self._depth)) - 1
+        return self.read(process, number) if number >= 0 else None
+
+
+# -- in a process of the loader ------------------------------------------------------------------------------------------
+
+
+class _Process:
+    """This process, since its `worker_init_fn` is over."""
+
+    def __init__(self, number: int, notes: Notes, begin: bytes | None, skips: bool) -> None:
+        self._number, self._notes, self._begin, self._skips = number, notes, begin, skips
+        self._batches = 0
+        self._first = self._now()
+        self._go_to_begin()
+
+    def _now(self) -> dict[str, Any]:
+        streams = rng.capture()
+        return {**{name: streams.get(name) for name in _STREAMS}, "data": held_by(_data_set())}
+
+    def _go_to_begin(self) -> None:
+        if self._begin is None:
+            return
+        saved = serialization.decode(self._begin)
+        rng.apply({**rng.capture(), **{name: saved[name] for name in _STREAMS if name in saved}})
+        put_into(_data_set(), saved["data"])
+
+    def is_skipped(self, samples: Any) -> bool:
+        """Is that the batch without indices that stands for one of the predecessor's?"""
+        skips, self._skips = self._skips and isinstance(samples, list) and not samples, False
+        if skips:
+            self._go_to_begin()
+        return skips
+
+    def note(self) -> None:
+        """A batch is complete."""
+        now, first = self._now(), self._first
+        changed = {name: now[name] for name in _STREAMS if now[name] != first[name]}
+        data = {path: value for path, value in now["data"].items() if path not in first["data"] or first["data"][path] != value}
+        note = b"".join(serialization.plain({**changed, "data": data}))
+        if len(note) > _ROOM - _NOTE.size:
+            note = b"".join(serialization.plain({**changed, "data": {}}))
+        self._notes.write(self._number, self._batches, note)
+        self._batches += 1
+
+
+_process: _Process | None = None
+
+
+def _data_set() -> Any:
+    info = get_worker_info()
+    return None if info is None else info.dataset
+
+
+class Beginning:
+    """The `worker_init_fn` of a loader, and behind it what a process begins with."""
+
+    def __init__(self, inner: Any, notes: Notes, begin: dict[int, bytes], skips: int) -> None:
+        self._inner, self._notes, self._begin, self._skips = inner, notes, begin, skips
+
+    def __call__(self, number: int) -> None:
+        global _process
+        if self._inner is not None:
+            self._inner(number)
+        _process = _Process(number, self._notes, self._begin.get(number), number < self._skips)
+
+
+class Collating:
+    """The `collate_fn` of a loader, which is the last thing that is called for a batch."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __call__(self, samples: Any) -> Any:
+        here = _process
+        if here is None:
+            return self._inner(samples)
+        if here.is_skipped(samples):
+            return None
+        batch = self._inner(samples)
+        here.note()
+        return batch
+
+
+# -- what a data set holds -----------------------------------------------------------------------------------------------
+
+_Place = tuple["str | int", ...]  # attributes, keys and indices that lead there
+
+
+def held_by(root: Any) -> dict[_Place, Any]:
+    """What a data set may change when it gives an item: random generators, numbers and words, small containers of those."""
+    return {path: _value(thing) for path, _, thing in _parts(root)}
+
+
+def put_into(root: Any, values: dict[_Place, Any]) -> None:
+    """The other way round, where there is such a place still."""
+    for path, holder, thing in list(_parts(root)):
+        if path in values:
+            _put(holder, path[-1], thing, values[path])
+
+
+def _parts(root: Any) -> Iterator[tuple[_Place, Any, Any]]:
+    """(path, what holds it, thing) of everything near the root that has a plain value."""
+    seen: set[int] = set()
+    todo: collections.deque[tuple[_Place, Any]] = collections.deque([((), root)])
+    while todo and len(seen) < _MANY:
+        path, holder = todo.popleft()
+        inside = _inside(holder)
+        if inside is None or id(holder) in seen:
+            continue
+        seen.add(id(holder))
+        for key, thing in inside:
+            if _is_plain(thing):
+                yield (*path, key), holder, thing
+            else:
+                todo.append(((*path, key), thing))
+
+
+def _inside(holder: Any) -> list[tuple[Any, Any]] | None:
+    if isinstance(holder, torch.Tensor | np.ndarray | type | types.ModuleType | types.FunctionType):
+        return None
+    if isinstance(holder, list | tuple | dict) and len(holder) > _FEW:
+        return None
+    if isinstance(holder, list | tuple):
+        return list(enumerate(holder))
+    inside = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+    return [(key, thing) for key, thing in inside.items() if isinstance(key, str | int)]
+
+
+def _is_plain(thing: Any) -> bool:
+    if type(thing) is list or type(thing) is dict:
+        values = thing.values() if isinstance(thing, dict) else thing
+        return len(thing) <= _FEW and all(type(value) in _ATOMS for value in values)
+    return type(thing) in _ATOMS or isinstance(thing, _GENERATORS)
+
+
+def _value(thing: Any) -> Any:
+    if isinstance(thing, random.Random):
+        return thing.getstate()
+    if isinstance(thing, torch.Generator):
+        return thing.get_state().numpy().tobytes()
+    if isinstance(thing, np.random.Generator):
+        return serialization.pack(thing.bit_generator.state, "a data set")
+    if isinstance(thing, np.random.RandomState):
+        return serialization.pack(thing.get_state(legacy=False), "a data set")
+    return thing.copy() if isinstance(thing, list | dict) else thing
+
+
+def _put(holder: Any, key: Any, thing: Any, value: Any) -> None:
+    if isinstance(thing, random.Random):
+        thing.setstate(value)
+    elif isinstance(thing, torch.Generator):
+        thing.set_state(torch.frombuffer(bytearray(value), dtype=torch.uint8))
+    elif isinstance(thing, np.random.Generator):
+        thing.bit_generator.state = serialization.decode(value)
+    elif isinstance(thing, np.random.RandomState):
+        thing.set_state(serialization.decode(value))
+    elif type(thing) is type(value) and isinstance(thing, list):
+        thing[:] = value
+    elif type(thing) is type(value) and isinstance(thing, dict):
+        thing.clear()
+        thing.update(value)
+    elif isinstance(holder, list | dict):
+        holder[key] = value
+    elif not isinstance(holder, tuple):
+        vars(holder)[key] = value
+
+
+# -- in the rank ---------------------------------------------------------------------------------------------------------
+
+_crews: weakref.WeakKeyDictionary[DataLoader[Any], Crew] = weakref.WeakKeyDictionary()
+
+
+def crew_of(loader: DataLoader[Any]) -> Crew:
+    """The same for each loop over a loader, since persistent processes are."""
+    return _crews.setdefault(loader, Crew())
+
+
+class Crew:
+    """What this rank knows of a loader's processes. `numbered`: it is known which of them gives which batch."""
+
+    def __init__(self) -> None:
+        self.numbered = False
+        self._held: dict[int, bytes] = {}  # process -> its note before the next batch; where not numbered, before this pass
+        self._last: tuple[int, bytes | None] | None = None  # the process that gave the batch in flight, and its note before that
+        self._notes: Notes | None = None  # None: there are no processes of which we know
+        self._batches: dict[int, int] = {}  # that each has given
+        self._tasks = 0  # of this pass
+        self._stream = b""  # from which the loader drew the base of its processes' seeds
+        self._later = False  # that was before this pass
+        self._anew = False  # what processes there are, if any, are not where they have to be
+
+    def is_unknown(self, loader: DataLoader[Any]) -> bool:
+        """Did the script itself iterate a loader with persistent processes before? It goes on with those."""
+        return loader.persistent_workers and self._notes is None and loader_private.has_processes(loader)
+
+    def capture(self) -> list[Any]:
+        """For a slot."""
+        return [self._held, self._last, self._stream, self._later]
+
+    def put_back(self, saved: list[Any]) -> None:
+        """Processes that are made from here on go on behind the batch that is in flight there."""
+        self._held, self._last, self._stream, self._later = dict(saved[0]), saved[1], saved[2], saved[3]
+        self._anew = True
+
+    def go_back(self) -> None:
+        """They are to give the batch in flight again."""
+        if self._last is not None:
+            process, note = self._last
+            self._held.pop(process, None) if note is None else self._held.update({process: note})
+        self._last, self._anew = None, True
+
+    @contextlib.contextmanager
+    def beginning(self, loader: DataLoader[Any], skip: int, again: bool) -> Iterator[int]:
+        """While the loader's iterator is made, to begin with batch `skip` of a pass; gives how many empty batches come before.
+
+        `again`: that batch was given before.
+        """
+        persistent, anew = loader.persistent_workers, self._anew
+        self._anew, self._last = False, None
+        if persistent and anew and not self.is_unknown(loader):
+            loader_private.drop_processes(loader)
+        empty = skip % loader.num_workers if self.numbered else 0
+        self._tasks = empty
+        begins = skip == 0 and not again
+        if persistent and loader_private.has_processes(loader):
+            self._later |= begins
+            yield empty
+            return
+        if skip == 0 and not persistent:
+            self._held, self._later = {}, False
+        self._later |= begins and bool(self._stream) and persistent
+        self._batches = {}
+        self._notes = Notes(loader.num_workers, (loader.prefetch_factor or 2) + 2)
+        generator, collate, init = loader.generator, loader.collate_fn, loader.worker_init_fn
+        stream = torch.default_generator if generator is None else generator
+        if self._later:  # what the loader drew for them then is not drawn again
+            loader.generator = torch.Generator()
+            loader.generator.set_state(torch.frombuffer(bytearray(self._stream), dtype=torch.uint8))
+        else:
+            self._stream = stream.get_state().numpy().tobytes()
+        loader.collate_fn, loader.worker_init_fn = Collating(collate), Beginning(init, self._notes, dict(self._held), empty)
+        try:
+            yield empty
+        finally:
+            loader.generator, loader.collate_fn, loader.worker_init_fn = generator, collate, init
+
+    def gave(self, loader: DataLoader[Any]) -> None:
+        """The next batch of the pass is here."""
+        if self._notes is None or not self.numbered:
+            return
+        process = self._tasks % loader.num_workers
+        number = self._batches.get(process, 0)
+        note = self._notes.read(process, number)
+        self._last = process, self._held.get(process)
+        self._held.pop(process, None) if note is None else self._held.update({process: note})
+        self._tasks, self._batches[process] = self._tasks + 1, number + 1
+
+    def passed(self, loader: DataLoader[Any]) -> None:
+        """The pass is over, and the processes wait."""
+        if self._notes is not None and not self.numbered:
+            found = {process: self._notes.last(process) for process in range(loader.num_workers)}
+            self._held.update({process: note for process, note in found.items() if note is not None})
