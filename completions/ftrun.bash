@@ -22,7 +22,7 @@ _ftrun_options() {
         drain) echo '--help --rank --wait --yes --json' ;;
         events) echo '--help --follow --json' ;;
         explain) echo '--help' ;;
-        inject-fault) echo '--help --rank --at --step --after --for --wait --yes --random --seed --json' ;;
+        inject-fault) echo '--help --rank --at --step --epoch --after --for --wait --yes --random --seed --json' ;;
         metrics) echo '--help --file --port --interval --json' ;;
         run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-replicas --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
         runs) echo '--help --all --json' ;;
@@ -42,6 +42,7 @@ _ftrun_value() {
         'inject-fault --rank') echo 'other' ;;
         'inject-fault --at') echo 'words forward backward gate update idle stop reset restore' ;;
         'inject-fault --step') echo 'other' ;;
+        'inject-fault --epoch') echo 'other' ;;
         'inject-fault --after') echo 'other' ;;
         'inject-fault --for') echo 'other' ;;
         'inject-fault --wait') echo 'other' ;;

@@ -75,7 +75,8 @@ complete -c ftrun -n '__ftrun_in explain' -s h -l help -d 'Show this message and
 complete -c ftrun -n '__ftrun_in inject-fault' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in inject-fault' -l rank -d 'Whom to strike [default: the last rank].' -x
 complete -c ftrun -n '__ftrun_in inject-fault' -l at -d 'forward, backward, gate, update, idle, stop, reset or restore [default: now, or the next phase of a step].' -x -a 'forward backward gate update idle stop reset restore'
-complete -c ftrun -n '__ftrun_in inject-fault' -l step -d 'In this step [default: the one that comes].' -x
+complete -c ftrun -n '__ftrun_in inject-fault' -l step -d 'In this step, counted in its loop as step.index [default: the one that comes].' -x
+complete -c ftrun -n '__ftrun_in inject-fault' -l epoch -d 'In this epoch of job.epochs [default: any].' -x
 complete -c ftrun -n '__ftrun_in inject-fault' -l after -d 'Seconds to wait before anything is done.' -x
 complete -c ftrun -n '__ftrun_in inject-fault' -l for -d 'How long freeze, hang, gil or slow lasts [default: until ftrun ends it].' -x
 complete -c ftrun -n '__ftrun_in inject-fault' -l wait -d 'How long to wait for it to fire; 0: leave it waiting for its moment.' -x

@@ -5,7 +5,8 @@
     [[fault]]
     kind = "kill"        # see ftrun/faults/kinds.py
     rank = 2
-    step = 5             # left out: the first step in which `at` is reached
+    epoch = 3            # of job.epochs; left out: any, or a script without
+    step = 5             # counted in its loop, as step.index; left out: the first step in which `at` is reached
     at = "backward"      # see kinds.PHASES; default "forward"
     times = 1            # default 1
     for = 2.5            # seconds, for kinds that can end by themselves; left out: for ever
@@ -22,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.core import toml
+from ftrun.core.amounts import place
 from ftrun.core.errors import ConfigError
 from ftrun.faults import kinds
 
 _TOP_KEYS = ("seed", "fault")
-_FAULT_KEYS = ("kind", "rank", "step", "at", "times", "for")
+_FAULT_KEYS = ("kind", "rank", "epoch", "step", "at", "times", "for")
 _HEADER = re.compile(r"\s*\[\[\s*[\"']?fault[\"']?\s*\]\]")
 _KEY = re.compile(r"\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*(?:\.|=)")
 _EXAMPLES = {"kind": 'kind = "kill"', "rank": "rank = 0"}
@@ -35,7 +37,10 @@ _TABLE = re.compile(r"\s*\[+\s*[\"']?([A-Za-z0-9_-]+)")
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """One entry. `index` counts entries from 0; `argument` is None for kinds that take none; `step` None = any step."""
+    """One entry. `index` counts entries from 0; `argument` is None for kinds that take none; `step` None = any step.
+
+    `epoch` None = any, or none: a step is counted in its loop.
+    """
 
     index: int
     kind: str
@@ -46,12 +51,23 @@ class InjectedFault:
     times: int
     line: int
     seconds: float | None = None  # how long it lasts; None = for ever
+    epoch: int | None = None
     source: str = "plan"  # who asked for it: a plan, a request on the live run, or chance (ftrun.faults.dice)
 
     def __str__(self) -> str:
         kind = kinds.spelled(self.kind, self.argument)
-        step = "any step" if self.step is None else f"step {self.step}"
-        return f"{kind} on rank {self.rank} in {self.at} of {step}"
+        return f"{kind} on rank {self.rank} in {self.at} of {where(self.epoch, self.step) or 'any step'}"
+
+    def is_due(self, epoch: int | None, step: int) -> bool:
+        """In that step of that epoch?"""
+        return self.step in (None, step) and self.epoch in (None, epoch)
+
+
+def where(epoch: int | None, step: int | None) -> str:
+    """Which steps are meant, in words; "" for any."""
+    if step is not None:
+        return place(step, epoch, 0)
+    return "" if epoch is None else f"epoch {epoch}"
 
 
 @dataclass(frozen=True)
@@ -142,6 +158,7 @@ class _Reader:
             argument=argument,
             rank=self._integer(index, raw, "rank", 0, 0),
             step=self._integer(index, raw, "step", 0, 0) if "step" in raw else None,
+            epoch=self._integer(index, raw, "epoch", 0, 0) if "epoch" in raw else None,
             at=at,
             times=self._integer(index, raw, "times", 1, 1),
             line=self._lines.of(index, ""),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ftrun.core.system import files
 from ftrun.faults.kinds import spelled
-from ftrun.faults.plan import InjectedFault
+from ftrun.faults.plan import InjectedFault, where
 
 FOLDER = "requests"
 FAULT, DRAIN, RANDOM, DEVICE = "fault", "drain", "random", "device"
@@ -26,8 +26,8 @@ REQUEST = "request"  # Fault.source
 class Request:
     """`op` is FAULT, DRAIN, RANDOM, or DEVICE (for the launcher: `at` is the device's UUID).
 
-    `at` "" = any phase of a step; `step` None = any step; `seconds` None = for ever. A RANDOM one is for every rank
-    (`rank` -1): `rate` faults a step from step `step` on, drawn from `seed`; `kind` "" = several kinds. `asked` is unix
+    `at` "" = any phase of a step; `step` None = any step; `epoch` None = any, or none; `seconds` None = for ever. A RANDOM one is for
+    every rank (`rank` -1): `rate` faults a step from step `step` on, drawn from `seed`; `kind` "" = several kinds. `asked` is unix
     time.
     """
 
@@ -42,6 +42,7 @@ class Request:
     seed: int = 0
     asked: float = 0.0
     number: int = 0
+    epoch: int | None = None
 
     def as_fault(self) -> InjectedFault:
         """What a trigger fires. A drain is one that the rank's worker waits for between two steps."""
@@ -51,6 +52,7 @@ class Request:
             argument=self.argument,
             rank=self.rank,
             step=self.step,
+            epoch=self.epoch,
             at=self.at,
             times=1,
             line=0,
@@ -60,8 +62,8 @@ class Request:
 
     def __str__(self) -> str:
         kind = spelled(self.kind, self.argument)
-        where = f" in {self.at}" if self.at else ""
-        return f"{kind} on rank {self.rank}{where}" + ("" if self.step is None else f" of step {self.step}")
+        phase, steps = f" in {self.at}" if self.at else "", where(self.epoch, self.step)
+        return f"{kind} on rank {self.rank}{phase}" + (f" of {steps}" if steps else "")
 
 
 def post(run_dir: Path, request: Request, *, taken: bool = False) -> Request:

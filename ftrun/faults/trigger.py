@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ftrun.core.amounts import place
 from ftrun.core.paths import ENV_RUN_DIR
 from ftrun.core.shared.board import Board, Head
 from ftrun.core.system import files
@@ -65,6 +66,7 @@ class Firing:
     t: float
     source: str = "plan"
     detail: str = ""
+    epoch: int | None = None
 
     @property
     def file(self) -> str:
@@ -114,7 +116,7 @@ class Trigger:
         for phase in phases:
             self._waiting.setdefault(phase, []).append(fault)
 
-    def fire(self, phase: str, step: int, attempt: int) -> None:
+    def fire(self, phase: str, step: int, attempt: int, epoch: int | None = None) -> None:
         """Fire what is due at this place. Errors: RuntimeError for kind "exception"; others may not return."""
         if self._factor > 1.0:
             self._stretch(phase)
@@ -127,8 +129,8 @@ class Trigger:
         if not waiting:
             return
         for fault in list(waiting):
-            if fault.step is None or fault.step == step:
-                self._attempt(fault, phase, step, attempt)
+            if fault.is_due(epoch, step):
+                self._attempt(fault, phase, step, attempt, epoch)
 
     # -- what is due -------------------------------------------------------------------------------------------------
 
@@ -164,15 +166,15 @@ class Trigger:
 
     # -- one firing --------------------------------------------------------------------------------------------------
 
-    def _attempt(self, fault: InjectedFault, phase: str, step: int, attempt: int) -> None:
+    def _attempt(self, fault: InjectedFault, phase: str, step: int, attempt: int, epoch: int | None) -> None:
         try:
-            detail, act = self._prepare(fault, phase, step)
+            detail, act = self._prepare(fault, phase, place(step, epoch, 0))
         except CannotStrike:
             return  # perhaps the next time that this place is reached
         if fault.source == requests.REQUEST and not requests.take(self._run_dir, fault.index):
             self._forget(fault)
             return
-        firing = claim(self._run_dir, fault, phase, step, attempt, os.getpid(), detail)
+        firing = claim(self._run_dir, fault, phase, step, attempt, os.getpid(), detail, epoch)
         if firing is None:
             self._forget(fault)
             if fault.kind == "oom":
@@ -184,7 +186,7 @@ class Trigger:
             outside.await_journal(self._run_dir, firing.file)
         act()
 
-    def _prepare(self, fault: InjectedFault, phase: str, step: int) -> tuple[str, Callable[[], None]]:
+    def _prepare(self, fault: InjectedFault, phase: str, where: str) -> tuple[str, Callable[[], None]]:
         """What the fault will do, in words, and doing it. Errors: CannotStrike."""
         kind, argument, seconds = fault.kind, fault.argument or 0.0, fault.seconds
         own = self._own.get(kind)
@@ -200,7 +202,7 @@ class Trigger:
             return str(group), lambda: self._run_out(group)
 
         def act() -> None:
-            self._strike(kind, argument, seconds, f"rank {fault.rank} in {phase} of step {step}", phase)
+            self._strike(kind, argument, seconds, f"rank {fault.rank} in {phase} of {where}", phase)
 
         return "", act
 
@@ -265,7 +267,7 @@ class Trigger:
 
 
 def claim(
-    run_dir: Path, fault: InjectedFault, phase: str, step: int, attempt: int, pid: int, detail: str = ""
+    run_dir: Path, fault: InjectedFault, phase: str, step: int, attempt: int, pid: int, detail: str = "", epoch: int | None = None
 ) -> Firing | None:
     """Take the next free firing of `fault`; None when all are taken."""
     folder = run_dir / FOLDER
@@ -284,6 +286,7 @@ def claim(
             time.monotonic(),
             fault.source,
             detail,
+            epoch,
         )
         target = folder / firing.file
         if target.exists():

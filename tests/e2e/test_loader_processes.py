@@ -20,7 +20,7 @@ def digests(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("kind", "faults"),
     [
-        pytest.param("distributed", [(0, 1, 2), (1, "before", 1)], id="distributed"),
+        pytest.param("distributed", [(0, 1, 2), (1, "before", 1)], id="distributed", marks=SLOW),
         pytest.param("persistent", [], id="persistent-clean", marks=SLOW),
         pytest.param("persistent", [(0, "before", 3), (1, 0, 1), (2, 3, 0)], id="persistent", marks=SLOW),
         pytest.param("persistent", [(0, 0, 3), (2, "before", 2), (2, 1, 2)], id="persistent-twice", marks=SLOW),

@@ -22,11 +22,11 @@ def test_reads_every_key(tmp_path: Path) -> None:
         write(
             tmp_path,
             'seed = 7\n\n[[fault]]\nkind = "exit:3"\nrank = 1\nstep = 0\nat = "gate"\ntimes = 2\n\n'
-            '[[fault]]\nkind = "kill"\nrank = 0\n',
+            '[[fault]]\nkind = "kill"\nrank = 0\n[[fault]]\nkind = "kill"\nrank = 0\nepoch = 3\nstep = 2\n',
         )
     )
     assert plan.seed == 7
-    first, second = plan.faults
+    first, second, third = plan.faults
     assert (first.kind, first.argument, first.rank, first.step, first.at, first.times, first.line) == (
         "exit",
         3.0,
@@ -45,6 +45,8 @@ def test_reads_every_key(tmp_path: Path) -> None:
         10,
     )
     assert str(first) == "exit:3 on rank 1 in gate of step 0"
+    assert (first.epoch, third.epoch, third.step) == (None, 3, 2)
+    assert str(third) == "kill on rank 0 in forward of epoch 3, step 2"
 
 
 def test_empty_plan_is_good(tmp_path: Path) -> None:
@@ -88,6 +90,7 @@ HEAD = 'seed = 1\n[[fault]]\nkind = "kill"\nrank = 0\n[[fault]]\n'  # the second
         (HEAD + 'rank = true\nkind = "kill"\n', 6, "rank must be"),
         (HEAD + 'rank = 0\nkind = "kill"\nstep = 1.5\n', 8, "step must be"),
         (HEAD + 'rank = 0\nkind = "kill"\n\ntimes = 0\n', 9, "times must be"),
+        (HEAD + 'rank = 0\nkind = "kill"\nepoch = -1\n', 8, "epoch must be"),
         (HEAD + 'rank = 0\nkind = "kill"\nat = "lunch"\n', 8, "unknown phase 'lunch'"),
         (HEAD + 'rank = 0\nkind = "kill:9"\n', 7, "takes no argument"),
         (HEAD + 'rank = 0\nkind = "exit"\n', 7, "write exit:CODE"),

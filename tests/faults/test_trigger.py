@@ -169,6 +169,18 @@ def test_firings_are_plain_json(tmp_path: Path) -> None:
     assert (raw["step"], raw["attempt"], raw["pid"]) == (4, 2, os.getpid())
 
 
+def test_a_step_is_found_in_its_epoch(tmp_path: Path) -> None:
+    path = plan_file(tmp_path, 'kind = "exception"\nrank = 0\nepoch = 1\nstep = 2', 'kind = "exception"\nrank = 0\nepoch = 3')
+    trigger = Trigger(load_plan(path), 0, tmp_path)
+    struck = []
+    for epoch, step in [(None, 2), *((epoch, step) for epoch in range(5) for step in range(4))]:
+        try:
+            trigger.fire("forward", step, 0, epoch)
+        except RuntimeError as error:
+            struck.append((epoch, step, str(error).partition(" in ")[2]))
+    assert struck == [(1, 2, "forward of epoch 1, step 2"), (3, 0, "forward of epoch 3, step 0")]
+
+
 # ---- requests and chance ---------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperCommand
 
 from ftrun.cli.main import app
+from ftrun.core.amounts import place
 from ftrun.core.errors import EXIT_NOT_RUNNING, NoRunError, UsageError
 from ftrun.core.text import tell
 
@@ -42,6 +43,7 @@ class Wish:
     argument: float | None
     rank: int | None
     at: str
+    epoch: int | None
     step: int | None
     seconds: float | None
     wait: float
@@ -52,7 +54,7 @@ class Wish:
         """Does it come from outside, whatever the worker does?"""
         from ftrun.faults.kinds import INSIDE
 
-        return self.kind.arrives != INSIDE and not self.at and self.step is None
+        return self.kind.arrives != INSIDE and not self.at and self.step is None and self.epoch is None
 
     @property
     def name(self) -> str:
@@ -89,7 +91,10 @@ def inject_fault(
         None, "--at", metavar="PHASE",
         help="forward, backward, gate, update, idle, stop, reset or restore [default: now, or the next phase of a step].",
     ),
-    step: int = typer.Option(None, "--step", metavar="N", help="In this step [default: the one that comes]."),
+    step: int = typer.Option(
+        None, "--step", metavar="N", help="In this step, counted in its loop as step.index [default: the one that comes]."
+    ),
+    epoch: int = typer.Option(None, "--epoch", metavar="E", help="In this epoch of job.epochs [default: any]."),
     after: float = typer.Option(0.0, "--after", metavar="S", help="Seconds to wait before anything is done."),
     seconds: float = typer.Option(
         None, "--for", metavar="S", help="How long freeze, hang, gil or slow lasts [default: until ftrun ends it]."
@@ -110,10 +115,10 @@ def inject_fault(
         if not 0 <= after < math.inf or not 0 <= wait < math.inf:
             raise UsageError("--after and --wait are seconds, 0 or more")
         if random is not None:
-            if rank is not None or at is not None or seconds is not None:
-                raise UsageError("--random draws rank and phase itself: --rank, --at and --for do not go with it")
+            if rank is not None or at is not None or seconds is not None or epoch is not None:
+                raise UsageError("--random draws rank and phase itself: --rank, --at, --epoch and --for do not go with it")
             return _random(words or [], random, seed, step, after, yes, as_json)
-        wish = _read(words or [], rank, at, step, seconds, wait, as_json)
+        wish = _read(words or [], rank, at, epoch, step, seconds, wait, as_json)
         found = live.Live.find(wish.run, f"inject-fault {wish.name} RUN")
         target = _target(found, wish)
         if not live.confirmed(f"strike {_whom(found, wish, target)} with {wish.name}?", yes):
@@ -130,6 +135,7 @@ def _read(
     words: list[str],
     rank: int | None,
     at: str | None,
+    epoch: int | None,
     step: int | None,
     seconds: float | None,
     wait: float,
@@ -148,16 +154,17 @@ def _read(
             kinds.check_duration(kind, seconds)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if kind.arrives == kinds.MACHINE and rank is not None and at is None and step is None:
+    if kind.arrives == kinds.MACHINE and rank is not None and at is None and step is None and epoch is None:
         raise UsageError(f"{kind.name} strikes no rank: leave --rank out, or say --at which moment of that rank")
-    if step is not None and step < 0:
-        raise UsageError(f"--step must not be negative, not {step}")
+    for option, value in {"--step": step, "--epoch": epoch}.items():
+        if value is not None and value < 0:
+            raise UsageError(f"{option} must not be negative, not {value}")
     if kind.name == "oom":
         from ftrun.faults import oom
 
         if why := oom.why_not():
             raise UsageError(why)
-    return Wish(run_id, kind, argument, rank, at or "", step, seconds, wait, as_json)
+    return Wish(run_id, kind, argument, rank, at or "", epoch, step, seconds, wait, as_json)
 
 
 def _kind_and_run(words: list[str]) -> tuple[str, str | None]:
@@ -182,8 +189,15 @@ def _target(found: Live, wish: Wish) -> int:
     cell = found.cell(rank)
     if cell.has(Flag.LOOP_DONE) and not wish.at_once:
         raise UsageError(f"rank {rank} has finished its steps; no phase of a step comes any more")
-    if wish.step is not None and cell.step is not None and wish.step < cell.step:
-        raise UsageError(f"step {wish.step} is over: rank {rank} is in step {cell.step}")
+    if wish.epoch is not None and cell.epoch is None and cell.has(Flag.LOOPING):
+        raise UsageError(f"rank {rank} is in no loop of job.epochs, so its steps are in no epoch: leave --epoch out")
+    if cell.step is None:
+        return rank
+    here = place(cell.step, cell.epoch, 0)
+    if wish.epoch is not None and cell.epoch is not None and wish.epoch < cell.epoch:
+        raise UsageError(f"epoch {wish.epoch} is over: rank {rank} is in {here}")
+    if wish.step is not None and wish.epoch == cell.epoch and wish.step < cell.step:  # else it comes in a later epoch
+        raise UsageError(f"{place(wish.step, wish.epoch, 0)} is over: rank {rank} is in {here}")
     return rank
 
 
@@ -223,7 +237,7 @@ def _at_once(found: Live, wish: Wish, rank: int) -> int:
     phase, step = cell.phase.name.lower(), cell.step
     fault = request.as_fault()
     struck = found.run.pid if wish.machine else pid
-    firing = trigger.claim(found.run.path, fault, phase, -1 if step is None else step, cell[F.ATTEMPT], struck, detail)
+    firing = trigger.claim(found.run.path, fault, phase, -1 if step is None else step, cell[F.ATTEMPT], struck, detail, cell.epoch)
     found.board.ring_launcher()
     with contextlib.suppress(ProcessLookupError):
         if wish.machine:
@@ -237,13 +251,14 @@ def _at_once(found: Live, wish: Wish, rank: int) -> int:
             if wish.seconds is not None:
                 _thaw(pidfd, wish.seconds)
     os.close(pidfd)
-    where = "outside a step" if step is None else f"in {phase} of step {step}"
+    where = "outside a step" if step is None else f"in {phase} of {place(step, cell.epoch, 0)}"
     whom = (
         f"process {struck} of run {found.run.run_id}"
         if wish.machine
         else f"{_whom(found, wish, rank)} (process {pid}) {where}"
     )
-    return _did(found, wish, f"{wish.name} struck {whom}", rank, phase, step, struck, request.number)
+    more = {} if cell.epoch is None else {"epoch": cell.epoch}
+    return _did(found, wish, f"{wish.name} struck {whom}", rank, phase, step, struck, request.number, more)
 
 
 def _thaw(pidfd: int, seconds: float) -> None:
@@ -261,7 +276,8 @@ def _thaw(pidfd: int, seconds: float) -> None:
 def _request(wish: Wish, rank: int) -> Request:
     from ftrun.faults import requests
 
-    return requests.Request(requests.FAULT, wish.kind.name, wish.argument, rank, wish.at, wish.step, wish.seconds)
+    at, step = wish.at, wish.step
+    return requests.Request(requests.FAULT, wish.kind.name, wish.argument, rank, at, step, wish.seconds, epoch=wish.epoch)
 
 
 def _ask(found: Live, wish: Wish, rank: int) -> int:
@@ -275,11 +291,11 @@ def _ask(found: Live, wish: Wish, rank: int) -> int:
     request, firing = ask(found, _request(wish, rank), wish.wait)
     if firing is not None:
         whom = f"{_whom(found, wish, rank)} (process {firing.pid})"
-        words = f"{wish.name} struck {whom} in {firing.phase} of step {firing.step}"
+        words = f"{wish.name} struck {whom} in {firing.phase} of {place(firing.step, firing.epoch, 0)}"
         unfelt = _unfelt(found, firing)
         if unfelt:
             words += f"; {trigger.UNFELT}"
-        more = {} if unfelt is None else {"unfelt": unfelt}
+        more = ({} if unfelt is None else {"unfelt": unfelt}) | ({} if firing.epoch is None else {"epoch": firing.epoch})
         return _did(found, wish, words, rank, firing.phase, firing.step, firing.pid, request.number, more)
     if not found.alive():
         return _did_not(found, wish, "the run ended before that")
@@ -362,7 +378,7 @@ def _standing(found: Live, wish: Wish, rank: int) -> str:
         return (
             f"{wish.at} is reached only while another fault is repaired (--wait 0 leaves the request waiting for one)"
         )
-    return f"rank {rank} is in {cell.phase.name.lower()} of step {cell.step}"
+    return f"rank {rank} is in {cell.phase.name.lower()}" + ("" if cell.step is None else f" of {place(cell.step, cell.epoch, 0)}")
 
 
 # ---- random faults ---------------------------------------------------------------------------------------------------
@@ -420,7 +436,7 @@ def _did(
     step: int | None,
     pid: int | None,
     number: int,
-    more: Mapping[str, bool] | None = None,
+    more: Mapping[str, int] | None = None,
 ) -> int:
     if wish.as_json:
         facts = {"fired": pid is not None, "run": found.run.run_id, "kind": wish.name, **(more or {})}

@@ -150,18 +150,18 @@ def failed(victim: Victim, survivors: int, recovering: bool) -> str:
     return f"rank {victim.rank} {verb}{where} ({how}{seen}){went_on}"
 
 
-def injected(kind: str, rank: int, phase: str, step: int) -> str:
+def injected(kind: str, rank: int, phase: str, step: int, epoch: int | None) -> str:
     """The line when a fault was injected into the live run."""
     if rank < 0:
         where = "ftrun itself" if kind == "launcher-kill" else "everything on this node"
     else:
-        where = f"rank {rank}" + (f" in {phase} of step {step}" if step >= 0 else "")
+        where = f"rank {rank}" + (f" in {phase} of {place(step, epoch, 0)}" if step >= 0 else "")
     return f"injected fault: {kind} strikes {where}"
 
 
-def unfelt(rank: int, step: int) -> str:
+def unfelt(rank: int, step: int, epoch: int | None) -> str:
     """The line when an injected NaN was not felt."""
-    return f"injected fault: nan struck rank {rank} in forward of step {step}; {UNFELT}"
+    return f"injected fault: nan struck rank {rank} in forward of {place(step, epoch, 0)}; {UNFELT}"
 
 
 def random_faults(rate: float, seed: int) -> str:

@@ -70,7 +70,7 @@ class FaultDesk:
             if trigger.was_unfelt(self._run_dir, firing):
                 del self._nans[file]
                 self._note("unfelt", file=file)
-                self._log(messages.unfelt(firing.rank, firing.step), "warning")
+                self._log(messages.unfelt(firing.rank, firing.step, firing.epoch), "warning")
 
     def _asked(self, request: requests.Request) -> None:
         if request.op == requests.RANDOM:
@@ -94,7 +94,8 @@ class FaultDesk:
         if firing.kind == Found.DRAIN:
             self._drain(firing)
         elif firing.source != "plan":
-            self._log(messages.injected(firing.kind, firing.rank, firing.phase, firing.step), "warning")
+            words = messages.injected(firing.kind, firing.rank, firing.phase, firing.step, firing.epoch)
+            self._log(words, "warning")
 
     def _tidy(self) -> None:
         """Remove memory cgroups whose process is gone; before, it may not have entered its own yet."""

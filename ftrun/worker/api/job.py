@@ -40,6 +40,7 @@ class Job:
         self._loaded = 0
         self._saved = 0  # how often `save` wrote a part
         self._epoch: int | None = None  # of `epochs`
+        self._numbered = 0  # steps that were handed out outside ftrun
         self._logged = loop.kit.logged if loop else LoggedValues()
 
     # -- facts -------------------------------------------------------------------------------------------------------
@@ -89,7 +90,8 @@ class Job:
 
     def _bare(self, first: int, total: int) -> Iterator[Step]:
         for index in range(first, total):
-            step = Step(index)
+            step = Step(index, self._numbered)
+            self._numbered += 1
             step.alone = self._logged
             yield step
             if not step.entered:

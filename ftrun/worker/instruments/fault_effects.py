@@ -45,13 +45,13 @@ class FaultEffects(StepObserver):
         plan = load_plan(Path(path)) if path else None
         self._run_dir = context.run_dir
         self._position = context.position
-        self._board = context.board
+        self._board, self._cell = context.board, context.cell
         self._trigger = Trigger(plan, context.rank, context.run_dir, context.board, own, dice)
 
     def _strike(self, phase: str, number: int) -> None:
         trigger = self._trigger
         if trigger.armed or self._board.requests() != trigger.seen:
-            trigger.fire(phase, self._position.index_of(number), self._position.attempt)
+            trigger.fire(phase, self._position.index_of(number), self._position.attempt, self._cell.epoch)
 
     def handed_out(self, number: int) -> None:
         if self._position.where is Where.HANDED_OUT:

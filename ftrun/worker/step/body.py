@@ -32,13 +32,15 @@ from ftrun.worker.step.gate import Gate
 class Step:
     """Handed out by `Job.steps` and `Job.batches`.
 
-    `index`: the step, from 0. `attempt`: how often it was done again. `committed`: the update of this step is part of the
-    model (test it in code after the `with`). `generation`: of the world it ran in. `logged`: after the `with`, what `job.log` was
-    given in it, as means over all ranks.
+    `index`: the step, from 0; with `job.epochs` and `job.batches` it begins anew in each epoch. `number`: how many
+    steps of this run, in all its loops, come before it (those before a checkpoint are of another run). `attempt`: how often it was
+    done again. `committed`: the update of this step is part of the model (test it in code after the `with`). `generation`: of the
+    world it ran in. `logged`: after the `with`, what `job.log` was given in it, as means over all ranks.
     """
 
-    def __init__(self, index: int, body: Body | None = None) -> None:
+    def __init__(self, index: int, number: int, body: Body | None = None) -> None:
         self.index = index
+        self.number = number
         self.attempt = body.position.attempt if body else 0
         self._committed = False
         self.logged: dict[str, float] = {}

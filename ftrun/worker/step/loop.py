@@ -51,6 +51,8 @@ class Loop:
         self._warn_of_second_loop()
         number = self._enter()
         end = position.base + length
+        marks = self.kit.registry.recorder.marks
+        before = sum(mark["length"] for mark in marks if "length" in mark and mark["base"] < position.base)
         while True:
             if context.stop_pending():
                 number = self._survivor.rejoin(rewind=False)
@@ -64,7 +66,7 @@ class Loop:
                 number = self._survivor.rejoin(rewind=False)
                 continue
             self._hand_out(number)
-            step = Step(position.index_of(number), self.body)
+            step = Step(position.index_of(number), before + number - position.base, self.body)
             yield step
             self._outside_body("the next step")
             position.where = Where.LOOP

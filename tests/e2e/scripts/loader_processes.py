@@ -61,6 +61,14 @@ def loader_of(kind: str) -> DataLoader[Any]:
     return DataLoader(data, 4, sampler=sampler, num_workers=2, persistent_workers=keeps, multiprocessing_context=context)
 
 
+def rounds(job: Any, loader: DataLoader[Any]) -> Iterator[tuple[Any, int, torch.Tensor]]:
+    if job is None:
+        yield from ((contextlib.nullcontext(), place, x) for place, x in enumerate(loader))
+    else:
+        for step, x in job.batches(loader):
+            yield step, step.index, x
+
+
 def main() -> None:
     out, kind, faults = Path(sys.argv[1]), sys.argv[2], ast.literal_eval(sys.argv[3])
     out.mkdir(parents=True, exist_ok=True)
@@ -74,7 +82,7 @@ def main() -> None:
     opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)
     torch.manual_seed(rank)
     loader = loader_of(kind)
-    job = ftrun.protect(ddp, opt, ignore=["place"]) if CONVERTED else None
+    job = ftrun.protect(ddp, opt) if CONVERTED else None
 
     def strike(epoch: int, where: int | str) -> None:
         mark = out / f"struck-{epoch}-{where}-{rank}"
@@ -86,8 +94,7 @@ def main() -> None:
         if hasattr(loader.sampler, "set_epoch"):
             loader.sampler.set_epoch(epoch)
         strike(epoch, "before")
-        for place, item in enumerate(loader) if job is None else ((s.index, (s, x)) for s, x in job.batches(loader)):
-            step, x = (contextlib.nullcontext(), item) if job is None else item
+        for step, place, x in rounds(job, loader):
             with step:
                 strike(epoch, place)
                 (ddp(x) - x.sum(1, keepdim=True)).square().mean().backward()

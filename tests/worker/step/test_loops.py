@@ -89,6 +89,35 @@ def test_checkpoint_is_saved_and_loaded_also_by_a_replacement(ftrun: Ftrun) -> N
     assert not list(ftrun.base.glob("*.tmp"))
 
 
+EPOCHS = """
+import torch, torch.distributed as dist, ftrun
+dist.init_process_group("ftrun")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+job = ftrun.protect(model, optimizer)
+numbers = {}
+for epoch in job.epochs(4):
+    for step in job.steps(3):
+        numbers[epoch, step.index] = step.number
+        with step:
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+    job.call(dist.barrier)
+assert all(number == 3 * epoch + index for (epoch, index), number in numbers.items()), numbers
+print("numbered", job.rank, len(numbers))
+"""
+
+
+def test_a_plan_strikes_a_step_of_an_epoch_and_steps_are_numbered_over_all_of_them(ftrun: Ftrun) -> None:
+    plan = ftrun.base / "plan.toml"
+    plan.write_text('[[fault]]\nkind = "kill"\nrank = 1\nepoch = 2\nstep = 1\nat = "backward"\n')
+    run = ftrun.start("--nproc-per-node", 2, "--fault-plan", plan, ftrun.script(EPOCHS))
+    assert run.wait() == 0, run.stderr
+    assert "rank 1 died in backward of epoch 2, step 1 of 3 (SIGKILL" in run.stderr, run.stderr
+    assert sorted(run.stdout.splitlines()) == ["[rank 0] numbered 0 12", "[rank 1] numbered 1 5"]
+
+
 EARLY = """
 import sys, torch, torch.distributed as dist, ftrun
 model = torch.nn.Linear(4, 1)
