@@ -6,6 +6,7 @@ torch has called the backend (see backend.py) before: what exists since then is 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from ftrun.core.errors import UsageError
 from ftrun.core.paths import ENV_DIGESTS, ENV_ERROR_FILE, logged_values
@@ -98,6 +100,7 @@ def protect(
     params = [p for m in modules for p in m.parameters()]
     if not params:
         raise UsageError("protect(): the model has no parameters")
+    _refuse_lazy(modules)
     devices = sorted({str(p.device) for p in params})
     if len(devices) > 1:
         raise UsageError(
@@ -122,6 +125,17 @@ def protect(
     given = [*modules, *optimizers, *wrapped, *stateful.values()]
     _job = Job(_guard(context, state, LeftOut(context, state, given, list(ignore)), logged), modules, optimizers, stateful)
     return _job
+
+
+def _refuse_lazy(modules: list[torch.nn.Module]) -> None:
+    """Errors: UsageError for a module whose parameters or buffers have no shape yet."""
+    for module in modules:
+        for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+            if is_lazy(tensor):
+                raise UsageError(
+                    f"protect(): {name} of the model has no shape before its first forward (a Lazy module): call the model once, on an "
+                    "input of the right shape, before DistributedDataParallel and protect()"
+                )
 
 
 def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:

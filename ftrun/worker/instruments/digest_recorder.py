@@ -109,7 +109,7 @@ class DigestRecorder(StepObserver):
         state.settle_buffers()
         for name, param, _ in state.params:
             yield self._digested(f"weight:{_plain(name)}", param)
-        for name, module, attribute in state.buffers:
+        for name, module, attribute in [*state.buffers, *state.loose.now()]:
             buffer = getattr(module, attribute, None)
             if buffer is not None:
                 yield f"buffer:{_plain(name)}", tensor_digest(buffer)

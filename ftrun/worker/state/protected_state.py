@@ -20,10 +20,12 @@ from ftrun.worker.runtime.torch_private import writes_to
 from ftrun.worker.runtime.trees import content
 from ftrun.worker.state import shards
 from ftrun.worker.state.holders import Holders
+from ftrun.worker.state.loose_buffers import LooseBuffers
 from ftrun.worker.state.optimizer_state import OptimizerState
 from ftrun.worker.state.python_state import PythonState, params_of
 
 _SAMPLE = 16384  # bytes
+LOOSE = "buffers that take another shape"
 
 
 class ProtectedState:
@@ -41,10 +43,12 @@ class ProtectedState:
         self.iterated: set[int] = set()  # ids of loaders and samplers whose epoch and iterator `job.batches` keeps
         self.shards = shards.Shards(modules)
         self.params = list(self._find_params())
-        self.buffers = list(self._find_buffers())
+        self.loose = LooseBuffers(self._find_buffers(), self._back_into_arena)
+        self.buffers = self.loose.fixed()
         self.holders = Holders(modules, optimizers, self.params, declared)
         self.tensors = [p for _, p, _ in self.params]
-        self.python = PythonState(modules, optimizers, stateful)
+        buffers = {LOOSE: self.loose} if any(True for _ in self._find_buffers()) else {}
+        self.python = PythonState(modules, optimizers, {**stateful, **buffers})
         self.manifest = Manifest()
         self._arena: Arena | None = None
         self._blocks: dict[int, torch.Tensor] = {}
@@ -192,13 +196,14 @@ class ProtectedState:
     # -- buffers -----------------------------------------------------------------------------------------------------
 
     def settle_buffers(self) -> None:
-        """Bring buffers that the script re-assigned (not written in place) back into the arena."""
-        for module, name, _, view in self._buffer_views:
+        """Bring buffers that the script re-assigned (not written in place) back into the arena, those that still fit."""
+        for module, name, entry, view in self._buffer_views:
             current = getattr(module, name, None)
-            if current is None or current.data_ptr() == view.data_ptr():
+            if current is None or entry.name in self.loose or current.data_ptr() == view.data_ptr():
                 continue
             if current.shape != view.shape or current.dtype != view.dtype:
-                raise UsageError(f"buffer {name} changed its shape or type while training; ftrun cannot keep it")
+                self.loose.take(entry.name)
+                continue
             with torch.no_grad():
                 view.copy_(current)
             current.data = view
@@ -263,10 +268,32 @@ class ProtectedState:
         base = self.arena.segment.address
         if self._shadow:
             native.copy(base + offset, base + offset + self._shadow, min(self._shadow, size - self._shadow))
-        for module, name, _, view in self._buffer_views:
+        for module, name, entry, view in self._buffer_views:
             buffer = getattr(module, name, None)
-            if buffer is not None and buffer.data_ptr() != view.data_ptr():
+            if buffer is not None and buffer.data_ptr() != view.data_ptr() and entry.name not in self.loose:
                 buffer.data = view
+
+    def _back_into_arena(self, name: str) -> None:
+        for module, attribute, entry, view in self._buffer_views:
+            if entry.name == name:
+                getattr(module, attribute).data = view
+
+    def why_not_resized(self, error: BaseException | None) -> str:
+        """Whose memory a failed `resize_` was meant to make larger, and what to do; "" for any other error."""
+        if not isinstance(error, RuntimeError) or "not resizable" not in str(error):
+            return ""
+        parts = {id(part): part for root in self.modules for part in root.modules()}
+        trace, found = error.__traceback__, ""
+        while trace is not None:
+            part = parts.get(id(trace.tb_frame.f_locals.get("self")))
+            found, trace = type(part).__name__ if part is not None else found, trace.tb_next
+        names = sorted({n for m, n, e, _ in self._buffer_views if type(m).__name__ == found and e.name not in self.loose})
+        which = f" ({', '.join(names)})" if names else ""
+        return (
+            f"a parameter or buffer of {found or 'the model'}{which} was resized in place, and the memory "
+            "that outlives a worker does not grow: register a buffer that takes its shape later as torch.empty(0), or replace it "
+            "(self.name = larger)"
+        )
 
     # -- guard -------------------------------------------------------------------------------------------------------
 

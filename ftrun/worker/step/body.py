@@ -110,6 +110,8 @@ class Step:
                 self._committed = True
                 self.logged = body.kit.logged.of(body.position.number)
                 return False
+            if why := body.kit.state.why_not_resized(error):
+                raise UsageError(why) from error
         except Interrupt as interrupt:
             error = interrupt
         except Exception as failure:

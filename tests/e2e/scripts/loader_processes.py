@@ -56,9 +56,8 @@ def loader_of(kind: str) -> DataLoader[Any]:
     if kind == "stream":
         return DataLoader(Stream(), 4, num_workers=2, persistent_workers=True)
     data, keeps = Data(), kind != "anew"
-    context = "spawn" if kind == "spawn" else "fork"
     sampler = DistributedSampler(data) if kind == "distributed" else torch.utils.data.RandomSampler(data, num_samples=16)
-    return DataLoader(data, 4, sampler=sampler, num_workers=2, persistent_workers=keeps, multiprocessing_context=context)
+    return DataLoader(data, 4, sampler=sampler, num_workers=2, persistent_workers=keeps)
 
 
 def rounds(job: Any, loader: DataLoader[Any]) -> Iterator[tuple[Any, int, torch.Tensor]]:

@@ -154,6 +154,7 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "a sampler that tells no epoch": lambda: augmented(1, sampler=Stepping()),
     "batches": lambda: augmented(2, batch_size=1, batch_sampler=BatchSampler(SequentialSampler(range(22)), 4, False)),
     "no batches": lambda: augmented(2, batch_size=None, sampler=RandomSampler(range(22)), persistent_workers=True),
+    "spawned": lambda: augmented(1, shuffle=True, persistent_workers=True, multiprocessing_context="spawn"),
     "a stream": lambda: DataLoader(Streamed(), 4),
     "a stream, processes": lambda: DataLoader(Streamed(), 4, num_workers=2),
     "a stream, persistent": lambda: DataLoader(Streamed(), 4, num_workers=2, persistent_workers=True),
