@@ -110,6 +110,20 @@ add(
     setup="class N(nn.Module):\n    def __init__(s): super().__init__(); s.l = nn.Linear(6, 2)\n    def forward(s, x):\n        if not hasattr(s, 'seen'): s.register_buffer('seen', torch.zeros(1))\n        return s.l(x)\nddp = DDP(N()); opt = torch.optim.SGD(ddp.parameters(), lr=0.1)\njob = ftrun.protect(model=ddp, optimizer=opt)",
 )
 add(
+    "resized-buffer",
+    "a buffer of several elements is resized in place at step 4",
+    "refused",
+    "if step.index == 4: m.seen.resize_(9)\n" + LEARN,
+    setup="m = net(); m.register_buffer('seen', torch.zeros(3))\nddp = DDP(m); opt = torch.optim.SGD(ddp.parameters(), lr=0.1)\njob = ftrun.protect(model=ddp, optimizer=opt)",
+)
+add(
+    "lazy",
+    "a layer that takes its shape in the first forward",
+    "refused",
+    LEARN,
+    setup="m = nn.LazyLinear(2); opt = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)\njob = ftrun.protect(model=m, optimizer=opt); ddp = DDP(m)",
+)
+add(
     "foreign-parameter",
     "a group with a parameter that no protected model has",
     "refused",

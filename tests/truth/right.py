@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.e2e.harness import kill
 from tests.truth.pattern import END, LEARN, LOADER, METER, PATTERNS, SCALER, SGD, STD, Pattern, add
 
 # ---- what is right, and must be called so ----
@@ -51,6 +52,35 @@ add(
     after="end(model=ddp, opt=opt)",
     at="backward",
 )
+SHAPES = """class Shapes(nn.Module):
+    def __init__(s):
+        super().__init__()
+        for name, value in dict(grown=torch.empty(0), scale=torch.ones(1), queue=torch.zeros(2, 8), mean=torch.zeros(8), seen=torch.zeros(3)).items():
+            s.register_buffer(name, value)
+    def forward(s, x):
+        now = x.detach()
+        if s.grown.numel() == 0: s.grown.resize_(8).zero_()
+        if s.scale.numel() == 1: s.scale.resize_(8).fill_(1)
+        s.grown.mul_(0.9).add_(now.mean(0), alpha=0.1)
+        s.scale.copy_(now.abs().amax(0))
+        s.queue = torch.cat([s.queue, now[:1]])[-6:]
+        s.mean = 0.9 * s.mean + 0.1 * now.mean(0)
+        s.seen = s.seen.double() + 1
+        return x / (1 + s.scale) + s.grown + s.queue.mean(0) + s.mean
+"""
+RESHAPED = SHAPES + STD.replace("net()", "net(Shapes())")
+for phase, step in [("backward", 0), ("update", 0), ("forward", 2), ("update", 7)]:
+    add(
+        f"buffers-reshaped-{phase}-{step}",
+        f"buffers take another shape in the first forwards, in place or by assignment; killed in {phase} of step {step}",
+        "yes",
+        LEARN,
+        setup=RESHAPED,
+        at=phase,
+        step=step,
+        often=step == 7,
+        then=kill(0, "gate", 9),
+    )
 add(
     "tied",
     "two layers share their weight",
