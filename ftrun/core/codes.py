@@ -61,6 +61,9 @@ CODES = (
     Code("F319", "job-call-place", ("job.call outside an iteration's start", "job.call inside `with step`")),
     Code("F320", "no-global-variable", ("no global variable of this script",)),
     Code("F321", "loader-without-length", ("has no length, so the end is not known",)),
+    Code("F395", "resized-in-place", ("was resized in place, and the memory",)),
+    Code("F396", "moved-between-two-forwards", ("moved between two forwards of one step",)),
+    Code("F397", "join", ("torch.distributed.algorithms.Join lets",)),
     # how a run ended
     Code("F401", "too-many-replacements", ("died too often",)),
     Code("F402", "no-healthy-device", ("no healthy device is left", "this machine must be looked after")),

@@ -52,6 +52,53 @@ add(
     after="end(model=ddp, opt=opt)",
     at="backward",
 )
+CLIMBS = """class SAM(torch.optim.SGD):
+    @torch.no_grad()
+    def step(s, closure=None):
+        group = s.param_groups[0]
+        if not group.get("climbed"):
+            norm = torch.stack([p.grad.norm() for p in group["params"]]).norm()
+            for p in group["params"]:
+                s.state[p]["old"] = p.clone(); p.add_(p.grad * (0.05 / (norm + 1e-12)))
+        else:
+            for p in group["params"]: p.copy_(s.state[p]["old"])
+            super().step()
+        group["climbed"] = not group.get("climbed")
+""" + STD.replace("torch.optim.AdamW(ddp.parameters(), lr=0.01)", "SAM(ddp.parameters(), lr=0.1, momentum=0.9)")
+SECOND = """class Two(nn.Module):
+    def __init__(s):
+        super().__init__(); s.q, s.k = net(), net()
+        s.k.load_state_dict(s.q.state_dict()); s.k.requires_grad_(False)
+        s.register_buffer("queue", torch.zeros(2, 16)); s.register_buffer("at", torch.zeros(1, dtype=torch.long))
+    def move(s):
+        for a, b in zip(s.q.parameters(), s.k.parameters()): b.data.copy_(0.9 * b.data + 0.1 * a.data)
+    def forward(s, x):
+        with torch.no_grad(): keys = s.k(x + 0.1)
+        every = [torch.empty_like(keys) for _ in range(world)]; dist.all_gather(every, keys)
+        n = int(s.at); s.queue[:, n:n + 4] = torch.stack(every).mean(1).T[:, :4]; s.at[0] = (n + 4) % 16
+        return s.q(x) + s.queue.mean(1)
+ddp = DDP(Two()); opt = torch.optim.SGD([p for p in ddp.parameters() if p.requires_grad], lr=0.1)
+job = ftrun.protect(model=ddp, optimizer=opt)
+"""
+for phase, step in [("backward", 5), ("update", 4), ("update", 7)]:
+    add(
+        f"two-step-sam-{phase}-{step}",
+        f"sharpness-aware minimization as F396 says, a climb and an update in steps of their own; killed in {phase} of step {step}",
+        "yes",
+        LEARN,
+        setup=CLIMBS,
+        at=phase,
+        step=step,
+    )
+    add(
+        f"momentum-encoder-{phase}-{step}",
+        f"a momentum encoder and its queue (MoCo), moved behind the update as F309 says; killed in {phase} of step {step}",
+        "yes",
+        "loss_of(ddp(x), y).backward(); opt.step(); ddp.module.move(); opt.zero_grad()",
+        setup=SECOND,
+        at=phase,
+        step=step,
+    )
 SHAPES = """class Shapes(nn.Module):
     def __init__(s):
         super().__init__()

@@ -43,7 +43,7 @@ from ftrun.worker.kept.recovery_points import Slots
 from ftrun.worker.kept.snapshot import Snapshots
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.parallel.fully_sharded import FullySharded, refuse_unknown
-from ftrun.worker.parallel.pipelines import Pipeline
+from ftrun.worker.parallel.pipelines import Pipeline, has_a_part
 from ftrun.worker.parallel.reducers import Reducers
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.replacement import restore
@@ -192,6 +192,7 @@ def _guard(context: Context, state: ProtectedState, left_out: LeftOut, logged: L
         restore(kit)
     else:
         _lay_out(kit)
+        _tell_of_no_replica(context, state)
     loop = Loop(kit)
     for optimizer in state.optimizers:
         optimizer.register_step_pre_hook(_before_update(loop.body))
@@ -236,6 +237,21 @@ def _lay_out(kit: Kit) -> None:
     kit.ledger.end(0, accumulating=False)
     arena.sealed(0)
     kit.hand_over()
+
+
+def _tell_of_no_replica(context: Context, state: ProtectedState) -> None:
+    """Name, before anything dies, each model that no other rank is known to hold."""
+    alone = [] if context.rank != 0 or dist.get_world_size() == 1 or has_a_part(state.tensors) else state.holders.modules_alone()
+    if not alone:
+        return
+    names = ", ".join(f"{type(state.modules[i]).__name__} (model {i})" for i in alone)
+    print(
+        f"ftrun: no other rank is known to hold the same values of {names}: a rank that dies in its update cannot be replaced in place, "
+        "and only a host snapshot helps (--snapshot-every). If all ranks hold the same, say so: protect(..., "
+        "replicas=torch.distributed.group.WORLD); a model that nothing changes need not be given to protect()",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _each(value: Any, kind: type, name: str) -> list[Any]:

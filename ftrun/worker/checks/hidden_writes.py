@@ -20,11 +20,16 @@ class HiddenWrites(StepObserver):
         self._state = state
         self._bodies = 0
         self._before = (0, 0)  # at the start of the body
+        self._calls = 0  # of models in this body
         self._after: tuple[int, int] | None = None  # and at its end
+        self._writes: list[int] = []  # to the parameters, at the start of the body
+
+    @property
+    def _looking(self) -> bool:
+        return self._bodies <= _GUARDED or self._bodies % 100 == 0
 
     def _mark(self) -> tuple[int, int]:
-        looking = self._bodies <= _GUARDED or self._bodies % 100 == 0
-        return self._state.params_checksum() if looking else 0, self._state.sample(self._bodies)
+        return self._state.params_checksum() if self._looking else 0, self._state.sample(self._bodies)
 
     def loop_started(self, first: int, length: int) -> None:
         """What is between two loops is run by a replacement too, so anything may change there."""
@@ -39,7 +44,22 @@ class HiddenWrites(StepObserver):
 
     def body_started(self) -> None:
         self._bodies += 1
-        self._before = self._mark()
+        self._calls = 0
+        self._before, self._writes = self._mark(), self._state.writes_to_params()
+
+    def model_called(self, args: Any, kwargs: Any) -> None:
+        """What moves weights for a second forward and back again is not seen at the gate, and no step that is done again undoes it."""
+        self._calls += 1
+        if self._calls == 1 or not self._looking:
+            return
+        # reading what is on a GPU would wait for the backward, which may wait for a dead peer: the counts of writes tell there
+        on_gpu = self._state.gpu is not None
+        if self._state.writes_to_params() != self._writes if on_gpu else self._mark() != self._before:
+            raise UsageError(
+                "parameters were moved between two forwards of one step, before optimizer.step() (sharpness-aware minimization?): a "
+                "repeated step would begin where they were moved to. Make it two steps, each with a backward and one "
+                "step() of a protected optimizer: the first moves the parameters, the second brings them back and updates"
+            )
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
         self._state.check_places()
@@ -47,7 +67,7 @@ class HiddenWrites(StepObserver):
         if self._before != self._mark():
             raise UsageError(
                 "parameters or optimizer state changed between the start of the step and its gate: they were written by something "
-                "that ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); change them after optimizer.step()"
+                "that ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); change them in the body, after optimizer.step()"
             )
 
     def step_done(self, number: int) -> None:

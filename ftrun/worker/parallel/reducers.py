@@ -215,6 +215,11 @@ def _refuse(ddp: Any) -> None:
         raise UsageError(
             "DistributedDataParallel(static_graph=True) cannot be recovered exactly; use static_graph=False"
         )
+    if torch_private.is_joined(ddp):
+        raise UsageError(
+            "torch.distributed.algorithms.Join lets ranks take different numbers of steps, and ftrun repairs a step that every rank takes: "
+            "give all ranks as many batches (DistributedSampler pads; drop_last=True), or run the script without protect()"
+        )
     if torch_private.comm_hooks(ddp):
         raise UsageError("DDP communication hooks keep state that ftrun cannot rewind; remove register_comm_hook")
     if ddp.mixed_precision is not None:

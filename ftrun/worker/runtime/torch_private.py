@@ -274,7 +274,16 @@ def comm_hooks(ddp: Any) -> list[Any]:
     return list(ddp._comm_hooks)
 
 
+def is_joined(ddp: Any) -> bool:
+    """Is it in a `torch.distributed.algorithms.Join`, which lets a rank end before the others?"""
+    return bool(ddp._join_config.enable)
+
+
 NAMES += [
+    Private(
+        "torch.distributed.algorithms:Joinable", ("_join_config",), "torch", MESSAGE,
+        "refuse uneven inputs by their name", "such a run hangs until its timeout", of_instance=True,
+    ),
     Private(
         _DDP, ("_build_params_for_reducer",), "torch", DDP,
         "number the parameters as DDP's reducer does, so that one rank's order of gradients means the same on another",

@@ -79,6 +79,11 @@ class Holders:
         names = (param[0] for param in self._params if len(self._of(*param)) < 2)
         return next(names, "").split(".", 2)[-1]
 
+    def modules_alone(self) -> list[int]:
+        """Numbers of the models with a parameter, not spread over ranks, of which no other rank is known to hold the same."""
+        names = [param[0] for param in self._params if len(self._of(*param)) < 2 and not shards.is_spread(param[1])]
+        return sorted({int(name.split(".")[1]) for name in names if not name.startswith("param.optimizer")})
+
     def entries(self, manifest: Manifest, ranks: frozenset[int], proved: bool = False) -> Iterator[Entry]:
         """Where those parameters and their optimizer state lie that all of `ranks` hold: equal there, bit for bit.
 

@@ -304,7 +304,7 @@ class ProtectedState:
             if memory.data_ptr() != view.data_ptr() or memory.shape != view.shape:
                 raise UsageError(
                     f"parameter {name.split('.', 2)[-1]} was given other memory (param.data = ...), which ftrun does not keep; "
-                    "write into it instead: param.data.copy_(...)"
+                    "write into it instead, in the body after optimizer.step(): param.data.copy_(...)"
                 )
 
     def params_checksum(self) -> int:
@@ -314,6 +314,10 @@ class ProtectedState:
             if entry.name.startswith("param."):
                 value = self.arena.checksum(entry, value)
         return value
+
+    def writes_to_params(self) -> list[int]:
+        """How often each was written in place; of shards nothing is said, which their gathering writes too."""
+        return [] if self.is_sharded else [writes_to(param) for param in self.tensors]
 
     def stand(self) -> tuple[Any, ...]:
         """What parameters and optimizer state are now, all of it read: to see that nobody writes them between two moments."""

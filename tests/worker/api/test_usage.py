@@ -74,6 +74,49 @@ def ended_by(run: Run, kind: str, code: int = 2) -> str:
     return str(shown[0][1])
 
 
+TEACHER = HEAD + """
+from torch.distributed.algorithms import Join
+dist.init_process_group("ftrun")
+ddp, teacher = DDP(model), torch.nn.Bilinear(2, 2, 1).requires_grad_(False)
+job = ftrun.protect([ddp, teacher], optimizer)
+with Join([ddp]):
+    for step in job.steps(3):
+        with step:
+""" + indent(BODY, 12)
+
+
+def test_a_model_without_a_replica_is_named_at_start_and_join_by_its_name(ftrun: Ftrun) -> None:
+    started = run(ftrun, TEACHER)
+    assert ended_by(started, "UsageError").startswith("torch.distributed.algorithms.Join lets ranks take different numbers")
+    told = re.findall(r"no other rank is known to hold the same values of (.*): a rank that dies in its update", started.stderr)
+    assert told == ["Bilinear (model 1)"], started.stderr
+    assert "replicas=torch.distributed.group.WORLD" in started.stderr and "[ftrun explain F397]" in started.stderr
+
+
+SAM = HEAD + PROTECT + """
+for step in job.steps(3):
+    with step:
+        ddp(torch.ones(2, 4)).sum().backward()
+        with torch.no_grad():
+            old = [p.clone() for p in model.parameters()]
+            for p in model.parameters():
+                p.data.add_(0.05 * p.grad)
+        optimizer.zero_grad()
+        ddp(torch.ones(2, 4)).sum().backward()
+        with torch.no_grad():
+            for p, was in zip(model.parameters(), old):
+                p.data.copy_(was)
+        optimizer.step()
+"""
+
+
+def test_weights_that_are_moved_and_brought_back_before_the_gate(ftrun: Ftrun) -> None:
+    """At the gate they are as they were, but a step that is done again would begin with those of its second forward."""
+    started = run(ftrun, SAM)
+    assert ended_by(started, "UsageError").startswith("parameters were moved between two forwards of one step")
+    assert "Make it two steps" in started.stderr and "[ftrun explain F396]" in started.stderr
+
+
 def test_what_protect_refuses(ftrun: Ftrun) -> None:
     script = f"""{HEAD}
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
