@@ -288,10 +288,10 @@ class ProtectedState:
             part = parts.get(id(trace.tb_frame.f_locals.get("self")))
             found, trace = type(part).__name__ if part is not None else found, trace.tb_next
         names = sorted({n for m, n, e, _ in self._buffer_views if type(m).__name__ == found and e.name not in self.loose})
-        which = f" ({', '.join(names)})" if names else ""
+        whose = (found or "the model") + (f" ({', '.join(names)})" if names else "")
         return (
-            f"a parameter or buffer of {found or 'the model'}{which} was resized in place, and the memory "
-            "that outlives a worker does not grow: register a buffer that takes its shape later as torch.empty(0), or replace it "
+            f"a parameter or buffer of {whose} was resized in place, and the memory that"
+            " outlives a worker does not grow: register a buffer that takes its shape later as torch.empty(0), or replace it "
             "(self.name = larger)"
         )
 
