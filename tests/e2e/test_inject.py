@@ -156,6 +156,7 @@ def test_what_is_refused(live: Callable[..., Struck]) -> None:
         (["kill", "--rank", "9"], 2, "there is no rank 9 here: the run has ranks 0 to 3"),
         (["kill", "--at", "backwards"], 2, "unknown phase 'backwards', did you mean backward?"),
         (["kill", "--at", "gate", "--step", "0"], 2, "step 0 is over"),
+        (["kill", "--at", "gate", "--epoch", "0"], 2, "rank 3 is in no loop of job.epochs"),
         (["kill", "--for", "2"], 2, "kill has no duration"),
         (["nan", "--at", "update"], 2, "nan is possible in forward and backward"),
         (["launcher-kill", "--rank", "1"], 2, "launcher-kill strikes no rank"),
