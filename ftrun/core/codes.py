@@ -64,6 +64,7 @@ CODES = (
     Code("F321", "loader-without-length", ("has no length, so the end is not known",)),
     Code("F360", "repair-stands-still", ("another worker is no help",)),
     Code("F361", "group-of-another-backend", ("a replacement would wait there for",)),
+    Code("F370", "run-folder", ("has no room left for the run's own files", "was removed while the run needed it")),
     Code("F395", "resized-in-place", ("was resized in place, and the memory",)),
     Code("F396", "moved-between-two-forwards", ("moved between two forwards of one step",)),
     Code("F397", "join", ("torch.distributed.algorithms.Join lets",)),
