@@ -86,22 +86,20 @@ CASES: dict[str, Case] = {
     # the order of the data
     "shuffle-in-place": Case("shuffle_in_place", faults=(UPDATE,), strike="1:3:2", known_wrong=(NAMED,)),
     "counting-sampler": Case("counting_sampler", faults=(UPDATE,), strike="1:3:2", known_wrong=(NAMED,)),
-    "stream-persistent": Case("stream_persistent", strike="1:1:3", known_wrong=(EQUAL,)),
-    "persistent-workers": Case(
-        "persistent_workers", strike="1:1:1", env={"CASE_METHOD": "fork"}, known_wrong=("clean: differs",)
-    ),
+    "stream-persistent": Case("stream_persistent", strike="1:1:3"),
+    "persistent-workers": Case("persistent_workers", strike="1:1:1", env={"CASE_METHOD": "fork"}),
     # models
     "module-attribute": Case("module_attribute", faults=TWO, known_wrong=(FALSE,)),
     "averaged-model": Case("averaged_model", faults=TWO, known_wrong=(EQUAL,)),
     "average-in-place": Case("average_in_place", faults=TWO, known_wrong=(EQUAL,)),
     "channels-last": Case("channels_last", faults=TWO, known_wrong=(EQUAL,)),
-    "quantization": Case("quantization", (YES, REFUSED), TWO, known_wrong=("clean: exit 1",)),
+    "quantization": Case("quantization", (YES, REFUSED), TWO),
     # how the program is made
-    "second-backend": Case("second_backend", (YES, REFUSED), ONE, known_wrong=("killed: exit 1", "killed: no end")),
-    "in-a-thread": Case("in_a_thread", (YES, REFUSED), ONE, known_wrong=("killed: no end",)),
-    "exec-itself": Case("exec_itself", (SAME,), known_wrong=("clean: exit 1",)),
-    "environment-first": Case("environment_first", (SAME,), known_wrong=("clean: differs",)),
-    "shadow": Case("shadow/train", (SAME,), often=True, known_wrong=("clean: exit 1",)),
+    "second-backend": Case("second_backend", (YES, REFUSED), ONE),
+    "in-a-thread": Case("in_a_thread", (YES, REFUSED), ONE),
+    "exec-itself": Case("exec_itself", (SAME,)),
+    "environment-first": Case("environment_first", (SAME,)),
+    "shadow": Case("shadow/train", (SAME,), often=True),
     # where a number is kept
     **{
         f"container-{kind}": Case("containers", wanted, ONE, env={"CASE_KIND": kind}, known_wrong=(wrong,))
