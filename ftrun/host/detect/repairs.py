@@ -5,27 +5,23 @@ Nothing is decided here.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from ftrun.control.events import Stalled
 from ftrun.control.stalls import Awaited, Stalls, Wait
 from ftrun.core import text
 from ftrun.core.amounts import size
 from ftrun.core.shared.board import Cell, F
-from ftrun.core.system.procfs import stat
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.detect.hang import debugged
+from ftrun.host.detect.work import Work
 from ftrun.host.workers.pool import WorkerPool
 
 _SIGNS = (
     *(F.FLAGS, F.PROGRESS, F.PHASE, F.STEP, F.ENDS, F.COLLECTIVE, F.COLLECTIVE_SINCE, F.COLLECTIVE_ENDED, F.MOVED),
     *(F.STOPPED, F.CLEANED, F.READY, F.RESET, F.RESTORED, F.RESUMED, F.SOURCE, F.SETTLED, F.RANK, F.PID),
 )
-_TICK = 1 / os.sysconf("SC_CLK_TCK")
-_READING = 0.05 / (1 << 20)  # seconds of work that a byte read is worth: half a MiB a second counts as busy
 _WROTE_LATELY = 6.0  # seconds: a rank that is still says again where it is after 5
 
 
@@ -38,6 +34,7 @@ class RepairWatch:
         self._where = where
         self._emit = context.listener.on_event
         self._log = context.listener.log
+        self._work = Work()
         self._stalls = Stalls(context.settings.recover_timeout)
 
     def look(self, generation: int, awaited: Sequence[tuple[int, bool]]) -> None:
@@ -46,8 +43,11 @@ class RepairWatch:
         if not awaited or not self._stalls.due(now, generation):
             return
         cells = [self._board.cell(cell) for cell, _ in awaited]
+        pids = {cell.index: self._pid(cell) for cell in cells}
+        work = self._work.done(pids.values())
         seen = [
-            Awaited(cell.index, _mark(cell, now), _work(self._pid(cell)), patient)
+            # one that is still to be forked waits for the fork server, which has a watch of its own
+            Awaited(cell.index, _mark(cell, now, not pids[cell.index]), work.get(pids[cell.index], 0.0), patient)
             for cell, (_, patient) in zip(cells, awaited, strict=True)
         ]
         waits = self._stalls.look(now, seen, self._pool.longest_start)
@@ -79,26 +79,6 @@ class RepairWatch:
         return cell.rank if worker is None else worker.rank
 
 
-def _mark(cell: Cell, now: float) -> tuple[int, ...]:
-    """A rank that somebody looks into with a debugger takes its time."""
-    return (*(cell[word] for word in _SIGNS), int(now) if cell[F.PID] and debugged(cell) else 0)
-
-
-def _work(pid: int) -> float:
-    """Seconds that the processes of a worker have worked so far; it leads their group."""
-    if not pid:
-        return 0.0
-    ticks = 0
-    for entry in os.listdir("/proc"):
-        fields = stat(entry) if entry.isdigit() else None
-        if fields is not None and (int(fields[2]) == pid or int(entry) == pid):
-            ticks += sum(map(int, fields[11:15]))
-    return ticks * _TICK + _bytes_read(pid) * _READING
-
-
-def _bytes_read(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    except OSError:
-        return 0  # it is gone, or this kernel does not count
-    return int(lines[0].partition(":")[2]) if lines else 0
+def _mark(cell: Cell, now: float, excused: bool) -> tuple[int, ...]:
+    """What changes with every sign of progress. A rank that somebody looks into with a debugger takes its time, too."""
+    return (*(cell[word] for word in _SIGNS), int(now) if excused or (cell[F.PID] and debugged(cell)) else 0)

@@ -8,6 +8,7 @@ by its name from then on.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -36,6 +37,8 @@ def tidy(base: Path, most: float) -> list[str]:
     with contextlib.suppress(OSError), open(base / ".gitignore", "x", encoding="utf-8") as file:
         file.write(_IGNORE)
     removed: list[str] = []
+    if most == math.inf:
+        return removed
     with contextlib.suppress(OSError):
         old = sorted(found for found in map(_ended, base.iterdir()) if found is not None and found[0] < time.time() - OLD)
         left = _size(base) if old else 0

@@ -7,6 +7,7 @@ waits until no event is left.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -48,6 +49,7 @@ from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
 
 _LOOK_AGAIN = 0.5  # seconds between two looks at the board when nobody rings
+_SPARE_LATER = 30.0  # seconds until a spare is tried again that lacked room on the board
 
 
 class Agent:
@@ -95,6 +97,7 @@ class Agent:
         self._reserve = Reserve(context.run_dir, listener.log)
         self._worlds = Worlds(context, services, self._pool, nodes, self, self._reserve)
         self._spares = Spares(context, self._settled, self._start_spare)
+        self._told_of_room = False  # that a spare lacks it
         journal.header({**self._config.to_json(), "settings": settings.to_json()})
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -207,8 +210,8 @@ class Agent:
     def _fork(self, action: ev.Spawn) -> None:
         if self._end is not None:
             return
-        if action.worker < self._board.cells:
-            self._reserve.write(lambda: Board.make_room(self._run_dir / paths.BOARD, action.worker))
+        if action.worker < self._board.cells and not self._room_for(action):
+            return
         rank = None if action.rank is None else self._nodes.global_rank(action.rank)
         attempt = self._nodes.attempt(self._state.attempt)
         try:
@@ -221,6 +224,24 @@ class Agent:
             return
         spec = self._specs.of(worker, self._worlds.store or ("127.0.0.1", 0), attempt, self._nodes.place)
         self._services.fork(worker.index, spec, worker.log.out_w, worker.log.err_w)
+
+    def _room_for(self, action: ev.Spawn) -> bool:
+        """Give its cell on the board memory. A spare waits where there is none: the reserve is for repairs. Errors: OSError."""
+        board = self._run_dir / paths.BOARD
+        if action.rank is not None:
+            self._reserve.write(lambda: Board.make_room(board, action.worker))
+            return True
+        try:
+            Board.make_room(board, action.worker)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if not self._told_of_room:
+                self._told_of_room = True
+                self._log(f"no space is left in {self._run_dir.parent} for another spare (a full /dev/shm?); it is tried again")
+            self._loop.after(_SPARE_LATER, lambda: self._spares.add(action))
+            return False
+        return True
 
     def _close_gate(self, action: ev.CloseGate) -> None:
         last = gates.close(self._board, action.generation)

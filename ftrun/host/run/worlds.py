@@ -101,7 +101,7 @@ class Worlds:
         if message["op"] == "store-failed":
             self._emit(ev.WorldEnded(time.monotonic(), 1, messages.cannot_listen(message)))
             return
-        self._services.store.pid = message["pid"]
+        self._services.store.began(message["pid"])
         if message["op"] == "store":
             self._services.guard()
             self._nodes.store_up(message["host"], message["port"])

@@ -115,6 +115,15 @@ class Helper:
             self._asked = time.monotonic_ns()
             self.send({"op": _ALIVE})
 
+    def began(self, pid: int) -> None:
+        """Somebody else started it: it is `pid`, and its time begins now."""
+        self.pid = pid
+        self._heard = time.monotonic_ns()
+
+    def shows_work(self) -> None:
+        """It is not ready yet, and works."""
+        self._heard = time.monotonic_ns()
+
     @property
     def silent_since(self) -> int:
         """Since when it owes a word, ns: an answer, or that it is ready. Now, when it owes none."""
@@ -204,8 +213,9 @@ class Services:
         """Let the exporter have its last look, then make sure that it is gone."""
         if self.metrics.pid:
             self.metrics.hang_up()
-            wait_for(self._metrics_ended, patience, 0.005)
-            self.metrics.kill()
+            if not wait_for(self._metrics_ended, patience, 0.005):
+                self.metrics.kill()
+            self.metrics.pid = 0
 
     def _metrics_ended(self) -> bool:
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ftrun.core.system.procfs import exit_code, stat, status, tasks
 
-_PF_EXITING = 0x4
+_PF_EXITING, _PF_DUMPCORE = 0x4, 0x200
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)  # in the masks of /proc/PID/status
 _LOWEST = 19  # niceness
 # indices into /proc/PID/stat after the command's closing parenthesis (field number - 3)
@@ -46,9 +46,11 @@ def lives(pid: int) -> bool:
     """
     for task in tasks(pid):
         fields = stat(pid, task)
-        if fields is None or int(fields[_FLAGS]) & _PF_EXITING or fields[_STATE] in "ZX":
+        # before Linux 5.16 a process that dumps its core has given up its locks by then
+        if fields is None or int(fields[_FLAGS]) & (_PF_EXITING | _PF_DUMPCORE) or fields[_STATE] in "ZX":
             continue
-        if not int(status(pid, task).get("SigPnd", "0"), 16) & _SIGKILL_BIT:
+        pending = status(pid, task).get("SigPnd")
+        if pending is not None and not int(pending, 16) & _SIGKILL_BIT:
             return True
     return False
 

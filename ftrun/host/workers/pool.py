@@ -47,6 +47,7 @@ _CODE_LOOK = 0.001  # seconds between two looks for the exit code of a worker th
 _CODE_PATIENCE = 1.0  # seconds to wait for it; the world is being stopped meanwhile
 _CODE_LATEST, _CODE_LATE_LOOK = 10.0, 0.1  # seconds after which it is done without, and between two looks until then
 _ENDS_SOON = 0.3  # seconds after which a process that lost its lock and lives has not ended: it is another program now
+_LOOK_AGAIN = 0.05
 _CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
 _CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
 _LEFTOVERS = 2.0  # seconds after a worker's end until its files are removed: a repair has no time for that
@@ -300,12 +301,15 @@ class WorkerPool:
             expected = self._told_of_exec and worker.rank is None  # a spare does as the ranks did, and soon misses its rank
             self._loop.after(0.0 if expected else _ENDS_SOON, lambda: self._ends_or_goes_on(worker))
 
-    def _ends_or_goes_on(self, worker: Worker) -> None:
+    def _ends_or_goes_on(self, worker: Worker, again: bool = False) -> None:
         """A process without its lock ends, or is another program now, of which nothing is known but its end (as with --no-python)."""
         if worker.reported:
             return
         if not fence.lives(worker.pid):
             self._report_later(worker)
+            return
+        if not again:  # a process that ends looks like one that goes on for a moment
+            self._loop.after(_LOOK_AGAIN, lambda: self._ends_or_goes_on(worker, again=True))
             return
         self._note("exec", worker=worker.index, rank=worker.rank, pid=worker.pid)
         self._unwatch(worker)
