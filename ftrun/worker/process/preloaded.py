@@ -47,6 +47,7 @@ _MARK = "fresh-workers"  # in the run directory: a worker of this run had to beg
 AGAIN = "a worker of this run had to begin anew"
 
 _plain = type(os.environ)
+_answers: dict[tuple[object, ...], str] = {}  # of `why_not_forked`
 
 
 class _Reads(_plain):  # type: ignore[misc, valid-type]
@@ -108,17 +109,33 @@ def why_not_forked(spec: Mapping[str, Any]) -> str:
         return ""
     if os.path.exists(os.path.join(spec["run_dir"], _MARK)):
         return AGAIN
-    target = spec["argv"][0]
-    names = shadowed(run_script.folder_of(spec["kind"], target))
+    kind, target = spec["kind"], spec["argv"][0]
+    # asked again only where something changed: each fork waits for this, and the script may lie on a slow file system
+    key = kind, target, *map(_changed, (target, run_script.folder_of(kind, target)))
+    if key not in _answers:
+        _answers[key] = _why_not_forked(kind, target, spec["env"])
+    return _answers[key]
+
+
+def _changed(path: str | None) -> int:
+    """When that was changed, 0 = it is not there."""
+    try:
+        return 0 if path is None else os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _why_not_forked(kind: str, target: str, variables: Mapping[str, str]) -> str:
+    names = shadowed(run_script.folder_of(kind, target))
     if names:
         return f"modules of the script's are called {', '.join(names)}"
-    if spec["kind"] == "script" and _TORCH in sys.modules:
+    if kind == "script" and _TORCH in sys.modules:
         try:
             with open(target, "rb") as file:
                 above = re.split(rb"^\s*(?:import|from)\s+torch\b", file.read(_LONGEST), maxsplit=1, flags=re.MULTILINE)[0]
         except OSError:
             return ""
-        found = [name for name in map(bytes.decode, _SET.findall(above)) if _is_read(name) and name not in spec["env"]]
+        found = [name for name in map(bytes.decode, _SET.findall(above)) if _is_read(name) and name not in variables]
         if found:
             return f"the script may set {', '.join(found)} above its import of torch"
     return ""
