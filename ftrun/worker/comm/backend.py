@@ -94,9 +94,10 @@ class Inner:
         collective failed in the middle of it): it asks for that again and again, and whoever waits on that connection waits on,
         with the threads and descriptors of the group.
         """
-        for device, peer in itertools.product(range(self._contexts), self._peers):
+        gloo = self._gloo
+        for device, peer in itertools.product(range(self._contexts), self._peers if gloo is not None else ()):
             with contextlib.suppress(RuntimeError):
-                self._gloo.recv([torch.zeros(1)], peer, device).wait(_WAKE)
+                gloo.recv([torch.zeros(1, device="cpu")], peer, device).wait(_WAKE)
 
     def when_waited(self, work: Any, then: Callable[[Callable[[], Any]], None]) -> None:
         """Let a thread of this group wait for `work`, which has no future, and call `then` with what tells its outcome."""

@@ -377,6 +377,7 @@ class Registry:
         self.keep_results: Callable[[], None] = lambda: None  # the recorder's, where they outlive the process
         self.retired: list[Inner] = []  # inner groups that are to be destroyed when there is time
         self._made: dict[tuple[int, ...], int] = {}
+        self._told_of_others = False  # groups of another backend
         self._destroyed = 0  # how often the script has destroyed all its groups
         context.wakers.append(self)
 
@@ -530,17 +531,22 @@ class Registry:
             for work in group.unfinished():
                 work.settle()
 
-    def refuse_others(self) -> None:
-        """Errors: UsageError when the script has a process group of another backend."""
+    def refuse_others(self, go_on: bool = False) -> None:
+        """Errors: UsageError when the script has a process group of another backend; with `go_on` that is told once instead."""
         try:
             others = torch_private.groups_of_others(dist)
         except (AttributeError, ValueError):
             return  # another torch, or all groups were destroyed meanwhile
         for backend, ranks in others:
-            raise UsageError(
+            why = (
                 f'this script also made a process group of backend "{backend}", of {named(ranks)}: a replacement would wait there for '
                 'ranks that do not come again; make it by new_group() without a backend: "ftrun" takes tensors on the CPU and on GPUs'
             )
+            if not go_on:
+                raise UsageError(why)
+            if not self._told_of_others and self.context.rank == 0:
+                print(f"ftrun: {why}", file=sys.stderr, flush=True)
+            self._told_of_others = True
 
     # -- rules -------------------------------------------------------------------------------------------------------
 

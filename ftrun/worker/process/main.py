@@ -266,7 +266,7 @@ def _thread_ended(context: Context, otherwise: Callable[[Any], Any]) -> Callable
         error = args.exc_value
         if isinstance(error, Interrupt):
             os.kill(os.getpid(), signal.SIGKILL)  # as in `_script`
-        trains = context.position.thread == threading.get_ident()
+        trains = context.position.thread is threading.current_thread()
         if not trains or (isinstance(error, SystemExit) and error.code in (None, 0)):
             otherwise(args)
             return

@@ -5,7 +5,7 @@ torch reads its variables when the script imports it. Here the fork server has i
 - a name in the script's folder that the fork server has found elsewhere, and a variable that the script's text sets above its
   import of torch, make the worker start as a fresh interpreter (`why_not_forked`);
 - modules that a fresh worker would not have yet are out of `sys.modules` until somebody imports them, and come back if that
-  import finds the same file (`Hidden`). When it is the turn of torch, or of another that is not the library's, and the script has
+  import finds the same file (`Hidden`). When it is the turn of torch, or before it of another that is not the library's, and the script has
   changed a variable that an import read, or put a folder on sys.path in which other modules are found, then the process begins
   anew, as a fresh interpreter.
 A fresh interpreter has imported less, all of it from the standard library: there `make_room` forgets what the script's folder shadows.
@@ -132,7 +132,7 @@ def _why_not_forked(kind: str, target: str, variables: Mapping[str, str]) -> str
     if kind == "script" and _TORCH in sys.modules:
         try:
             with open(target, "rb") as file:
-                above = re.split(rb"^\s*(?:import|from)\s+torch\b", file.read(_LONGEST), maxsplit=1, flags=re.MULTILINE)[0]
+                above = re.split(rb"^\s*(?:import\s+(?:[\w.]+\s*,\s*)*|from\s+)torch\b", file.read(_LONGEST), maxsplit=1, flags=re.MULTILINE)[0]
         except OSError:
             return ""
         found = [name for name in map(bytes.decode, _SET.findall(above)) if _is_read(name) and name not in variables]
@@ -241,7 +241,8 @@ class Hidden:
         own = module.__spec__
 
         def reveal(module: ModuleType) -> None:
-            if name not in sys.stdlib_module_names and os.getpid() == self._pid:
+            # once torch is there, the script may have begun what a process cannot begin anew, and variables are its own to set
+            if _TORCH in self._modules and name not in sys.stdlib_module_names and os.getpid() == self._pid:
                 self._compare(name)
             self._bring_back(name)
             module.__spec__ = own

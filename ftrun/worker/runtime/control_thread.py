@@ -89,6 +89,6 @@ class ControlThread:
             seen = context.board.worker_bell()
             context.board.wait_workers(seen, min(0.05, max(0.0, deadline - time.monotonic())))
         with position.lock:
-            if position.interruptible and context.stop_pending():
+            if position.interruptible and context.stop_pending() and position.thread.is_alive():
                 position.interrupt_sent = True
-                interrupt_thread(position.thread, Interrupt)
+                interrupt_thread(position.thread.ident or 0, Interrupt)

@@ -27,7 +27,7 @@ class Position:
     """Steps are counted by gate numbers, which grow over all loops of a run; a step index is what the script counts."""
 
     def __init__(self) -> None:
-        self.thread = threading.main_thread().ident or 0  # the script's thread that makes groups and runs bodies
+        self.thread = threading.main_thread()  # the script's thread that makes groups and runs bodies
         self.lock = threading.Lock()  # held to leave a body, and to answer or interrupt for a thread in one
         self.where = Where.BEFORE
         self.base = 0  # gate number of the current loop's first step
@@ -56,7 +56,7 @@ class Position:
 
     def trains_here(self) -> None:
         """The calling thread is the one that trains; it need not be the main thread."""
-        self.thread = threading.get_ident()
+        self.thread = threading.current_thread()
 
     def enter_body(self) -> None:
         with self.lock:

@@ -39,7 +39,7 @@ class Whereabouts:
         if self._told[0] == progress and now - self._told[1] < _AGAIN:
             return
         self._told = progress, now
-        frame = frame_of(self._position.thread)
+        frame = frame_of(self._position.thread.ident or 0)
         if frame is not None:
             with contextlib.suppress(OSError):
                 self._report(f"where-{cell.index}", {"line": _line(frame)})

@@ -250,6 +250,7 @@ def _is_standard(loader: Any) -> bool:
         and type(loader).__iter__ is DataLoader.__iter__
         and loader.batch_sampler is not None
         and not isinstance(loader.dataset, IterableDataset)
+        and getattr(loader, "in_order", True)  # else whichever process is first gives the next batch
     )
 
 

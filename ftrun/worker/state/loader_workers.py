@@ -75,10 +75,13 @@ class _Process:
         self._batches = 0
         self._first = self._now()
         self._go_to_begin()
+        if skips:
+            _give_nothing_once(_data_set())
 
     def _now(self) -> dict[str, Any]:
         streams = rng.capture()
-        return {**{name: streams.get(name) for name in _STREAMS}, "data": held_by(_data_set())}
+        root = _data_set()
+        return {**{name: streams.get(name) for name in _STREAMS}, "data": held_by(root), "kinds": kinds_in(root)}
 
     def _go_to_begin(self) -> None:
         if self._begin is None:
@@ -98,12 +101,40 @@ class _Process:
         """A batch is complete."""
         now, first = self._now(), self._first
         changed = {name: now[name] for name in _STREAMS if now[name] != first[name]}
-        data = {path: value for path, value in now["data"].items() if path not in first["data"] or first["data"][path] != value}
+        opened = {holder for holder, kinds in now["kinds"].items() if first["kinds"].get(holder) != kinds}
+        data = {
+            path: value
+            for path, value in now["data"].items()
+            if path[:-1] not in opened and not _is_of_this_process(first["data"].get(path, 0), value)
+            if path not in first["data"] or first["data"][path] != value
+        }
         note = b"".join(serialization.plain({**changed, "data": data}))
         if len(note) > _ROOM - _NOTE.size:
             note = b"".join(serialization.plain({**changed, "data": {}}))
         self._notes.write(self._number, self._batches, note)
         self._batches += 1
+
+
+def _is_of_this_process(before: Any, now: Any) -> bool:
+    """May it stand for something that only this process has, as a descriptor does, or an `opened`?"""
+    return type(now) is bool or (before is None and type(now) is int)
+
+
+def _give_nothing_once(data_set: Any) -> None:
+    """Asked for no items first, a data set that gives many at a time gives none, whatever it makes of that by itself."""
+    given = getattr(data_set, "__getitems__", None)
+    if given is None or not hasattr(data_set, "__dict__"):
+        return
+    own = vars(data_set).get("__getitems__")
+
+    def items(indices: Any) -> Any:
+        if own is None:
+            vars(data_set).pop("__getitems__", None)
+        else:
+            vars(data_set)["__getitems__"] = own
+        return [] if not len(indices) else given(indices)
+
+    vars(data_set)["__getitems__"] = items
 
 
 _process: _Process | None = None
@@ -154,6 +185,18 @@ def held_by(root: Any) -> dict[_Place, Any]:
     return {path: _value(thing) for path, _, thing in _parts(root)}
 
 
+def kinds_in(root: Any) -> dict[_Place, dict[Any, str]]:
+    """What else each of those things holds, by its type.
+
+    A file that was opened meanwhile, say. The values beside it (an "opened", a descriptor) belong to it and not to another process.
+    """
+    found: dict[_Place, dict[Any, str]] = {}
+    for path, holder in _holders(root):
+        inside = _inside(holder) or []
+        found[path] = {key: type(thing).__qualname__ for key, thing in inside if not _is_plain(thing)}
+    return found
+
+
 def put_into(root: Any, values: dict[_Place, Any]) -> None:
     """The other way round, where there is such a place still."""
     for path, holder, thing in list(_parts(root)):
@@ -163,6 +206,14 @@ def put_into(root: Any, values: dict[_Place, Any]) -> None:
 
 def _parts(root: Any) -> Iterator[tuple[_Place, Any, Any]]:
     """(path, what holds it, thing) of everything near the root that has a plain value."""
+    for path, holder in _holders(root):
+        for key, thing in _inside(holder) or ():
+            if _is_plain(thing):
+                yield (*path, key), holder, thing
+
+
+def _holders(root: Any) -> Iterator[tuple[_Place, Any]]:
+    """(path, thing) of the root and of everything near it that holds something."""
     seen: set[int] = set()
     todo: collections.deque[tuple[_Place, Any]] = collections.deque([((), root)])
     while todo and len(seen) < _MANY:
@@ -171,11 +222,8 @@ def _parts(root: Any) -> Iterator[tuple[_Place, Any, Any]]:
         if inside is None or id(holder) in seen:
             continue
         seen.add(id(holder))
-        for key, thing in inside:
-            if _is_plain(thing):
-                yield (*path, key), holder, thing
-            else:
-                todo.append(((*path, key), thing))
+        yield path, holder
+        todo.extend(((*path, key), thing) for key, thing in inside if not _is_plain(thing))
 
 
 def _inside(holder: Any) -> list[tuple[Any, Any]] | None:

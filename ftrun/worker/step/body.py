@@ -85,6 +85,7 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         body, self._inside = self._body, False
+        swallowed = swallowed_in_backward(error)
         if body is None:
             self._committed = kind is None
             if self.alone is not None and kind is None:
@@ -92,13 +93,12 @@ class Step:
                 self.logged = self.alone.of(self.index)
             return False
         self.let_out = True  # also what `_leave` raises leaves the body
-        aborted = self._leave(body, error)
+        aborted = self._leave(body, swallowed or error)
         self.let_out = error is not None and not aborted
         if not self.let_out:
             body.position.where = Where.LEFT
             return aborted
         body.kit.context.leaves()
-        swallowed = swallowed_in_backward(error)
         if swallowed is not None:
             raise swallowed.with_traceback(trace) from None
         return False

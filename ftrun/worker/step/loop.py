@@ -252,7 +252,8 @@ class Loop:
     def _enter(self) -> int:
         """Gate number at which this rank's loop starts."""
         kit, context = self.kit, self.kit.context
-        kit.registry.refuse_others()  # made since protect(), or since the last loop
+        # made since protect(); a run that has trained is not ended for one that was made in its first loop
+        kit.registry.refuse_others(go_on=kit.position.where is not Where.BEFORE)
         context.cell.drop_flag(Flag.LOOP_DONE)
         if kit.position.where is Where.BEFORE:
             self._finish_recording()
@@ -336,6 +337,7 @@ class Loop:
         position.where = where
         self.calls.forget()
         kit.registry.shown.handed_out()
+        context.takes_part()
         context.cell[F.ATTEMPT] = position.attempt
         context.cell[F.STEP] = position.index_of(number) + 1
         self._survivor.tidy_up()

@@ -252,3 +252,12 @@ def test_a_module_that_cannot_be_run(ftrun: Ftrun, name: str, says: str | None) 
     assert says in run.stderr
     root = str(Path(__file__).resolve().parents[3] / "ftrun")
     assert root not in run.stderr, run.stderr
+
+
+def test_what_the_script_sets_once_torch_is_there_is_its_own_affair(ftrun: Ftrun) -> None:
+    """By then it may have made its process group; what torch imports later begins nothing anew."""
+    script = ftrun.script(
+        "import os, torch\nprint('once')\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = f'/tmp/mine-{os.environ[\"RANK\"]}'\n"
+        "import sympy\nprint('end', sympy.Integer(2) + 1)\n"
+    )
+    assert printed(ftrun.start("--spares", 0, script)) == "once\nend 3\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -287,4 +288,67 @@ def test_a_loader_that_counts_its_passes_comes_to_the_end_of_each() -> None:
             position.ensure(index)
             found[-1].append(position.batch)
         position.finish()
+    assert found == wanted
+
+
+class Many(Augmented):
+    """Gives many items at a time, in one tensor. `fails`: where it is asked for none."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__(False)
+        self.fails = fails
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        assert indices or not self.fails
+        return torch.tensor([self[index].tolist() for index in indices], dtype=torch.float64)
+
+
+class Opened(Dataset[torch.Tensor]):
+    """Opens what it reads at its first item, in each process."""
+
+    def __init__(self) -> None:
+        self.file: Any = None
+        self.opened = False
+        self.descriptor: int | None = None
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not self.opened:
+            self.file, self.opened = open("/dev/zero", "rb"), True  # noqa: SIM115 it stays open
+        if self.descriptor is None:
+            self.descriptor = os.open("/dev/zero", os.O_RDONLY)
+        return torch.tensor([index, self.file.read(1)[0], os.read(self.descriptor, 1)[0], *draws()], dtype=torch.float64)
+
+
+def unchanged(batch: Any) -> Any:
+    return batch
+
+
+@pytest.mark.parametrize("kind", ["many", "many that fail", "opened"])
+def test_replacements_of_replacements_go_on(kind: str) -> None:
+    """Twice, in the middle of an epoch."""
+
+    def make() -> LoaderPosition:
+        torch.manual_seed(3)
+        random.seed(3)
+        if kind != "opened":
+            return LoaderPosition(DataLoader(Many(kind != "many"), batch_size=3, num_workers=2, collate_fn=unchanged))
+        return LoaderPosition(DataLoader(Opened(), batch_size=3, num_workers=2))
+
+    def go(position: LoaderPosition, begin: int, end: int) -> list[Any]:
+        found = []
+        for index in range(begin, end):
+            position.ensure(index)
+            found.append(position.batch.tolist())
+        return found
+
+    wanted = go(make(), 0, 8)
+    one, two, three = make(), make(), make()
+    found = go(one, 0, 4)
+    two.put_back(one.capture(), 3)
+    found += go(two, 4, 6)
+    three.put_back(two.capture(), 5)
+    found += go(three, 6, 8)
     assert found == wanted
