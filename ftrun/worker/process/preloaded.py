@@ -42,6 +42,7 @@ _NATIVE = re.compile(
 _FILES = (SourceFileLoader, SourcelessFileLoader, ExtensionFileLoader)
 _TORCH = "torch"
 _SET = re.compile(rb"""environ(?:\[|\.setdefault\(|\.update\()[^=\n]*?["'](\w+)["']""")
+_IMPORTS_TORCH = re.compile(rb"^\s*(?:import\s+(?:[\w.]+\s*,\s*)*|from\s+)torch\b", re.MULTILINE)
 _LONGEST = 1 << 20  # bytes of a script that is looked at
 _MARK = "fresh-workers"  # in the run directory: a worker of this run had to begin anew, so start the next ones so at once
 AGAIN = "a worker of this run had to begin anew"
@@ -132,7 +133,7 @@ def _why_not_forked(kind: str, target: str, variables: Mapping[str, str]) -> str
     if kind == "script" and _TORCH in sys.modules:
         try:
             with open(target, "rb") as file:
-                above = re.split(rb"^\s*(?:import\s+(?:[\w.]+\s*,\s*)*|from\s+)torch\b", file.read(_LONGEST), maxsplit=1, flags=re.MULTILINE)[0]
+                above = _IMPORTS_TORCH.split(file.read(_LONGEST), maxsplit=1)[0]
         except OSError:
             return ""
         found = [name for name in map(bytes.decode, _SET.findall(above)) if _is_read(name) and name not in variables]
