@@ -79,7 +79,7 @@ def test_each_that_stands_still_is_replaced_and_one_in_a_debugger_is_not(ftrun: 
                 os.kill(pid, signal.SIGSTOP)
         others = {name: pid for name, pid in pids.items() if name != "store"}
         for name, pid in others.items():
-            wait_for(lambda n=name: f"our {n} process died; starting another one" in run.stderr, f"another {name}")
+            wait_for(lambda n=name: f"our {n} process died (a helper" in run.stderr, f"another {name}")
             new = wait_for(lambda n=name, p=pid: set(run.pids(f"ftrun {TITLES[n]}")) - {p}, f"the new {name}")
             assert len(new) == 1
             assert f"our {name} process (pid {pid}) stands still" in run.stderr
