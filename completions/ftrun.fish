@@ -107,7 +107,7 @@ complete -c ftrun -n '__ftrun_in run' -l hang-ceiling -d 'The most, and the pati
 complete -c ftrun -n '__ftrun_in run' -l nonfinite -d 'Gradients that are not finite: do the step again and then stop, stop at once, or ignore them.' -x -a 'redo stop ignore'
 complete -c ftrun -n '__ftrun_in run' -l check-replicas -d 'Compare the replicas\' weights every K steps; 0 = at repairs and ends.' -x
 complete -c ftrun -n '__ftrun_in run' -l stop-timeout -d 'Seconds a worker gets to leave its step.' -x
-complete -c ftrun -n '__ftrun_in run' -l recover-timeout -d 'Seconds a repair may take before those who hold it up are replaced.' -x
+complete -c ftrun -n '__ftrun_in run' -l recover-timeout -d 'Seconds a repair may make no progress; then who holds it up is replaced.' -x
 complete -c ftrun -n '__ftrun_in run' -l start-timeout -d 'Seconds a worker gets to start.' -x
 complete -c ftrun -n '__ftrun_in run' -l fault-plan -d 'Inject the faults of a TOML plan.' -r -F
 complete -c ftrun -n '__ftrun_in run' -l random-faults -d 'Inject random faults: how likely a step has one, 0 to 1.' -x
@@ -193,7 +193,7 @@ complete -c ftrun -n '__ftrun_in verify' -l hang-ceiling -d 'The most, and the p
 complete -c ftrun -n '__ftrun_in verify' -l nonfinite -d 'Gradients that are not finite: do the step again and then stop, stop at once, or ignore them.' -x -a 'redo stop ignore'
 complete -c ftrun -n '__ftrun_in verify' -l check-replicas -d 'Compare the replicas\' weights every K steps; 0 = at repairs and ends.' -x
 complete -c ftrun -n '__ftrun_in verify' -l stop-timeout -d 'Seconds a worker gets to leave its step.' -x
-complete -c ftrun -n '__ftrun_in verify' -l recover-timeout -d 'Seconds a repair may take before those who hold it up are replaced.' -x
+complete -c ftrun -n '__ftrun_in verify' -l recover-timeout -d 'Seconds a repair may make no progress; then who holds it up is replaced.' -x
 complete -c ftrun -n '__ftrun_in verify' -l start-timeout -d 'Seconds a worker gets to start.' -x
 complete -c ftrun -n '__ftrun_in verify' -l random-faults -d 'Inject random faults: how likely a step has one, 0 to 1.' -x
 complete -c ftrun -n '__ftrun_in verify' -l fault-seed -d 'Seed of the random faults.' -x
