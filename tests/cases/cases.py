@@ -82,7 +82,7 @@ CASES: dict[str, Case] = {
     "counter-after-update": Case("counter_after_update", (YES, EQUAL), TWO, known_wrong=(NAMED,)),
     "best-epoch": Case("best_epoch", strike="0:3:2", known_wrong=(NAMED,)),
     "two-loops": Case("two_loops", strike="1:1:2", known_wrong=(EQUAL,)),
-    "progress-bar": Case("progress_bar", faults=TWO, often=True),
+    "progress-bar": Case("progress_bar", faults=TWO),
     # the order of the data
     "shuffle-in-place": Case("shuffle_in_place", faults=(UPDATE,), strike="1:3:2", known_wrong=(NAMED,)),
     "counting-sampler": Case("counting_sampler", faults=(UPDATE,), strike="1:3:2", known_wrong=(NAMED,)),

@@ -149,7 +149,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("--fault-plan norank.plan train.py", 78, "{here}/norank.plan:1: [[fault]] needs rank, as in rank = 0"),
     (
         "--fault-plan key.plan train.py", 78,
-        "{here}/key.plan:4: unknown key 'stpe' in [[fault]] (known: kind, rank, step, at, times, for)",
+        "{here}/key.plan:4: unknown key 'stpe' in [[fault]] (known: kind, rank, epoch, step, at, times, for)",
     ),
     ("--fault-plan at.plan train.py", 78, f"{{here}}/at.plan:4: unknown phase 'backwards', did you mean backward? (known: {PHASES})"),
     (
@@ -201,7 +201,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("inject-fault kill --step -1", 2, "--step must not be negative, not -1"),
     (
         "inject-fault --random 0.1 --rank 2", 2,
-        "--random draws rank and phase itself: --rank, --at and --for do not go with it",
+        "--random draws rank and phase itself: --rank, --at, --epoch and --for do not go with it",
     ),
     ("timeline ./nowhere", 4, f"no run named ./nowhere{LEFT_NO_JOURNAL}"),
     ("timeline --format gif", 2, "--format must be one of text, svg, html, trace, not 'gif'"),

@@ -137,32 +137,34 @@ class _Interrupted:
         raise KeyboardInterrupt
 
 
-class _Interrupting(dist.Work):
-    def get_future(self) -> torch.futures.Future[Any]:
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result(_Interrupted())
-        return future
+def _interrupting_group() -> Any:
+    """Of one rank, written in Python as ftrun's groups are. Made here, since a torch that is too old has no such classes."""
 
+    class Interrupting(dist.Work):
+        def get_future(self) -> torch.futures.Future[Any]:
+            future: torch.futures.Future[Any] = torch.futures.Future()
+            future.set_result(_Interrupted())
+            return future
 
-class _InterruptingGroup(dist.ProcessGroup):
-    """Of one rank, written in Python as ftrun's groups are."""
+    class Group(dist.ProcessGroup):
+        def __init__(self) -> None:
+            super().__init__(0, 1)
+            _use_gloo(self)
+            self._works: list[dist.Work] = []
 
-    def __init__(self) -> None:
-        super().__init__(0, 1)
-        _use_gloo(self)
-        self._works: list[dist.Work] = []
+        def allreduce(self, tensors: Any, options: Any) -> dist.Work:
+            self._works.append(Interrupting())
+            return self._works[-1]
 
-    def allreduce(self, tensors: Any, options: Any) -> dist.Work:
-        self._works.append(_Interrupting())
-        return self._works[-1]
+        def getBackendName(self) -> str:
+            return "gloo"
 
-    def getBackendName(self) -> str:
-        return "gloo"
+    return Group()
 
 
 def _swallows() -> bool:
     """What comes up while DDP looks at a collective's result is given back as what it was."""
-    group = _InterruptingGroup()
+    group = _interrupting_group()
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group, init_sync=False)
     try:
         with private.signals_in_backward():
