@@ -12,6 +12,7 @@ from typing import Any
 from tests.e2e import harness
 from tests.gpu import conftest, machine
 
+# none is called as a package that torch may import (cuda, nccl): a script's folder comes first for every import
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 SETTINGS = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -24,7 +25,7 @@ NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS"
 def start(
     folder: Path,
     *arguments: str,
-    script: str = "cuda.py",
+    script: str = "on_device.py",
     faults: tuple[str, ...] = (),
     options: tuple[str, ...] = (),
     ranks: int = conftest.RANKS,
