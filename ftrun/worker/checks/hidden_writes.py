@@ -42,19 +42,25 @@ class HiddenWrites(StepObserver):
                 "parameters or optimizer state changed between two bodies: change them inside `with step:`, after the update"
             )
 
+    def _counts(self) -> bool:
+        """Are writes to the parameters counted in this body?
+
+        Reading what is on a GPU would wait for the backward, which may wait for a dead peer: the counts tell there.
+        """
+        return self._looking and self._state.gpu is not None
+
     def body_started(self) -> None:
         self._bodies += 1
         self._calls = 0
-        self._before, self._writes = self._mark(), self._state.writes_to_params()
+        self._before = self._mark()
+        self._writes = self._state.writes_to_params() if self._counts() else []
 
     def model_called(self, args: Any, kwargs: Any) -> None:
         """What moves weights for a second forward and back again is not seen at the gate, and no step that is done again undoes it."""
         self._calls += 1
         if self._calls == 1 or not self._looking:
             return
-        # reading what is on a GPU would wait for the backward, which may wait for a dead peer: the counts of writes tell there
-        on_gpu = self._state.gpu is not None
-        if self._state.writes_to_params() != self._writes if on_gpu else self._mark() != self._before:
+        if self._state.writes_to_params() != self._writes if self._counts() else self._mark() != self._before:
             raise UsageError(
                 "parameters were moved between two forwards of one step, before optimizer.step() (sharpness-aware minimization?): a "
                 "repeated step would begin where they were moved to. Make it two steps, each with a backward and one "
