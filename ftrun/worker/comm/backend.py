@@ -75,12 +75,12 @@ class Inner:
         if self._aborted or crash_points.broken("abort"):
             return
         self._aborted = True
+        self._let_go()
         for sock in self._sockets:
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # the peer's end is gone already
-        self._let_go()
         self._shut = True
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
@@ -88,11 +88,13 @@ class Inner:
             getattr(communicator, "abort", communicator.shutdown)()
 
     def _let_go(self) -> None:
-        """Have Gloo close what it did not find out to be shut down: a wait that lasts too long ends every wait of its group.
+        """Have Gloo close all connections of this group: a wait that lasts too long ends every other wait, and whatever begins later.
 
-        By itself Gloo finds out by reading, to which it does not come in front of a message that nobody wants any more (its
-        collective failed in the middle of it): it asks for that again and again, and whoever waits on that connection waits on,
-        with the threads and descriptors of the group.
+        The end of a connection alone does not do it. Gloo finds out by reading, to which it does not come in front of a message
+        that nobody wants any more (its collective failed in the middle of it), and whoever waits on that connection waits on, with
+        the threads and descriptors of the group. And it comes first: what is sent on a connection that was shut down, before Gloo
+        reads its end, is put aside and forgotten there (`Pair::signalException` passes over unbound buffers in `tx_`).
+        What was put aside for a full socket is forgotten all the same: its thread stays until the group's timeout.
         """
         gloo = self._gloo
         for device, peer in itertools.product(range(self._contexts), self._peers if gloo is not None else ()):

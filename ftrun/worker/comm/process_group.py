@@ -69,6 +69,7 @@ class SwapGroup(ProcessGroup):
         self._draining: list[Pending] = []
         self._directs: weakref.WeakSet[Direct] = weakref.WeakSet()  # sent or received between two ranks, or under way
         self._waiting: set[Direct] = set()  # for which somebody waits
+        self._holding: weakref.WeakKeyDictionary[Pending, threading.Timer] = weakref.WeakKeyDictionary()  # failed, not told yet
         self._lock = threading.Lock()
         # on the board, the group that a collective belongs to: 0 is the world
         whole = len(ranks) == (registry.context.world.size if registry.context.world else 0)
@@ -277,7 +278,7 @@ class SwapGroup(ProcessGroup):
 
     def failed(self, work: Pending) -> None:
         """The inner collective failed: the stop completes it; without one the error is shown after a while."""
-        if self.context.stop_pending():
+        if self.context.stop_pending() or work not in self.pending:  # or its stop has been here before it failed
             work.complete()
             return
         seconds = self.hold(work.error)
@@ -287,7 +288,10 @@ class SwapGroup(ProcessGroup):
         self.registry.shown.failed(work.generation)
         timer = threading.Timer(seconds, self._give_up, (work,))
         timer.daemon = True
+        self._holding[work] = timer  # `release` cancels it: a thread for each failure that a stop explained is one too many
         timer.start()
+        if work not in self.pending:  # the stop came in between
+            timer.cancel()
 
     def _give_up(self, work: Pending) -> None:
         """No stop explained the failure: the error is raised by whatever this rank calls next, the gate at the latest."""
@@ -316,6 +320,9 @@ class SwapGroup(ProcessGroup):
         with self._lock:
             self._draining.extend(pending)
         for work in pending:
+            timer = self._holding.pop(work, None)
+            if timer is not None:
+                timer.cancel()
             work.complete()
         for direct in list(self._waiting):
             if direct.of.generation < generation:
