@@ -403,8 +403,12 @@ class Board:
         return native.load64(self._gate_address)
 
     def generation(self) -> int:
-        """Of the gate word, by a plain read: for places that are passed many times a step and look again anyway."""
+        """Of the gate word, by a plain read."""
         return self._words[Head.GATE] >> gate.GENERATION_SHIFT
+
+    def head(self) -> memoryview:
+        """The words of the header, for who reads some of them many times a step."""
+        return self._words[:_CELLS_AT // _WORD]
 
     def requests(self) -> int:
         """Number of the newest request for a fault or a drain; passed as often as `generation`."""

@@ -28,6 +28,7 @@ from ftrun.worker.checks import late_changes
 from ftrun.worker.checks.finite_gradients import FiniteGradients
 from ftrun.worker.checks.hidden_writes import HiddenWrites
 from ftrun.worker.checks.left_out import LeftOut
+from ftrun.worker.checks.looks import Looks
 from ftrun.worker.checks.replica_check import ReplicaCheck
 from ftrun.worker.checks.same_gate import SameGate
 from ftrun.worker.checks.same_inputs import SameInputs
@@ -197,12 +198,12 @@ def _guard(context: Context, state: ProtectedState, left_out: LeftOut, logged: L
     loop = Loop(kit)
     for optimizer in state.optimizers:
         optimizer.register_step_pre_hook(_before_update(loop.body))
-        optimizer.register_step_post_hook(lambda *_: loop.body.update_done())
+        optimizer.register_step_post_hook(loop.body.update_done)
     late_changes.watch(state)
     compiling.stay_out()
     compiling.excuse(context)
     for module in state.modules:
-        module.register_forward_pre_hook(lambda _, args, kwargs: loop.body.model_called(args, kwargs), with_kwargs=True)
+        module.register_forward_pre_hook(loop.body.model_called, with_kwargs=True)
         module.register_forward_hook(_after_forward(loop.body))
     context.phase(Phase.IDLE)
     return loop
@@ -214,12 +215,20 @@ def _kit(
     ledger = Ledger(state)
     snapshots = Snapshots(context, state, ledger)
     reducers, sharded = Reducers(state.modules, groups), FullySharded(state.shards)
-    kit = Kit(context, groups, state, ledger, reducers, sharded, Kept(context, state, ledger), snapshots, logged)
-    groups.observers.add(StopHooks(groups, state.modules), StepTime(groups), HiddenWrites(context.position, state))
-    groups.observers.add(SameInputs(context), SameGate(context), Unreduced(sharded))
+    looks = Looks(state)
+    kit = Kit(context, groups, state, ledger, reducers, sharded, Kept(context, state, ledger), snapshots, logged, looks)
+    hidden = HiddenWrites(context.position, state, looks)
+    looks.tell(groups.observers, hidden, "body_started", "model_called", "gate_reached", "step_done")
+    groups.observers.add(looks, StopHooks(groups, state.modules), StepTime(groups), hidden)
+    groups.observers.add(SameInputs(context), SameGate(context))
+    if state.is_sharded:
+        unreduced = Unreduced(sharded)
+        looks.tell(groups.observers, unreduced, "step_done")
+        groups.observers.add(unreduced)
     if context.nonfinite != "ignore":
-        groups.observers.add(FiniteGradients(context, state, context.nonfinite))
+        groups.observers.add(FiniteGradients(context, state, looks, context.nonfinite))
     groups.observers.add(ReplicaCheck(context, state, context.check_replicas), left_out)
+    left_out.told_by = groups.observers
     folder = os.environ.get(ENV_DIGESTS)
     if folder:
         groups.observers.add(DigestRecorder(context, state, ledger, left_out, Path(folder)))
@@ -279,7 +288,7 @@ def _unwrapped(optimizer: Any) -> Any:
 def _before_update(body: Body) -> Callable[..., Any]:
     def hook(optimizer: Any, args: Any, kwargs: Any) -> Any:
         bare = len(args) < 2 and not kwargs
-        closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
+        closure = None if bare else kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
         if closure is not None:
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise UsageError("LBFGS.step(closure) calls the model several times a step and cannot be recovered exactly")

@@ -1,17 +1,21 @@
-"""Finite gradients: a rank looks at its own before it arrives, so nothing that is not finite reaches the weights.
+"""Finite gradients: a rank looks at what it gives to the others, and at the result before it arrives.
 
-It costs one read of the gradients a step.
+To read every number of a large model in every step costs more than a step may: so of what goes into each exchange a part is read that
+the budget of the checks pays for, another part in each step and never less than 64 Ki numbers; small models and long steps are read
+whole. The result of the exchange is read whole where a part was not finite, and in the bodies that are looked at.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import torch
 
 from ftrun.core.errors import NonFiniteError
 from ftrun.core.shared.board import F, Phase
+from ftrun.worker.checks.looks import SHARE, Looks
 from ftrun.worker.comm.collective_replay import tensors_of
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
@@ -24,55 +28,76 @@ _REDUCING = {
 """Collective -> which of its arguments holds this rank's own contribution."""
 
 _FORMATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_WHOLE = 1 << 16  # numbers up to which what is exchanged is looked at whole
-_PIECE, _PIECES = 4096, 16  # numbers of a piece, and pieces, of larger tensors
+_WHOLE = 1 << 16  # numbers that are read of each exchange at least
 _AFTER_YOU = 1.0  # seconds
 
 
 class FiniteGradients(StepObserver):
     """`nonfinite` is redo or stop."""
 
-    def __init__(self, context: Context, state: ProtectedState, nonfinite: str) -> None:
+    def __init__(self, context: Context, state: ProtectedState, looks: Looks, nonfinite: str) -> None:
         self._context = context
         self._state = state
+        self._looks = looks
         self._words = context.cell.words()
         self._nonfinite = nonfinite
         self._poisoned = False  # numbers of this body were not finite on their way into a collective
+        self._exchanged = False  # numbers of this body were on their way into a collective
         self._thorough = False  # the step is done again, and its gradients may not have been finite
         self._flags: list[torch.Tensor] = []  # the same for tensors on devices, not read yet
+        self._part = 1.0  # of what is exchanged, that is read
+        self._numbers = 0  # that were exchanged in this body
+        self._pace = 0.0  # ns that it takes to read one of them
 
     def body_started(self) -> None:
-        self._poisoned = False
+        if self._looks.on and self._numbers and self._pace and self._looks.step_ns:
+            self._part = min(1.0, SHARE * self._looks.step_ns / (self._pace * self._numbers))
+        self._thorough = self._thorough and self._context.position.attempt > 0
+        self._poisoned = self._exchanged = False
+        self._numbers = 0
         self._flags.clear()
 
     def collective_started(self, name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> None:
         place = _REDUCING.get(name)
         if place is None or self._poisoned or self._words[F.PHASE] != Phase.BACKWARD:
             return
+        self._exchanged = True
         for tensor in tensors_of(args[place]) if place else outputs:
             if tensor.dtype not in _FORMATS:
                 continue
             if not tensor.is_cpu:
                 self._flags.append(torch.isfinite(tensor).all())  # read at the gate, where the device is waited for
+                continue
+            size = tensor.numel()
+            self._numbers += size
+            if self._looks.on or self._thorough:
+                since = time.monotonic_ns()
+                fine = _is_finite(tensor)
+                if size >= _WHOLE:
+                    self._pace = (time.monotonic_ns() - since) / size
             else:
-                self._poisoned = self._poisoned or not self._looks_finite(tensor)
-
-    def _looks_finite(self, tensor: torch.Tensor) -> bool:
-        """Is this rank's part of a reduction finite? Large ones are sampled: the gate looks at every number anyway."""
-        if not self._thorough and tensor.numel() > _WHOLE and tensor.is_contiguous():
-            tensor = tensor.detach().view(-1).unfold(0, _PIECE, (tensor.numel() - _PIECE) // (_PIECES - 1))
-        return _is_finite(tensor) or bool(torch.isfinite(tensor).all())  # the sum alone may have overflowed
+                wanted = max(_WHOLE, int(self._part * size))
+                if wanted < size and tensor.is_contiguous():
+                    at = self._looks.bodies * wanted % size
+                    tensor = tensor.detach().view(-1)[at : at + wanted]
+                # the sum is not finite when one of the numbers is not; it may also overflow
+                fine = math.isfinite(tensor.detach().sum().item())
+            self._poisoned = not (fine or bool(torch.isfinite(tensor).all()))
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
         """Errors: NonFiniteError when what the optimizer would apply is not finite."""
-        if optimizer is None:
+        if optimizer is None or getattr(optimizer, "found_inf", None) is not None:
+            return  # with a GradScaler the kernel leaves such an update out; without a kernel for it, the scaler does
+        mine = self._poisoned or any([not bool(flag) for flag in self._flags])
+        if not (mine or self._thorough or self._looks.on) and (self._exchanged or self._few_are_finite()):
             return
+        since = time.monotonic_ns()
         names = [name for name, _, _ in self._state.params]
         bad = first_bad([(name, grad) for name, grad in zip(names, grads, strict=True) if grad is not None])
-        if bad is None or getattr(optimizer, "found_inf", None) is not None:
-            return  # with a GradScaler the kernel leaves such an update out; without a kernel for it, the scaler does
+        self._looks.spent(since)
+        if bad is None:
+            return
         context = self._context
-        mine = self._poisoned or any(not bool(flag) for flag in self._flags)
         if not mine and context.world is not None and context.world.size > 1:
             # the exchange gave it to every rank: the one whose own gradients were bad is to be the one that says so
             context.wait_until(lambda: False, _AFTER_YOU)
@@ -85,8 +110,10 @@ class FiniteGradients(StepObserver):
         error.final = self._nonfinite == "stop"
         raise error
 
-    def gate_passed(self, number: int) -> None:
-        self._thorough = False
+    def _few_are_finite(self) -> bool:
+        """Of a body without an exchange: a loss that is not finite makes every gradient so."""
+        few = (param.grad for _, param in self._state.few)
+        return all([_is_finite(_numbers(grad)) for grad in few if grad is not None and grad.is_floating_point()])
 
     def aborted(self, raised: bool) -> None:
         """After somebody's exception: look at every number that this rank gives to the others."""

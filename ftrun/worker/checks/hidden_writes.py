@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ftrun.core.errors import UsageError
+from ftrun.worker.checks.looks import Looks
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Position
 from ftrun.worker.state.protected_state import ProtectedState
 
-_GUARDED = 3  # first steps in which all parameters are looked at; then every 100th. In between a sample is
-
 
 class HiddenWrites(StepObserver):
-    """Compares checksums at the start of a body, at its gate, at its end and at the next hand-out. Errors: UsageError."""
+    """Compares checksums at the start of a body, at its gate, at its end and at the next hand-out, in those that are looked at.
 
-    def __init__(self, position: Position, state: ProtectedState) -> None:
+    Errors: UsageError.
+    """
+
+    def __init__(self, position: Position, state: ProtectedState, looks: Looks) -> None:
         self._position = position
         self._state = state
-        self._bodies = 0
-        self._before = (0, 0)  # at the start of the body
+        self._looks = looks
+        self._before = 0  # at the start of the body
         self._calls = 0  # of models in this body
-        self._after: tuple[int, int] | None = None  # and at its end
+        self._after: int | None = None  # and at its end
         self._writes: list[int] = []  # to the parameters, at the start of the body
 
-    @property
-    def _looking(self) -> bool:
-        return self._bodies <= _GUARDED or self._bodies % 100 == 0
-
-    def _mark(self) -> tuple[int, int]:
-        return self._state.params_checksum() if self._looking else 0, self._state.sample(self._bodies)
+    def _mark(self) -> int:
+        since = time.monotonic_ns()
+        mark = self._state.checksum()
+        self._looks.spent(since)
+        return mark
 
     def loop_started(self, first: int, length: int) -> None:
         """What is between two loops is run by a replacement too, so anything may change there."""
@@ -42,25 +44,19 @@ class HiddenWrites(StepObserver):
                 "parameters or optimizer state changed between two bodies: change them inside `with step:`, after the update"
             )
 
-    def _counts(self) -> bool:
-        """Are writes to the parameters counted in this body?
-
-        Reading what is on a GPU would wait for the backward, which may wait for a dead peer: the counts tell there.
-        """
-        return self._looking and self._state.gpu is not None
-
     def body_started(self) -> None:
-        self._bodies += 1
         self._calls = 0
         self._before = self._mark()
-        self._writes = self._state.writes_to_params() if self._counts() else []
+        # reading what is on a GPU would wait for the backward, which may wait for a dead peer: the counts tell there
+        self._writes = self._state.writes_to_params() if self._state.gpu is not None else []
 
     def model_called(self, args: Any, kwargs: Any) -> None:
         """What moves weights for a second forward and back again is not seen at the gate, and no step that is done again undoes it."""
         self._calls += 1
-        if self._calls == 1 or not self._looking:
+        if self._calls == 1:
             return
-        if self._state.writes_to_params() != self._writes if self._counts() else self._mark() != self._before:
+        moved = self._state.writes_to_params() != self._writes if self._state.gpu is not None else self._mark() != self._before
+        if moved:
             raise UsageError(
                 "parameters were moved between two forwards of one step, before optimizer.step() (sharpness-aware minimization?): a "
                 "repeated step would begin where they were moved to. Make it two steps, each with a backward and one "

@@ -23,7 +23,7 @@ from ftrun.core.shared.left_out import file_name, shown
 from ftrun.worker.checks.carried import LoopNames, loop_names
 from ftrun.worker.checks.live_values import LiveValues, attributes, is_open
 from ftrun.worker.runtime.callers import is_script
-from ftrun.worker.runtime.observer import StepObserver
+from ftrun.worker.runtime.observer import Observers, StepObserver
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.plain_values import PlainValues
 from ftrun.worker.state.protected_state import ProtectedState
@@ -48,6 +48,7 @@ class LeftOut(StepObserver):
         self._first: dict[str, Any] | None = None  # name -> digest at the first look
         self._loops = 0
         self._bodies = 0
+        self.told_by = Observers()  # which need not tell it any more in the end
         self._told: set[str] = set()
 
     def loop_started(self, first: int, length: int) -> None:
@@ -57,10 +58,13 @@ class LeftOut(StepObserver):
         self._bodies += 1
         if self._first is None:
             self._first = dict(self._look(list(_script_frames())))
+        if self._bodies == _SECOND_LOOK:
+            self.told_by.ignore("body_started", self)
 
     def handed_out(self, number: int) -> None:
         if self._bodies == _SECOND_LOOK:
             self._compare()
+            self.told_by.ignore("handed_out", self)
 
     def loop_ending(self, number: int) -> None:
         self._compare()

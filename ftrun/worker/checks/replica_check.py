@@ -39,9 +39,10 @@ class ReplicaCheck(StepObserver):
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
         """Publish this rank's checksums, when it is time."""
         context, first = self._context, self._generation != self._context.generation
-        self._generation, self._agreed = context.generation, -1
+        self._generation, self._agreed = context.generation, number
         due = number < _FIRST_CHECKS or (self._every and number % self._every == 0) or self._state.holders.rest_on_word
-        if due or (first and context.generation > 1):
+        if due or (first and context.generation > 1):  # the same on every rank
+            self._agreed = -1
             self._publish(number)
 
     def loop_ending(self, number: int) -> None:

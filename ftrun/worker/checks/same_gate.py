@@ -41,14 +41,12 @@ class SameGate(StepObserver):
 
     def may_open(self, number: int) -> bool:
         """Errors: UsageError, on each rank that would open the gate."""
-        cells = self._context.cells()
-        first = cells[0][F.BUSY] & _KINDS
-        if all([cell[F.BUSY] & _KINDS == first for cell in cells]):
+        if len({words[F.BUSY] & _KINDS for words in self._context.words_of_ranks}) < 2:
             return True
         if not self._is_shut(number):
             return False  # another rank has opened it, and the first ones went on
         found: dict[int, list[int]] = {}
-        for rank, cell in enumerate(cells):
+        for rank, cell in enumerate(self._context.cells()):
             found.setdefault(cell[F.BUSY] & _KINDS, []).append(rank)
         raise UsageError(_sentence(found))
 

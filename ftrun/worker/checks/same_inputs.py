@@ -39,10 +39,12 @@ class SameInputs(StepObserver):
 
     def model_called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         number = self._context.position.number
-        for leaf in leaves([args, kwargs]):
-            self._digest = _chained(leaf, self._digest)
+        digest = self._digest
+        for leaf in args if not kwargs and all([type(one) is torch.Tensor for one in args]) else leaves([args, kwargs]):
+            digest = _chained(leaf, digest)
+        self._digest = digest
         self._calls += 1
-        self._words[F.INPUTS] = self._digest
+        self._words[F.INPUTS] = digest
         self._words[F.INPUTS_AT] = inputs_word(number, self._calls)
         if number != self._number:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ftrun.core.shared.board import F, Phase
+from ftrun.core.shared.board import F
 from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.runtime.observer import StepObserver
 
@@ -18,32 +18,22 @@ class StepTime(StepObserver):
         self._words = registry.context.cell.words()
         self._since = 0  # when this rank's own work in the step began, ns
         self._waited = 0  # ns of waiting for others before that
-        self._measured = False
 
     def body_started(self) -> None:
-        self._measured = False
+        self._registry.first_exchange = self._measure
         if not self._since:
-            self._start_clock()
+            self._since, self._waited = time.monotonic_ns(), self._registry.shown.waited
 
-    def collective_started(self, name: str, args: tuple[Any, ...], outputs: list[Any]) -> None:
-        if self._words[F.PHASE] == Phase.BACKWARD:
+    def gate_ahead(self, number: int, optimizer: Any, grads: list[Any]) -> None:
+        if self._registry.first_exchange is not None:
             self._measure()
-
-    def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
-        self._measure()
 
     def gate_passed(self, number: int) -> None:
         """Every rank starts its next share of work at this moment."""
-        self._start_clock()
-
-    def _start_clock(self) -> None:
-        self._since = time.monotonic_ns()
-        self._waited = self._registry.shown.waited
+        self._since, self._waited = time.monotonic_ns(), self._registry.shown.waited
 
     def _measure(self) -> None:
-        if self._measured:
-            return
-        self._measured = True
+        self._registry.first_exchange = None
         if self._since:
             waited = self._registry.shown.waited - self._waited
             self._words[F.WORK] = max(0, time.monotonic_ns() - self._since - waited)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ftrun.core.shared.board import F
 from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.runtime import sharded_private
 from ftrun.worker.runtime.observer import StepObserver
@@ -31,10 +32,12 @@ class StopHooks(StepObserver):
         self._hooks: list[Any] = []
         self._begun: list[float] = []
         context, position = registry.context, registry.position
-        self._context = context
+        self._observers = registry.observers
+
+        words = context.cell.words()
 
         def look(*_: Any) -> None:
-            context.progress()
+            words[F.PROGRESS] = time.monotonic_ns()
             if context.stop_pending() and position.where is Where.BODY and not registry.local:
                 raise Interrupt
 
@@ -49,13 +52,8 @@ class StopHooks(StepObserver):
             params = [p for p in root.parameters() if p.requires_grad]
             self._hooks += [p.register_hook(look) for p in _spread(params, _PLACES)]
 
-    def collective_started(self, name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> None:
-        self._context.progress()
-
     def body_started(self) -> None:
         """From the first bodies of this process it learns how many hooks are enough."""
-        if len(self._begun) == _LEARNED:
-            return
         self._begun.append(time.monotonic())
         if len(self._begun) == _LEARNED:
             step = min(b - a for a, b in zip(self._begun, self._begun[1:], strict=False))
@@ -64,6 +62,7 @@ class StopHooks(StepObserver):
                 if hook not in kept:
                     hook.remove()
             self._hooks = kept
+            self._observers.ignore("body_started", self)
 
 
 def _spread(items: list[T], most: int) -> list[T]:

@@ -27,7 +27,8 @@ from torch.distributed import ProcessGroup
 from ftrun.core import symptoms
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
-from ftrun.core.shared.board import Head
+from ftrun.core.shared.board import F, Head, Phase
+from ftrun.core.shared.gate import GENERATION_SHIFT
 from ftrun.core.shared.world import World
 from ftrun.core.system import files
 from ftrun.core.text import ranks as named
@@ -40,7 +41,7 @@ from ftrun.worker.comm.work import Direct, FinishedWork, Pending
 from ftrun.worker.runtime import torch_private
 from ftrun.worker.runtime.callers import caller, inside_ddp_constructor
 from ftrun.worker.runtime.observer import Observers
-from ftrun.worker.runtime.position import Where
+from ftrun.worker.runtime.position import Interrupt, Where
 from ftrun.worker.runtime.run_link import Context
 
 # seconds that an error of the inner group is held back for the stop that should explain it: while a loop runs, and outside,
@@ -126,12 +127,12 @@ class SwapGroup(ProcessGroup):
     # -- collectives -------------------------------------------------------------------------------------------------
 
     def _collective(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        registry, context = self.registry, self.context
+        registry, context, in_body = self.registry, self.context, self.registry.position.where is Where.BODY
         outputs = tensors_of(args[0]) if args and name != "send" else []
         if registry.local:
             fill_local(name, args)
             return FinishedWork(outputs)
-        replay = registry.admit(name)
+        replay = not in_body and registry.admit(name)
         if registry.recorder.replaying:
             if not replay:
                 fill_local(name, args)
@@ -142,26 +143,28 @@ class SwapGroup(ProcessGroup):
                 registry.unrestorable(error)
                 raise
             return FinishedWork(outputs)
-        context.check_stop_in_collective()
+        if context.head[Head.GATE] >> GENERATION_SHIFT > context.generation:  # `stop_pending`, without a call
+            raise Interrupt
         if registry.broken is not None:
             registry.check()
         inner = self.inner
-        if inner is None and self not in registry.groups:
-            raise RuntimeError(f"{name}: this process group was destroyed")
         if inner is None:
-            raise WorkerError(
-                f"{name}: this rank took over after its predecessor had left the loop, and its peers are past this "
-                "collective; communicate inside the loop"
-            )
-        if registry.position.in_body:
+            raise self._why_not(name)
+        if in_body:
+            if registry.first_exchange is not None and registry.shown.words[F.PHASE] == Phase.BACKWARD:
+                registry.first_exchange()
             registry.observers.collective_started(name, args, outputs)
         direct = name in DIRECT
         entry = registry.recorder.reserve(name) if replay else None
         if not direct:  # those wait in `wait` only: a rank that has sent something may be busy with something else
-            registry.shown.begins(name, self.mark)
+            registry.shown.beginning = True
+            registry.shown.entered(name, self.mark)
         try:
-            with averaging_integers(outputs, len(self.ranks), self.my_rank, args, kwargs) as divide:
-                work = getattr(inner.group, name)(*args, **kwargs)
+            if not outputs or outputs[0].is_floating_point():
+                divide, work = None, getattr(inner.group, name)(*args, **kwargs)
+            else:
+                with averaging_integers(outputs, len(self.ranks), self.my_rank, args, kwargs) as divide:
+                    work = getattr(inner.group, name)(*args, **kwargs)
         except BaseException as error:
             registry.shown.begun()
             if entry is not None:
@@ -175,10 +178,20 @@ class SwapGroup(ProcessGroup):
             self._directs.add(received)
             return received
         pending = Pending(self, inner, work, outputs, divide, entry)
-        registry.shown.begun()
-        if context.stop_pending() or registry.over:
+        registry.shown.beginning = False
+        if pending not in self.pending:  # its end came while it began
+            registry.shown.left()
+        if context.head[Head.GATE] >> GENERATION_SHIFT > context.generation or registry.over:
             self.release(inner.generation + 1)  # the control thread may have been here before this one began
         return pending
+
+    def _why_not(self, name: str) -> Exception:
+        if self not in self.registry.groups:
+            return RuntimeError(f"{name}: this process group was destroyed")
+        return WorkerError(
+            f"{name}: this rank took over after its predecessor had left the loop, and its peers are past this "
+            "collective; communicate inside the loop"
+        )
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Gloo's barrier that names the ranks which do not come. Errors: RuntimeError.
@@ -236,12 +249,15 @@ class SwapGroup(ProcessGroup):
 
         Raises Interrupt when the world was stopped, unless that came too late for this step.
         """
-        self.registry.shown.waited += time.monotonic_ns() - since
-        if self.registry.position.where is Where.BETWEEN:
-            self.registry.keep_results()  # a death before the next loop does not lose them
-        if over and self.registry.position.where in (Where.PASSED, Where.BETWEEN):
+        registry, context = self.registry, self.context
+        where = registry.position.where
+        registry.shown.waited += time.monotonic_ns() - since
+        if where is Where.BETWEEN:
+            registry.keep_results()  # a death before the next loop does not lose them
+        if over and (where is Where.PASSED or where is Where.BETWEEN):
             return  # a rank that passed its gate is not interrupted, and between two loops the next one is the place to stop
-        self.context.check_stop_in_collective()
+        if context.head[Head.GATE] >> GENERATION_SHIFT > context.generation:
+            raise Interrupt
 
     def stopped_waiting(self) -> None:
         self.registry.shown.left()
@@ -263,9 +279,6 @@ class SwapGroup(ProcessGroup):
         return self.registry.broken or RuntimeError("the process group was destroyed before this collective was complete")
 
     # the set is changed by one call into C at a time, from any thread; a lock would cost as much again in every step
-
-    def started(self, work: Pending) -> None:
-        self.pending.add(work)
 
     def ended(self, work: Pending) -> bool:
         """It is complete; False when it was before."""
@@ -379,6 +392,7 @@ class Registry:
         self.broken_in: SwapGroup | None = None  # the group that it was called on
         self.over = False  # the run ends and a rank has left: no collective can be completed
         self.shown = OnBoard(context.cell.words(), lambda: any([bool(group.pending) for group in self.groups]))
+        self.first_exchange: Callable[[], None] | None = None  # called where the first gradients of a body are exchanged
         self.observers = Observers()  # of the state that is protected, once there is one
         self.unrestorable: Callable[[Exception], None] = lambda error: None  # tell that this rank cannot be replaced
         self.keep_results: Callable[[], None] = lambda: None  # the recorder's, where they outlive the process

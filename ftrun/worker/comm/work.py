@@ -23,8 +23,7 @@ _LET_GO = object()  # the outcome of a wait that the end of its world has cut sh
 class WorkOwner(Protocol):
     """What a Work needs of the group that handed it out."""
 
-    def started(self, work: Pending) -> None:
-        """It is pending from here on."""
+    pending: set[Pending]  # those that are pending
 
     def ended(self, work: Pending) -> bool:
         """It is complete; False when it was before."""
@@ -105,9 +104,9 @@ class Pending(Work):
         self._error: Exception | None = None
         self._complete = False
         self.succeeded = False
-        self._on_gpu = _on_gpu(result)
-        self._future = _future(result, self._on_gpu)
-        group.started(self)
+        self._on_gpu = bool(result) and result[0].is_cuda and _on_gpu(result)
+        self._future = _future(result, True) if self._on_gpu else torch.futures.Future()
+        group.pending.add(self)
         try:
             future = work.get_future()
         except RuntimeError:  # Gloo's reduce_scatter has none, and is not done before somebody has waited for it

@@ -26,6 +26,8 @@ from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.state.protected_state import ProtectedState
 
+_IN_A_STEP = ("body_started", "forward_started", "backward_started", "gate_reached", "arrived", "update_started")
+
 Prepared = tuple[str, Callable[[], None]]
 
 
@@ -48,13 +50,22 @@ class FaultEffects(StepObserver):
         self._board, self._cell = context.board, context.cell
         self._trigger = Trigger(plan, context.rank, context.run_dir, context.board, own, dice)
 
+        self._observers = registry.observers
+        self._listens = False  # to the phases of a step, for which a plan or a request is needed
+
     def _strike(self, phase: str, number: int) -> None:
         trigger = self._trigger
         if trigger.armed or self._board.requests() != trigger.seen:
             trigger.fire(phase, self._position.index_of(number), self._position.attempt, self._cell.epoch)
 
     def handed_out(self, number: int) -> None:
-        if self._position.where is Where.HANDED_OUT:
+        wanted = self._trigger.armed or self._board.requests() != self._trigger.seen
+        if wanted is not self._listens:
+            self._listens = wanted
+            change = self._observers.listen if wanted else self._observers.ignore
+            for event in _IN_A_STEP:
+                change(event, self)
+        if wanted and self._position.where is Where.HANDED_OUT:
             self._strike("idle", number)
 
     def forward_started(self) -> None:

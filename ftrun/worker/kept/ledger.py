@@ -13,19 +13,15 @@ import torch
 
 from ftrun.core.errors import UsageError
 from ftrun.worker.kept.course import Course
-from ftrun.worker.kept.recovery_points import END, GATE, LATE, SEALED, START, Slots
+from ftrun.worker.kept.rank_state import RankState, fields_of, read_state
+from ftrun.worker.kept.recovery_points import END, GATE, LATE, START, Slots
+from ftrun.worker.kept.sealed_gradients import SealedGradients
 from ftrun.worker.kept.update_region import UpdateRegion
 from ftrun.worker.state import rng, serialization
 from ftrun.worker.state.protected_state import ProtectedState
 
 Captured = tuple[rng.State, dict[str, bytes]]  # of the random streams, and packed Python state
 Grads = list["torch.Tensor | None"]
-
-
-def read_state(slots: Slots, slot: int) -> dict[str, Any]:
-    """What a rank's START, GATE or END slot holds. Errors: DamagedSlot."""
-    saved: dict[str, Any] = slots.read(slot)
-    return saved
 
 
 class Ledger:
@@ -45,9 +41,13 @@ class Ledger:
         self._ever: set[str] = set()  # what some update region changed so far: Python state and buffers
         self._buffers_at_end: tuple[int, list[int]] = (0, [])
         self._drew = 0  # stands for the update regions that drew random numbers so far; 0 = none did
-        self._between: int | None = None  # the first step that random numbers were drawn before, after the body before it
+        # the first step that this rank drew random numbers before, after the body before it: no rank's slots told of it until then
+        self.between: int | None = None
         self._carried = False  # gradients of a slot were put back and are in no other slot of ours
-        self._buffers_at_gate: tuple[bytearray, list[int]] = (bytearray(), [])
+        self._buffers_at_gate: tuple[bytes, list[int]] = (b"", [])
+        self._recorded: tuple[int, bytes] = (-1, b"")  # gate number and content of a GATE slot that is not written yet
+        self._sealed = SealedGradients()
+        self._seals: Grads | None = None  # gradients to be sealed with it
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -55,42 +55,59 @@ class Ledger:
         """Seal the START slot of a step that is handed out for the first time. Errors: UsageError."""
         captured = (rng.capture(), self._state.python.capture())
         self._check_between(step, captured)
-        self.alive = self._state.grads_alive()
+        self.alive = self._state.alive_now(self.alive)
         if self._state.buffers:  # they are copied aside for this step before its slot is written
             self.slots.invalidate(START)
             self._state.save_buffers(step)
         carried = self._carried and self.slots.tag(END) != step
         self._write(START, step, self._state.grads() if carried else None, captured)
 
-    def gate(self, step: int, accumulating: bool, grads: Grads, optimizer: Any = None) -> None:
-        """Seal the GATE slot, and the gradients where no other rank could give the result of the update that `optimizer` begins.
+    def record_gate(self, step: int, accumulating: bool, grads: Grads, optimizer: Any = None) -> None:
+        """Take what the GATE slot holds, for `seal_gate` to write.
 
-        `accumulating`: those of the gradients that are alive will be added to.
+        `accumulating`: those of the gradients that are alive will be added to. What is kept of gradients is read from the device.
         """
-        self._state.settle_buffers()
-        self.alive = [grad is not None for grad in grads]
+        if self._state.buffers:
+            self._state.settle_buffers()
+        self.alive = self._state.alive_in(grads)
         self._at_gate = (rng.capture(), self._state.python.capture())
         by_word = optimizer is not None and self._state.holders.rest_on_word
         self._sums = self._state.sums_of(grads) if by_word else None
-        seals = self.region.begins(optimizer, grads)
-        self._write(GATE, step, grads if accumulating and any(self.alive) else None, self._at_gate)
-        if seals:
-            self.slots.write_large(SEALED, step, serialization.encode(grads, "gradients"))
-        self._buffers_at_gate = self._state.buffer_values()
+        self._seals = grads if self.region.begins(optimizer, grads) else None
+        self._recorded = step, self._encoded(GATE, step, grads if accumulating and True in self.alive else None, self._at_gate)
+        if self._state.buffers:
+            self._buffers_at_gate = self._state.buffer_values()
+
+    def seal_gate(self) -> None:
+        """Seal the GATE slot, and the gradients where no other rank could give the result of the update that begins.
+
+        Not before the collectives of the step are over: until then a rank that died in the update before may need the slot that is there.
+        """
+        step, data = self._recorded
+        self.slots.write(GATE, step, data)
+        if self._seals is not None:
+            self._sealed.write(self.slots, step, self._seals)
+            self._seals = None
+
+    def reads_device_at_gate(self, accumulating: bool, optimizer: Any) -> bool:
+        """Does `record_gate` read what the device computes? Else it can be called before the device is done."""
+        holders = self._state.holders
+        return accumulating or (optimizer is not None and (holders.rest_on_word or self.region.alone))
 
     def end(self, tag: int, accumulating: bool) -> None:
         """Seal the END slot: the state as of the start of gate step `tag`."""
-        self._state.settle_buffers()
-        self.alive = self._state.grads_alive()
+        self.alive = self._state.alive_now(self.alive)
         captured = (rng.capture(), self._state.python.capture())
         self._at_end = (tag, captured)
-        self._buffers_at_end = self._state.buffers_mark(tag)
-        grads = self._state.grads() if accumulating and any(self.alive) else None
+        if self._state.buffers:
+            self._state.settle_buffers()
+            self._buffers_at_end = self._state.buffers_mark(tag)
+        grads = self._state.grads() if accumulating and True in self.alive else None
         self._write(END, tag, grads, captured)
 
     def late(self, step: int) -> None:
         """A body turned out, after its hand-out, to accumulate on the gradients it found."""
-        self.slots.write(LATE, step, serialization.encode(self._state.grads(), "gradients"))
+        self.slots.write(LATE, step, serialization.pack(self._state.grads(), "gradients"))
 
     def log(self, records: list[dict[str, Any]]) -> None:
         """Keep what collectives outside the loops gave."""
@@ -98,41 +115,53 @@ class Ledger:
             self.slots.append(b"".join(serialization.plain(record)))
 
     def _write(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> None:
-        if self.slots.keeps_old(slot, tag):
-            return
-        content: dict[str, Any] = {
-            "rng": captured[0],
-            "py": captured[1],
-            "alive": self.alive,
-            "grads": None if grads is None else serialization.pack(grads, "gradients"),
-            "updated": self.updated,
-            "updates": self.region.updates,
-            "plain": self.region.plain,
-            "alone": self.region.alone,
-            "sums": self._sums,
-            "kept": self.region.kept,
-            "began": self.region.began,
-            "course": self.region.course.saved(),
-            "void": self.region.void,
-            "between": self._between,
-            "drew_before": self._drew,
-            "ever": sorted(self._ever),
-            "loader": self.loader.capture() if self.loader is not None else self.loader_state,
-        }
-        if slot == END and self._at_gate is not None:
-            content.update(self._update_changed(tag, self._at_gate, captured))
-        content["drew_so_far"] = self._drew
-        self.slots.write(slot, tag, serialization.plain(content))
+        self.slots.write(slot, tag, self._encoded(slot, tag, grads, captured))
 
-    def _update_changed(self, tag: int, before: Captured, now: Captured) -> dict[str, Any]:
-        """What the update region changed: a replacement that has its own GATE slot takes just this from ours."""
-        changed = [name for name, value in now[1].items() if value != before[1].get(name)]
-        buffers = self._state.buffers_written(self._buffers_at_gate)
-        self._ever.update(changed, buffers)
+    def _encoded(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> bytes:
+        region, drew_before = self.region, self._drew
+        changed: list[str] = []
+        buffers: list[str] = []
+        drew = False
+        if slot == END and self._at_gate is not None:
+            changed, buffers, drew = self._update_changed(tag, self._at_gate, captured)
+        state = RankState(
+            captured[0],
+            captured[1],
+            self.alive,
+            None if grads is None else serialization.pack(grads, "gradients"),
+            self.loader.capture() if self.loader is not None else self.loader_state,
+            self.updated,
+            region.updates,
+            region.began,
+            region.plain,
+            slot == END and region.alone,
+            region.kept,
+            [region.course.sum, region.course.seen],
+            region.void,
+            self._sums,
+            self.between,
+            drew_before,
+            self._drew,
+            sorted(self._ever),
+            changed,
+            buffers,
+            drew,
+        )
+        return serialization.plainly(fields_of(state))
+
+    def _update_changed(self, tag: int, before: Captured, now: Captured) -> tuple[list[str], list[str], bool]:
+        """What the update region changed: Python state, buffers, and whether it drew random numbers.
+
+        A replacement that has its own GATE slot takes just this from ours.
+        """
+        changed = [] if now[1] == before[1] else [name for name, value in now[1].items() if value != before[1].get(name)]
+        buffers = self._state.buffers_written(self._buffers_at_gate) if self._state.buffers else []
+        if changed or buffers:
+            self._ever.update(changed, buffers)
         drew = before[0] != now[0]
         if drew:
             self._drew = zlib.crc32(tag.to_bytes(8, "little"), self._drew) or 1
-        return {"changed": changed, "drew": drew, "buffers": buffers}
+        return changed, buffers, drew
 
     # -- between two bodies ------------------------------------------------------------------------------------------
 
@@ -145,66 +174,63 @@ class Ledger:
         if self._at_end is None or self._at_end[0] != step:
             return
         streams, packed = self._at_end[1]
-        for name, value in now[1].items():
+        for name, value in now[1].items() if now[1] != packed else ():
             if value != packed.get(name):
                 raise UsageError(
                     f"{name} changed between the body of one step and the next (scheduler.step() after the `with`?): "
                     "do it inside `with step:`, or a replaced rank would miss it"
                 )
-        self._state.settle_buffers()
-        if self._buffers_at_end != self._state.buffers_mark(step):
+        if self._state.buffers and self._buffers_changed(step):
             raise UsageError(
                 "a buffer of the model changed between the body of one step and the next (a forward in train mode after the "
                 "`with`?): do it inside `with step:`, or a replaced rank would miss it"
             )
-        # a loader draws as well when it fetches, and a replacement fetches again: that does not count
-        drawn = now[0] if self.loader is None or self.loader.before is None else self.loader.before
-        self._look_for_draws(step, streams, drawn)
+        if self.between is None:
+            # a loader draws as well when it fetches, and a replacement fetches again: that does not count
+            drawn = now[0] if self.loader is None or self.loader.before is None else self.loader.before
+            if drawn != streams:
+                self.between = step
+
+    def _buffers_changed(self, step: int) -> bool:
+        self._state.settle_buffers()
+        return self._buffers_at_end != self._state.buffers_mark(step)
 
     def loop_ends(self, end: int) -> None:
         """The last body of a loop is over, and the loader not yet asked for more."""
         if self._at_end is not None and self._at_end[0] == end:
-            self._look_for_draws(end, self._at_end[1][0], rng.capture())
+            if self.between is None and self._at_end[1][0] != rng.capture():
+                self.between = end
         self._at_end = None
-
-    def _look_for_draws(self, step: int, before: rng.State, now: rng.State) -> None:
-        if self._between is None and before != now:
-            self._between = step
-
-    def drew_first_before(self, step: int) -> bool:
-        """Did this rank draw random numbers between a body and `step`, as never before? Then no rank's slots told of it until now."""
-        return self._between == step
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def start_state(self, step: int) -> dict[str, Any]:
+    def start_state(self, step: int) -> RankState:
         """What the START slot of `step` holds, with the gradients that the body before left to accumulate on."""
         saved = self.read(START)
-        if saved["grads"] is None and self.slots.tag(LATE) == step:
-            saved["grads"] = bytes(self.slots.sound(LATE))
-        elif saved["grads"] is None and self.slots.tag(END) == step:
-            saved["grads"] = self.read(END)["grads"]
+        if saved.grads is None and self.slots.tag(LATE) == step:
+            saved.grads = bytes(self.slots.sound(LATE))
+        elif saved.grads is None and self.slots.tag(END) == step:
+            saved.grads = self.read(END).grads
         return saved
 
-    def read(self, slot: int) -> dict[str, Any]:
+    def read(self, slot: int) -> RankState:
         """What START, GATE or END of this rank holds. Errors: DamagedSlot."""
         return read_state(self.slots, slot)
 
-    def put_back(self, saved: dict[str, Any], index: int, in_call: bool = False) -> None:
+    def put_back(self, saved: RankState, index: int, in_call: bool = False) -> None:
         """Apply a slot: Python state, gradients, the loader's place, and last the random streams.
 
         `in_call`: see `PythonState.apply`.
         """
-        self._ever.update(saved["ever"])
-        self._drew = self._drew or saved["drew_so_far"]
-        self._between = saved["between"] if self._between is None else self._between
-        self.region.course = Course(saved["course"])
-        self.region.void |= saved["void"]
-        self._state.python.apply(saved["py"], in_call)
-        self.alive = saved["alive"]
-        grads = saved["grads"]
-        self._state.set_grads(saved["alive"], None if grads is None else serialization.decode(grads))
+        self._ever.update(saved.ever)
+        self._drew = self._drew or saved.drew_so_far
+        self.between = saved.between if self.between is None else self.between
+        self.region.course = Course(saved.course)
+        self.region.void |= saved.void
+        self._state.python.apply(saved.python, in_call)
+        self.alive, grads = saved.alive, saved.grads
+        self._state.set_grads(saved.alive, None if grads is None else serialization.decode(grads))
         self._carried = grads is not None
-        if self.loader is not None and saved["loader"] is not None:
-            self.loader.put_back(saved["loader"], index)
-        rng.apply(saved["rng"])
+        if self.loader is not None and saved.loader is not None:
+            self.loader.put_back(saved.loader, index)
+        rng.apply(saved.streams)

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from ftrun import native
 from ftrun.core.errors import WorkerError
 from ftrun.worker.memory.segment import Segment
@@ -44,15 +46,17 @@ class Slots:
 
     def tag(self, slot: int) -> int:
         """Gate number the slot holds for, -1 when it holds nothing whole."""
-        return self.segment.load(slot * _ROOM + _TAG) - 1
+        return native.load64(self.segment.address + slot * _ROOM + _TAG) - 1
 
-    def write(self, slot: int, tag: int, pieces: Sequence[bytes | memoryview]) -> None:
-        """Invalidate, copy the pieces, seal with `tag` (a gate number)."""
-        data = b"".join(pieces)
+    def write(self, slot: int, tag: int, data: bytes) -> None:
+        """Invalidate, copy the data, seal with `tag` (a gate number)."""
+        if slot in _BROKEN and self.tag(slot) >= 0:  # test-only: stamp what it holds for another step instead
+            self.segment.store(slot * _ROOM + _TAG, tag + 1)
+            return
         native.slot_write(self.segment.address + slot * _ROOM, data, len(data), tag + 1)
 
     def write_large(self, slot: int, tag: int, pieces: Sequence[bytes | memoryview]) -> None:
-        """As `write`, for pieces that are too large to be copied twice."""
+        """As `write`, for pieces that are too large to be joined first."""
         self.invalidate(slot)
         base, size = slot * _ROOM, 0
         for piece in pieces:
@@ -61,8 +65,18 @@ class Slots:
                 self.segment.view(base + _HEADER + size, length)[:] = piece
             size += length
         self.segment.store(base + _LENGTH, size)
+        self.seal(slot, tag)
+
+    def seal(self, slot: int, tag: int) -> None:
+        """What lies in an invalidated slot, as long as its content was, holds for `tag`."""
+        base = slot * _ROOM
+        size = self.segment.load(base + _LENGTH)
         self.segment.store(base + _SUM, native.checksum(self.segment.address + base + _HEADER, size))
         self.segment.store(base + _TAG, tag + 1)
+
+    def block(self, slot: int, at: int, size: int) -> torch.Tensor:
+        """uint8 tensor over a part of a slot's content."""
+        return self.segment.block(slot * _ROOM + _HEADER + at, size)
 
     def invalidate(self, slot: int) -> None:
         self.segment.store(slot * _ROOM + _TAG, 0)
@@ -115,10 +129,3 @@ class Slots:
         if sum_now != self.segment.load(base + _SUM):
             raise DamagedSlot(f"slot {slot} of a rank does not match its checksum: its memory was overwritten")
         return data
-
-    def keeps_old(self, slot: int, tag: int) -> bool:
-        """Test-only: stamp what a slot holds for another step instead of writing anew; False = write as usual."""
-        if slot not in _BROKEN or self.tag(slot) < 0:
-            return False
-        self.segment.store(slot * _ROOM + _TAG, tag + 1)
-        return True

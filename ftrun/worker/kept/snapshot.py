@@ -35,7 +35,7 @@ class Snapshots:
         self._context = context
         self._state = state
         self._ledger = ledger
-        self._every = context.snapshot_every
+        self.every = context.snapshot_every
         self._store: Store | None = None
         self._room = 0  # bytes that each half has had room for
 
@@ -48,12 +48,12 @@ class Snapshots:
 
         Without room that is said, once, and never tried again.
         """
-        if self._every <= 0 or (step - self._context.position.base) % self._every:
+        if self.every <= 0 or (step - self._context.position.base) % self.every:
             return
         try:
             self._take(step)
         except (DeviceError, PlatformError, CudaError) as error:
-            self._every = 0
+            self.every = 0
             why = error.strerror if isinstance(error, CudaError) else error
             print(f"ftrun: rank {self._context.rank}: no more host snapshots: {why}", file=sys.stderr)
 
@@ -101,7 +101,7 @@ class Snapshots:
 
     def adopt(self) -> None:
         """Go on in the predecessor's segment, if snapshots are taken and it left one."""
-        store = attach(self._context, self._context.rank) if self._every > 0 and self._store is None else None
+        store = attach(self._context, self._context.rank) if self.every > 0 and self._store is None else None
         if store is not None:
             self._store, self._room = store, store.used()
             self._show()

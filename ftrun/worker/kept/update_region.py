@@ -19,11 +19,11 @@ from ftrun.worker.runtime.callers import inside_compiled
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.runtime.torch_private import step_hooks
 from ftrun.worker.runtime.trees import content
-from ftrun.worker.state import serialization, write_counts
+from ftrun.worker.state import serialization
 from ftrun.worker.state.protected_state import ProtectedState
 
 Grads = list[Any]
-_Writes = list[tuple[int, int]]
+_Writes = list[int]
 
 
 class UpdateRegion:
@@ -42,7 +42,8 @@ class UpdateRegion:
         self.plain = False
         self.kept = False
         self._state = state
-        self._alone: tuple[bool, bool] | None = None  # is it, and what was known of replicas then
+        self._alone: tuple[bool, bool] | None = None  # is it, and did that rest on the script's word
+        self._numbers = {id(optimizer): number for number, optimizer in enumerate(state.optimizers)}
         self._sums: list[int | None] = []  # of the gradients at the gate
         self._groups = ""  # the optimizers' settings at the gate
         self.hidden = False  # something was written once that no count of writes told
@@ -53,25 +54,28 @@ class UpdateRegion:
     @property
     def alone(self) -> bool:
         """Does no other rank hold all that this one does?"""
-        void = self._state.holders.void()
-        if self._alone is None or self._alone[1] != void:
-            self._alone = len(self._state.holders.of_everything()) < 2, void
+        on_word = self._state.holders.rest_on_word
+        if self._alone is None or self._alone[1] != on_word:
+            self._alone = len(self._state.holders.of_everything()) < 2, on_word
         return self._alone[0]
 
     def begins(self, optimizer: Any, grads: Grads) -> bool:
         """A gate is about to be arrived at. Are its gradients to be sealed?"""
         self.updates, self._after, self.kept = [], None, False
-        self.began = None if optimizer is None else self._number_of(optimizer)
-        if optimizer is None:  # the body ends here
-            self.plain = self.alone
+        self.began = None if optimizer is None else self._numbers.get(id(optimizer), -1)
+        alone = self.alone
+        if optimizer is None or not alone:  # the body ends here, or another rank has what comes
+            self.plain = alone
             return False
         # a kernel that itself leaves out an update that is not finite is told so by a scaler, which a replacement does not have
         scaled = getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None
-        self.plain = self.alone and dist.get_world_size() > 1 and not scaled and not self.void
-        self.plain = self.plain and all(grad is None or serialization.takes(grad) for grad in grads)
+        self.plain = dist.get_world_size() > 1 and not scaled and not self.void
+        self.plain = self.plain and (not self._state.looking or all(grad is None or serialization.takes(grad) for grad in grads))
         if not self.plain:
             return False
-        self._sums, self._groups = self._sums_of(grads), self._settings()
+        self._sums = self._sums_of(grads)
+        if len(self._state.optimizers) > 1:
+            self._groups = self._settings()
         return True
 
     def update_begins(self, optimizer: Any, bare: bool) -> None:
@@ -81,12 +85,12 @@ class UpdateRegion:
                 self._gives_up("an optimizer's step() has arguments, hooks or is compiled")
             elif self.updates and not self._is_as_at_gate():
                 self._gives_up("gradients or protected tensors are written between two optimizers")
-        self.updates.append(self._number_of(optimizer))
+        self.updates.append(self._numbers.get(id(optimizer), -1))
 
     def update_done(self) -> None:
         """And has."""
         if self.plain:
-            self._after, self._writes = self._state.stand(), (self._to_state(), self._to_grads())
+            self._after, self._writes = self._stand(), (self._state.write_counts(), self._to_grads())
 
     def ended(self) -> None:
         """The body was left; what its optimizers made is where they made it."""
@@ -114,7 +118,7 @@ class UpdateRegion:
 
     def _was_written(self) -> bool:
         """Was the state written since the last optimizer stepped, be it without effect?"""
-        return self._tell(self._after != self._state.stand(), self._writes[0] != self._to_state())
+        return self._tell(self._after != self._stand(), self._writes[0] != self._state.write_counts())
 
     def _were_written(self, grads: Grads) -> bool:
         """The same of the gradients."""
@@ -124,21 +128,20 @@ class UpdateRegion:
         self.hidden |= changed and not counted
         return changed or counted
 
-    def _to_state(self) -> _Writes:
-        return write_counts.of_tensors(self._state.tensors) + write_counts.of_state(self._state.optimizers)
-
-    def _to_grads(self) -> _Writes:
-        return write_counts.of_tensors(tensor.grad for tensor in self._state.tensors)
-
-    def _number_of(self, optimizer: Any) -> int:
-        return next((i for i, one in enumerate(self._state.optimizers) if one is optimizer), -1)
+    def _to_grads(self) -> list[int]:
+        return self._state.write_counts_of_grads()
 
     def _settings(self) -> str:
         groups = [group for optimizer in self._state.optimizers for group in optimizer.param_groups]
         return repr([{key: value for key, value in group.items() if key != "params"} for group in groups])
 
     def _sums_of(self, grads: Grads) -> list[int | None]:
-        return [content(grad) for grad in grads]
+        """What stands for the values, which no write that is counted tells; in the bodies that are looked at."""
+        return [content(grad) for grad in grads] if self._state.looking else []
+
+    def _stand(self) -> Any:
+        """The same of the state."""
+        return self._state.stand() if self._state.looking else ()
 
 
 def _has_hooks(optimizer: Any) -> bool:

@@ -32,6 +32,7 @@ class Reducers:
     def __init__(self, modules: list[torch.nn.Module], registry: Registry) -> None:
         self._registry = registry
         self._each: list[_One] = []
+        self.recording = True  # an order is not complete yet
         of_group: Counter[str] = Counter()
         for module in modules:
             if isinstance(module, DistributedDataParallel):
@@ -59,7 +60,9 @@ class Reducers:
 
     def commit(self, step: int) -> bool:
         """A step is over for good: keep an order that became complete in it. True when there is something new."""
-        return any([one.commit(step) for one in self._each])
+        fresh = any([one.commit(step) for one in self._each])
+        self.recording = any(one.fact is None and one.rebuilds for one in self._each)
+        return fresh
 
     def forget(self) -> None:
         """The step in flight is done again: drop what it recorded."""

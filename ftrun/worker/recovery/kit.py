@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from ftrun.worker.checks.looks import Looks
 from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.kept.handover import Kept
 from ftrun.worker.kept.ledger import Ledger
+from ftrun.worker.kept.rank_state import RankState
 from ftrun.worker.kept.snapshot import Snapshots
 from ftrun.worker.parallel.fully_sharded import FullySharded
 from ftrun.worker.parallel.reducers import Reducers
@@ -23,7 +24,7 @@ class PendingRecovery:
     """What a recovery leaves for the step loop to do."""
 
     resume: int = -1  # gate number at which a replacement enters the loop; -1 = it did, or is none
-    restart: dict[str, Any] | None = None  # a slot's content, to be put back at the next hand-out
+    restart: RankState | None = None  # a slot's content, to be put back at the next hand-out
     redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
     went_back: int = 0  # generation in which the state was last taken from the host snapshot
 
@@ -41,6 +42,7 @@ class Kit:
     handover: Kept
     snapshots: Snapshots
     logged: LoggedValues
+    looks: Looks
     pending: PendingRecovery = field(default_factory=PendingRecovery)
 
     @property

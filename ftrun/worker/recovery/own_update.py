@@ -5,11 +5,9 @@ Weights and optimizer state are those from before the update, in its own arena. 
 
 from __future__ import annotations
 
-from typing import Any
-
 from ftrun.core.shared.board import Head
 from ftrun.worker.kept.course import Course
-from ftrun.worker.kept.ledger import read_state
+from ftrun.worker.kept.rank_state import RankState, read_state
 from ftrun.worker.kept.recovery_points import END, GATE, SEALED, Slots
 from ftrun.worker.memory.arena import OPEN, Arena
 from ftrun.worker.recovery.completed import Newest, ends_of
@@ -40,19 +38,19 @@ def _can_be_made(kit: Kit, own: Arena, resume: int) -> bool:
 def make(kit: Kit, resume: int, newest: Newest) -> None:
     """Make the update before the resume step. Errors: NoSource, Superseded."""
     state, slots = kit.state, kit.ledger.slots
-    ends = [end for one in _ends(kit, resume, newest) if (end := read_state(one, END))["alone"]]
+    ends = [end for one in _ends(kit, resume, newest) if (end := read_state(one, END)).alone]
     if not ends:
         raise NoSource(_NOBODY.format(resume), requeue=True, remedies=(SNAPSHOTS,))
-    if len({repr((end["updates"], end["kept"])) for end in ends}) > 1 or not all(end["plain"] for end in ends):
+    if len({repr((end.updates, end.kept)) for end in ends}) > 1 or not all(end.plain for end in ends):
         raise NoSource(
             "it died at its gate, after which comes more than the updates of protected optimizers, or not the same on every rank, so that "
             "nobody can make its update",
             requeue=True,
             remedies=(SNAPSHOTS,),
         )
-    saved, updates = read_state(slots, GATE), ends[0]["updates"]
-    course, sums = Course(saved["course"]), {end["course"][0] for end in ends}
-    if not course.foretells(saved["began"], updates, len(state.optimizers)) or not course.leads_to(updates, sums):
+    saved, updates = read_state(slots, GATE), ends[0].updates
+    course, sums = Course(saved.course), {end.course[0] for end in ends}
+    if not course.foretells(saved.began, updates, len(state.optimizers)) or not course.leads_to(updates, sums):
         raise NoSource(
             "it died at its gate, after which the other ranks' optimizers stepped otherwise than its own did before, so that nobody "
             "knows which updates it lacks",
@@ -62,8 +60,8 @@ def make(kit: Kit, resume: int, newest: Newest) -> None:
     if updates:
         if slots.tag(SEALED) != resume - 1:
             raise NoSource("its gradients were not sealed when it died at its gate", requeue=True, remedies=(SNAPSHOTS,))
-        state.python.apply(saved["py"])
-        state.set_grads(saved["alive"], serialization.decode(slots.sound(SEALED)))
+        state.python.apply(saved.python)
+        state.set_grads(saved.alive, serialization.decode(slots.sound(SEALED)))
         state.arena.open()
         for number in updates:
             state.optimizers[number].step()
@@ -72,12 +70,12 @@ def make(kit: Kit, resume: int, newest: Newest) -> None:
     state.arena.sealed(resume)
 
 
-def apply_to(saved: dict[str, Any], kit: Kit, resume: int, newest: Newest) -> dict[str, Any]:
+def apply_to(saved: RankState, kit: Kit, resume: int, newest: Newest) -> RankState:
     """`saved`, the GATE slot of such a rank, as of the end of its update. Errors: NoSource, Superseded."""
     slots, *others = _ends(kit, resume, newest)
     after = read_state(slots, END)
     buffers = {entry.name for entry in kit.state.manifest.entries if entry.zone == "volatile"}
-    written = buffers & {*after["buffers"], *saved["ever"]}
+    written = buffers & {*after.buffers, *saved.ever}
     if written:
         raise NoSource(
             f"{min(written)} is written after optimizer.step(), which this rank did not complete, and no other rank has its values",
@@ -86,15 +84,15 @@ def apply_to(saved: dict[str, Any], kit: Kit, resume: int, newest: Newest) -> di
         )
     take_changed(kit, saved, after, slots, others, resume)
     note_draws(kit.context, saved, after)
-    alone = next(end for one in (slots, *others) if (end := read_state(one, END))["alone"])  # `make` found one
-    course = Course(saved["course"])
-    course.add(alone["updates"])
-    saved["course"] = course.saved()
-    if alone["updates"]:
-        if not alone["kept"]:
-            saved["alive"] = [False] * len(saved["alive"])
-        kept = alone["kept"] and alone["grads"] is not None
-        saved["grads"] = bytes(kit.ledger.slots.sound(SEALED)) if kept else None
+    alone = next(end for one in (slots, *others) if (end := read_state(one, END)).alone)  # `make` found one
+    course = Course(saved.course)
+    course.add(alone.updates)
+    saved.course = course.saved()
+    if alone.updates:
+        if not alone.kept:
+            saved.alive = [False] * len(saved.alive)
+        kept = alone.kept and alone.grads is not None
+        saved.grads = bytes(kit.ledger.slots.sound(SEALED)) if kept else None
     return saved
 
 

@@ -13,7 +13,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from ftrun import native
 from ftrun.core.errors import DeviceError
@@ -23,7 +22,7 @@ from ftrun.core.shared.world import World, newest_world
 from ftrun.native import cuda
 from ftrun.native.transfer import Extent, TransferError
 from ftrun.worker.kept.handover import fetch, fetch_gpu, use_gpu
-from ftrun.worker.kept.ledger import read_state
+from ftrun.worker.kept.rank_state import RankState, read_state
 from ftrun.worker.kept.recovery_points import END, GATE, START, DamagedSlot, Slots
 from ftrun.worker.kept.snapshot import newest_common
 from ftrun.worker.kept.snapshot_store import BadSnapshot
@@ -124,7 +123,7 @@ class Restorer:
         if source == Source.SEALED:
             own_update.make(self.kit, self.resume, self._newest)
         restart = self._choose(replica)
-        self.state.python.apply(restart["py"])
+        self.state.python.apply(restart.python)
         self._take_over(restart)
         if self._lost or context.board[Head.FD_STORE_EPOCH] != context.mapped_epoch:
             self.kit.hand_over()  # the fd store that gave us these segments is gone
@@ -143,14 +142,14 @@ class Restorer:
         cell[F.EPOCH], cell[F.LOOP_END] = before[F.EPOCH], end
         cell[F.STEP] = 1 + (min(index, end) if end else index)  # the end of a loop is no step of it
 
-    def _take_over(self, restart: dict[str, Any]) -> None:
+    def _take_over(self, restart: RankState) -> None:
         """The rank is this worker's from here on: `restart` is put back when its first step is handed out."""
         kit = self.kit
         kit.pending.resume = self.resume
         kit.pending.restart = restart
         if kit.ledger.slots.tag(START) != self.resume:
             self.context.cell[F.MISSED] = self.resume + 1
-        kit.ledger.loader_state = restart.get("loader")
+        kit.ledger.loader_state = restart.loader
         if kit.ledger.slots.tag(START) == self.resume:
             kit.position.attempt = 1
         kit.observers.replaced()
@@ -392,7 +391,7 @@ class Restorer:
         own.sealed(self.resume)
         return manifest, moved.bytes + gpu_bytes
 
-    def _choose(self, replica: Replica | None) -> dict[str, Any]:
+    def _choose(self, replica: Replica | None) -> RankState:
         """The rank's own state as of the start of the resume step, from the slot that has it."""
         slots, resume = self.kit.ledger.slots, self.resume
         if slots.tag(START) == resume:
@@ -420,13 +419,13 @@ class Restorer:
         take_changed(self.kit, saved, after, replica.slots, self._others(replica), resume)
         note_draws(self.context, saved, after)
         if not self._lost:
-            self._take_updated_buffers(replica, saved["ever"])
-        saved["alive"] = after["alive"]
-        if after["updated"]:
-            saved["grads"] = after["grads"]  # as the update left them: the same on every replica
+            self._take_updated_buffers(replica, saved.ever)
+        saved.alive = after.alive
+        if after.updated:
+            saved.grads = after.grads  # as the update left them: the same on every replica
         return saved
 
-    def _of_replica(self, replica: Replica) -> dict[str, Any]:
+    def _of_replica(self, replica: Replica) -> RankState:
         """This rank's slots are new: a replica's state as of the start of the resume step. Errors: NoSource."""
         for slot in (START, END):
             if replica.slots.tag(slot) == self.resume:
@@ -443,7 +442,7 @@ class Restorer:
 
         `ever`: what this rank's update regions wrote so far.
         """
-        written = read_state(replica.slots, END)["buffers"]
+        written = read_state(replica.slots, END).buffers
         alone = [e.name for e in self.state.manifest.entries if e.name in ever and e.name not in written]
         mine, theirs = (one.zone_checksum(alone, self.state.manifest) for one in (self.state.arena, replica.arena))
         if mine != theirs:

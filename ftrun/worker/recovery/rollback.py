@@ -6,12 +6,12 @@ import errno
 import os
 import signal
 import sys
-from typing import Any
 
 from ftrun.core.errors import DeviceError, WorkerError
 from ftrun.core.shared.board import F, Source
 from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import Facts, TransferError
+from ftrun.worker.kept.rank_state import RankState
 from ftrun.worker.kept.recovery_points import END
 from ftrun.worker.kept.snapshot import own_places
 from ftrun.worker.kept.snapshot_store import BadSnapshot, Places, Record, Store
@@ -52,12 +52,12 @@ def survivor_goes_back(kit: Kit) -> None:
     kit.position.number = world.resume - 1
 
 
-def lay_over(kit: Kit, arena: Arena, manifest: Manifest, restart: dict[str, Any], moved: int) -> None:
+def lay_over(kit: Kit, arena: Arena, manifest: Manifest, restart: RankState, moved: int) -> None:
     """Arena and slots hold the host snapshot: put the state over them, and what else must go back with it."""
     context = kit.context
     kit.state.reattach(arena, manifest)
     kit.reducers.load(manifest.facts.get("reducers"))
-    kit.state.python.apply(restart["py"])
+    kit.state.python.apply(restart.python)
     kit.ledger.new_loop()
     kit.pending.went_back = context.generation
     kit.pending.restart = restart
@@ -66,7 +66,7 @@ def lay_over(kit: Kit, arena: Arena, manifest: Manifest, restart: dict[str, Any]
     context.cell[F.SOURCE] = Source.SNAPSHOT
 
 
-def reload(kit: Kit, arena: Arena) -> tuple[Manifest, dict[str, Any], int]:
+def reload(kit: Kit, arena: Arena) -> tuple[Manifest, RankState, int]:
     """Bring this rank's arena and slots back to the snapshot of the world's resume step, together with all ranks.
 
     Gives the manifest, the END slot's content, and the bytes moved. Errors: BadSnapshot, TransferError, Interrupt,
@@ -90,7 +90,7 @@ def reload(kit: Kit, arena: Arena) -> tuple[Manifest, dict[str, Any], int]:
     _own_back(kit, store, record, manifest, arena)
     slots = kit.ledger.slots
     slots.forget_steps()
-    slots.write(END, step, [store.bytes(record.pieces["slot"])])
+    slots.write(END, step, store.bytes(record.pieces["slot"]))
     arena.write_manifest(manifest)
     arena.sealed(step)
     return manifest, kit.ledger.read(END), moved

@@ -12,7 +12,7 @@ from ftrun.core.shared import gate
 from ftrun.core.shared.board import Board, F, Inexact
 from ftrun.core.shared.world import World
 from ftrun.worker.kept.handover import fetch
-from ftrun.worker.kept.ledger import read_state
+from ftrun.worker.kept.rank_state import RankState, read_state
 from ftrun.worker.kept.recovery_points import END, GATE, Slots
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.recovery.kit import Kit
@@ -97,14 +97,14 @@ def parted(mine: Slots, theirs: Slots, resume: int) -> bool:
     before, after = _of_update(mine, resume), _of_update(theirs, resume)
     if before is None or after is None:
         return False  # this rank's slots are lost, and with them the promise of an exact result
-    sums, others = before["sums"], after["sums"]
+    sums, others = before.sums, after.sums
     if sums is None or others is None:
         return bool(sums != others)
-    stepped = after["updates"] if theirs.tag(END) == resume else range(len(others))
+    stepped = after.updates if theirs.tag(END) == resume else range(len(others))
     return any(sums[number] != others[number] for number in stepped if number >= 0)
 
 
-def _of_update(slots: Slots, resume: int) -> dict[str, Any] | None:
+def _of_update(slots: Slots, resume: int) -> RankState | None:
     """What a rank left of the update before the resume step."""
     for slot, tag in ((END, resume), (GATE, resume - 1)):
         if slots.tag(slot) == tag:
@@ -112,7 +112,7 @@ def _of_update(slots: Slots, resume: int) -> dict[str, Any] | None:
     return None
 
 
-def take_changed(kit: Kit, saved: dict[str, Any], after: dict[str, Any], of: Slots, others: Iterable[Slots], resume: int) -> None:
+def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others: Iterable[Slots], resume: int) -> None:
     """Put into `saved`, a rank's GATE slot, what the update region changed of its Python state, where that is the same on every rank.
 
     What one of this rank's earlier update regions changed may have changed in this one as well. With no further rank to compare, this
@@ -129,14 +129,14 @@ def take_changed(kit: Kit, saved: dict[str, Any], after: dict[str, Any], of: Slo
     Raises:
         NoSource: Something is this rank's own, so that nobody has its value after the update.
     """
-    mine = saved["py"]
-    changed = [*after["changed"], *(key for key in saved["ever"] if key in mine and key not in after["changed"])]
+    mine = saved.python
+    changed = [*after.changed, *(key for key in saved.ever if key in mine and key not in after.changed)]
     if not changed:
         return
-    at_gate = read_state(of, GATE)["py"] if of.tag(GATE) == resume - 1 else {}
-    ends = [read_state(slots, END)["py"] for slots in others if slots.tag(END) == resume]
+    at_gate = read_state(of, GATE).python if of.tag(GATE) == resume - 1 else {}
+    ends = [read_state(slots, END).python for slots in others if slots.tag(END) == resume]
     for key in changed:
-        value = after["py"][key]
+        value = after.python[key]
         if at_gate.get(key) != mine[key] or any(end.get(key) != value for end in ends):
             raise NoSource(
                 f"{key} is not the same on every rank and was changed after optimizer.step(), which this rank did not "
@@ -148,15 +148,15 @@ def take_changed(kit: Kit, saved: dict[str, Any], after: dict[str, Any], of: Slo
         kit.context.note_inexact(Inexact.STATE_UNKNOWN)
 
 
-def note_draws(context: Context, own: dict[str, Any], after: dict[str, Any]) -> None:
+def note_draws(context: Context, own: RankState, after: RankState) -> None:
     """Random numbers that may be missing from this rank's streams: of its update, and of code between two bodies, which is not run again.
 
     Args:
         own: This rank's GATE or END slot.
         after: The END slot of the rank that tells what the update did; this rank's own when that has it.
     """
-    if after is not own and (after["drew"] or own["drew_so_far"] not in (0, after["drew_before"])):
+    if after is not own and (after.drew or own.drew_so_far not in (0, after.drew_before)):
         # the other rank did not draw, and tells nothing of this one where they did not draw in the same updates so far
         context.note_inexact(Inexact.UPDATE_USED_RNG)
-    if own["between"] is not None or after["between"] is not None:
+    if own.between is not None or after.between is not None:
         context.note_inexact(Inexact.DREW_BETWEEN)

@@ -27,7 +27,7 @@ class Survivor:
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
         self._context = kit.context
-        self._tidy = False  # an interrupted step is done: what could wait until then is still to be done
+        self.tidy = False  # an interrupted step is done: what could wait until then is still to be done
 
     def rejoin(self, rewind: bool) -> int:
         """Do it as often as the world is stopped again; returns the gate number to go on with.
@@ -131,7 +131,7 @@ class Survivor:
 
     def tell_draws(self, number: int) -> None:
         """A replacement that goes on with `number` did not run what this rank drew random numbers in, just before it."""
-        if not self._kit.ledger.drew_first_before(number):
+        if self._kit.ledger.between != number:
             return
         board = self._context.board
         if any(board.cell(cell)[F.MISSED] == number + 1 for cell in range(board.cells)):
@@ -150,13 +150,11 @@ class Survivor:
             self._context.cell[F.REDONE_NS] = time.monotonic_ns()
             self._context.answer(F.FIRST_DONE, redo[0])
             self._kit.pending.redo = None
-            self._tidy = True
+            self.tidy = True
 
     def tidy_up(self) -> None:
         """Do what could wait once every rank is through with the interrupted step: they may share a processor."""
-        if not self._tidy:
-            return
-        self._tidy = False
+        self.tidy = False
         context = self._context
         if context.world is not None:
             cells, here = context.cells(), context.cell[F.STEP]

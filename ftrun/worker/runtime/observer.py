@@ -33,6 +33,9 @@ class StepObserver:
     def collective_started(self, name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> None:
         """A collective is about to start in a body. `outputs`: the tensors of args[0]; what this rank puts in is still its own."""
 
+    def gate_ahead(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
+        """The collectives are over, and the device may still compute: what is to be computed on it for the gate is enqueued now."""
+
     def gate_reached(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
         """The device is done and nothing is published yet: raising here keeps the gate shut.
 
@@ -75,18 +78,40 @@ class Observers(StepObserver):
     """Several, told one after the other; only those are called that override an event."""
 
     def __init__(self) -> None:
-        self._each: list[StepObserver] = []
+        self._hear: dict[str, list[Callable[..., Any]]] = {}
 
     def add(self, *observers: StepObserver) -> None:
-        self._each += observers
-        for event, default in vars(StepObserver).items():
-            if not event.startswith("_"):
-                hear = [getattr(one, event) for one in self._each if getattr(type(one), event) is not default]
-                setattr(self, event, _in_turn(hear))
+        """Have them told of all events that they override."""
+        for event in _EVENTS:
+            self.listen(event, *(one for one in observers if getattr(type(one), event) is not getattr(StepObserver, event)))
+
+    def listen(self, event: str, *observers: StepObserver) -> None:
+        """Have them told of an event from now on, each once."""
+        hear = self._hear.setdefault(event, [])
+        hear += [tell for one in observers if (tell := getattr(one, event)) not in hear]
+        self._bind(event)
+
+    def ignore(self, event: str, *observers: StepObserver) -> None:
+        """They need not be told of it any more."""
+        gone = [getattr(one, event) for one in observers]
+        self._hear[event] = [tell for tell in self._hear[event] if tell not in gone]
+        self._bind(event)
+
+    def _bind(self, event: str) -> None:
+        # one that hears alone is called as it is: some events come many times a step
+        hear = list(self._hear[event])
+        setattr(self, event, hear[0] if len(hear) == 1 else _in_turn(hear))
+
+
+_EVENTS = [name for name in vars(StepObserver) if not name.startswith("_")]
 
 
 def _in_turn(hear: list[Callable[..., Any]]) -> Callable[..., bool]:
     def tell(*args: Any) -> bool:
-        return all([one(*args) is not False for one in hear])
+        result = True
+        for one in hear:
+            if one(*args) is False:
+                result = False
+        return result
 
     return tell

@@ -47,10 +47,13 @@ class Context:
         self.board = Board.open(run_dir / paths.BOARD)
         self.cell: Cell = self.board.cell(cell)
         self._words = self.cell.words()
+        self.head = self.board.head()
         self._steps = StepLog(self.cell)
         self.fd_store = FdStoreClient(run_dir / paths.FD_STORE_SOCKET)
         self.lent = Lent(self.fd_store)
         self._world: World | None = None
+        self._cells: list[Cell] = []
+        self.words_of_ranks: list[memoryview] = []  # of the world's ranks, those of their cells
         self.generation = 0  # that this worker takes part in; 0 before it has one
         self.restoring = False  # this incarnation took over a rank and has not restored its state yet
         self.stop_timeout = stop_timeout
@@ -79,6 +82,8 @@ class Context:
     def world(self, world: World) -> None:
         self._world = world
         self.generation = world.generation
+        self._cells = [self.board.cell(place.cell) for place in world.places]
+        self.words_of_ranks = [cell.words() for cell in self._cells]
 
     @property
     def rank(self) -> int:
@@ -89,11 +94,14 @@ class Context:
 
     def cells(self) -> list[Cell]:
         """The cells of the world's ranks."""
-        return [self.board.cell(place.cell) for place in self._world.places] if self._world else []
+        return self._cells
 
     def stop_pending(self) -> bool:
-        """Has a later generation stopped the one this worker takes part in?"""
-        return self.board.generation() > self.generation
+        """Has a later generation stopped the one this worker takes part in?
+
+        By a plain read of the gate word: a step passes here many times, and looks again anyway.
+        """
+        return bool(self.head[Head.GATE] >> gate.GENERATION_SHIFT > self.generation)
 
     def check_stop_in_collective(self) -> None:
         """Raise Interrupt when the world stops (collectives outside a body are inside job.call or group set-up)."""
@@ -107,8 +115,7 @@ class Context:
         """
         if not self.board[Head.ENDING] or self._world is None:
             return ""
-        for place in self._world.places:
-            cell = self.board.cell(place.cell)
+        for place, cell in zip(self._world.places, self._cells, strict=True):
             if cell[F.EXITED] or cell.has(Flag.LEFT):
                 return f"the run ends, and rank {place.rank} has left"
         word = gate.unpack(self.board.gate())
@@ -188,7 +195,7 @@ class Context:
 
     def takes_part(self) -> None:
         """The script goes on all the same: it takes a step, or makes another call."""
-        if self.cell.has(Flag.LEFT):
+        if self._words[F.FLAGS] & Flag.LEFT:
             self.cell.drop_flag(Flag.LEFT)
 
     def milestone(self, flag: Flag) -> None:
@@ -196,6 +203,7 @@ class Context:
         self.board.ring_launcher()
 
     def phase(self, phase: Phase) -> None:
+        """The rank is in this phase of its step from now on."""
         now = time.monotonic_ns()
         self._words[F.PROGRESS] = now
         self._words[F.PHASE] = phase

@@ -34,6 +34,12 @@ def local_of(tensor: Any) -> Any:
     return tensor._local_tensor if kind is not None and isinstance(tensor, kind) else tensor
 
 
+def locals_of(tensors: list[Any]) -> list[Any]:
+    """`local_of` each; None of none."""
+    kind = dtensor_class()
+    return [one._local_tensor if kind is not None and isinstance(one, kind) else one for one in tensors]
+
+
 def set_local(tensor: Any, part: Any) -> None:
     """Let a DTensor have this tensor for its part on this rank, as FSDP2 does when it pads one."""
     tensor._local_tensor = part

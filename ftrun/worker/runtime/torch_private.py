@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import ctypes
 import importlib
+import operator
 import os
 import platform
 import sys
@@ -334,9 +335,13 @@ NAMES += [
 # ---- tensors, scalers ----
 
 
+write_count = operator.attrgetter("_version")
+"""write_count(tensor) -> how often it was written in place; to be mapped over many, without a call of Python for each."""
+
+
 def writes_to(tensor: Any) -> int:
     """How often a tensor was written in place."""
-    return int(tensor._version)
+    return int(write_count(tensor))
 
 
 def step_hooks(optimizer: Any) -> list[Any]:

@@ -29,7 +29,7 @@ class LoggedValues:
         self.values: dict[str, float] = {}
         self._path = path  # rank 0 adds a line for each step here
         self._written: int | None = None  # the last gate number in the file; None: not looked at yet
-        self._pending: list[tuple[list[str], torch.Tensor, Any]] = []
+        self.pending: list[tuple[list[str], torch.Tensor, Any]] = []
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Begin the sums over all ranks. Errors: UsageError for what is no number."""
@@ -47,15 +47,15 @@ class LoggedValues:
         device = next((number.device for number in numbers if number.device.type != "cpu"), numbers[0].device)
         total = torch.stack([number.to(device) for number in numbers])
         alone = not dist.is_initialized() or dist.get_world_size() == 1
-        self._pending.append((list(values), total, None if alone else dist.all_reduce(total, async_op=True)))
+        self.pending.append((list(values), total, None if alone else dist.all_reduce(total, async_op=True)))
 
     def forget(self) -> None:
         """A body begins: what an earlier try of it logged does not count."""
-        self._pending = []
+        self.pending = []
 
     def gather(self, number: int, **place: int) -> None:
         """The gate of a step: take what it logged, whose sums are complete by now or waited for."""
-        pending, self._pending = self._pending, []
+        pending, self.pending = self.pending, []
         if not pending:
             return
         self.number, self.place, self.values = number, place, {}

@@ -44,6 +44,8 @@ class LooseBuffers:
         return getattr(module, attribute)
 
     def state_dict(self) -> dict[str, Any]:
+        if not self._from_the_first and not self._replaced:
+            return {}
         # copies: whoever looks at a tensor's bytes by numpy() fixes the size of its memory
         return {name: self._of(name).detach().clone() for name in self._places if name in self}
 

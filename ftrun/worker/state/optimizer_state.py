@@ -33,9 +33,39 @@ class OptimizerState:
         self.optimizers = optimizers
         self._params = params
         self._python = python
+        self._replaced = False  # an update gave another tensor in place of one
+        self._steady: list[tuple[Any, int, list[int], list[tuple[dict[Any, Any], list[int]]]]] = []  # see `is_steady`
         self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # what lies in the arena: key -> tensor there
         # of those that are made of others: part -> tensor there, and what they hold beside their parts
         self._inner: dict[tuple[_Owner, Any], tuple[dict[str, torch.Tensor], Any]] = {}
+
+    def is_steady(self) -> bool:
+        """Is all optimizer state where it was after the last update, as far as a few looks tell?
+
+        An optimizer makes its state at once, or replaces it in each update, which is seen in the first ones: then all of it is looked
+        at after each. What is loaded anew is another dict, and a group that is added makes the optimizer larger.
+        """
+        for optimizer, (state, size, sizes, few) in zip(self.optimizers, self._steady, strict=False):
+            groups = optimizer.param_groups
+            if optimizer.state is not state or len(state) != size or [len(group["params"]) for group in groups] != sizes:
+                return False
+            for found, values in few:
+                if list(map(id, found.values())) != values:
+                    return False
+        return len(self._steady) == len(self.optimizers)
+
+    def _settle(self, changed: bool) -> None:
+        """All of it was looked at after an update."""
+        self._steady = []
+        if changed or self._python.loose or self._inner:
+            return
+        for optimizer in self.optimizers:
+            state = optimizer.state
+            few = [found for param in (next(iter(state), None), next(reversed(state), None)) if (found := state.get(param))]
+            if any(not isinstance(one, dict) for one in few):
+                return
+            sizes = [len(group["params"]) for group in optimizer.param_groups]
+            self._steady.append((state, len(state), sizes, [(one, list(map(id, one.values()))) for one in few]))
 
     def attach(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> None:
         """Use what a dead rank left: the groups that its script added, and the state of each parameter."""
@@ -68,6 +98,12 @@ class OptimizerState:
 
         Call while the arena is OPEN. Errors: UsageError for what cannot be kept.
         """
+        self._steady, self._replaced = [], False
+        changed = self._take_in(arena, manifest, blocks)
+        self._settle(changed or self._replaced)
+        return changed
+
+    def _take_in(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> bool:
         changed, grown = False, []
         if self._groups_changed(manifest) or self._vanished(manifest):
             self.check_groups(manifest)
@@ -90,6 +126,7 @@ class OptimizerState:
                     with torch.no_grad():
                         local_of(view).copy_(local_of(value))
                     state[key] = view
+                    self._replaced = True
             if fresh:
                 grown.append((owner, param, state, fresh))
         if not grown:
@@ -139,6 +176,11 @@ class OptimizerState:
         made = _made(manifest, name, value, param, {_named(name, part): view for part, view in inner.items()})
         self._hold(owner, key, made)
         return made
+
+    def values(self) -> Iterator[torch.Tensor]:
+        """Its tensors."""
+        for _, _, state in self._states():
+            yield from (one for one in state.values() if isinstance(one, torch.Tensor))
 
     def stand(self) -> tuple[Any, ...]:
         """What stands for the values that do not lie in the arena (yet), and for which do."""

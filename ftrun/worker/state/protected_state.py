@@ -5,8 +5,10 @@ Moves tensors into the arena and keeps them there, copies buffers aside at the s
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,8 +17,8 @@ from ftrun import native
 from ftrun.core.errors import UsageError
 from ftrun.worker.memory.arena import Arena, Entry, Manifest, place
 from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
-from ftrun.worker.runtime.sharded_private import local_of
-from ftrun.worker.runtime.torch_private import writes_to
+from ftrun.worker.runtime.sharded_private import local_of, locals_of
+from ftrun.worker.runtime.torch_private import write_count
 from ftrun.worker.runtime.trees import content
 from ftrun.worker.state import shards
 from ftrun.worker.state.holders import Holders
@@ -25,6 +27,7 @@ from ftrun.worker.state.optimizer_state import OptimizerState
 from ftrun.worker.state.python_state import PythonState, params_of
 
 _SAMPLE = 16384  # bytes
+_grad, _pointer = attrgetter("grad"), torch.Tensor.data_ptr
 LOOSE = "buffers that take another shape"
 
 
@@ -47,6 +50,11 @@ class ProtectedState:
         self.buffers = self.loose.fixed()
         self.holders = Holders(modules, optimizers, self.params, declared)
         self.tensors = [p for _, p, _ in self.params]
+        self._whole = not any(map(shards.is_spread, self.tensors))  # no parameter is spread over ranks
+        self.few = self._first_and_last()
+        self.looking = True  # this body is looked at as a whole, see ftrun.worker.checks.looks
+        self._counted: list[torch.Tensor] | None = None  # the tensors that `write_counts` asks, unless others may have come
+        self._reassigned = True  # a buffer may have been replaced since they were settled
         buffers = {LOOSE: self.loose} if any(True for _ in self._find_buffers()) else {}
         self.python = PythonState(modules, optimizers, {**stateful, **buffers})
         self.manifest = Manifest()
@@ -54,6 +62,7 @@ class ProtectedState:
         self._blocks: dict[int, torch.Tensor] = {}
         self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._buffer_views: list[tuple[torch.nn.Module, str, Entry, torch.Tensor]] = []
+        self._on_gpu: tuple[list[torch.nn.Module], list[str]] = ([], [])  # where buffers on a GPU are found
         self._made = OptimizerState(optimizers, self.params, self.python)
         self._shadow = 0
         self._gpu_shadow = 0
@@ -82,6 +91,12 @@ class ProtectedState:
                     if id(buffer) not in seen:
                         seen.add(id(buffer))
                         yield f"buffer.{i}.{prefix}.{name}", module, name
+
+    def _first_and_last(self) -> list[tuple[int, torch.nn.Parameter]]:
+        """Of each optimizer, with their numbers among all parameters."""
+        numbers = {id(param): i for i, param in enumerate(self.tensors)}
+        ends = [params[k] for params in map(list, map(params_of, self.optimizers)) for k in (0, -1) if params]
+        return list({id(p): (numbers[id(p)], p) for p in ends if id(p) in numbers}.values())
 
     @property
     def laid_out(self) -> bool:
@@ -155,7 +170,7 @@ class ProtectedState:
 
     def reattach(self, arena: Arena, manifest: Manifest) -> None:
         """As `attach`, for a rank that has used its state and goes back to an earlier one."""
-        self._views, self._buffer_views, self._blocks = [], [], {}
+        self._views, self._buffer_views, self._blocks, self._on_gpu = [], [], {}, ([], [])
         self.attach(arena, manifest)
 
     def live_buffers(self) -> tuple[int, int]:
@@ -176,12 +191,18 @@ class ProtectedState:
             raise UsageError(f"buffer {name} vanished")
         buffer.data = view
         self._buffer_views.append((module, name, entry, view))
+        if entry.on_gpu:
+            self._on_gpu[0].append(module)
+            self._on_gpu[1].append(name)
 
     def absorb(self) -> bool:
         """Take optimizer state that the last update made (or replaced) into the arena. True when the layout changed.
 
         Call while the arena is OPEN.
         """
+        if not self.looking and self._made.is_steady():
+            return False
+        self._counted = None
         changed = self._made.absorb(self.arena, self.manifest, self._blocks)
         if changed:
             self.arena.write_manifest(self.manifest)
@@ -196,7 +217,13 @@ class ProtectedState:
     # -- buffers -----------------------------------------------------------------------------------------------------
 
     def settle_buffers(self) -> None:
-        """Bring buffers that the script re-assigned (not written in place) back into the arena, those that still fit."""
+        """Bring buffers that the script re-assigned (not written in place) back into the arena, those that still fit.
+
+        Where no module has told that it was given one they are looked at in the bodies that the checks look at.
+        """
+        if not self.looking and not self._reassigned:
+            return
+        self._reassigned = False
         for module, name, entry, view in self._buffer_views:
             current = getattr(module, name, None)
             if current is None or entry.name in self.loose or current.data_ptr() == view.data_ptr():
@@ -208,9 +235,15 @@ class ProtectedState:
                 view.copy_(current)
             current.data = view
 
+    def buffer_reassigned(self) -> None:
+        """A module of the model was given another tensor for a buffer."""
+        self._reassigned = True
+
     def save_buffers(self, step: int) -> None:
         """Copy the buffers aside as of the start of `step`."""
         self.settle_buffers()
+        if not self._shadow and not self._gpu_shadow:
+            return
         if self._gpu_shadow:
             self.arena.gpu_part.save_shadow(step, self._gpu_shadow)
         offset, size = self.arena.volatile
@@ -218,37 +251,43 @@ class ProtectedState:
             base = self.arena.segment.address + offset
             native.copy(base + self._shadow, base, min(self._shadow, size - self._shadow))
 
-    def buffer_values(self) -> tuple[bytearray, list[int]]:
+    def buffer_values(self) -> tuple[bytes, list[int]]:
         """The bytes of all buffers, to see later which of them an update region wrote.
 
         Of those on a GPU torch's count of writes in place is taken: a look at their bytes would wait for the update.
         """
-        return bytearray(self._buffer_bytes()), self._gpu_versions()
+        return self._buffer_bytes(), self._gpu_versions()
 
-    def buffers_written(self, before: tuple[bytearray, list[int]]) -> list[str]:
+    def buffers_written(self, before: tuple[bytes, list[int]]) -> list[str]:
         """Names of the buffers that differ from what `buffer_values` gave."""
         data, versions = before
-        on_gpu = (e.name for _, _, e, _ in self._buffer_views if e.on_gpu)
-        written = [n for n, old, new in zip(on_gpu, versions, self._gpu_versions(), strict=True) if old != new]
-        now = self._buffer_bytes()
-        if data != now:
-            start = self.arena.volatile[0]
-            for entry in (e for _, _, e, _ in self._buffer_views if not e.on_gpu):
-                place = slice(entry.offset - start, entry.offset - start + entry.block)
-                if data[place] != now[place]:
-                    written.append(entry.name)
+        now, versions_now = self.buffer_values()
+        if data == now and versions == versions_now:
+            return []
+        on_gpu = [e.name for _, _, e, _ in self._buffer_views if e.on_gpu]
+        written = [n for n, old, new in zip(on_gpu, versions, versions_now, strict=True) if old != new]
+        start = self.arena.volatile[0]
+        for entry in (e for _, _, e, _ in self._buffer_views if not e.on_gpu):
+            place = slice(entry.offset - start, entry.offset - start + entry.block)
+            if data[place] != now[place]:
+                written.append(entry.name)
         return written
 
     def buffers_mark(self, turn: int) -> tuple[int, list[int]]:
         """What stands for the values of the buffers: of those in the host's memory a small part, another one each turn."""
+        if not self._shadow and not self._on_gpu[0]:
+            return 0, []
         return self._hash_of_part(self.live_buffers(), turn), self._gpu_versions()
 
-    def _buffer_bytes(self) -> memoryview:
-        offset, size = self.live_buffers()
-        return self.arena.segment.view(offset, size)
+    def _buffer_bytes(self) -> bytes:
+        if not self._shadow or self._arena is None:
+            return b""
+        return ctypes.string_at(self._arena.segment.address + self._arena.volatile[0], self._shadow)
 
     def _gpu_versions(self) -> list[int]:
-        return [_version(m, n) for m, n, e, _ in self._buffer_views if e.on_gpu]
+        if not self._on_gpu[0]:
+            return []
+        return list(map(write_count, map(getattr, *self._on_gpu)))
 
     def copy_buffers(self, names: list[str], source: Arena) -> None:
         """Take some buffers from a replica's arena."""
@@ -307,29 +346,38 @@ class ProtectedState:
                     "write into it instead, in the body after optimizer.step(): param.data.copy_(...)"
                 )
 
-    def params_checksum(self) -> int:
-        """A hash of all parameters, to see writes that no hook sees."""
-        value = 0
-        for entry in self.manifest.entries:
-            if entry.name.startswith("param."):
-                value = self.arena.checksum(entry, value)
+    def checksum(self) -> int:
+        """A hash of parameters and optimizer state, to see writes that no hook sees."""
+        offset, size = self.arena.committed
+        value = native.checksum(self.arena.segment.address + offset, size) if size else 0
+        if self.arena.memory is not None:
+            offset, size = self.arena.memory.extent("committed")
+            value = self.arena.memory.checksum(offset, size, value)
         return value
+
+    def write_counts(self) -> list[int]:
+        """How often parameters and optimizer state were written in place: of each tensor, and of its part on this rank.
+
+        It tells a write also where it left the values as they were (a clamp that did not bite). Writes through `.data` are counted nowhere.
+        """
+        if self._counted is None or self.looking:
+            values = [one for one in self._made.values() if not one.is_inference()]
+            of_all = [*self.tensors, *values]
+            self._counted = [*of_all, *([] if self._whole else map(local_of, of_all))]
+        return list(map(write_count, self._counted))
+
+    def write_counts_of_grads(self) -> list[int]:
+        """The same of the gradients there are."""
+        grads: list[Any] = [grad for grad in map(_grad, self.tensors) if grad is not None]
+        return list(map(write_count, grads if self._whole else [*grads, *locals_of(grads)]))
 
     def writes_to_params(self) -> list[int]:
         """How often each was written in place; of shards nothing is said, which their gathering writes too."""
-        return [] if self.is_sharded else [writes_to(param) for param in self.tensors]
+        return [] if self.is_sharded else list(map(write_count, self.tensors))
 
     def stand(self) -> tuple[Any, ...]:
         """What parameters and optimizer state are now, all of it read: to see that nobody writes them between two moments."""
-        value = 0
-        for entry in self.manifest.entries:
-            if entry.zone == "committed":
-                value = self.arena.checksum(entry, value)
-        return value, self._made.stand()
-
-    def sample(self, turn: int) -> int:
-        """A hash of a small part of the parameters and the optimizer state in the host's memory, another one each turn."""
-        return self._hash_of_part(self.arena.committed, turn)
+        return self.checksum(), self._made.stand()
 
     def _hash_of_part(self, zone: tuple[int, int], turn: int) -> int:
         offset, size = zone
@@ -341,7 +389,7 @@ class ProtectedState:
     @property
     def is_sharded(self) -> bool:
         """Is a parameter spread over ranks?"""
-        return any(shards.is_spread(param) for param in self.tensors)
+        return not self._whole
 
     def sums_of(self, grads: list[torch.Tensor | None]) -> list[int]:
         """Of each optimizer, what stands for all gradients that it would apply."""
@@ -353,10 +401,25 @@ class ProtectedState:
 
     def grads(self) -> list[torch.Tensor | None]:
         """Of each parameter, or of this rank's part of it."""
-        return [None if p.grad is None else local_of(p.grad) for p in self.tensors]
+        grads: list[Any] = list(map(_grad, self.tensors))
+        return grads if self._whole else locals_of(grads)
 
-    def grads_alive(self) -> list[bool]:
-        return [p.grad is not None for p in self.tensors]
+    def alive_in(self, grads: list[torch.Tensor | None]) -> list[bool]:
+        """Which of these there are."""
+        return [grad is not None for grad in grads]
+
+    def alive_now(self, before: list[bool]) -> list[bool]:
+        """Which gradients there are, where `before` is what was last known.
+
+        A script zeroes all of an optimizer or none: a few are looked at, and where they are as before so are the others. All of them are
+        looked at where not, and in each body that the checks look at.
+        """
+        if before and not self.looking and all([(p.grad is not None) is before[i] for i, p in self.few]):
+            return before
+        now = self.alive_in(list(map(_grad, self.tensors)))
+        if self.looking or now != before:
+            self.python.look_again()
+        return now
 
     def set_grads(self, alive: list[bool], values: list[torch.Tensor | None] | None) -> None:
         """Put gradients back: `values` where accumulation must go on, else None, or zeros where one was alive."""
@@ -372,11 +435,6 @@ class ProtectedState:
                     param.grad = shards.like(value, param)
             elif param.grad is None:
                 param.grad = torch.zeros_like(param)
-
-
-def _version(module: torch.nn.Module, name: str) -> int:
-    buffer = getattr(module, name)
-    return writes_to(buffer) if buffer is not None else -1
 
 
 def _ignored(module: torch.nn.Module) -> set[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import marshal
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ from ftrun.worker.state.plain_values import Variables
 
 # what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
 _DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
+_ddp_flags = attrgetter(*_DDP_FLAGS)
+_FIXED = {int, float, bool, str, bytes, type(None)}
+_training, _learns = attrgetter("training"), attrgetter("requires_grad")
 
 
 class PythonState:
@@ -24,9 +29,13 @@ class PythonState:
         self._modules = modules
         self._optimizers = optimizers
         self._stateful = stateful
+        self._ask = {name: _asked(thing) for name, thing in stateful.items()}
         self.loose = False  # some optimizer state is no tensor
+        self._packed: dict[str, tuple[Any, bytes]] = {}  # what `capture` packed last, and what that stands for
         self._parts = [list(module.modules()) for module in modules]
         self._params_of_module = [list(module.parameters()) for module in modules]
+        self._learning = [bytes(map(_learns, params)) for params in self._params_of_module]
+        self._is_ddp = [all(hasattr(module, flag) for flag in _DDP_FLAGS) for module in modules]
         default = torch.nn.Module.get_extra_state
         self._with_extra = [
             [(n, part) for n, part in enumerate(parts) if type(part).get_extra_state is not default]
@@ -47,20 +56,57 @@ class PythonState:
         """Guard a further object. Errors: UsageError when what it holds cannot be kept."""
         serialization.pack(_get_state(thing), f"{name}.state_dict()")
         self._stateful[name] = thing
+        self._ask[name] = _asked(thing)
 
     def capture(self) -> dict[str, bytes]:
-        """Hyperparameters and non-tensor optimizer state, and state_dict() of every further object, each packed."""
+        """Hyperparameters and non-tensor optimizer state, and state_dict() of every further object, each packed.
+
+        In most steps most of it is as it was: that is found by one comparison each, and what was packed last is given again.
+        """
         state: dict[str, bytes] = {}
         for i, optimizer in enumerate(self._optimizers):
-            content = [_groups(optimizer), self._loose_state(optimizer)]
-            state[f"optimizer.{i}"] = serialization.pack(content, f"optimizer {i}")
-        for i, module in enumerate(self._modules):
-            state[f"module.{i}"] = serialization.pack(self._module_state(i), f"model {i}")
-            if all(hasattr(module, flag) for flag in _DDP_FLAGS):
-                state[f"ddp.{i}"] = serialization.pack({flag: getattr(module, flag) for flag in _DDP_FLAGS}, "DDP")
-        for name, thing in self._stateful.items():
-            state[name] = serialization.pack(_get_state(thing), f"{name}.state_dict()")
+            name, groups = f"optimizer.{i}", optimizer.param_groups
+            last = self._packed.get(name)
+            if self.loose or last is None or groups != last[0]:
+                last = self._of_optimizer(i)
+            state[name] = last[1]
+        for i, parts in enumerate(self._parts):
+            name, seen = f"module.{i}", (bytes(map(_training, parts)), self._learning[i])
+            last = self._packed.get(name)
+            if last is None or seen != last[0] or self._with_extra[i]:
+                last = self._packed[name] = seen, serialization.pack([*seen, self._extra(i)], f"model {i}")
+            state[name] = last[1]
+            if self._is_ddp[i]:
+                name, flags = f"ddp.{i}", _ddp_flags(self._modules[i])
+                last = self._packed.get(name)
+                if last is None or flags != last[0]:
+                    packed = serialization.pack(dict(zip(_DDP_FLAGS, flags, strict=True)), "DDP")
+                    last = self._packed[name] = flags, packed
+                state[name] = last[1]
+        for name, ask in self._ask.items():
+            value = ask()
+            try:
+                plain = marshal.dumps(value, 2)
+            except ValueError:  # it holds tensors, arrays or objects
+                state[name] = serialization.pack(value, f"{name}.state_dict()")
+                continue
+            last = self._packed.get(name)
+            if last is None or last[0] != plain:
+                last = self._packed[name] = plain, serialization.pack(value, f"{name}.state_dict()")
+            state[name] = last[1]
         return state
+
+    def _of_optimizer(self, i: int) -> tuple[Any, bytes]:
+        """Its groups, to be compared with those of later steps, and packed; what can change unseen is equal to nothing."""
+        optimizer, name = self._optimizers[i], f"optimizer.{i}"
+        packed = serialization.pack([_groups(optimizer), self._loose_state(optimizer)], f"optimizer {i}")
+        fixed = all(_is_fixed(v) for group in optimizer.param_groups for k, v in group.items() if k != "params")
+        self._packed[name] = [dict(group) for group in optimizer.param_groups] if fixed else None, packed
+        return self._packed[name]
+
+    def look_again(self) -> None:
+        """Look which parameters learn: that is not done in every step."""
+        self._learning = [bytes(map(_learns, params)) for params in self._params_of_module]
 
     def is_alike(self, key: str) -> bool:
         """Does an update change this piece of what `capture` gives in the same way on every replica, whatever the script is?"""
@@ -107,11 +153,9 @@ class PythonState:
             if not (in_call and serialization.pack(_get_state(thing), name) == packed[name]):
                 _set_state(thing, state[name])
 
-    def _module_state(self, i: int) -> list[Any]:
-        """What a module holds beside tensors: modes of its parts, which parameters learn, and its extra state."""
-        modes = bytes(module.training for module in self._parts[i])
-        learning = bytes(param.requires_grad for param in self._params_of_module[i])
-        return [modes, learning, {str(n): part.get_extra_state() for n, part in self._with_extra[i]}]
+    def _extra(self, i: int) -> dict[str, Any]:
+        """What modules say themselves that they hold beside tensors."""
+        return {str(n): part.get_extra_state() for n, part in self._with_extra[i]} if self._with_extra[i] else {}
 
     def _set_module_state(self, i: int, saved: list[Any]) -> None:
         modes, learning, extra = saved
@@ -119,6 +163,7 @@ class PythonState:
             module.training = bool(training)
         for param, learns in zip(self._params_of_module[i], learning, strict=True):
             param.requires_grad_(bool(learns))
+        self._learning[i] = learning
         for n, part in self._with_extra[i]:
             part.set_extra_state(extra[str(n)])
 
@@ -133,6 +178,12 @@ class PythonState:
         return loose
 
 
+def _is_fixed(value: Any) -> bool:
+    """Does a value that is equal to this one, which is shared with its owner, hold the same?"""
+    kinds = {type(one) for one in value} if type(value) is tuple else {type(value)}
+    return kinds <= _FIXED
+
+
 def params_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
     """Its parameters, group by group."""
     for group in optimizer.param_groups:
@@ -143,10 +194,14 @@ def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
+def _asked(thing: Any) -> Callable[[], Any]:
+    """What gives its state when it is called."""
+    ask: Callable[[], Any] = thing.get_state if isinstance(thing, torch.Generator) else thing.state_dict
+    return ask
+
+
 def _get_state(thing: Any) -> Any:
-    if isinstance(thing, torch.Generator):
-        return thing.get_state()
-    return thing.state_dict()
+    return _asked(thing)()
 
 
 def _set_state(thing: Any, state: Any) -> None:

@@ -1,11 +1,16 @@
 """The random streams of a worker: Python's, numpy's (when loaded), torch's on the CPU and on every used CUDA device.
 
-Each state is asked of its library and put back there, by the public functions. Equal states compare equal.
+Each state is asked of its library and put back there, by the public functions. Equal states compare equal. A step reads the streams
+three times, so they are read in the cheapest public way and kept as bytes: numpy's generator is compared by the words that its
+`ctypes` interface shows, and asked for its state only when those changed or a normal that it drew ahead may have been taken.
 """
 
 from __future__ import annotations
 
+import ctypes
+import marshal
 import random
+import struct
 import sys
 from typing import Any
 
@@ -15,6 +20,10 @@ from ftrun.worker.runtime import crash_points
 from ftrun.worker.state import serialization
 
 State = dict[str, Any]  # plain values: what a slot keeps of the streams
+
+_PYTHON_WORDS = 625
+_PYTHON = struct.Struct(f"<{_PYTHON_WORDS}I")  # the Mersenne Twister's words and its position
+_MT19937_BYTES = 625 * 4  # of numpy's: words and position
 
 _devices: list[int] = []  # GPUs whose streams are kept, the one that holds the model first
 
@@ -32,12 +41,48 @@ def _cuda_devices() -> list[int]:
     return _devices
 
 
+class _Numpy:
+    """numpy's global stream, as it was when it was last asked for its state."""
+
+    def __init__(self) -> None:
+        self._of: Any = None  # the generator
+        self._words = b""
+        self._ahead = True  # a normal was drawn ahead: it can be taken without a word changing
+        self._packed = b""
+
+    def changed(self) -> None:
+        """Its state was set, maybe to another one at the same words."""
+        self._ahead = True
+
+    def capture(self, numpy: Any) -> bytes:
+        """Its state, packed."""
+        find = getattr(numpy.random, "get_bit_generator", None)  # numpy 1.24 and later
+        of: Any = find() if find is not None else None
+        if type(of) is not getattr(numpy.random, "MT19937", None):
+            return serialization.pack(numpy.random.get_state(legacy=False), "numpy.random")
+        words = ctypes.string_at(of.ctypes.state_address, _MT19937_BYTES)
+        if self._ahead or words != self._words or of is not self._of:
+            state = numpy.random.get_state(legacy=False)
+            self._of, self._words, self._ahead = of, words, bool(state["has_gauss"])
+            key = state["state"]["key"].tobytes()
+            self._packed = b"".join(serialization.plain({**state, "state": {**state["state"], "key": key}}))
+        return self._packed
+
+
+_numpy = _Numpy()
+
+
 def capture() -> State:
     """A copy of every stream's state."""
-    state: State = {"python": random.getstate(), "torch": torch.get_rng_state().numpy().tobytes()}
+    version, words, ahead = random.getstate()
+    if version == 3 and len(words) == _PYTHON_WORDS:  # what Python 3 has had from the first
+        python = _PYTHON.pack(*words), ahead
+    else:
+        python = marshal.dumps((version, words)), ahead
+    state: State = {"python": python, "torch": torch.get_rng_state().numpy().tobytes()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        state["numpy"] = serialization.pack(numpy.random.get_state(legacy=False), "numpy.random")
+        state["numpy"] = _numpy.capture(numpy)
     if torch.cuda.is_initialized():
         state["cuda"] = [torch.cuda.get_rng_state(i).numpy().tobytes() for i in _cuda_devices()]
     return state
@@ -47,11 +92,21 @@ def apply(state: State) -> None:
     """Put every stream back to `state`."""
     if crash_points.broken("rng"):
         return
-    random.setstate(state["python"])
+    words, ahead = state["python"]
+    if len(words) == _PYTHON.size:
+        random.setstate((3, _PYTHON.unpack(words), ahead))
+    else:
+        version, words = marshal.loads(words)  # noqa: S302 - private memory, our own writing
+        random.setstate((version, words, ahead))
     torch.set_rng_state(_tensor(state["torch"]))
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy" in state:
-        numpy.random.set_state(serialization.decode(state["numpy"]))
+        saved = serialization.decode(state["numpy"])
+        key = saved["state"].get("key")
+        if isinstance(key, bytes):
+            saved["state"]["key"] = numpy.frombuffer(key, dtype=numpy.uint32)
+        numpy.random.set_state(saved)
+        _numpy.changed()
     if state.get("cuda"):
         for ordinal, device_state in zip(_cuda_devices(), state["cuda"], strict=False):
             torch.cuda.set_rng_state(_tensor(device_state), ordinal)

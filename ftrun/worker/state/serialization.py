@@ -21,7 +21,9 @@ from ftrun.worker.state import composed
 
 _HEAD = struct.Struct("<QQ")  # length of the JSON part (or _PLAIN), number of blobs (or bytes)
 _PLAIN = (1 << 64) - 1
+_ALIGN = 16  # of the first blob
 _ATOMS = frozenset((int, bool, str, float, bytes, type(None)))
+_KEYS = frozenset((int, str))
 _MARSHAL_VERSION = 2  # later ones write back-references, whose bytes depend on reference counts
 
 
@@ -31,6 +33,7 @@ def encode(value: Any, name: str) -> list[bytes | memoryview]:
         return plain(value)
     blobs: list[memoryview] = []
     tree = json.dumps(_pack(value, name, blobs), separators=(",", ":")).encode()
+    tree += b" " * (-(len(tree) + _HEAD.size + 8 * len(blobs)) % _ALIGN)
     sizes = struct.pack(f"<{len(blobs)}Q", *(b.nbytes for b in blobs))
     return [_HEAD.pack(len(tree), len(blobs)), sizes, tree, *blobs]
 
@@ -41,16 +44,27 @@ def plain(value: Any) -> list[bytes | memoryview]:
     return [_HEAD.pack(_PLAIN, len(data)), data]
 
 
+def plainly(value: Any) -> bytes:
+    """The same in one piece."""
+    data = marshal.dumps(value, _MARSHAL_VERSION)
+    return _HEAD.pack(_PLAIN, len(data)) + data
+
+
 def _is_plain(value: Any) -> bool:
-    # marshal alone does not tell: it takes an array for bytes
-    kind = type(value)
-    if kind in _ATOMS:
-        return True
-    if kind is list or kind is tuple:
-        return all(map(_is_plain, value))
-    if kind is dict:
-        return all(map(_is_plain, value.values())) and all(type(k) in (str, int) for k in value)
-    return False
+    # marshal alone does not tell: it takes an array for bytes. Without recursion: a step packs a few of these
+    left = [value]
+    while left:
+        one = left.pop()
+        kind = type(one)
+        if kind is list or kind is tuple:
+            left += one
+        elif kind is dict:
+            if not _KEYS.issuperset(map(type, one)):
+                return False
+            left += one.values()
+        elif kind not in _ATOMS:
+            return False
+    return True
 
 
 def takes(tensor: torch.Tensor) -> bool:

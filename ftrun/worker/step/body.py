@@ -1,7 +1,6 @@
 """One step of the loop: `with step:` is the body, and everything that can go wrong in it is handled on the way out.
 
-The order of writes at its end is the protocol. At the gate: GATE slot, then arrival, then (once the gate is open) the memory
-is opened and the update begins. After the update: END slot, then seal, then DONE.
+What it writes at its gate and at its end, and in which order, stands in commit.py.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ from ftrun.worker.recovery.survivor import WORLD, Survivor
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.exception_report import final_code, report_exception
 from ftrun.worker.runtime.position import Interrupt, Where
-from ftrun.worker.runtime.torch_private import swallowed_in_backward, writes_to
+from ftrun.worker.runtime.sharded_private import local_of
+from ftrun.worker.runtime.torch_private import swallowed_in_backward, write_count
 from ftrun.worker.state.logged_values import LoggedValues
 from ftrun.worker.step.calls import Calls, restore_modes, thread_modes
-from ftrun.worker.step.gate import Gate
+from ftrun.worker.step.commit import Commit
 
 
 class Step:
@@ -42,7 +42,7 @@ class Step:
         self.index = index
         self.number = number
         self.attempt = body.position.attempt if body else 0
-        self._committed = False
+        self.is_committed = False
         self.logged: dict[str, float] = {}
         self.let_out = False  # an exception left the body: nobody may go on from here
         self.entered = False
@@ -58,7 +58,7 @@ class Step:
             raise UsageError(
                 f"step.committed inside the body of step {self.index}: it is known after the `with step:`, test it there"
             )
-        return self._committed
+        return self.is_committed
 
     @property
     def generation(self) -> int:
@@ -74,7 +74,7 @@ class Step:
             if self.alone is not None:
                 self.alone.forget()
             return self
-        if body.position.in_body:
+        if body.position.where in (Where.BODY, Where.PASSED):
             inside = body.position.index_of(body.position.number)
             raise UsageError(f"`with step` inside the body of step {inside}; bodies do not nest")
         self._modes = thread_modes()
@@ -85,9 +85,9 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         body, self._inside = self._body, False
-        swallowed = swallowed_in_backward(error)
+        swallowed = None if error is None else swallowed_in_backward(error)
         if body is None:
-            self._committed = kind is None
+            self.is_committed = kind is None
             if self.alone is not None and kind is None:
                 self.alone.gather(self.index, step=self.index)
                 self.logged = self.alone.of(self.index)
@@ -112,8 +112,9 @@ class Step:
                 if body.position.where is Where.BODY:
                     body.pass_gate()
                 body.complete()
-                self._committed = True
-                self.logged = body.kit.logged.of(body.position.number)
+                self.is_committed = True
+                if body.kit.logged.number == body.position.number:
+                    self.logged = body.kit.logged.of(body.position.number)
                 return False
             if why := body.kit.state.why_not_resized(error):
                 raise UsageError(why) from error
@@ -135,17 +136,18 @@ class Step:
 class Body:
     """What happens between the two ends of `with step`."""
 
-    def __init__(self, kit: Kit, gate: Gate, calls: Calls, survivor: Survivor) -> None:
+    def __init__(self, kit: Kit, commit: Commit, calls: Calls, survivor: Survivor) -> None:
         self.kit = kit
         self.position = kit.position
-        self._gate = gate
+        self._commit = commit
         self._calls = calls
         self._survivor = survivor
         self._words = kit.context.cell.words()
+        self._observers = kit.observers
         self._forward = False  # a protected model was called in this body
         self._updates = False  # a protected optimizer updates in this body
         self._carry = False  # gradients live on over optimizer steps
-        self._marks: list[tuple[int, int]] | None = None  # of the gradients that the body found
+        self._marks: dict[int, tuple[int, int]] | None = None  # of the gradients that the body found: number -> object, writes
         self._grads: list[torch.Tensor | None] = []
 
     def begin(self) -> None:
@@ -158,27 +160,34 @@ class Body:
             if self._survivor.rejoin_at(number) is None:
                 break
         self._forward = self._updates = False
-        kit.logged.forget()
+        if kit.logged.pending:
+            kit.logged.forget()
         self.position.enter_body()
         context.phase(Phase.FORWARD)
-        self._marks = self._marked() if any(kit.ledger.alive) and not self._carry else None
-        self._survivor.step_begins()
-        kit.observers.body_started()
+        self._marks = self._marked() if not self._carry and True in kit.ledger.alive else None
+        if kit.pending.redo is not None:
+            self._survivor.step_begins()
+        self._observers.body_started()
 
-    def _marked(self) -> list[tuple[int, int]]:
-        return [(id(g), writes_to(g)) if g is not None else (0, 0) for g in self.kit.state.grads()]
+    def _marked(self) -> dict[int, tuple[int, int]]:
+        """Of the gradients there are; in most bodies of a few of each optimizer, which a script zeroes as a whole."""
+        state = self.kit.state
+        some = enumerate(state.tensors) if state.looking else state.few
+        if not state.is_sharded:
+            return {i: (id(grad), write_count(grad)) for i, p in some if (grad := p.grad) is not None}
+        return {i: (id(grad), write_count(local_of(grad))) for i, p in some if (grad := p.grad) is not None}
 
-    def model_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def model_called(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A protected model is called."""
-        self.kit.context.progress()
+        self._words[F.PROGRESS] = time.monotonic_ns()
         if self.position.where is Where.BODY:
-            self.kit.observers.model_called(args, kwargs)
+            self._observers.model_called(args, kwargs)
             self._forward_starts()
 
     def _forward_starts(self) -> None:
         if not self._forward:
             self._forward = True
-            self.kit.observers.forward_started()
+            self._observers.forward_started()
 
     def backward_started(self) -> None:
         """The first gradient of a body is about to be computed."""
@@ -186,27 +195,29 @@ class Body:
             return
         self.kit.context.phase(Phase.BACKWARD)
         if self._marks is not None:
-            if any(a == b and a[0] for a, b in zip(self._marks, self._marked(), strict=True)):
+            if self._marks and not self._marks.items().isdisjoint(self._marked().items()):
                 self._carry = True  # the script goes on accumulating after an update
                 self.kit.ledger.late(self.position.number)
             self._marks = None
-        self.kit.observers.backward_started()
+        self._observers.backward_started()
 
     def update_begins(self, optimizer: Any, bare: bool = True) -> None:
         """A protected optimizer is about to update: the first one in a body arrives at the gate. Errors: UsageError.
 
         `bare`: its `step()` was called without arguments.
         """
-        if not self.position.in_body:
+        where = self.position.where
+        if where is not Where.BODY and where is not Where.PASSED:
             raise UsageError("optimizer.step() of a protected optimizer outside `with step:`")
-        if self.position.where is Where.BODY:
+        if where is Where.BODY:
             self.pass_gate(optimizer)
             self._updates = True
         self.kit.ledger.region.update_begins(optimizer, bare)
 
-    def update_done(self) -> None:
+    def update_done(self, *_: Any) -> None:
         """A protected optimizer has stepped."""
-        self.kit.ledger.region.update_done()
+        if self.kit.ledger.region.plain:
+            self.kit.ledger.region.update_done()
 
     def pass_gate(self, optimizer: Any = None) -> None:
         """Arrive and go on into the update of `optimizer`; without one the body ends here.
@@ -214,31 +225,36 @@ class Body:
         Raises Interrupt when the world was stopped before the gate opened, and what an observer finds wrong.
         """
         kit, context, number = self.kit, self.kit.context, self.position.number
-        self._forward_starts()  # if the body called no protected model
+        if not self._forward:
+            self._forward_starts()  # the body called no protected model
         self.position.forbid_interrupts()
         context.phase(Phase.GATE)
         kit.registry.settle()
+        # kept until the body ends: the optimizer is about to ask for them too, and asking makes them anew
+        grads = self._grads = kit.state.grads()
+        self._observers.gate_ahead(number, optimizer, grads)
+        accumulating = optimizer is None or self._carry
+        early = not kit.logged.pending and not kit.ledger.reads_device_at_gate(accumulating, optimizer)
+        if early:
+            self._commit.record(number, accumulating, grads, optimizer)
         kit.state.finish_device(context.stop_pending)
         if context.stop_pending():
             raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
-        kit.registry.check()
-        epoch = context.cell[F.EPOCH]
-        kit.logged.gather(number, **({"epoch": epoch - 1} if epoch else {}), step=self.position.index_of(number))
-        # kept until the body ends: the optimizer is about to ask for them too, and asking makes them anew
-        grads = self._grads = kit.state.grads()
-        kit.observers.gate_reached(number, optimizer, grads)
-        kit.ledger.gate(number, optimizer is None or self._carry, grads, optimizer)
-        if crash_points.armed:
-            crash_points.point("slot-gate", number, context.rank)
-        if not self._gate.arrive(number):
+        if kit.registry.broken is not None:
+            kit.registry.check()
+        self._observers.gate_reached(number, optimizer, grads)
+        if not early:
+            if kit.logged.pending:
+                epoch = context.cell[F.EPOCH]
+                kit.logged.gather(number, **({"epoch": epoch - 1} if epoch else {}), step=self.position.index_of(number))
+            self._commit.record(number, accumulating, grads, optimizer)
+        if not self._commit.arrive(number):
             raise Interrupt
         self.position.where = Where.PASSED
-        kit.observers.gate_passed(number)
-        kit.state.arena.open()
-        if crash_points.armed:
-            crash_points.point("open", number, context.rank)
+        self._observers.gate_passed(number)
+        self._commit.open(number)
         context.phase(Phase.UPDATE)
-        kit.observers.update_started(number)
+        self._observers.update_started(number)
 
     def complete(self) -> None:
         """The body was left after its gate: seal what it did."""
@@ -249,27 +265,22 @@ class Body:
         if kit.ledger.region.hidden and context.board[Head.MADE]:
             context.note_inexact(Inexact.UPDATE_DOUBTED)
         kit.state.absorb()
-        if kit.reducers.commit(number):
+        if kit.reducers.recording and kit.reducers.commit(number):
             kit.state.manifest.facts["reducers"] = kit.reducers.facts()
             kit.state.arena.write_manifest(kit.state.manifest)
-        kit.ledger.end(number + 1, accumulating=not self._updates or self._carry)
-        if crash_points.armed:
-            crash_points.point("slot-end", number, context.rank)
-        kit.state.arena.sealed(number + 1)
-        if crash_points.armed:
-            crash_points.point("sealed", number, context.rank)
-        kit.observers.step_done(number)
+        self._commit.seal(number, accumulating=not self._updates or self._carry)
+        self._observers.step_done(number)
         context.phase(Phase.DONE)
         if self._words[F.BUSY] & Busy.FIRST:
             context.busy(Busy.FIRST, False)
         self.position.leave_body()
         if crash_points.armed:
             crash_points.point("done", number, context.rank)
-        if context.stop_pending():
-            context.board.ring_workers()  # a replacement may wait for this seal
-        self._survivor.step_done(number)
-        kit.logged.write()
-        kit.snapshots.take_if_due(number + 1)
+        self._commit.tell(number)
+        if kit.logged.number == number:
+            kit.logged.write()
+        if kit.snapshots.every:
+            kit.snapshots.take_if_due(number + 1)
 
     def leave(self) -> None:
         """The body was aborted, or raised."""

@@ -21,7 +21,7 @@ from ftrun.worker.runtime.position import Interrupt, Where
 from ftrun.worker.state import serialization
 from ftrun.worker.step.body import Body, Step
 from ftrun.worker.step.calls import Calls
-from ftrun.worker.step.gate import Gate
+from ftrun.worker.step.commit import Commit
 
 T = TypeVar("T")
 
@@ -31,11 +31,12 @@ class Loop:
 
     def __init__(self, kit: Kit) -> None:
         self.kit = kit
-        self._gate = Gate(kit)
+        self._observers = kit.observers
         self._survivor = Survivor(kit)
+        self._commit = Commit(kit, self._survivor)
         self.calls = Calls(kit, self._survivor)
         kit.registry.keep_results = lambda: kit.ledger.log(kit.registry.recorder.unsaved())
-        self.body = Body(kit, self._gate, self.calls, self._survivor)
+        self.body = Body(kit, self._commit, self.calls, self._survivor)
         self._calls_of_epochs = 0
         self._in_epochs = False
         self._warned = False  # of a second loop outside job.epochs
@@ -68,13 +69,14 @@ class Loop:
             self._hand_out(number)
             step = Step(position.index_of(number), before + number - position.base, self.body)
             yield step
-            self._outside_body("the next step")
+            if position.where in (Where.BODY, Where.PASSED):
+                self._outside_body("the next step")
             position.where = Where.LOOP
             if not step.entered:
                 raise UsageError(f"step {step.index} was taken from the loop, but its `with step:` was skipped")
             if step.let_out:
                 give_up(context, step.index)
-            number = number + 1 if step.committed else self._survivor.rejoin(rewind=True)
+            number = number + 1 if step.is_committed else self._survivor.rejoin(rewind=True)
 
     def keep(self, name: str, thing: Any) -> None:
         """From here on `thing` is kept with the steps, as what `protect` was given. Errors: UsageError."""
@@ -87,8 +89,8 @@ class Loop:
         kit = self.kit
         kit.state.python.keep(name, thing)
         saved = kit.pending.restart
-        if saved is not None and name in saved["py"]:  # a replacement's script may look at it before its loop
-            thing.load_state_dict(serialization.decode(saved["py"][name]))
+        if saved is not None and name in saved.python:  # a replacement's script may look at it before its loop
+            thing.load_state_dict(serialization.decode(saved.python[name]))
 
     def call(self, fn: Callable[[], T]) -> T:
         """The result of `fn`, called until it completes in a world that nobody stops. Errors: UsageError."""
@@ -301,17 +303,16 @@ class Loop:
             return False
         if kind is Busy.AT_LOOP_END:
             kit.observers.loop_ending(end)
-        kit.ledger.gate(end, True, kit.state.grads())
+        self._commit.record(end, True, kit.state.grads())
         context.busy(kind, True)
-        opened = self._gate.arrive(end)
+        opened = self._commit.arrive(end)
         context.busy(kind, False)
         if not opened:
             return False
         kit.ledger.region.ended()
-        kit.ledger.end(end + 1, accumulating=True)
-        kit.state.arena.sealed(end + 1)
+        self._commit.seal(end, accumulating=True)
         context.board.ring_workers()  # a replacement may wait for this seal
-        self._survivor.step_done(end)
+        self._commit.tell(end)
         position.first, position.base = position.index_of(end), end + 1
         position.where = Where.BETWEEN
         self._passed_end()
@@ -335,25 +336,32 @@ class Loop:
             position.attempt = 0
         position.number = number
         position.where = where
+        kit.looks.begins()
         self.calls.forget()
         kit.registry.shown.handed_out()
         context.takes_part()
         context.cell[F.ATTEMPT] = position.attempt
         context.cell[F.STEP] = position.index_of(number) + 1
-        self._survivor.tidy_up()
-        kit.reducers.refuse_hooks()
-        self._put_back(number, in_call=where is not Where.HANDED_OUT)
+        if self._survivor.tidy:
+            self._survivor.tidy_up()
+        if kit.looks.on:
+            kit.reducers.refuse_hooks()
+        puts_back = kit.pending.restart is not None
+        if puts_back:
+            self._put_back(number, in_call=where is not Where.HANDED_OUT)
         if kit.ledger.loader is not None and not kit.ledger.loader.late:
             kit.ledger.loader.ensure(position.index_of(number))
         if kit.ledger.slots.tag(START) != number:
             kit.ledger.start(number)
             if crash_points.armed:
                 crash_points.point("slot-start", number, context.rank)
-        self._survivor.tell_draws(number)
+        if kit.ledger.between == number:
+            self._survivor.tell_draws(number)
         context.phase(Phase.IDLE)
-        kit.logged.write()  # in a replacement, what its predecessor did not
+        if puts_back:
+            kit.logged.write()  # in a replacement, what its predecessor did not
         if where is Where.HANDED_OUT:
-            kit.observers.handed_out(number)
+            self._observers.handed_out(number)
 
     def _put_back(self, number: int, in_call: bool = False) -> None:
         """Put back what a slot holds, once."""

@@ -10,7 +10,6 @@ import torch
 
 from ftrun.core.errors import WorkerError
 from ftrun.worker.kept import recovery_points
-from ftrun.worker.kept.ledger import read_state
 from ftrun.worker.kept.recovery_points import END, GATE, Slots
 from ftrun.worker.state import rng, serialization
 
@@ -24,10 +23,10 @@ def test_what_is_read_is_what_was_there_when_it_was_sealed(size: int) -> None:
     np.random.seed(4)
     torch.manual_seed(5)
     before = rng.capture()
-    slots.write(END, 7, serialization.plain({"rng": before, "grads": b"g" * size}))
+    slots.write(END, 7, serialization.pack({"rng": before, "grads": b"g" * size}, ""))
     wanted = random.random(), float(np.random.rand()), float(torch.rand(()))
     assert rng.capture() != before
-    saved = read_state(slots, END)
+    saved = slots.read(END)
     assert slots.tag(END) == 7 and slots.tag(GATE) == -1
     assert saved == {"rng": before, "grads": b"g" * size}
     rng.apply(saved["rng"])
@@ -37,10 +36,10 @@ def test_what_is_read_is_what_was_there_when_it_was_sealed(size: int) -> None:
 @pytest.mark.parametrize("size", [0, 3 << 20])
 def test_a_slot_that_was_overwritten_is_noticed(size: int) -> None:
     slots = Slots.create(0)
-    slots.write(END, 0, serialization.plain({"rng": rng.capture(), "grads": b"g" * size}))
+    slots.write(END, 0, serialization.pack({"rng": rng.capture(), "grads": b"g" * size}, ""))
     slots.data(END)[-1] ^= 1
     with pytest.raises(WorkerError, match="overwritten"):
-        read_state(slots, END)
+        slots.read(END)
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -105,10 +104,10 @@ def test_numpy_may_have_another_generator(kind: str) -> None:
         np.random.randn()  # one of two: the other is kept
         slots = Slots.create(0)
         before = rng.capture()
-        slots.write(END, 0, serialization.plain({"rng": before}))
+        slots.write(END, 0, serialization.pack({"rng": before}, ""))
         wanted = [float(np.random.randn()), *np.random.rand(3).tolist()]
         assert rng.capture() != before
-        rng.apply(read_state(slots, END)["rng"])
+        rng.apply(slots.read(END)["rng"])
         assert [float(np.random.randn()), *np.random.rand(3).tolist()] == wanted
     finally:
         np.random.set_bit_generator(usual)
