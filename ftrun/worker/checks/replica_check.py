@@ -40,7 +40,8 @@ class ReplicaCheck(StepObserver):
         """Publish this rank's checksums, when it is time."""
         context, first = self._context, self._generation != self._context.generation
         self._generation, self._agreed = context.generation, number
-        due = number < _FIRST_CHECKS or (self._every and number % self._every == 0) or self._state.holders.rest_on_word
+        due = number < _FIRST_CHECKS or (self._every and number % self._every == 0)
+        due = due or (self._state.holders.by_word and self._state.holders.rest_on_word)
         if due or (first and context.generation > 1):  # the same on every rank
             self._agreed = -1
             self._publish(number)

@@ -71,7 +71,8 @@ class Ledger:
             self._state.settle_buffers()
         self.alive = self._state.alive_in(grads)
         self._at_gate = (rng.capture(), self._state.python.capture())
-        by_word = optimizer is not None and self._state.holders.rest_on_word
+        holders = self._state.holders
+        by_word = optimizer is not None and holders.by_word and holders.rest_on_word
         self._sums = self._state.sums_of(grads) if by_word else None
         self._seals = grads if self.region.begins(optimizer, grads) else None
         self._recorded = step, self._encoded(GATE, step, grads if accumulating and True in self.alive else None, self._at_gate)
@@ -92,7 +93,7 @@ class Ledger:
     def reads_device_at_gate(self, accumulating: bool, optimizer: Any) -> bool:
         """Does `record_gate` read what the device computes? Else it can be called before the device is done."""
         holders = self._state.holders
-        return accumulating or (optimizer is not None and (holders.rest_on_word or self.region.alone))
+        return accumulating or (optimizer is not None and ((holders.by_word and holders.rest_on_word) or self.region.alone))
 
     def end(self, tag: int, accumulating: bool) -> None:
         """Seal the END slot: the state as of the start of gate step `tag`."""

@@ -69,17 +69,17 @@ class Slots:
 
     def seal(self, slot: int, tag: int) -> None:
         """What lies in an invalidated slot, as long as its content was, holds for `tag`."""
-        base = slot * _ROOM
-        size = self.segment.load(base + _LENGTH)
-        self.segment.store(base + _SUM, native.checksum(self.segment.address + base + _HEADER, size))
-        self.segment.store(base + _TAG, tag + 1)
+        base = self.segment.address + slot * _ROOM
+        size = native.load64(base + _LENGTH)
+        native.store64(base + _SUM, native.checksum(base + _HEADER, size))
+        native.store64(base + _TAG, tag + 1)
 
     def block(self, slot: int, at: int, size: int) -> torch.Tensor:
         """uint8 tensor over a part of a slot's content."""
         return self.segment.block(slot * _ROOM + _HEADER + at, size)
 
     def invalidate(self, slot: int) -> None:
-        self.segment.store(slot * _ROOM + _TAG, 0)
+        native.store64(self.segment.address + slot * _ROOM + _TAG, 0)
 
     def forget_steps(self) -> None:
         """Everything of any step is void: the world goes back to an earlier one."""

@@ -45,6 +45,7 @@ class UpdateRegion:
         self._alone: tuple[bool, bool] | None = None  # is it, and did that rest on the script's word
         self._numbers = {id(optimizer): number for number, optimizer in enumerate(state.optimizers)}
         self._sums: list[int | None] = []  # of the gradients at the gate
+        self._hooks: list[Any] = []  # around the optimizers' steps: ftrun's own
         self._groups = ""  # the optimizers' settings at the gate
         self.hidden = False  # something was written once that no count of writes told
         self._after: tuple[Any, ...] | None = None  # what stands for the state when the last optimizer had stepped
@@ -54,7 +55,8 @@ class UpdateRegion:
     @property
     def alone(self) -> bool:
         """Does no other rank hold all that this one does?"""
-        on_word = self._state.holders.rest_on_word
+        holders = self._state.holders
+        on_word = holders.by_word and holders.rest_on_word
         if self._alone is None or self._alone[1] != on_word:
             self._alone = len(self._state.holders.of_everything()) < 2, on_word
         return self._alone[0]
@@ -73,7 +75,8 @@ class UpdateRegion:
         self.plain = self.plain and (not self._state.looking or all(grad is None or serialization.takes(grad) for grad in grads))
         if not self.plain:
             return False
-        self._sums = self._sums_of(grads)
+        # what stands for values, which tells a write that is counted nowhere, in the bodies that are looked at
+        self._sums = self._sums_of(grads) if self._state.looking else []
         if len(self._state.optimizers) > 1:
             self._groups = self._settings()
         return True
@@ -81,27 +84,30 @@ class UpdateRegion:
     def update_begins(self, optimizer: Any, bare: bool) -> None:
         """A protected optimizer is about to step. `bare`: its `step()` was called without arguments."""
         if self.plain:
-            if not bare or any(map(_has_hooks, self._state.optimizers)) or inside_compiled():
+            hooks = [hook for one in self._state.optimizers for hook in step_hooks(one)]
+            if not bare or (hooks != self._hooks and any(map(_is_foreign, hooks))) or inside_compiled():
                 self._gives_up("an optimizer's step() has arguments, hooks or is compiled")
-            elif self.updates and not self._is_as_at_gate():
+            self._hooks = hooks
+            if self.plain and self.updates and not self._is_as_at_gate():
                 self._gives_up("gradients or protected tensors are written between two optimizers")
         self.updates.append(self._numbers.get(id(optimizer), -1))
 
     def update_done(self) -> None:
         """And has."""
         if self.plain:
-            self._after, self._writes = self._stand(), (self._state.write_counts(), self._to_grads())
+            self._after = self._state.stand() if self._state.looking else ()
+            self._writes = self._state.write_counts(), self._state.write_counts_of_grads()
 
     def ended(self) -> None:
         """The body was left; what its optimizers made is where they made it."""
         self.course.add(self.updates)
         if not self.plain or self._after is None:
             return
-        grads = self._state.grads()
-        self.kept = any(grad is not None for grad in grads)
+        to_grads = self._state.write_counts_of_grads()
+        self.kept = bool(to_grads)
         if self._was_written():
             self._gives_up("protected tensors are written after optimizer.step() by something else (an average, a projection)")
-        elif self.kept and self._were_written(grads):
+        elif self.kept and self._were_written(to_grads):
             self._gives_up("gradients are written after optimizer.step() (zero_grad(set_to_none=False), say)")
 
     def _gives_up(self, why: str) -> None:
@@ -114,36 +120,31 @@ class UpdateRegion:
         )
 
     def _is_as_at_gate(self) -> bool:
-        return not self._was_written() and not self._were_written(self._state.grads()) and self._settings() == self._groups
+        to_grads = self._state.write_counts_of_grads()
+        return not self._was_written() and not self._were_written(to_grads) and self._settings() == self._groups
 
     def _was_written(self) -> bool:
         """Was the state written since the last optimizer stepped, be it without effect?"""
-        return self._tell(self._after != self._stand(), self._writes[0] != self._state.write_counts())
+        changed = self._state.looking and self._after != self._state.stand()
+        return self._tell(changed, self._writes[0] != self._state.write_counts())
 
-    def _were_written(self, grads: Grads) -> bool:
+    def _were_written(self, to_grads: _Writes) -> bool:
         """The same of the gradients."""
-        return self._tell(self._sums_of(grads) != self._sums, self._writes[1] != self._to_grads())
+        changed = self._state.looking and self._sums_of(self._state.grads()) != self._sums
+        return self._tell(changed, self._writes[1] != to_grads)
 
     def _tell(self, changed: bool, counted: bool) -> bool:
         self.hidden |= changed and not counted
         return changed or counted
-
-    def _to_grads(self) -> list[int]:
-        return self._state.write_counts_of_grads()
 
     def _settings(self) -> str:
         groups = [group for optimizer in self._state.optimizers for group in optimizer.param_groups]
         return repr([{key: value for key, value in group.items() if key != "params"} for group in groups])
 
     def _sums_of(self, grads: Grads) -> list[int | None]:
-        """What stands for the values, which no write that is counted tells; in the bodies that are looked at."""
-        return [content(grad) for grad in grads] if self._state.looking else []
-
-    def _stand(self) -> Any:
-        """The same of the state."""
-        return self._state.stand() if self._state.looking else ()
+        return [content(grad) for grad in grads]
 
 
-def _has_hooks(optimizer: Any) -> bool:
-    """Is anything but ftrun called around its step? At its place in a replacement it would be called twice, or not yet be there."""
-    return not all(str(getattr(hook, "__module__", "")).startswith("ftrun.worker.") for hook in step_hooks(optimizer))
+def _is_foreign(hook: Any) -> bool:
+    """Is it not ftrun's? At its place in a replacement it would be called twice, or not yet be there."""
+    return not str(getattr(hook, "__module__", "")).startswith("ftrun.worker.")

@@ -28,6 +28,7 @@ _SEAL, _COMMITTED_END, _VOLATILE_END, _MANIFEST_LENGTH = 8, 16, 24, 32
 _PAGE = 4096
 _ALIGN = 64
 OPEN = -1
+_SEALS_EARLY = crash_points.broken("seal")
 
 
 @dataclass
@@ -95,6 +96,7 @@ class Arena:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.memory: DeviceMemory | None = None
+        self._seal_at = segment.address + _SEAL
         self._volatile_at = segment.length // 2
         self._manifest_at = segment.length // 4 * 3
 
@@ -139,14 +141,14 @@ class Arena:
 
     def open(self) -> None:
         # test-only, FTRUN_TEST_BREAK=seal: say that the update is done before it is
-        self.segment.store(_SEAL, self.segment.load(_SEAL) + 1 if crash_points.broken("seal") else 0)
+        native.store64(self._seal_at, self.segment.load(_SEAL) + 1 if _SEALS_EARLY else 0)
         if self.memory is not None:
             self.memory.stamp_seal(0)
 
     def sealed(self, step: int) -> None:
         if self.memory is not None:
             self.memory.stamp_seal(step + 1)
-        self.segment.store(_SEAL, step + 1)
+        native.store64(self._seal_at, step + 1)
 
     # -- extent ------------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ class Observers(StepObserver):
 
     def __init__(self) -> None:
         self._hear: dict[str, list[Callable[..., Any]]] = {}
+        self.heard: set[str] = set()  # the events that somebody hears
 
     def add(self, *observers: StepObserver) -> None:
         """Have them told of all events that they override."""
@@ -100,6 +101,7 @@ class Observers(StepObserver):
     def _bind(self, event: str) -> None:
         # one that hears alone is called as it is: some events come many times a step
         hear = list(self._hear[event])
+        (self.heard.add if hear else self.heard.discard)(event)
         setattr(self, event, hear[0] if len(hear) == 1 else _in_turn(hear))
 
 

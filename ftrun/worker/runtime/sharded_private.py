@@ -36,7 +36,7 @@ def local_of(tensor: Any) -> Any:
 
 def locals_of(tensors: list[Any]) -> list[Any]:
     """`local_of` each; None of none."""
-    kind = dtensor_class()
+    kind = getattr(sys.modules.get(_TENSOR), "DTensor", None)
     return [one._local_tensor if kind is not None and isinstance(one, kind) else one for one in tensors]
 
 

@@ -37,12 +37,12 @@ class Holders:
         self._declared = frozenset(declared)
         wrapped = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self._exchanged = {id(p) for module in wrapped for p in params_of_reducer(module)[0]}
-        self._by_word = len(self._declared) > 1 and any(self._of_ddp(name) is None for name, _, _ in params)
+        self.by_word = len(self._declared) > 1 and any(self._of_ddp(name) is None for name, _, _ in params)
 
     @property
     def rest_on_word(self) -> bool:
         """Is there nothing but the script's word for some of what replicas are thought to hold?"""
-        return self._by_word and not self.void()
+        return self.by_word and not self.void()
 
     def _of_ddp(self, name: str) -> DistributedDataParallel | None:
         module = self._modules[int(name.split(".")[1])] if not name.startswith("param.optimizer") else None

@@ -24,9 +24,8 @@ class LoggedValues:
     """Of one rank: what the last step logged, its gate number (-1 before there is one), and its place: index, and epoch."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.number = -1
-        self.place: dict[str, int] = {}
-        self.values: dict[str, float] = {}
+        self.state: dict[str, Any] = {}  # all of it
+        self._set(-1, {}, {})
         self._path = path  # rank 0 adds a line for each step here
         self._written: int | None = None  # the last gate number in the file; None: not looked at yet
         self.pending: list[tuple[list[str], torch.Tensor, Any]] = []
@@ -58,12 +57,13 @@ class LoggedValues:
         pending, self.pending = self.pending, []
         if not pending:
             return
-        self.number, self.place, self.values = number, place, {}
+        values: dict[str, float] = {}
         for names, total, work in pending:
             if work is not None:
                 work.wait()
                 total /= dist.get_world_size()
-            self.values.update(zip(names, total.tolist(), strict=True))
+            values.update(zip(names, total.tolist(), strict=True))
+        self._set(number, place, values)
 
     def of(self, number: int) -> dict[str, float]:
         """What the step logged; nothing for one that did not."""
@@ -90,7 +90,11 @@ class LoggedValues:
         return int(json.loads(whole.rpartition("\n")[2])["gate"]) if whole else -1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"number": self.number, "place": self.place, "values": self.values}
+        return self.state.copy()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.number, self.place, self.values = state["number"], dict(state["place"]), dict(state["values"])
+        self._set(state["number"], dict(state["place"]), dict(state["values"]))
+
+    def _set(self, number: int, place: dict[str, int], values: dict[str, float]) -> None:
+        self.number, self.place, self.values = number, place, values
+        self.state.update(number=number, place=place, values=values)

@@ -50,7 +50,7 @@ class ProtectedState:
         self.buffers = self.loose.fixed()
         self.holders = Holders(modules, optimizers, self.params, declared)
         self.tensors = [p for _, p, _ in self.params]
-        self._whole = not any(map(shards.is_spread, self.tensors))  # no parameter is spread over ranks
+        self.is_sharded = any(map(shards.is_spread, self.tensors))  # a parameter is spread over ranks
         self.few = self._first_and_last()
         self.looking = True  # this body is looked at as a whole, see ftrun.worker.checks.looks
         self._counted: list[torch.Tensor] | None = None  # the tensors that `write_counts` asks, unless others may have come
@@ -363,13 +363,13 @@ class ProtectedState:
         if self._counted is None or self.looking:
             values = [one for one in self._made.values() if not one.is_inference()]
             of_all = [*self.tensors, *values]
-            self._counted = [*of_all, *([] if self._whole else map(local_of, of_all))]
+            self._counted = [*of_all, *(map(local_of, of_all) if self.is_sharded else [])]
         return list(map(write_count, self._counted))
 
     def write_counts_of_grads(self) -> list[int]:
         """The same of the gradients there are."""
         grads: list[Any] = [grad for grad in map(_grad, self.tensors) if grad is not None]
-        return list(map(write_count, grads if self._whole else [*grads, *locals_of(grads)]))
+        return list(map(write_count, locals_of(grads) if self.is_sharded else grads))
 
     def writes_to_params(self) -> list[int]:
         """How often each was written in place; of shards nothing is said, which their gathering writes too."""
@@ -386,11 +386,6 @@ class ProtectedState:
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 
-    @property
-    def is_sharded(self) -> bool:
-        """Is a parameter spread over ranks?"""
-        return not self._whole
-
     def sums_of(self, grads: list[torch.Tensor | None]) -> list[int]:
         """Of each optimizer, what stands for all gradients that it would apply."""
         found = {id(param): grad for param, grad in zip(self.tensors, grads, strict=True)}
@@ -402,7 +397,7 @@ class ProtectedState:
     def grads(self) -> list[torch.Tensor | None]:
         """Of each parameter, or of this rank's part of it."""
         grads: list[Any] = list(map(_grad, self.tensors))
-        return grads if self._whole else locals_of(grads)
+        return locals_of(grads) if self.is_sharded else grads
 
     def alive_in(self, grads: list[torch.Tensor | None]) -> list[bool]:
         """Which of these there are."""

@@ -187,7 +187,8 @@ class Body:
     def _forward_starts(self) -> None:
         if not self._forward:
             self._forward = True
-            self._observers.forward_started()
+            if "forward_started" in self._observers.heard:
+                self._observers.forward_started()
 
     def backward_started(self) -> None:
         """The first gradient of a body is about to be computed."""
@@ -199,7 +200,8 @@ class Body:
                 self._carry = True  # the script goes on accumulating after an update
                 self.kit.ledger.late(self.position.number)
             self._marks = None
-        self._observers.backward_started()
+        if "backward_started" in self._observers.heard:
+            self._observers.backward_started()
 
     def update_begins(self, optimizer: Any, bare: bool = True) -> None:
         """A protected optimizer is about to update: the first one in a body arrives at the gate. Errors: UsageError.
@@ -254,7 +256,8 @@ class Body:
         self._observers.gate_passed(number)
         self._commit.open(number)
         context.phase(Phase.UPDATE)
-        self._observers.update_started(number)
+        if "update_started" in self._observers.heard:
+            self._observers.update_started(number)
 
     def complete(self) -> None:
         """The body was left after its gate: seal what it did."""
