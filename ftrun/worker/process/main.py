@@ -65,7 +65,7 @@ def _run(spec: dict[str, Any]) -> int:
         int(spec["cell"]),
         float(spec.get("stop_timeout", 10.0)),
         str(spec.get("nonfinite", "redo")),
-        int(spec.get("check_replicas", 0)),
+        int(spec.get("check_every", 0)),
     )
     context.snapshot_every = int(spec.get("snapshot_every", 0))
     context.patient = spec.get("debug_rank") is not None

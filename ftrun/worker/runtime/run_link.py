@@ -41,7 +41,7 @@ class Context:
     current: Context | None = None
 
     def __init__(
-        self, run_dir: Path, cell: int, stop_timeout: float = 10.0, nonfinite: str = "redo", check_replicas: int = 0
+        self, run_dir: Path, cell: int, stop_timeout: float = 10.0, nonfinite: str = "redo", check_every: int = 0
     ) -> None:
         self.run_dir = run_dir
         self.board = Board.open(run_dir / paths.BOARD)
@@ -58,7 +58,7 @@ class Context:
         self.restoring = False  # this incarnation took over a rank and has not restored its state yet
         self.stop_timeout = stop_timeout
         self.nonfinite = nonfinite
-        self.check_replicas = check_replicas
+        self.check_every = check_every
         self.snapshot_every = 0  # steps between two host snapshots, 0 = none
         self.local_rank = 0  # of the world it takes part in
         self.on_rank: Callable[[], None] | None = None  # called when that is known
