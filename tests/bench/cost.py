@@ -1,6 +1,6 @@
 """What ftrun costs per step: whole runs under ftrun and under torchrun take turns, on the same script without a fault.
 
-    python tests/bench/cost.py [--rows a,b,...] [--pairs N] [--before PROGRAM] [--results FOLDER]
+    python tests/bench/cost.py [--rows a,b,...] [--pairs N] [--quick] [--before PROGRAM] [--results FOLDER]
     python tests/bench/cost.py --parts [--pairs N] [--results FOLDER]     where the time of a step goes (step_parts.py)
 
 Each row is a script and a number of ranks; a pair is one run of each program, neighbours in time, in a fresh process each. The cost is
@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -270,6 +270,7 @@ def main() -> int:
     parser.set_defaults(results=None)
     parser.add_argument("--rows", type=chosen, default=ROWS, metavar="A,B", help=f"some of {', '.join(ROWS)}")
     parser.add_argument("--before", metavar="PROGRAM", help="the ftrun of another commit, to be measured as well")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the steps")
     parser.add_argument("--parts", action="store_true", help="where the time of a step goes, in place of all else")
     args = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="ftrun-bench-"))
@@ -278,24 +279,26 @@ def main() -> int:
         shutil.rmtree(root)
         return 0
     before = [System("before", "ftrun", os.path.abspath(args.before))] if args.before else []
-    found = {
-        load: compare(load, [FTRUN, *before, *load.more, TORCHRUN], args.rounds or PAIRS, root)
-        for load in LOADS
-        if load.row in args.rows
-    }
+    loads = [load for load in LOADS if load.row in args.rows]
+    if args.quick:
+        loads = [replace(load, steps=load.steps // 5) for load in loads]
+    found = {load: compare(load, [FTRUN, *before, *load.more, TORCHRUN], args.rounds or PAIRS, root) for load in loads}
     shutil.rmtree(root)
     name = "step_cost_before_after" if args.before else "step_cost"
-    tables.write(place(args.results, args.rows), name, "Cost of a protected step", HEAD, table(found), notes())
+    tables.write(place(args.results, args.rows), name, "Cost of a protected step", HEAD, table(found), notes(loads))
     return 0
 
 
-def notes() -> str:
+def notes(loads: Sequence[Load]) -> str:
     """What was measured, from where to where."""
-    steps = {row: "/".join(f"{load.steps} after {load.warm}" for load in LOADS if load.row == row) for row in ROWS}
+    steps: dict[str, list[str]] = {}
+    for load in loads:
+        steps.setdefault(load.row, []).append(f"{load.steps} after {load.warm}")
+    counted = "; ".join(f"{row} {', '.join(words)}" for row, words in steps.items())
     return (
         "Whole runs, one of each program in turn, no fault, no checkpoint, ftrun with its defaults; medians of runs, with the smallest and "
         "the largest. Cost: of each pair of neighbouring runs, goal: of its median. Row a: the median step of a run, elsewhere the mean. "
-        f"Steps that are counted: {', '.join(f'{row} {words}' for row, words in steps.items())}."
+        f"Steps that are counted: {counted}."
     )
 
 

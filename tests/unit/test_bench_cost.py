@@ -132,7 +132,7 @@ def test_some_rows_alone_are_not_written_over_all() -> None:
 
 
 def test_sentences_tell_what_the_table_has(tmp_path: Path) -> None:
-    tables.write(tmp_path, "step_cost", "Cost", cost.HEAD, cost.table(found()), cost.notes())
+    tables.write(tmp_path, "step_cost", "Cost", cost.HEAD, cost.table(found()), cost.notes(LOADS))
 
     def median(name: str, run: str, what: str, column: str) -> str:
         return tables.median(name, run, what, column, tmp_path if name == "step_cost" else tables.RESULTS)
