@@ -86,7 +86,7 @@ FIXED_GOAL, TENSOR_GOAL = 150.0, 1.0  # µs
 LOADS = (
     Load("a", f"1 rank, {FEW} tiny tensors", 1, "many_tensors.py", ("--tensors", str(FEW)), 3000, 2000, middle=True),
     Load("a", f"1 rank, {MANY} tiny tensors", 1, "many_tensors.py", ("--tensors", str(MANY)), 1000, 2000, middle=True),
-    Load("b", f"2 ranks, {GPT}, 256 tokens", 2, "train.py", ("--batch", "4", "--context", "64"), 6, 100, wall=1.01, cpu=1.01),
+    Load("b", f"2 ranks, {GPT}, 512 tokens", 2, "train.py", ("--batch", "8", "--context", "64"), 6, 100, wall=1.01, cpu=1.01),
     Load("c", "2 ranks, GPT of 0.1 M parameters", 2, "train.py",
          ("--size", "small", "--batch", "12", "--context", "64"), 150, 300, wall=1.02),
     Load("d", f"4 ranks on 2 cores, {GPT}, 16 tokens", 4, "train.py", (), 20, 100, wall=1.04),
@@ -281,7 +281,7 @@ def main() -> int:
     before = [System("before", "ftrun", os.path.abspath(args.before))] if args.before else []
     loads = [load for load in LOADS if load.row in args.rows]
     if args.quick:
-        loads = [replace(load, steps=load.steps // 5) for load in loads]
+        loads = [replace(load, warm=max(6, load.warm // 5), steps=load.steps // 5) for load in loads]
     found = {load: compare(load, [FTRUN, *before, *load.more, TORCHRUN], args.rounds or PAIRS, root) for load in loads}
     shutil.rmtree(root)
     name = "step_cost_before_after" if args.before else "step_cost"
