@@ -80,7 +80,9 @@ def _facts() -> list[str]:
     models = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()
-    words = ["..." if os.path.isabs(word) else shlex.quote(word) for word in sys.argv[1:]]  # where things lay here helps nobody
+    words = [
+        "..." if os.path.isabs(word) else shlex.quote(word) for word in sys.argv[1:]
+    ]  # where things lay here helps nobody
     return [
         f"`python {' '.join([os.path.relpath(sys.argv[0], ROOT), *words])}`",
         described.stdout.strip() or "unknown",
@@ -99,7 +101,7 @@ def rows(name: str, folder: Path = RESULTS) -> str:
 def caption(name: str, folder: Path = RESULTS) -> str:
     """One line on where a table comes from."""
     found = dict(re.findall(r"^- (\w+): (.*)$", (folder / f"{name}.md").read_text(), re.M))
-    cores = found["machine"].partition(" (")[0]
+    cores = found["machine"].partition(" (")[0] + "".join(re.findall(r", load at the end .*", found["machine"]))
     return (
         f"<sub>{found['command']}, {found['date']}, commit {found['commit'][:7]}, {cores}, {found['software']}</sub>\n"
     )

@@ -5,6 +5,7 @@ They stand between `<!-- told: NAME -->` and `<!-- end of told -->`. Every figur
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable
 
@@ -20,6 +21,11 @@ def _number(figure: str) -> float:
     return float(figure.partition(" ")[0])
 
 
+def _short(value: float) -> str:
+    """Two digits that count."""
+    return f"{float(f'{value:.2g}'):g}"
+
+
 def _overhead(median: Median) -> tuple[float, float]:
     """Microseconds that are fixed, and for each tensor."""
     fixed, tensor = (median("step_cost", f"a: 1 rank, of that {what}", _WALL, "cost") for what in ("fixed", "for each"))
@@ -28,12 +34,12 @@ def _overhead(median: Median) -> tuple[float, float]:
 
 def _formula(median: Median) -> str:
     fixed, tensor = _overhead(median)
-    return f"`{fixed:.0f} µs + {tensor:.2g} µs × parameter tensors`"
+    return f"`{_short(fixed)} µs + {_short(tensor)} µs × parameter tensors`"
 
 
 def _longer(median: Median, row: str) -> str:
     percent = 100 * (_number(median("step_cost", f"{row}: ", _WALL, "cost")) - 1)
-    return f"{percent:.1f} %" if percent >= 0.05 else "0 % (less than can be measured)"
+    return f"{percent:.1f} % longer" if percent >= 0.05 else "no longer"
 
 
 def _step(median: Median, row: str) -> str:
@@ -45,13 +51,15 @@ def _length(ms: float) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), 138, break_long_words=False, break_on_hyphens=False) + "\n"
+    """Lines of a page; code stays on one."""
+    whole = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\0"), " ".join(text.split()))
+    return textwrap.fill(whole, 138, break_long_words=False, break_on_hyphens=False).replace("\0", " ") + "\n"
 
 
 def readme(median: Median) -> str:
     """What a step costs while nothing fails, in a sentence."""
     return _wrapped(
-        f"""While nothing fails, a step takes {_longer(median, "b")} longer than under torchrun, for a GPT of 10.6 M parameters on two ranks
+        f"""While nothing fails, a step takes {_longer(median, "b")} than under torchrun, for a GPT of 10.6 M parameters on two ranks
         and steps of {_step(median, "b")}; as four ranks on two cores and {_step(median, "d")}, {_longer(median, "d")}. What ftrun adds to
         any step is about {_formula(median)}. [All figures, and how they were measured](docs/benchmarks.md)."""
     )
@@ -65,11 +73,11 @@ def cost(median: Median) -> str:
     stall, torchrun = (median("stall", "model built above", rest, column) for column in ("ftrun", "torchrun"))
     spare = median("footprint", "`ftrun spare", "", "ftrun").partition(" +")[0]
     return _wrapped(
-        f"""While nothing fails, a step takes about {_formula(median)} longer than under torchrun: {many:.2g} ms for a model of {_MANY}
-        tensors, so {many / 10:.2g} % of a step of one second, and {many / 0.2:.2g} % of one of 20 ms. That is one rank on a quiet core.
-        Two ranks on two cores take {_longer(median, "b")} longer for a step of {_step(median, "b")} (a GPT of 10.6 M parameters). Ranks
-        that share a core also wait for each other at the gate: the same model as four ranks on two cores takes {_longer(median, "d")}
-        longer for a step of {_step(median, "d")}. A death costs `one step + {stall}` with a warm spare, where torchrun takes
+        f"""While nothing fails, a step takes about {_formula(median)} longer than under torchrun: {_short(many)} ms for a model of {_MANY}
+        tensors, so {_short(many / 10)} % of a step of one second, and {_short(many / 0.2)} % of one of 20 ms. That is one rank.
+        Two ranks on two cores take {_longer(median, "b")} for a step of {_step(median, "b")} (a GPT of 10.6 M parameters). Ranks that share a
+        core also wait for each other at the gate: the same model as four ranks on two cores takes {_longer(median, "d")}
+        for a step of {_step(median, "d")}. A death costs `one step + {stall}` with a warm spare, where torchrun takes
         {_length(_number(torchrun))} to start again and then repeats half a checkpoint interval. The spare is one more process with torch
         and your model in it: {spare} of its own here. On a GPU nothing was measured yet. The tables below have all figures with their
         ranges."""
