@@ -75,8 +75,8 @@ def cost(median: Median) -> str:
     return _wrapped(
         f"""While nothing fails, a step takes about {_formula(median)} longer than under torchrun: {_short(many)} ms for a model of {_MANY}
         tensors, so {_short(many / 10)} % of a step of one second, and {_short(many / 0.2)} % of one of 20 ms. That is one rank.
-        Two ranks on two cores take {_longer(median, "b")} for a step of {_step(median, "b")} (a GPT of 10.6 M parameters). Ranks that share a
-        core also wait for each other at the gate: the same model as four ranks on two cores takes {_longer(median, "d")}
+        Two ranks on two cores take {_longer(median, "b")} for a step of {_step(median, "b")} (a GPT of 10.6 M parameters). Ranks that share
+        a core also wait for each other at the gate: the same model as four ranks on two cores takes {_longer(median, "d")}
         for a step of {_step(median, "d")}. A death costs `one step + {stall}` with a warm spare, where torchrun takes
         {_length(_number(torchrun))} to start again and then repeats half a checkpoint interval. The spare is one more process with torch
         and your model in it: {spare} of its own here. On a GPU nothing was measured yet. The tables below have all figures with their
