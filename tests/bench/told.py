@@ -59,9 +59,8 @@ def _wrapped(text: str) -> str:
 def readme(median: Median) -> str:
     """What a step costs while nothing fails, in a sentence."""
     return _wrapped(
-        f"""While nothing fails, a step takes {_longer(median, "b")} than under torchrun, for a GPT of 10.6 M parameters on two ranks
-        and steps of {_step(median, "b")}; as four ranks on two cores and {_step(median, "d")}, {_longer(median, "d")}. What ftrun adds to
-        any step is about {_formula(median)}. [All figures, and how they were measured](docs/benchmarks.md)."""
+        f"""While nothing fails, a step of {_step(median, "b")} takes {_longer(median, "b")} than under torchrun (a GPT of 10.6 M parameters
+        on two ranks), and any step about {_formula(median)}. [All figures, and how they were measured](docs/benchmarks.md)."""
     )
 
 

@@ -138,7 +138,7 @@ def test_sentences_tell_what_the_table_has(tmp_path: Path) -> None:
         return tables.median(name, run, what, column, tmp_path if name == "step_cost" else tables.RESULTS)
 
     sentence, paragraph = (" ".join(told.SENTENCES[name](median).split()) for name in ("readme", "cost"))
-    assert "a step takes 2.0 % longer than under torchrun" in sentence and "steps of 500 ms" in sentence
+    assert "a step of 500 ms takes 2.0 % longer than under torchrun" in sentence
     assert "`290 µs + 1 µs × parameter tensors`" in sentence and "`290 µs + 1 µs × parameter tensors`" in paragraph
     assert (
         "0.49 ms for a model of 200 tensors, so 0.049 % of a step of one second, and 2.5 % of one of 20 ms" in paragraph
