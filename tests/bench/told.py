@@ -60,7 +60,7 @@ def readme(median: Median) -> str:
     """What a step costs while nothing fails, in a sentence."""
     return _wrapped(
         f"""While nothing fails, a step of {_step(median, "b")} takes {_longer(median, "b")} than under torchrun (a GPT of 10.6 M parameters
-        on two ranks), and any step about {_formula(median)}. [All figures, and how they were measured](docs/benchmarks.md)."""
+        on two ranks), and ftrun adds about {_formula(median)} to any. [All figures, and how they were measured](docs/benchmarks.md)."""
     )
 
 
