@@ -40,11 +40,12 @@ class Stragglers:
             others = statistics.median(v for r, v in work.items() if r != rank)
             samples = self._ratios.setdefault(rank, deque(maxlen=SAMPLES))
             samples.append((mine / others, mine, others))
-            if len(samples) < SAMPLES:
-                continue
+            reported = rank in self._reported
+            if len(samples) < SAMPLES or (mine / others >= CALM if reported else mine / others < USUAL):
+                continue  # this step changes nothing: the usual case costs nothing
             ratios = sorted(s[0] for s in samples)
             median = statistics.median(ratios)
-            if rank in self._reported:
+            if reported:
                 if median < CALM:
                     self._reported.discard(rank)
                 continue

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from ftrun.control import hangs
 from ftrun.control.hangs import HangVerdict, Limits, Watch
-from ftrun.control.waits import Rank
+from ftrun.control.waits import Rank, Sign
 from ftrun.core.faults import Fault
 from ftrun.core.shared import replicas
 
 PAUSE = 0.05
 
 
+@dataclass(frozen=True)
+class Seen(Rank):
+    """A rank and its signs of life; `python` 0 = some runs at each look."""
+
+    mark: tuple[int, ...] = (1,)
+    python: int = 0
+
+
 def rank(index: int, /, **facts: object) -> Rank:
     """A rank that computes in the body of step 9."""
-    plain = Rank(index, index, 9, True, False, False, 0, 0, "", "", (1,), 0)
+    plain = Seen(index, index, 9, True, False, False, 0, 0, "", "")
     return replace(plain, **facts)  # type: ignore[arg-type]
 
 
@@ -64,8 +72,12 @@ class World:
     def look(self, ranks: list[Rank], pause: float = PAUSE) -> HangVerdict | None:
         self.now += pause
         self.ticks += 1
-        alive = [replace(r, python=self.ticks) if r.python == 0 else r for r in ranks]
-        return self.watch.look(self.now, 1, self.last, alive)
+        self.watch.see(self.now, 1, self.last, [self.sign(r) for r in ranks])
+        return self.watch.judge(self.last, ranks)
+
+    def sign(self, seen: Rank) -> Sign:
+        assert isinstance(seen, Seen)
+        return Sign(seen.cell, seen.mark, seen.python or self.ticks, seen.waiting or seen.at_gate)
 
     def wait(self, ranks: list[Rank], seconds: float = 1000.0) -> tuple[float, HangVerdict | None]:
         """Look until there is a verdict; how long that took."""

@@ -40,7 +40,7 @@ class Detectors:
         self._beats: BeatWatch[int] = BeatWatch(settings.heartbeat_interval)
         self._timeout = settings.heartbeat_timeout
         limits = Limits(settings.hang_timeout, settings.hang_floor, settings.hang_ceiling)
-        self._hangs = HangWatch(limits, self._beats.pause, context.run_dir)
+        self._hangs = HangWatch(limits, self._beats.longest, context.run_dir)
         self._repairs = RepairWatch(context, pool, self._hangs.where)
         self._stragglers = Stragglers()
         self._room = RoomWatch({"lines of the workers' logs": context.logs, "the journal": context.run_dir})
@@ -51,8 +51,8 @@ class Detectors:
 
     @property
     def pause(self) -> float:
-        """Seconds between two looks."""
-        return self._beats.pause
+        """Seconds until the next look."""
+        return min(self._beats.pause, self._hangs.due)
 
     @property
     def standstill(self) -> Standstill | None:
@@ -75,15 +75,15 @@ class Detectors:
         """
         now = time.monotonic()
         self._repairs.look(generation, awaited)
-        now_ns = time.monotonic_ns()
-        for index, evidence in self._beats.silent(filter(None, map(self._beat, self._pool.living())), now_ns):
-            self._pool.condemn(self._pool.workers[index], "frozen", Fault.FROZEN, evidence)
+        if not self._beats.pause:
+            for index, evidence in self._beats.silent(filter(None, map(self._beat, self._pool.living())), time.monotonic_ns()):
+                self._pool.condemn(self._pool.workers[index], "frozen", Fault.FROZEN, evidence)
         present = [w for w in holders if not w.reported]
         if not running or not present or not whole:
             self._hangs.quiet()
             self._stragglers.forget()
         else:
-            self._compare(generation, present)
+            self.compare(generation, present)
             self._hung(generation, present)
             self._measure(generation, present)
         if now >= self._later:
@@ -112,8 +112,8 @@ class Detectors:
             link = Fault.LINK.value
             self._emit(ev.Stuck(time.monotonic(), step, generation, verdict.what, link, verdict.evidence))
 
-    def _compare(self, generation: int, present: list[Worker]) -> None:
-        """Workers hold the gate shut while one of them is corrupt; here it is named."""
+    def compare(self, generation: int, present: list[Worker]) -> None:
+        """Workers hold the gate shut while one of them is corrupt, and ring; here it is named. `present`: ranks whose end is not known."""
         for group in {w.cell[F.REPLICAS] for w in present if w.cell[F.REPLICAS]}:
             self._compare_group(generation, [w for w in present if w.cell[F.REPLICAS] == group])
 
