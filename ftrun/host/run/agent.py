@@ -108,7 +108,6 @@ class Agent:
         listener = threading.Thread(target=self._listen, args=(bell,), name="ftrun-bell", daemon=True)
         listener.start()
         self._services.attach(self._loop)
-        self._helpers.start()
         self._devices.start()
         self._nodes.start(self._worlds)
         self._loop.after(self._detectors.pause, self._detect)
@@ -381,6 +380,7 @@ class Agent:
         return len(self._holders()) == self._config.nproc
 
     def _detect(self) -> None:
+        self._helpers.look()
         running = self._state.phase is RunPhase.RUNNING
         slow = [] if self._end is not None else incidents.awaited(self._state)
         awaited = [(w.cell, incidents.in_its_script(self._state, w)) for w in slow]

@@ -1,9 +1,10 @@
 """Ranks that do nothing but pass gates on a board of their own; writes down how often each slept at each gate.
 
-    python gate_ranks.py FOLDER RANKS CORES GATES LATE
+    python gate_ranks.py FOLDER RANKS GATES LATE CORES...
 
-In each gate another rank is the last: it arrives `LATE` seconds after it has seen all others there. FOLDER/RANK.json holds, for each gate,
-how often the rank's thread gave its core up from the arrival to the pass, and whether it was asked if the gate may open.
+All of it on so many cores, and again on the next number of them. In each gate another rank is the last: it arrives `LATE` seconds after it
+has seen all others there. FOLDER/CORES-RANK.json holds, for each gate, how often the rank's thread gave its core up from the arrival to the
+pass, and how often it was asked whether the gate may open.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Asked(StepObserver):
         return True
 
 
-def rank(folder: Path, me: int, world: World, gates_wanted: int, late: float) -> None:
+def rank(folder: Path, out: Path, me: int, world: World, gates_wanted: int, late: float) -> None:
     context = Context(folder, me)
     context.world = world
     registry = Registry(context)
@@ -62,12 +63,11 @@ def rank(folder: Path, me: int, world: World, gates_wanted: int, late: float) ->
         asked.times, before = 0, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         assert mine.arrive(number)
         found.append((resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before, asked.times))
-    (folder / f"{me}.json").write_text(json.dumps(found))
+    out.write_text(json.dumps(found))
 
 
-def main() -> int:
-    folder, ranks, cores, wanted = Path(sys.argv[1]), *map(int, sys.argv[2:5])
-    late = float(sys.argv[5])
+def run(folder: Path, ranks: int, wanted: int, late: float, cores: int) -> int:
+    """How many ranks failed."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     board = Board.create(folder / paths.BOARD, ranks)
     gates.reset(board, _GENERATION)
@@ -76,10 +76,20 @@ def main() -> int:
     for me in range(ranks):
         pid = os.fork()
         if pid == 0:
-            rank(folder, me, world, wanted, late)
+            rank(folder, folder / f"{cores}-{me}.json", me, world, wanted, late)
             os._exit(0)
         pids.append(pid)
     return sum(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in pids)
+
+
+def main() -> int:
+    folder, ranks, wanted, late = Path(sys.argv[1]), *map(int, sys.argv[2:4]), float(sys.argv[4])
+    everywhere = os.sched_getaffinity(0)
+    failed = 0
+    for cores in map(int, sys.argv[5:]):
+        os.sched_setaffinity(0, everywhere)
+        failed += run(folder, ranks, wanted, late, cores)
+    return failed
 
 
 if __name__ == "__main__":
