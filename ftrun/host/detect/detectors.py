@@ -83,11 +83,12 @@ class Detectors:
             self._hangs.quiet()
             self._stragglers.forget()
         else:
-            self.compare(generation, present)
             self._hung(generation, present)
             self._measure(generation, present)
         if now >= self._later:
             self._later = now + _NOW_AND_THEN
+            if running and whole:
+                self.compare(generation, present)  # differences that hold no gate shut: nobody rings for them
             self._pool.expire_kills()
             for fault, evidence in self._room.news():
                 self._emit(ev.Noticed(now, None, fault.value, evidence))
@@ -148,7 +149,7 @@ class Detectors:
     def _measure(self, generation: int, present: list[Worker]) -> None:
         last = gate.unpack(self._board.gate()).last
         cells = [w.cell for w in present]
-        if (generation, last) == self._work or any(c.phase in (Phase.START, Phase.GATE) for c in cells):
+        if (generation, last) == self._work or any(c[F.PHASE] in (Phase.START, Phase.GATE) for c in cells):
             return
         self._work = generation, last
         work = {w.rank: w.cell[F.WORK] / 1e9 for w in present if w.rank is not None}
