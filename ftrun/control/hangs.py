@@ -266,7 +266,7 @@ class Watch:
         still = min(self._still(r) for r in here)
         if not inside:
             return None
-        enough = max(self.stuck_after, self._enough(last, here))
+        enough = self.stuck_after if still < self.stuck_after else self._enough(last, here)
         if still < enough:
             self.due = enough - still
             return None
