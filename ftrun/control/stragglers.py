@@ -24,11 +24,18 @@ class Stragglers:
         self._steps: deque[Mapping[int, float]] = deque(maxlen=SAMPLES)  # seconds of work by rank
         self._reported: set[int] = set()
         self._step = -1
+        self._uneven = 0  # steps seen in a row that some ranks take much longer for
+
+    @property
+    def curious(self) -> bool:
+        """May the next steps show a straggler? Then no step is to be missed; it is known after so many of them."""
+        return 0 < self._uneven <= SAMPLES and not self._reported
 
     def forget(self) -> None:
         """The world changed: what was measured before says nothing about it."""
         self._steps.clear()
         self._reported.clear()
+        self._uneven = 0
 
     def step(self, number: int, work: Mapping[int, float]) -> list[tuple[int, str]]:
         """Ranks to report, with the evidence, after a step; `work`: seconds of own work of each rank in it."""
@@ -36,7 +43,9 @@ class Stragglers:
             return []  # of two ranks nobody can say which one is the odd one
         self._step = number
         self._steps.append(work)
-        even = max(work.values()) < USUAL * min(work.values())
+        longest, shortest = max(work.values()), min(work.values())
+        even = longest < USUAL * shortest or longest - shortest < LEAST
+        self._uneven = 0 if even else self._uneven + 1
         if len(self._steps) < SAMPLES or (even and not self._reported):
             return []  # the usual case costs nothing
         return [(rank, evidence) for rank in work if (evidence := self._judge(rank))]

@@ -17,7 +17,7 @@ from ftrun.core.shared.board import F, Phase, sum_of
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.detect.disk_space import RoomWatch
 from ftrun.host.detect.hang import HangWatch
-from ftrun.host.detect.heartbeat import Beat, BeatWatch
+from ftrun.host.detect.heartbeat import LOOKS, Beat, BeatWatch
 from ftrun.host.detect.repairs import RepairWatch
 from ftrun.host.workers.pool import Worker, WorkerPool
 
@@ -43,6 +43,7 @@ class Detectors:
         self._hangs = HangWatch(limits, self._beats.longest, context.run_dir)
         self._repairs = RepairWatch(context, pool, self._hangs.where)
         self._stragglers = Stragglers()
+        self._often = settings.heartbeat_interval / LOOKS
         self._room = RoomWatch({"lines of the workers' logs": context.logs, "the journal": context.run_dir})
         self._compared: set[tuple[int, int, tuple[int, ...]]] = set()  # generation, gate and workers of replicas compared last
         self._work: tuple[int, int] = (-1, -1)  # the same of the last step whose times were read
@@ -52,7 +53,7 @@ class Detectors:
     @property
     def pause(self) -> float:
         """Seconds until the next look."""
-        return min(self._beats.pause, self._hangs.due)
+        return min(self._beats.pause, self._hangs.due, self._often if self._stragglers.curious else self._beats.longest)
 
     @property
     def standstill(self) -> Standstill | None:

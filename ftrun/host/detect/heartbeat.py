@@ -21,7 +21,7 @@ from ftrun.core.system.cgroup import group_files
 from ftrun.core.system.procfs import status
 
 Of = TypeVar("Of", bound=Hashable)
-LOOKS = 4  # looks in one interval once somebody was found stopped
+LOOKS = 4  # looks in one interval once there is something to find out
 _OVERDUE = 1.1  # intervals: a beat that is later than this is looked into
 _LOOK = 1.15  # intervals from the newest beat to the next look
 _REMEMBERED = 600.0  # seconds for which a late look is counted
