@@ -20,6 +20,7 @@ from ftrun.worker.runtime.fd_store import FdStoreClient, Lent
 from ftrun.worker.runtime.position import Interrupt, Position
 
 LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
+LOOK_RARELY = 1.0  # the same of a parked spare, for which nobody waits
 
 
 class Waker(Protocol):
@@ -128,11 +129,11 @@ class Context:
         wanted: Callable[[World], bool],
         newer_than: int,
         seconds: float,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], float] = lambda: LOOK_AGAIN,
     ) -> World:
         """Wait for a published world with a generation above `newer_than` for which `wanted` holds.
 
-        `meanwhile` is called now and then while there is none.
+        `meanwhile` is called while there is none: when a bell rings, and after as many seconds as it says.
 
         Errors: WorkerError after `seconds` or when the run ends.
         """
@@ -153,9 +154,7 @@ class Context:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise WorkerError(f"no new world was published within {seconds:.0f} s; is the launcher alive?")
-            if meanwhile is not None:
-                meanwhile()
-            self.board.wait_workers(seen, min(left, LOOK_AGAIN))
+            self.board.wait_workers(seen, min(left, meanwhile()))
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a board condition; False after `seconds`. Raises Interrupt when a later generation stops this one.
