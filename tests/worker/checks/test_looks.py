@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_as_often_as_the_budget_pays_for(monkeypatch: pytest.MonkeyPatch, cost_n
     looks, clock = Looks(SimpleNamespace()), Clock(monkeypatch)  # type: ignore[arg-type]
     found = looked_at(looks, clock, 3 + 5 * distance, MS, cost_ns)
     assert found[:3] == [1, 2, 3]
-    assert [b - a for a, b in zip(found[2:], found[3:], strict=False)] == [distance] * 5
+    assert [b - a for a, b in itertools.pairwise(found[2:])] == [distance] * 5
 
 
 def test_a_person_may_say_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
