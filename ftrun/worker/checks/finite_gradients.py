@@ -88,7 +88,7 @@ class FiniteGradients(StepObserver):
         """Errors: NonFiniteError when what the optimizer would apply is not finite."""
         if optimizer is None or getattr(optimizer, "found_inf", None) is not None:
             return  # with a GradScaler the kernel leaves such an update out; without a kernel for it, the scaler does
-        mine = self._poisoned or any([not bool(flag) for flag in self._flags])
+        mine = self._poisoned or (bool(self._flags) and any([not bool(flag) for flag in self._flags]))
         if not (mine or self._thorough or self._looks.on) and (self._exchanged or self._few_are_finite()):
             return
         since = time.monotonic_ns()

@@ -34,6 +34,7 @@ class Gate:
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
+        self._observers = kit.observers
         self._arrival = kit.context.cell.field_address(F.ARRIVAL)
         self._arrivals: Any = None  # that of every rank
         self._generation = 0  # the world that those are of
@@ -43,7 +44,7 @@ class Gate:
 
         Errors: WorkerError when the run ends and it cannot open any more.
         """
-        context, board, observers = self._kit.context, self._kit.context.board, self._kit.observers
+        context, board, observers = self._kit.context, self._kit.context.board, self._observers
         generation = context.generation
         if self._generation != generation:
             self._arrivals = native.AddressList([cell.field_address(F.ARRIVAL) for cell in context.cells()])
@@ -52,7 +53,8 @@ class Gate:
         complete = native.arrive(self._arrival, wanted, self._arrivals)
         if crash_points.armed:
             crash_points.point("arrive", number, context.rank)
-        observers.arrived(number)
+        if "arrived" in observers.heard:
+            observers.arrived(number)
         ring = complete  # the last one sees all others: it opens the gate, or has them look why it does not
         while True:
             seen = board.gate_bell()

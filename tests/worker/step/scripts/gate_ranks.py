@@ -51,7 +51,7 @@ def rank(folder: Path, out: Path, me: int, world: World, gates_wanted: int, late
     asked = Asked()
     registry.observers.add(SameGate(context), asked)
     nothing: Any = None  # of what a gate does not use
-    kit = Kit(context, registry, nothing, nothing, nothing, nothing, nothing, nothing, nothing)
+    kit = Kit(context, registry, *[nothing] * 8)
     mine, others = Gate(kit), [cell for cell in context.cells() if cell.index != me]
     found = []
     for number in range(gates_wanted):
