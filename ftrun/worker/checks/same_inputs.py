@@ -16,11 +16,14 @@ import torch
 from ftrun.core.shared.board import F, Inexact, inputs_of, inputs_word
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
-from ftrun.worker.runtime.trees import checksum, leaves
+from ftrun.worker.runtime.trees import leaves, sketch
 
 
 class SameInputs(StepObserver):
-    """Chains a digest over the calls of a body. Tensors on a GPU are not read: that would wait for the device."""
+    """Chains a digest over the calls of a body. Tensors on a GPU are not read: that would wait for the device.
+
+    Of large ones a part is read, spread over all of it: another batch differs there as well.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -75,7 +78,7 @@ class SameInputs(StepObserver):
 
 def _chained(leaf: Any, digest: int) -> int:
     if isinstance(leaf, torch.Tensor):
-        value = checksum(leaf, digest)
+        value = sketch(leaf, digest)
         return digest if value is None else value
     if isinstance(leaf, np.ndarray):
         return _chained(torch.from_numpy(leaf), digest) if leaf.dtype.kind in "iuf" else digest

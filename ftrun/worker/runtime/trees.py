@@ -9,6 +9,9 @@ import torch
 
 from ftrun import native
 
+_WHOLE = 1 << 18  # numbers up to which `sketch` reads all
+_PIECE, _PIECES = 2048, 32  # numbers of a piece, and pieces, of larger tensors
+
 
 def leaves(value: Any) -> Iterator[Any]:
     """Everything in nested mappings, lists and tuples that is none of these."""
@@ -31,6 +34,15 @@ def checksum(tensor: torch.Tensor, seed: int = 0) -> int | None:
     data = tensor.detach().contiguous()
     size = data.numel() * data.element_size()
     return native.checksum(data.data_ptr(), size, seed) if size else seed
+
+
+def sketch(tensor: torch.Tensor, seed: int = 0) -> int | None:
+    """As `checksum`, of a large tensor by pieces that are spread over it: tells another batch, not every single number."""
+    size = tensor.numel()
+    if size <= _WHOLE or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return checksum(tensor, seed)
+    pieces = tensor.detach().view(-1).unfold(0, _PIECE, (size - _PIECE) // (_PIECES - 1))
+    return checksum(pieces, seed)
 
 
 def content(tensor: torch.Tensor | None, seed: int = 0) -> int | None:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from ftrun.core.errors import UsageError
 from ftrun.worker.runtime import crash_points, loader_private
 from ftrun.worker.runtime.torch_private import writes_to
-from ftrun.worker.runtime.trees import checksum, leaves
+from ftrun.worker.runtime.trees import leaves, sketch
 from ftrun.worker.state import rng
 from ftrun.worker.state.loader_workers import crew_of
 
@@ -299,9 +299,10 @@ class _Drawn(Iterator[Any]):
 
 
 def _value(tensor: torch.Tensor) -> int:
-    """What a tensor holds; of one on a GPU how often it was written to, since reading it would wait for the device."""
-    value = checksum(tensor)
-    return writes_to(tensor) if value is None else value
+    """What a tensor holds, and how often it was written to; of one on a GPU only that, since reading it would wait for the device."""
+    written = 0 if tensor.is_inference() else writes_to(tensor)
+    value = sketch(tensor, written)
+    return written if value is None else value
 
 
 _FIXED = (torch.Tensor, int, float, str, bytes, bool, type(None))
