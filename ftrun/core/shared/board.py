@@ -370,10 +370,10 @@ class Board:
 
     def show_opening(self, number: int, now: int) -> None:
         """The caller opened gate `number` at `now`, ns. For people; decides nothing."""
-        at = Head.OPENINGS + number % OPENINGS_KEPT * 2
-        self[at] = 0
-        self[at + 1] = now
-        self[at] = number + 1
+        at, words = Head.OPENINGS + number % OPENINGS_KEPT * 2, self._words
+        words[at] = 0
+        words[at + 1] = now
+        words[at] = number + 1
 
     def openings(self, last: int) -> list[int]:
         """When the newest gates up to `last` opened, ns, oldest first; no gate between them is missing."""
