@@ -120,7 +120,10 @@ OPTIONS: tuple[Option, ...] = (
         "nonfinite", REPAIR, "Gradients that are not finite: do the step again and then stop, stop at once, or ignore them.",
         "redo", "redo|stop|ignore", check=checks.one_of("redo", "stop", "ignore"),
     ),
-    _own("check-replicas", REPAIR, "Compare the replicas' weights every K steps; 0 = at repairs and ends.", "100", "K", **_WHOLE),
+    _own(
+        "check-every", REPAIR,
+        "Check everything in every Nth step; 0 = as often as 0.5 % of the time pays for, replicas in every 100th.", "0", "N", **_WHOLE,
+    ),
     _own("stop-timeout", REPAIR, "Seconds a worker gets to leave its step.", "10", "S", **_TIME),
     _own("recover-timeout", REPAIR, "Seconds a repair may make no progress; then who holds it up is replaced.", "600", "S", **_TIME),
     _own("start-timeout", REPAIR, "Seconds a worker gets to start.", "300", "S", **_TIME),

@@ -5,16 +5,19 @@ nothing can come of more patience: a few steps' time is enough. When a rank is b
 slow: it gets a multiple of the typical step, and more where work of another kind is known to go on. The same holds when all
 are in one collective, or wait for a message: the data may be many and the network slow. Time is counted from
 look to look and a late look counts as one in time, so what a paused launcher or machine missed is nobody's silence.
+
+Looks may be rare: a rank says when it last showed life, and `due` says when somebody's patience ends.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ftrun.control.waits import Rank, for_ever, split
+from ftrun.control.waits import Rank, Sign, for_ever, split
 from ftrun.core.faults import Fault
 from ftrun.core.text import ranks as named
 
@@ -78,11 +81,13 @@ class Limits:
 
 
 class Watch:
-    """Looks every `pause` seconds at the ranks of one world."""
+    """Looks at the ranks of one world at least every `pause` seconds, as long as the launcher runs."""
 
     def __init__(self, limits: Limits, pause: float) -> None:
         self._limits = limits
         self._longest = 2 * pause  # a look later than that counts as one in time
+        self._gap = 0.0  # seconds since the look before, as they are counted
+        self.due = math.inf  # seconds from the last look to the one at which the first patience is over
         self._clock = 0.0  # seconds that we watched
         self._at: float | None = None
         self._marks: dict[int, tuple[tuple[int, ...], float]] = {}  # cell -> mark, and our clock when it last changed
@@ -149,19 +154,30 @@ class Watch:
         self._python.clear()
         self._opened_at = self._clock
         self._at = None
+        self.due = math.inf
 
-    def look(self, now: float, generation: int, last: int, ranks: Sequence[Rank]) -> HangVerdict | None:
-        """What to think of the ranks now; `last` is the last opened gate. None = nothing is wrong (yet)."""
+    def see(self, now: float, generation: int, last: int, signs: Iterable[Sign]) -> None:
+        """Remember who showed life since the last look; `last` is the last opened gate. That is all while the world `moves`."""
         self._count(now, generation, last)
-        for rank in ranks:
-            if self._marks.get(rank.cell, ((), 0.0))[0] != rank.mark:
-                self._marks[rank.cell] = rank.mark, self._clock
-            python, since = self._python.setdefault(rank.cell, (rank.python, self._clock))
-            if python != rank.python:
-                self._python[rank.cell] = rank.python, self._clock
-                if self._clock - since > GIL_AFTER and (rank.waiting or rank.at_gate):
+        self.due = math.inf
+        for one in signs:
+            if self._marks.get(one.cell, ((), 0.0))[0] != one.mark:
+                ago = now - one.life  # what was before the last look is not what is new now
+                self._marks[one.cell] = one.mark, self._clock - (ago if 0 < ago < self._gap else 0.0)
+            python, since = self._python.setdefault(one.cell, (one.python, self._clock))
+            if python != one.python:
+                self._python[one.cell] = one.python, self._clock
+                if self._clock - since > GIL_AFTER and one.waits:
                     # it was stopped, by a debugger maybe: what it waits for gets its time from now on
-                    self._marks[rank.cell] = rank.mark, self._clock
+                    self._marks[one.cell] = one.mark, self._clock
+
+    @property
+    def moves(self) -> bool:
+        """Did a gate open so lately that there is nothing to judge? The usual case."""
+        return self._clock - self._opened_at <= min(STALL_LEAST, self.stuck_after / 2)
+
+    def judge(self, last: int, ranks: Sequence[Rank]) -> HangVerdict | None:
+        """What to think of the ranks, whose signs were just seen. None = nothing is wrong (yet)."""
         here = [r for r in ranks if r.looping]
         waiting = [r for r in here if self._waits(r)]
         if here and len(waiting) == len(here):
@@ -169,8 +185,10 @@ class Watch:
         return self._some_wait(here, waiting)
 
     def _count(self, now: float, generation: int, last: int) -> None:
+        self._gap = 0.0
         if self._at is not None:
-            self._clock += min(max(0.0, now - self._at), self._longest)
+            self._gap = min(max(0.0, now - self._at), self._longest)
+            self._clock += self._gap
         if generation != self._generation:
             self._generation = generation
             self.quiet()  # an incident may be over before anybody looks
@@ -202,10 +220,10 @@ class Watch:
     # -- before anybody is accused -------------------------------------------------------------------------------------
 
     def standstill(self, last: int, ranks: Sequence[Rank]) -> Standstill | None:
-        """What a person may know already; call it after a `look` at the same ranks."""
+        """What a person may know already; call it after `judge` for the same ranks."""
         here = [r for r in ranks if r.looping]
-        if not here or self._clock - self._opened_at <= min(STALL_LEAST, self.stuck_after / 2):
-            return None  # the usual case costs nothing
+        if not here or self.moves:
+            return None
         waiting = [r for r in here if self._waits(r)]
         culprits = [r for r in here if r not in waiting]
         if not culprits:
@@ -246,7 +264,11 @@ class Watch:
     def _all_wait(self, last: int, here: list[Rank]) -> HangVerdict | None:
         inside = [r for r in here if r.waiting]
         still = min(self._still(r) for r in here)
-        if not inside or still < self.stuck_after or still < self._enough(last, here):
+        if not inside:
+            return None
+        enough = self.stuck_after if still < self.stuck_after else self._enough(last, here)
+        if still < enough:
+            self.due = enough - still
             return None
         absent, present = split(here)
         if absent:
@@ -273,8 +295,9 @@ class Watch:
             return None  # all are busy with something of their own
         accused = []
         for rank in here:
-            still = self._still(rank)
-            if rank in waiting or still <= self.patience(rank.excuse):
+            still, patience = self._still(rank), self.patience(rank.excuse)
+            if rank in waiting or still <= patience:
+                self.due = min(self.due, patience - still) if rank not in waiting else self.due
                 continue
             gil = self._no_python(rank) > max(GIL_AFTER, still / 2)
             fault = Fault.GIL if gil else Fault.HANG

@@ -21,38 +21,54 @@ class Stragglers:
     """Feed it with every step that was seen; it tells each episode once."""
 
     def __init__(self) -> None:
-        self._ratios: dict[int, deque[tuple[float, float, float]]] = {}
+        self._steps: deque[Mapping[int, float]] = deque(maxlen=SAMPLES)  # seconds of work by rank
         self._reported: set[int] = set()
         self._step = -1
+        self._uneven = 0  # steps seen in a row that some ranks take much longer for
+
+    @property
+    def curious(self) -> bool:
+        """May the next steps show a straggler? Then no step is to be missed; it is known after so many of them."""
+        return 0 < self._uneven <= SAMPLES and not self._reported
 
     def forget(self) -> None:
         """The world changed: what was measured before says nothing about it."""
-        self._ratios.clear()
+        self._steps.clear()
         self._reported.clear()
+        self._uneven = 0
 
     def step(self, number: int, work: Mapping[int, float]) -> list[tuple[int, str]]:
         """Ranks to report, with the evidence, after a step; `work`: seconds of own work of each rank in it."""
         if number == self._step or len(work) < 3 or min(work.values()) <= 0:
             return []  # of two ranks nobody can say which one is the odd one
         self._step = number
-        found = []
-        for rank, mine in work.items():
-            others = statistics.median(v for r, v in work.items() if r != rank)
-            samples = self._ratios.setdefault(rank, deque(maxlen=SAMPLES))
-            samples.append((mine / others, mine, others))
-            if len(samples) < SAMPLES:
-                continue
-            ratios = sorted(s[0] for s in samples)
-            median = statistics.median(ratios)
-            if rank in self._reported:
-                if median < CALM:
-                    self._reported.discard(rank)
-                continue
-            mine, others = (statistics.median(s[i] for s in samples) for i in (1, 2))
-            if median >= RATIO and ratios[SAMPLES // 5] >= USUAL and mine - others >= LEAST:
-                self._reported.add(rank)
-                found.append((rank, _evidence(median, mine, others)))
-        return found
+        self._steps.append(work)
+        longest, shortest = max(work.values()), min(work.values())
+        even = longest < USUAL * shortest or longest - shortest < LEAST
+        self._uneven = 0 if even else self._uneven + 1
+        if len(self._steps) < SAMPLES or (even and not self._reported):
+            return []  # the usual case costs nothing
+        return [(rank, evidence) for rank in work if (evidence := self._judge(rank))]
+
+    def _judge(self, rank: int) -> str:
+        """The evidence against a rank that is reported now; "" for any other."""
+        samples = [_against_others(rank, work) for work in self._steps if rank in work]
+        ratios = sorted(mine / others for mine, others in samples)
+        median = statistics.median(ratios)
+        if rank in self._reported:
+            if median < CALM:
+                self._reported.discard(rank)
+            return ""
+        mine, others = (statistics.median(s[i] for s in samples) for i in (0, 1))
+        if median < RATIO or ratios[len(ratios) // 5] < USUAL or mine - others < LEAST:
+            return ""
+        self._reported.add(rank)
+        return _evidence(median, mine, others)
+
+
+def _against_others(rank: int, work: Mapping[int, float]) -> tuple[float, float]:
+    """Seconds of its work, and of the median of the others."""
+    return work[rank], statistics.median(seconds for other, seconds in work.items() if other != rank)
 
 
 def _evidence(ratio: float, mine: float, others: float) -> str:

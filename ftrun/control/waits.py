@@ -9,11 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Sign(NamedTuple):
+    """Signs of life of one rank. `mark` changes with every one, `python` with every look of its control thread.
+
+    `waits`: in a collective or at the gate. `life`: when it last showed life, seconds on the clock of whoever looks; 0 = not known.
+    """
+
+    cell: int
+    mark: tuple[int, ...]
+    python: int
+    waits: bool
+    life: float = 0.0
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What the board says of one rank. `mark` changes with every sign of life, `python` with every look of its control thread.
+    """What the board says of one rank that may hold up others.
 
     `waiting`: inside a collective: number `number` of `group` (0 = the whole world) since its step was handed out; or, with a
     `peer` (a rank), in a send or receive. `members`: the ranks of that group, empty = not known. `counts`: of each group that is
@@ -33,8 +47,6 @@ class Rank:
     number: int
     name: str
     excuse: str
-    mark: tuple[int, ...]
-    python: int
     peer: int = -1
     members: tuple[int, ...] = ()
     counts: tuple[tuple[int, int], ...] = ()

@@ -146,7 +146,7 @@ def life_release(address: int) -> None:
 def beat_start(life_address: int, beat_address: int, interval: float, launcher_pid: int, orphan_grace: float) -> None:
     """Start the beat thread of this process; returns once it holds the liveness lock.
 
-    It stores CLOCK_MONOTONIC ns to `beat_address` every `interval` seconds. When process `launcher_pid` has been dead
+    It stores CLOCK_MONOTONIC ns to `beat_address` at each multiple of `interval` seconds. When process `launcher_pid` has been dead
     for `orphan_grace` seconds it kills this process, with its whole process group if it leads one (0 = never).
     Errors: OSError EBUSY when the lock is taken, EALREADY when the thread runs.
     """
@@ -168,7 +168,9 @@ def watch_start(mutex_address: int, eventfd: int) -> int:
 
 
 def watch_stop(handle: int, wait: bool = False) -> None:
-    """No write to the eventfd happens after this. With `wait` (at most 0.6 s) the lock may then be unmapped.
+    """No write to the eventfd happens after this. With `wait` the lock may then be unmapped.
+
+    That takes at most 0.6 s, or as long again as the lock was watched, up to a minute.
 
     Errors: OSError ENOENT for a handle that is unknown or already stopped.
     """

@@ -63,7 +63,7 @@ FTRUN_API int ftrun_life_release(void *lock);
 
 /* ---- the beat thread (beat.cpp): one per process ---- */
 
-/* Starts a thread that locks `lock`, stores the time to `beat` every `interval` seconds, and kills this process (with
+/* Starts a thread that locks `lock`, stores the time to `beat` at each multiple of `interval` seconds, and kills this process (with
  * its process group if it leads one) once process `launcher_pid` has been dead for `orphan_grace` seconds; pid 0:
  * never. Returns when the lock is held. -EBUSY when the lock is taken; -EALREADY when the thread runs.
  * `lock` and `beat` must stay mapped until ftrun_beat_stop or the end of the process. */
@@ -79,8 +79,8 @@ FTRUN_API int ftrun_beat_stop(void);
  * ftrun_watch_stop, and `lock` mapped until the event or the end of the thread. */
 FTRUN_API int64_t ftrun_watch_start(void *lock, int eventfd);
 
-/* After the return the thread writes to its eventfd no more. With `wait` it has also ended (at most 0.6 s), so that
- * `lock` may be unmapped. Call once for each handle, also for a watcher that fired. -ENOENT for an unknown handle. */
+/* After the return the thread writes to its eventfd no more. With `wait` it has also ended (at most 0.6 s, or as long again as it
+ * has watched, up to a minute), so that `lock` may be unmapped. Call once for each handle, also for a watcher that fired. -ENOENT for an unknown handle. */
 FTRUN_API int ftrun_watch_stop(int64_t handle, bool wait);
 
 /* ---- memory (memory.cpp) ---- */

@@ -115,7 +115,7 @@ class Watched:
 
 def ours(folder: Path, kind: Kind, times: int) -> tuple[list[float], list[float]]:
     """Milliseconds of each detection under ftrun: until the journal's event, and until the first word of it."""
-    options = ["--nproc-per-node", str(RANKS), "--spares", "1", "--max-replacements", "99", "--check-replicas", "1"]
+    options = ["--nproc-per-node", str(RANKS), "--spares", "1", "--max-replacements", "99", "--check-every", "1"]
     options += ["--hang-floor", str(FLOOR), "--heartbeat-interval", str(BEAT)]
     arguments = ["--out", str(folder / "out"), "--kind", kind.name, "--times", str(times), "--step", str(STEP)]
     run = Watched(folder, [harness.tool("ftrun"), *options, str(SCRIPT), *arguments])

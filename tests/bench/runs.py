@@ -75,6 +75,18 @@ def read_times(folder: Path, rank: int) -> list[Done]:
     return [Done(rank, *map(int, f[1:5])) for f in fields]
 
 
+def last_step(folder: Path, rank: int) -> int:
+    """The last step that a rank has finished, -1 for none: the end of its file alone is read, however many steps there are."""
+    try:
+        with (folder / "out" / f"rank-{rank}.times").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 200))
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return -1
+    done = [int(line.split()[1]) for line in lines[-1:] if line.startswith(b"done ")]
+    return done[-1] if done else -1
+
+
 def wait_for(running: harness.Running, what: str, condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     """The first true value of `condition`. Errors: AssertionError when the run ends or time is up."""
     deadline = time.monotonic() + seconds

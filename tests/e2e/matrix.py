@@ -94,7 +94,7 @@ ROWS = (
         "slow", Fault.STRAGGLER, UNHARMED, spelled="slow:8", together=False, arguments=LONGER,
     ),
     Row("nan", Fault.NONFINITE, REDONE),
-    Row("bitflip", Fault.CORRUPT, options=("--check-replicas", "1")),
+    Row("bitflip", Fault.CORRUPT, options=("--check-every", "1")),
     # a repair drops all connections itself before it makes new ones
     Row(
         "comm", Fault.LINK, REDONE, blames_others=True, otherwise=dict.fromkeys(("stop", "reset"), (None, UNHARMED))

@@ -85,7 +85,7 @@ digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.par
 print(f"rank {job.rank} weights {digest}", flush=True)
 """
 
-LIMITS = ("--hang-floor", "1.4", "--check-replicas", "1", "--max-replacements", "9")
+LIMITS = ("--hang-floor", "1.4", "--check-every", "1", "--max-replacements", "9")
 
 
 def begin(folder: Path, faults: str = "", options: tuple[str, ...] = LIMITS, **env: str) -> harness.Running:
@@ -206,7 +206,7 @@ def test_nonfinite_can_stop_at_once_or_be_ignored(folder: Path, what: str, code:
 
 @pytest.mark.slow
 def test_rarer_checks_of_the_replicas_promise_less(folder: Path) -> None:
-    outcome = run(folder, "bitflip:2:5", ("--check-replicas", "4"), STEPS="12")
+    outcome = run(folder, "bitflip:2:5", ("--check-every", "4"), STEPS="12")
     assert seen(outcome) == [("corrupt", 2)]
     assert len(weights(outcome)) == 1, "all ranks end on the same weights"
     assert "bit-identical to an uninterrupted run: no (a rank's weights were corrupt" in outcome.output

@@ -105,7 +105,7 @@ def test_a_wrong_word_costs_nothing_where_a_rank_adopts_its_own_memory(folder: P
     """But the run does not call itself exact: what it was told is not so. From then on gradients are sealed for a death at the gate."""
     arguments = arguments_of(kind, declared)
     faults = [kill(0, "forward", 1), kill(1, "backward", 4), kill(3, "backward", 8), kill(2, "gate", 10)]
-    outcome = ours(folder, arguments, faults, ("--check-replicas", "1"))
+    outcome = ours(folder, arguments, faults, ("--check-every", "1"))
     assert outcome.need() == uninterrupted(folder, *arguments), outcome.tail()
     assert VOID in outcome.output and not copied(outcome) and len(harness.deaths(outcome)) == len(faults), (
         outcome.tail()

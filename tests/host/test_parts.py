@@ -285,6 +285,29 @@ def test_a_stopped_process_is_condemned_and_a_silent_or_traced_one_is_not() -> N
         process.wait()
 
 
+def test_the_next_look_comes_when_the_newest_beat_would_be_overdue() -> None:
+    """One look an interval while all beat, and more as soon as one is found stopped."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        interval = 0.4
+        watch: BeatWatch[int] = BeatWatch(interval)
+        now = time.monotonic_ns()
+        beats = [Beat(number, process.pid, now, 10.0) for number in range(2)]
+        assert watch.silent(beats, now) == []
+        assert interval < watch.pause <= 1.15 * interval, "nothing can be seen before the next beat"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(watch.pause)
+        now = time.monotonic_ns()
+        beats[1] = replace(beats[1], at=now)
+        assert watch.silent(beats, now) == [], "a process that was found stopped once"
+        assert watch.pause <= interval / 4
+        time.sleep(watch.pause)
+        assert [of for of, _ in watch.silent(beats, time.monotonic_ns())] == [0]
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_late_look_is_not_the_workers_silence() -> None:
     """Nor do the looks after it take it for one: whoever was stopped with the launcher has not beaten by then."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

@@ -176,6 +176,33 @@ def test_the_beat_goes_on_until_it_is_stopped(page: int) -> None:
     native.beat_stop()
 
 
+def test_all_processes_beat_at_the_same_time(page: int, children: Children) -> None:
+    """One look just after that time sees whose beat is missing."""
+    interval, beats = 0.05, (BEAT, BEAT + 8)
+
+    def beat(number: int) -> None:
+        time.sleep(number * 0.017)  # begins at another time
+        native.beat_start(page + number * MAIN, page + beats[number], interval, 0, 0.0)
+        time.sleep(2 * DEADLINE)
+
+    for number in range(2):
+        native.life_init(page + number * MAIN)
+        children.fork(lambda number=number: beat(number))  # type: ignore[misc]
+    first = [0, 0]
+
+    def past_the_first() -> bool:
+        now = [native.load64(page + at) for at in beats]
+        first[:] = [old or new for old, new in zip(first, now, strict=True)]
+        return all(old and new > old for old, new in zip(first, now, strict=True))
+
+    until(past_the_first)
+    late: list[float] = []
+    while len(late) < 20:  # after each multiple of the interval, as a busy machine lets them
+        late += [native.load64(page + at) / 1e9 % interval for at in beats]
+        time.sleep(interval)
+    assert sorted(late)[len(late) // 2] < interval / 4, f"beats at any time: {late}"
+
+
 def test_a_taken_lock_refuses_the_beat(page: int) -> None:
     native.life_init(page)
     native.life_hold(page)

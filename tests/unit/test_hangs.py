@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from ftrun.control import hangs
 from ftrun.control.hangs import HangVerdict, Limits, Watch
-from ftrun.control.waits import Rank
+from ftrun.control.waits import Rank, Sign
 from ftrun.core.faults import Fault
 from ftrun.core.shared import replicas
 
 PAUSE = 0.05
 
 
+@dataclass(frozen=True)
+class Seen(Rank):
+    """A rank and its signs of life; `python` 0 = some runs at each look."""
+
+    mark: tuple[int, ...] = (1,)
+    python: int = 0
+    life: float = 0.0
+
+
 def rank(index: int, /, **facts: object) -> Rank:
     """A rank that computes in the body of step 9."""
-    plain = Rank(index, index, 9, True, False, False, 0, 0, "", "", (1,), 0)
+    plain = Seen(index, index, 9, True, False, False, 0, 0, "", "")
     return replace(plain, **facts)  # type: ignore[arg-type]
 
 
@@ -51,8 +60,8 @@ def recv(index: int, peer: int, **facts: object) -> Rank:
 class World:
     """Looks at ranks every PAUSE seconds; `typical` gives it a past of even steps."""
 
-    def __init__(self, limits: Limits | None = None, typical: float | None = 0.2) -> None:
-        self.watch = Watch(limits or Limits(), PAUSE)
+    def __init__(self, limits: Limits | None = None, typical: float | None = 0.2, longest: float = PAUSE) -> None:
+        self.watch = Watch(limits or Limits(), longest)
         self.now = 100.0
         self.last = -1
         self.ticks = 0
@@ -64,8 +73,12 @@ class World:
     def look(self, ranks: list[Rank], pause: float = PAUSE) -> HangVerdict | None:
         self.now += pause
         self.ticks += 1
-        alive = [replace(r, python=self.ticks) if r.python == 0 else r for r in ranks]
-        return self.watch.look(self.now, 1, self.last, alive)
+        self.watch.see(self.now, 1, self.last, [self.sign(r) for r in ranks])
+        return self.watch.judge(self.last, ranks)
+
+    def sign(self, seen: Rank) -> Sign:
+        assert isinstance(seen, Seen)
+        return Sign(seen.cell, seen.mark, seen.python or self.ticks, seen.waiting or seen.at_gate, seen.life)
 
     def wait(self, ranks: list[Rank], seconds: float = 1000.0) -> tuple[float, HangVerdict | None]:
         """Look until there is a verdict; how long that took."""
@@ -239,6 +252,35 @@ def test_nobody_is_accused_while_all_are_busy_or_before_the_first_step() -> None
     assert World().wait([rank(0), rank(1)], 900)[1] is None
     assert World().wait([inside(0, looping=False), rank(1, looping=False)], 900)[1] is None
     assert blamed(World().wait([rank(0)])[1]) == [(0, "hang")], "alone nobody else waits"
+
+
+def test_rare_looks_accuse_as_soon_as_frequent_ones() -> None:
+    """The time of the last sign of life is on the board, and the next look comes when patience ends."""
+    world = World(longest=0.23)
+    skipped_one = [inside(0), inside(1), at_gate(2, 2)]
+    stopped = world.now + 0.01  # just after a look
+    pause: float = 0.23
+    verdict = None
+    while verdict is None and world.now < stopped + 10:
+        verdict = world.look([replace(r, mark=(2,), life=stopped) for r in skipped_one], pause)
+        pause = min(0.23, max(0.01, world.watch.due))
+    assert blamed(verdict) == [(2, "collective")]
+    assert hangs.STUCK_LEAST <= world.now - stopped < hangs.STUCK_LEAST + 0.05
+
+
+def test_a_sign_of_life_from_before_the_last_look_dates_nothing() -> None:
+    """It is another change that was seen now, and nobody knows when that came."""
+    world = World()
+    world.look([inside(0), inside(1), at_gate(2, 2)])
+    seconds, _ = world.wait([replace(r, mark=(2,), life=world.now - 5.0) for r in (inside(0), inside(1), at_gate(2, 2))])
+    assert seconds >= hangs.STUCK_LEAST
+
+
+def test_a_world_whose_gates_open_is_not_judged() -> None:
+    world = World()
+    assert world.watch.moves
+    world.wait([inside(0), inside(1), rank(2)], 1.0)
+    assert not world.watch.moves
 
 
 def test_signs_of_life_start_the_clock_again() -> None:

@@ -43,3 +43,21 @@ def test_it_is_told_again_after_it_was_over() -> None:
 
 def test_of_two_ranks_nobody_can_tell() -> None:
     assert run([[0.05, 0.5]] * 100) == []
+
+
+def test_looks_are_frequent_only_while_they_can_show_one() -> None:
+    slow, even, watch = {0: 0.05, 1: 0.05, 2: 0.2}, {0: 0.05, 1: 0.05, 2: 0.05}, Stragglers()
+    assert not watch.curious
+    watch.step(0, even)
+    assert not watch.curious
+    curious = []
+    for step in range(1, 2 * SAMPLES):
+        found = watch.step(step, slow)
+        curious.append(watch.curious)
+        if found:
+            break
+    assert found and curious == [True] * (len(curious) - 1) + [False], "each step counts until it is told"
+    watch.forget()
+    for step in range(3 * SAMPLES):  # uneven for ever, and nobody is slow enough to be told of
+        watch.step(1000 + step, {0: 0.05, 1: 0.06, 2: 0.08})
+    assert not watch.curious

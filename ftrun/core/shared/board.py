@@ -370,7 +370,7 @@ class Board:
 
     def show_opening(self, number: int, now: int) -> None:
         """The caller opened gate `number` at `now`, ns. For people; decides nothing."""
-        at, words = Head.OPENINGS + number % OPENINGS_KEPT * 2, self._words
+        words, at = self._words, Head.OPENINGS + number % OPENINGS_KEPT * 2
         words[at] = 0
         words[at + 1] = now
         words[at] = number + 1

@@ -25,7 +25,7 @@ _INEXACT = {
     Inexact.UPDATE_USED_RNG: "random numbers were drawn from optimizer.step() on, and a replaced rank may lack some",
     Inexact.DREW_BETWEEN: "random numbers were drawn between two bodies, and a replaced rank may lack some",
     Inexact.WAS_CORRUPT: (
-        "a rank's weights were corrupt, and steps since the last check of the replicas used them; see --check-replicas"
+        "a rank's weights were corrupt, and steps since the last check of the replicas used them; see --check-every"
     ),
     Inexact.DDP_LAYOUT: "DDP's bucket layout could not be kept",
     Inexact.REPLICAS_DIFFER: "ranks that should hold the same differ",

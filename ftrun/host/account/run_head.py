@@ -84,6 +84,8 @@ class RunHead:
     def stalled(self, found: Standstill | None, where: Callable[[int, float], str], now: float) -> None:
         """What the last look for hangs found; `where` tells the line of the script that a worker is in."""
         old = self._stall
+        if found is None and old is None:
+            return
         if found is None or self._phase is not RunPhase.RUNNING:
             self._moves(now)
         else:

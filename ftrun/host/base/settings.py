@@ -69,7 +69,7 @@ class Settings:
     `fault_text` is what was read there: a pipe cannot be read twice, and a file may be gone when a replacement needs it.
 
     `hang_timeout` None: learned from the run, between `hang_floor` and `hang_ceiling`. `nonfinite` is redo, stop or ignore;
-    `check_replicas` is in steps, 0 = only after repairs and at the end.
+    `check_every` is in steps, 0 = as often as the checks' budget allows.
 
     `kind` is script, module or program (--no-python). `signals` end the run and are passed on to the workers;
     `forward` are passed on and change nothing.
@@ -95,7 +95,7 @@ class Settings:
     hang_floor: float = 60.0
     hang_ceiling: float = 600.0
     nonfinite: str = "redo"
-    check_replicas: int = 100
+    check_every: int = 0
     start_timeout: float = 300.0
     recover_timeout: float = 600.0
     shutdown_timeout: float = 30.0

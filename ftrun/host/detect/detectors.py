@@ -17,7 +17,7 @@ from ftrun.core.shared.board import F, Phase, sum_of
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.detect.disk_space import RoomWatch
 from ftrun.host.detect.hang import HangWatch
-from ftrun.host.detect.heartbeat import Beat, BeatWatch
+from ftrun.host.detect.heartbeat import LOOKS, Beat, BeatWatch
 from ftrun.host.detect.repairs import RepairWatch
 from ftrun.host.workers.pool import Worker, WorkerPool
 
@@ -40,9 +40,10 @@ class Detectors:
         self._beats: BeatWatch[int] = BeatWatch(settings.heartbeat_interval)
         self._timeout = settings.heartbeat_timeout
         limits = Limits(settings.hang_timeout, settings.hang_floor, settings.hang_ceiling)
-        self._hangs = HangWatch(limits, self._beats.pause, context.run_dir)
+        self._hangs = HangWatch(limits, self._beats.longest, context.run_dir)
         self._repairs = RepairWatch(context, pool, self._hangs.where)
         self._stragglers = Stragglers()
+        self._often = settings.heartbeat_interval / LOOKS
         self._room = RoomWatch({"lines of the workers' logs": context.logs, "the journal": context.run_dir})
         self._compared: set[tuple[int, int, tuple[int, ...]]] = set()  # generation, gate and workers of replicas compared last
         self._work: tuple[int, int] = (-1, -1)  # the same of the last step whose times were read
@@ -51,8 +52,8 @@ class Detectors:
 
     @property
     def pause(self) -> float:
-        """Seconds between two looks."""
-        return self._beats.pause
+        """Seconds until the next look."""
+        return min(self._beats.pause, self._hangs.due, self._often if self._stragglers.curious else self._beats.longest)
 
     @property
     def standstill(self) -> Standstill | None:
@@ -75,19 +76,20 @@ class Detectors:
         """
         now = time.monotonic()
         self._repairs.look(generation, awaited)
-        now_ns = time.monotonic_ns()
-        for index, evidence in self._beats.silent(filter(None, map(self._beat, self._pool.living())), now_ns):
-            self._pool.condemn(self._pool.workers[index], "frozen", Fault.FROZEN, evidence)
+        if not self._beats.pause:
+            for index, evidence in self._beats.silent(filter(None, map(self._beat, self._pool.living())), time.monotonic_ns()):
+                self._pool.condemn(self._pool.workers[index], "frozen", Fault.FROZEN, evidence)
         present = [w for w in holders if not w.reported]
         if not running or not present or not whole:
             self._hangs.quiet()
             self._stragglers.forget()
         else:
-            self._compare(generation, present)
             self._hung(generation, present)
             self._measure(generation, present)
         if now >= self._later:
             self._later = now + _NOW_AND_THEN
+            if running and whole:
+                self.compare(generation, present)  # differences that hold no gate shut: nobody rings for them
             self._pool.expire_kills()
             for fault, evidence in self._room.news():
                 self._emit(ev.Noticed(now, None, fault.value, evidence))
@@ -112,8 +114,8 @@ class Detectors:
             link = Fault.LINK.value
             self._emit(ev.Stuck(time.monotonic(), step, generation, verdict.what, link, verdict.evidence))
 
-    def _compare(self, generation: int, present: list[Worker]) -> None:
-        """Workers hold the gate shut while one of them is corrupt; here it is named."""
+    def compare(self, generation: int, present: list[Worker]) -> None:
+        """Workers hold the gate shut while one of them is corrupt, and ring; here it is named. `present`: ranks whose end is not known."""
         for group in {w.cell[F.REPLICAS] for w in present if w.cell[F.REPLICAS]}:
             self._compare_group(generation, [w for w in present if w.cell[F.REPLICAS] == group])
 
@@ -148,7 +150,7 @@ class Detectors:
     def _measure(self, generation: int, present: list[Worker]) -> None:
         last = gate.unpack(self._board.gate()).last
         cells = [w.cell for w in present]
-        if (generation, last) == self._work or any(c.phase in (Phase.START, Phase.GATE) for c in cells):
+        if (generation, last) == self._work or any(c[F.PHASE] in (Phase.START, Phase.GATE) for c in cells):
             return
         self._work = generation, last
         work = {w.rank: w.cell[F.WORK] / 1e9 for w in present if w.rank is not None}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ftrun.control.hangs import Accused, HangVerdict, Limits, Standstill, Watch
-from ftrun.control.waits import Rank
+from ftrun.control.waits import Rank, Sign
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import COUNTS, Busy, Cell, F, Flag, Phase, collective_name, collective_of
@@ -17,17 +18,25 @@ from ftrun.core.system import files
 from ftrun.host.detect import heartbeat
 
 _BODY = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE)
-_LIFE = (F.PROGRESS, F.COLLECTIVE, F.COLLECTIVE_ENDED, F.STEP, F.ATTEMPT)
+_LIFE = operator.itemgetter(
+    *(F.PROGRESS, F.COLLECTIVE, F.COLLECTIVE_ENDED, F.STEP, F.ATTEMPT, F.COLLECTIVE_SINCE, F.ARRIVAL, F.PHASE)
+)
+_SOON = 0.01  # seconds: looks that are due follow each other no faster
 
 
 class HangWatch:
-    """One per run; looks every `pause` seconds."""
+    """One per run; looks at least every `pause` seconds."""
 
     def __init__(self, limits: Limits, pause: float, run_dir: Path) -> None:
         self._watch = Watch(limits, pause)
         self._run_dir = run_dir
         self._groups: dict[int, tuple[int, ...]] = {}  # mark on the board -> ranks
         self.standstill: Standstill | None = None  # as of the last look
+
+    @property
+    def due(self) -> float:
+        """Seconds from the last look after which another one may find somebody to accuse."""
+        return max(_SOON, self._watch.due)
 
     def quiet(self) -> None:
         """The world is being repaired: what it takes is not the length of a step."""
@@ -37,8 +46,12 @@ class HangWatch:
     def look(self, raw_gate: int, cells: Sequence[Cell]) -> HangVerdict | None:
         """Who holds the world up, from the gate word and the cells of every rank."""
         word = gate.unpack(raw_gate)
+        self._watch.see(time.monotonic(), word.generation, word.last, [sign(c, word) for c in cells])
+        if self._watch.moves:
+            self.standstill = None
+            return None
         ranks = [describe(c, word, self._members) for c in cells]
-        verdict = self._watch.look(time.monotonic(), word.generation, word.last, ranks)
+        verdict = self._watch.judge(word.last, ranks)
         if verdict is None:
             self.standstill = self._for_people(self._watch.standstill(word.last, ranks), cells)
             return None
@@ -89,14 +102,26 @@ def _unknown(mark: int) -> tuple[int, ...]:
     return ()
 
 
+def sign(cell: Cell, word: gate.GateWord) -> Sign:
+    """When a rank last showed life, and whether it waits; `word` is the gate. Read at each look: a few words and nothing more."""
+    words = cell.words()
+    mark = _LIFE(words)
+    since = words[F.COLLECTIVE_SINCE]
+    life = max(since, words[F.PROGRESS], words[F.COLLECTIVE_ENDED]) / 1e9
+    return Sign(cell.index, mark, words[F.PYTHON], since > 0 or _is_at_gate(words[F.ARRIVAL], word), life)
+
+
+def _is_at_gate(arrival: int, word: gate.GateWord) -> bool:
+    at = gate.unpack(arrival)
+    return bool(arrival) and at.generation == word.generation and at.last > word.last
+
+
 def describe(cell: Cell, word: gate.GateWord, members: Callable[[int], tuple[int, ...]] = _unknown) -> Rank:
     """A rank as the judgement takes it; `word` is the gate, `members` tells the ranks of a group from its mark."""
     group, number = collective_of(cell[F.COLLECTIVE])
-    since, arrival = cell[F.COLLECTIVE_SINCE], cell[F.ARRIVAL]
-    at = gate.unpack(arrival)
     phase = cell.phase
-    waiting = since > 0
-    at_gate = bool(arrival) and at.generation == word.generation and at.last > word.last
+    waiting = cell[F.COLLECTIVE_SINCE] > 0
+    at_gate = _is_at_gate(cell[F.ARRIVAL], word)
     busy = Busy(cell[F.BUSY])
     if (waiting or at_gate) and not cell[F.DEVICE]:
         busy &= ~Busy.FIRST  # it waits, and on the CPU connections are made before anything waits for them
@@ -111,8 +136,6 @@ def describe(cell: Cell, word: gate.GateWord, members: Callable[[int], tuple[int
         number=number,
         name=collective_name(cell[F.COLLECTIVE_NAME]),
         excuse=_excuse(busy, phase),
-        mark=(*(cell[word] for word in _LIFE), since, arrival, int(phase)),
-        python=cell[F.PYTHON],
         peer=cell[F.PEER] - 1,
         members=members(group) if waiting else (),
         counts=tuple(_counts(cell)),

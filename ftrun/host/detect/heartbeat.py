@@ -3,6 +3,9 @@
 A worker's beat comes from a native thread, so it stops only when no thread of the process runs; one of our helpers beats by
 answering. An overdue beat is a reason to look at the process, nothing more: what a late launcher or a paused machine missed
 is not the silence of others.
+
+Nobody looks before there is something to see: the next look comes when the newest beat would be overdue. Workers beat together (see
+native/src/process/beat.cpp), so that one look in an interval finds whoever left the last beat out.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from ftrun.core.system.cgroup import group_files
 from ftrun.core.system.procfs import status
 
 Of = TypeVar("Of", bound=Hashable)
-LOOKS = 4  # looks in one interval between two beats
+LOOKS = 4  # looks in one interval once there is something to find out
 _OVERDUE = 1.1  # intervals: a beat that is later than this is looked into
+_LOOK = 1.15  # intervals from the newest beat to the next look
 _REMEMBERED = 600.0  # seconds for which a late look is counted
 
 
@@ -42,27 +46,33 @@ class BeatWatch(Generic[Of]):
         self._suspected: set[Of] = set()  # found stopped at the last look
         self._held: dict[Of, int] = {}  # when a debugger was last seen to hold it, ns
         self._late: list[tuple[int, float]] = []  # looks that came late: when (ns), and by how many seconds
-        self._looked = time.monotonic()
+        self._due = time.monotonic() + self.longest  # when the next look was to come
+
+    @property
+    def longest(self) -> float:
+        """Seconds between two looks, at most."""
+        return _LOOK * self._interval
 
     @property
     def pause(self) -> float:
-        """Seconds between two looks."""
-        return self._interval / LOOKS
+        """Seconds until the next look is due."""
+        return max(0.0, self._due - time.monotonic())
 
     def silent(self, beats: Iterable[Beat[Of]], now_ns: int) -> list[tuple[Of, str]]:
-        """Whom to condemn, each with the evidence. Call every `pause` seconds; being late is noticed here.
+        """Whom to condemn, each with the evidence. Call it again after `pause` seconds; being late is noticed here.
 
         A beat whose timeout passes without any visible reason counts as well.
         """
         now = time.monotonic()
-        late = now - self._looked - 2 * self.pause
-        self._looked = now
+        late = now - self._due - self._interval / LOOKS
+        newest = 0
         self._late = [one for one in self._late if now_ns - one[0] < _REMEMBERED * 1e9]
         if late > 0:
             self._late.append((now_ns, late))
         found: list[tuple[Of, str]] = []
         suspected: set[Of] = set()
         for beat in beats:
+            newest = max(newest, beat.at)
             if self._silence(beat.at, now_ns) <= _OVERDUE * self._interval:
                 continue
             if traced(beat.pid):
@@ -78,6 +88,8 @@ class BeatWatch(Generic[Of]):
             elif silence > beat.timeout:
                 found.append((beat.of, f"no beat for {silence:.1f} s{beat.option and f' ({beat.option})'}, and no reason to be seen"))
         self._suspected = suspected
+        to_see = 0.0 if suspected else (newest / 1e9 or now) + self.longest - now
+        self._due = now + min(max(self._interval / LOOKS, to_see), self.longest)
         return found
 
     def _silence(self, since: int, now_ns: int) -> float:

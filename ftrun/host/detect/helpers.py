@@ -34,10 +34,10 @@ class HelperWatch:
         self._beats: BeatWatch[int] = BeatWatch(_INTERVAL)
         self._killed: set[int] = set()
 
-    def start(self) -> None:
-        self._loop.after(self._beats.pause, self._look)
-
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look, if it is time; call it often: a wake-up of the launcher is dearer than what it does then."""
+        if self._beats.pause:
+            return
         living = {helper.pid: helper for helper in self._services.living()}
         self._killed &= living.keys()
         for helper in living.values():
@@ -56,7 +56,6 @@ class HelperWatch:
         ]
         for pid, evidence in self._beats.silent(beats, time.monotonic_ns()):
             self._kill(living[pid], evidence)
-        self._loop.after(self._beats.pause, self._look)
 
     def _kill(self, helper: Helper, evidence: str) -> None:
         pid = helper.pid

@@ -46,9 +46,9 @@ from ftrun.host.rundir.journal import Journal
 from ftrun.host.rundir.reserve import Reserve, trouble
 from ftrun.host.services.metrics_exporter import Monitoring
 from ftrun.host.services.services import Services
-from ftrun.host.workers.pool import WorkerPool
+from ftrun.host.workers.pool import Worker, WorkerPool
 
-_LOOK_AGAIN = 0.5  # seconds between two looks at the board when nobody rings
+_LOOK_AGAIN = 10.0  # seconds between two looks at the board when nobody rings: a ring is lost only by a death, and that is heard
 _SPARE_LATER = 30.0  # seconds until a spare is tried again that lacked room on the board
 
 
@@ -108,7 +108,6 @@ class Agent:
         listener = threading.Thread(target=self._listen, args=(bell,), name="ftrun-bell", daemon=True)
         listener.start()
         self._services.attach(self._loop)
-        self._helpers.start()
         self._devices.start()
         self._nodes.start(self._worlds)
         self._loop.after(self._detectors.pause, self._detect)
@@ -153,6 +152,8 @@ class Agent:
         os.eventfd_read(bell)
         self._pool.scan()
         self._faults.look()
+        if self._state.phase is RunPhase.RUNNING and self._whole():
+            self._detectors.compare(self._state.generation, [w for w in self._holders() if not w.reported])
 
     def _pump(self) -> None:
         while self._queue:
@@ -370,13 +371,20 @@ class Agent:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(worker.pidfd, signal.SIGWINCH)
 
+    def _holders(self) -> list[Worker]:
+        """Who holds a rank now, by rank."""
+        return [self._pool.workers[c] for c in self._state.holder if c in self._pool.workers]
+
+    def _whole(self) -> bool:
+        """Has every rank of this node a holder?"""
+        return len(self._holders()) == self._config.nproc
+
     def _detect(self) -> None:
+        self._helpers.look()
         running = self._state.phase is RunPhase.RUNNING
-        holders = [self._pool.workers[c] for c in self._state.holder if c in self._pool.workers]
-        whole = len(holders) == self._config.nproc
         slow = [] if self._end is not None else incidents.awaited(self._state)
         awaited = [(w.cell, incidents.in_its_script(self._state, w)) for w in slow]
-        self._detectors.look(running, self._state.generation, holders, whole, awaited)
+        self._detectors.look(running, self._state.generation, self._holders(), self._whole(), awaited)
         self._head.stalled(self._detectors.standstill, self._detectors.where, time.monotonic())
         self._loop.after(self._detectors.pause, self._detect)
 

@@ -43,7 +43,7 @@ class Specs:
             "stop_timeout": settings.stop_timeout,
             "snapshot_every": settings.snapshot_every,
             "nonfinite": settings.nonfinite,
-            "check_replicas": settings.check_replicas,
+            "check_every": settings.check_every,
             "one_console": not (output.redirects or output.tee or output.filter),
             "plain": place is not None,
             "debug_rank": settings.debug_rank,

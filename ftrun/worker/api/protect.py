@@ -29,7 +29,7 @@ from ftrun.worker.checks.finite_gradients import FiniteGradients
 from ftrun.worker.checks.hidden_writes import HiddenWrites
 from ftrun.worker.checks.left_out import LeftOut
 from ftrun.worker.checks.looks import Looks
-from ftrun.worker.checks.replica_check import ReplicaCheck
+from ftrun.worker.checks.replica_check import REPLICAS_EVERY, ReplicaCheck
 from ftrun.worker.checks.same_gate import SameGate
 from ftrun.worker.checks.same_inputs import SameInputs
 from ftrun.worker.checks.step_time import StepTime
@@ -215,7 +215,7 @@ def _kit(
     ledger = Ledger(state)
     snapshots = Snapshots(context, state, ledger)
     reducers, sharded = Reducers(state.modules, groups), FullySharded(state.shards)
-    looks = Looks(state)
+    looks = Looks(state, context.check_every)
     kit = Kit(context, groups, state, ledger, reducers, sharded, Kept(context, state, ledger), snapshots, logged, looks)
     hidden = HiddenWrites(context.position, state, looks)
     looks.tell(groups.observers, hidden, "body_started", "model_called", "gate_reached", "step_done")
@@ -227,7 +227,7 @@ def _kit(
         groups.observers.add(unreduced)
     if context.nonfinite != "ignore":
         groups.observers.add(FiniteGradients(context, state, looks, context.nonfinite))
-    groups.observers.add(ReplicaCheck(context, state, context.check_replicas), left_out)
+    groups.observers.add(ReplicaCheck(context, state, context.check_every or REPLICAS_EVERY), left_out)
     left_out.told_by = groups.observers
     folder = os.environ.get(ENV_DIGESTS)
     if folder:

@@ -101,7 +101,7 @@ class FiniteGradients(StepObserver):
         """Errors: NonFiniteError when what the optimizer would apply is not finite."""
         if not _is_judged(optimizer):
             return
-        mine = self._poisoned or not all([math.isfinite(total.item()) for total in self._totals])
+        mine = self._poisoned or not all(map(math.isfinite, map(torch.Tensor.item, self._totals)))
         if not (mine or self._thorough or self._looks.on) and (self._exchanged or self._few_are_finite()):
             return
         since = time.monotonic_ns()

@@ -48,8 +48,6 @@ class Looks(StepObserver):
         self._others.append((other, events))
 
     def _turn(self, on: bool) -> None:
-        if on is self.on:
-            return
         self._state.looking = self.on = on
         change = self._observers.listen if on else self._observers.ignore
         for other, events in self._others:
@@ -70,7 +68,9 @@ class Looks(StepObserver):
             self.step_ns = min(2 * self.step_ns, (self.step_ns + now - since) // 2)
         self.bodies += 1
         self._cost = 0
-        self._turn(self.bodies <= _FIRST or self.bodies >= self._next)
+        on = self.bodies <= _FIRST or self.bodies >= self._next
+        if on is not self.on:
+            self._turn(on)
 
     def _distance(self, cost: int) -> int:
         if self._every:
@@ -93,4 +93,5 @@ class Looks(StepObserver):
     def _now(self) -> None:
         """What comes next is looked at."""
         self._next = 0
-        self._turn(True)
+        if not self.on:
+            self._turn(True)

@@ -20,11 +20,12 @@ from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.protected_state import ProtectedState
 
+REPLICAS_EVERY = 100  # steps between two comparisons, unless a person says otherwise: every rank must know which
 _FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are replicas
 
 
 class ReplicaCheck(StepObserver):
-    """Compares every `every` steps beside; 0 = only after repairs and at the end."""
+    """Compares every `every` steps beside."""
 
     def __init__(self, context: Context, state: ProtectedState, every: int) -> None:
         self._context = context
@@ -40,7 +41,7 @@ class ReplicaCheck(StepObserver):
         """Publish this rank's checksums, when it is time."""
         context, first = self._context, self._generation != self._context.generation
         self._generation, self._agreed = context.generation, number
-        due = number < _FIRST_CHECKS or (self._every and number % self._every == 0)
+        due = number < _FIRST_CHECKS or number % self._every == 0
         due = due or (self._state.holders.by_word and self._state.holders.rest_on_word)
         if due or (first and context.generation > 1):  # the same on every rank
             self._agreed = -1

@@ -40,7 +40,7 @@ class SameInputs(StepObserver):
     def model_called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         number = self._context.position.number
         digest = self._digest
-        for leaf in args if not kwargs and all([type(one) is torch.Tensor for one in args]) else leaves([args, kwargs]):
+        for leaf in args if not kwargs and {*map(type, args)} == {torch.Tensor} else leaves([args, kwargs]):
             digest = _chained(leaf, digest)
         self._digest = digest
         self._calls += 1

@@ -24,6 +24,7 @@ from ftrun.worker.runtime import crash_points, torch_private
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
 _TRIES = 5  # each takes less than a millisecond
 _WAKE = timedelta(milliseconds=2)
+_NOBODYS = 2**31 - 4096  # from here on there are tags that no message has: one that meets a message of another size ends the process
 _LINGER = 5.0  # seconds that a member which leaves waits for those that are still connecting
 
 
@@ -96,10 +97,10 @@ class Inner:
         reads its end, is put aside and forgotten there (`Pair::signalException` passes over unbound buffers in `tx_`).
         What was put aside for a full socket is forgotten all the same: its thread stays until the group's timeout.
         """
-        gloo = self._gloo
+        gloo, first = self._gloo, _NOBODYS // self._contexts * self._contexts
         for device, peer in itertools.product(range(self._contexts), self._peers if gloo is not None else ()):
             with contextlib.suppress(RuntimeError):
-                gloo.recv([torch.zeros(1, device="cpu")], peer, device).wait(_WAKE)
+                gloo.recv([torch.zeros(1, device="cpu")], peer, first + device).wait(_WAKE)
 
     def when_waited(self, work: Any, then: Callable[[Callable[[], Any]], None]) -> None:
         """Let a thread of this group wait for `work`, which has no future, and call `then` with what tells its outcome."""

@@ -31,6 +31,7 @@ class Ledger:
         self.slots: Slots
         self.loader: Any = None  # position and batch in flight, kept by job.batches
         self.loader_state: Any = None  # the place from a slot, until job.batches takes it
+        self._alive_at_gate: list[bool] = []
         self.alive: list[bool] = []  # which gradients there were when last looked at
         self.updated = False  # the last complete body updated
         self.region = UpdateRegion(state)
@@ -70,6 +71,9 @@ class Ledger:
         if self._state.buffers:
             self._state.settle_buffers()
         self.alive = self._state.alive_in(grads)
+        if self.alive != self._alive_at_gate:  # parameters were frozen, or learn again
+            self._alive_at_gate = self.alive
+            self._state.python.look_again()
         self._at_gate = (rng.capture(), self._state.python.capture())
         holders = self._state.holders
         by_word = optimizer is not None and holders.by_word and holders.rest_on_word
@@ -98,11 +102,12 @@ class Ledger:
 
     def end(self, tag: int, accumulating: bool) -> None:
         """Seal the END slot: the state as of the start of gate step `tag`."""
+        if self._state.buffers:
+            self._state.settle_buffers()  # first: one of another shape is kept with the Python state
         self.alive = self._state.alive_now(self.alive)
         captured = (rng.capture(), self._state.python.capture())
         self._at_end = (tag, captured)
         if self._state.buffers:
-            self._state.settle_buffers()
             self._buffers_at_end = self._state.buffers_mark(tag)
         grads = self._state.grads() if accumulating and True in self.alive else None
         self._write(END, tag, grads, captured)

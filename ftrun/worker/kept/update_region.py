@@ -103,8 +103,10 @@ class UpdateRegion:
         self.course.add(self.updates)
         if not self.plain or self._after is None:
             return
-        to_grads = self._state.write_counts_of_grads()
+        to_state, to_grads = self._state.write_counts(), self._state.write_counts_of_grads()
         self.kept = bool(to_grads)
+        if not self._state.looking and to_state == self._writes[0] and (not to_grads or to_grads == self._writes[1]):
+            return
         if self._was_written():
             self._gives_up("protected tensors are written after optimizer.step() by something else (an average, a projection)")
         elif self.kept and self._were_written(to_grads):

@@ -29,7 +29,7 @@ from ftrun.worker.runtime import first_update
 from ftrun.worker.runtime.control_thread import ControlThread
 from ftrun.worker.runtime.exception_report import report_exception
 from ftrun.worker.runtime.position import Interrupt
-from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.runtime.run_link import LOOK_RARELY, Context
 from ftrun.worker.runtime.torch_private import end_as_python_does, use_temporary_folder
 
 _LONGEST_FOLDER = 107 - len("/listener-12345678")  # bytes: an address of a Unix socket has 107
@@ -65,7 +65,7 @@ def _run(spec: dict[str, Any]) -> int:
         int(spec["cell"]),
         float(spec.get("stop_timeout", 10.0)),
         str(spec.get("nonfinite", "redo")),
-        int(spec.get("check_replicas", 0)),
+        int(spec.get("check_every", 0)),
     )
     context.snapshot_every = int(spec.get("snapshot_every", 0))
     context.patient = spec.get("debug_rank") is not None
@@ -182,10 +182,10 @@ def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:
         os.close(spec["stdin"])
 
 
-def _meanwhile(context: Context) -> Callable[[], None] | None:
+def _meanwhile(context: Context) -> Callable[[], float]:
     """What a parked spare does now and then: nothing in a program that has nothing to do with torch."""
     if "torch" not in sys.modules:
-        return None
+        return lambda: LOOK_RARELY
     from ftrun.worker.process import warmup
 
     warmup.up()

@@ -13,7 +13,7 @@ from ftrun.native import cuda
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.gpu_memory import DeviceMemory, ordinal_of
 from ftrun.worker.memory.segment import Segment
-from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.runtime.run_link import LOOK_AGAIN, LOOK_RARELY, Context
 
 
 def up() -> None:
@@ -65,13 +65,22 @@ class Ahead:
         self._attempt = 0
         self._extent: dict[int, tuple[int, int, int]] = {}
         self._opened = False  # the device
+        self._world: World | None = None  # the newest one
+        self._missed = False  # something that is to be mapped was not there yet
 
-    def look(self) -> None:
-        """Map what is new since the last look. Never raises for an fd store or rank that is just gone."""
+    def look(self) -> float:
+        """Map what is new since the last look; seconds until the next one. Never raises for an fd store or rank that is just gone."""
+        self._missed = False
+        self._look()
+        return LOOK_AGAIN if self._missed else LOOK_RARELY
+
+    def _look(self) -> None:
         context = self._context
         if context.board[Head.PUBLISHED] == 0:
             return
-        world = newest_world(context.run_dir, context.board)
+        world = self._world
+        if world is None or world.generation != context.board[Head.PUBLISHED]:
+            world = self._world = newest_world(context.run_dir, context.board)
         if world.attempt != self._attempt:  # the world was started anew, with new memory
             self._attempt = world.attempt
             self._extent.clear()
@@ -80,11 +89,12 @@ class Ahead:
             context.mapped.clear()
         for place in world.places:
             if not context.board.cell(place.cell).has(Flag.LOOPING):
+                self._missed = True
                 continue
             try:
                 self._map(place.rank)
             except OSError:
-                continue  # no fd store just now: mapped at the next look, or when needed
+                self._missed = True  # no fd store just now: mapped at the next look, or when needed
         if not self._opened:
             self._open_device(world)
 
@@ -113,12 +123,14 @@ class Ahead:
             if (rank, name) not in context.mapped:
                 fd = context.fd_store.get(rank, name)
                 if fd is None:
+                    self._missed = True
                     return
                 context.mapped[(rank, name)] = Segment.attach(fd)
         arena = Arena(context.mapped[(rank, "arena")])
         extent = (arena.committed[1], arena.volatile[1], arena.manifest_length)
         if self._extent.get(rank) == extent:
             return
+        self._missed = True  # what grows may grow again soon
         if not arena.manifest_length:
             return  # it is being written: at the next look
         self._extent[rank] = extent

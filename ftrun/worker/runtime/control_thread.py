@@ -15,7 +15,7 @@ import time
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import F, Head
 from ftrun.worker.runtime.position import Interrupt
-from ftrun.worker.runtime.run_link import LOOK_AGAIN, Context
+from ftrun.worker.runtime.run_link import LOOK_AGAIN, LOOK_RARELY, Context
 from ftrun.worker.runtime.stack_sampler import Whereabouts
 from ftrun.worker.runtime.torch_private import interrupt_thread
 
@@ -49,7 +49,7 @@ class ControlThread:
                 self._hear()
             except Exception as error:  # the thread must live: it is the only one that can wake the training thread
                 os.write(2, f"ftrun: control thread: {error!r}\n".encode())
-            context.board.wait_workers(seen, LOOK_AGAIN)
+            context.board.wait_workers(seen, LOOK_AGAIN if context.cell[F.RANK] else LOOK_RARELY)
 
     def _hear(self) -> None:
         context, position = self._context, self._position

@@ -46,7 +46,7 @@ class StepObserver:
         """This rank has arrived at its gate, also at a virtual one."""
 
     def waiting(self, number: int) -> None:
-        """This rank has waited at its gate for a tenth of a second, or was woken there: raising leaves the gate."""
+        """This rank still waits at its gate, and looks (ten times a second between two loops): raising leaves the gate."""
 
     def may_open(self, number: int) -> bool:
         """Every rank has arrived: may this one open the gate? Asked again and again; never waits."""

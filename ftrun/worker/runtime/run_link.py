@@ -20,6 +20,7 @@ from ftrun.worker.runtime.fd_store import FdStoreClient, Lent
 from ftrun.worker.runtime.position import Interrupt, Position
 
 LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
+LOOK_RARELY = 1.0  # the same of a parked spare, for which nobody waits
 
 
 class Waker(Protocol):
@@ -41,7 +42,7 @@ class Context:
     current: Context | None = None
 
     def __init__(
-        self, run_dir: Path, cell: int, stop_timeout: float = 10.0, nonfinite: str = "redo", check_replicas: int = 0
+        self, run_dir: Path, cell: int, stop_timeout: float = 10.0, nonfinite: str = "redo", check_every: int = 0
     ) -> None:
         self.run_dir = run_dir
         self.board = Board.open(run_dir / paths.BOARD)
@@ -58,7 +59,7 @@ class Context:
         self.restoring = False  # this incarnation took over a rank and has not restored its state yet
         self.stop_timeout = stop_timeout
         self.nonfinite = nonfinite
-        self.check_replicas = check_replicas
+        self.check_every = check_every
         self.snapshot_every = 0  # steps between two host snapshots, 0 = none
         self.local_rank = 0  # of the world it takes part in
         self.on_rank: Callable[[], None] | None = None  # called when that is known
@@ -128,11 +129,11 @@ class Context:
         wanted: Callable[[World], bool],
         newer_than: int,
         seconds: float,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], float] = lambda: LOOK_AGAIN,
     ) -> World:
         """Wait for a published world with a generation above `newer_than` for which `wanted` holds.
 
-        `meanwhile` is called now and then while there is none.
+        `meanwhile` is called while there is none: when a bell rings, and after as many seconds as it says.
 
         Errors: WorkerError after `seconds` or when the run ends.
         """
@@ -153,9 +154,7 @@ class Context:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise WorkerError(f"no new world was published within {seconds:.0f} s; is the launcher alive?")
-            if meanwhile is not None:
-                meanwhile()
-            self.board.wait_workers(seen, min(left, LOOK_AGAIN))
+            self.board.wait_workers(seen, min(left, meanwhile()))
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a board condition; False after `seconds`. Raises Interrupt when a later generation stops this one.

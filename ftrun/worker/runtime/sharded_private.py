@@ -8,6 +8,7 @@ the step done again ends on other bits. `reset_fsdp` does the rest.
 from __future__ import annotations
 
 import importlib
+import operator
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -34,9 +35,14 @@ def local_of(tensor: Any) -> Any:
     return tensor._local_tensor if kind is not None and isinstance(tensor, kind) else tensor
 
 
+_local = operator.attrgetter("_local_tensor")
+
+
 def locals_of(tensors: list[Any]) -> list[Any]:
     """`local_of` each; None of none."""
     kind = getattr(sys.modules.get(_TENSOR), "DTensor", None)
+    if kind is not None and {*map(type, tensors)} == {kind}:
+        return list(map(_local, tensors))
     return [one._local_tensor if kind is not None and isinstance(one, kind) else one for one in tensors]
 
 

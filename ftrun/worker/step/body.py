@@ -182,13 +182,13 @@ class Body:
         self._words[F.PROGRESS] = time.monotonic_ns()
         if self.position.where is Where.BODY:
             self._observers.model_called(args, kwargs)
-            self._forward_starts()
+            if not self._forward:
+                self._forward_starts()
 
     def _forward_starts(self) -> None:
-        if not self._forward:
-            self._forward = True
-            if "forward_started" in self._observers.heard:
-                self._observers.forward_started()
+        self._forward = True
+        if "forward_started" in self._observers.heard:
+            self._observers.forward_started()
 
     def backward_started(self) -> None:
         """The first gradient of a body is about to be computed."""
@@ -279,7 +279,8 @@ class Body:
         self.position.leave_body()
         if crash_points.armed:
             crash_points.point("done", number, context.rank)
-        self._commit.tell(number)
+        if context.stop_pending() or kit.pending.redo is not None:
+            self._commit.tell(number)
         if kit.logged.number == number:
             kit.logged.write()
         if kit.snapshots.every:

@@ -1,4 +1,16 @@
-"""The gate of a step, as one rank passes it: no rank begins an update before every rank has all it needs to finish it."""
+"""The gate of a step, as one rank passes it: no rank begins an update before every rank has all it needs to finish it.
+
+What a gate costs, and why. Its nature: every rank waits for the slowest, once more in a step than the gradients' exchange makes it
+wait. Where each rank has a core of its own that is the difference between the ranks' ways from the last gradient to the gate. Where
+ranks share cores (four on two), those that arrived first sleep, and once fewer ranks are still on their way than there are cores, a
+core idles until the last one is there; without a gate it would begin an update meanwhile. So the wall time of a step grows by more
+than the processor time that is spent before the gate, and only less work there makes it smaller.
+
+What is ours to keep small: an arrival wakes nobody; the last one to arrive opens the gate first and rings then, once, so that whoever
+wakes can pass. Ringing before the opening would hide the time that a sleeper takes to wake, on cores that idle; on shared cores the
+woken take the core from the rank that is about to open, find the gate shut, and look at everything a second time. A sleeper
+looks by itself once in _LOOK: what can change at the gate rings, also on behalf of the dead (the launcher closes the gate then).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +20,13 @@ from typing import Any
 from ftrun import native
 from ftrun.core.errors import WorkerError
 from ftrun.core.shared import gate
-from ftrun.core.shared.board import F
+from ftrun.core.shared.board import Busy, F
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.runtime import crash_points
 
-_LOOK = 0.1  # seconds between two looks at the gate when no bell rings
+_LOOK = 1.0  # seconds between two looks at the gate when no bell rings
+_LOOK_BETWEEN = 0.1  # the same at the end of a loop or a call, where other ranks may be in a step: no bell tells that
+_BETWEEN = Busy.AT_LOOP_END | Busy.AT_CALL_END
 
 
 class Gate:
@@ -20,6 +34,7 @@ class Gate:
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
+        self._observers = kit.observers
         self._arrival = kit.context.cell.field_address(F.ARRIVAL)
         self._arrivals: Any = None  # that of every rank
         self._generation = 0  # the world that those are of
@@ -29,7 +44,7 @@ class Gate:
 
         Errors: WorkerError when the run ends and it cannot open any more.
         """
-        context, board, observers = self._kit.context, self._kit.context.board, self._kit.observers
+        context, board, observers = self._kit.context, self._kit.context.board, self._observers
         generation = context.generation
         if self._generation != generation:
             self._arrivals = native.AddressList([cell.field_address(F.ARRIVAL) for cell in context.cells()])
@@ -38,9 +53,9 @@ class Gate:
         complete = native.arrive(self._arrival, wanted, self._arrivals)
         if crash_points.armed:
             crash_points.point("arrive", number, context.rank)
-        if complete:
-            board.ring_gate()  # the last one sees all others: they wake up while it opens the gate
-        observers.arrived(number)
+        if "arrived" in observers.heard:
+            observers.arrived(number)
+        ring = complete  # the last one sees all others: it opens the gate, or has them look why it does not
         while True:
             seen = board.gate_bell()
             raw = board.gate()
@@ -51,19 +66,36 @@ class Gate:
                 return True
             if verdict == gate.STOPPED:
                 return False
-            left_to_another = crash_points.armed and crash_points.leaves_gate(number, context.rank)
-            if complete and not left_to_another and observers.may_open(number):
-                new = gate.opened(raw, generation, number, (wanted,))
-                if new is not None:
-                    if board.swap_gate(raw, new):
-                        if crash_points.armed:
-                            crash_points.point("swap", number, context.rank)
-                        board.show_opening(number, time.monotonic_ns())
-                        board.ring_gate()
-                    continue
-            board.wait_gate(seen, _LOOK)
+            if complete and self._opens(raw, number, wanted):
+                continue
+            if ring:
+                ring = False
+                board.ring_gate()
+                board.ring_launcher()  # it may have to name a rank whose weights are corrupt
+            board.wait_gate(seen, _LOOK_BETWEEN if context.cell[F.BUSY] & _BETWEEN else _LOOK)
             complete = native.all_equal64(self._arrivals, wanted)
             if not complete:
                 observers.waiting(number)
             if why := context.cut_short():
                 raise WorkerError(why)
+
+    def _opens(self, raw: int, number: int, wanted: int) -> bool:
+        """Every rank has arrived: open the gate, whose word was `raw`. True = look at it again. Errors: what an observer raises."""
+        context, board = self._kit.context, self._kit.context.board
+        if crash_points.armed and crash_points.leaves_gate(number, context.rank):
+            return False
+        try:
+            if not self._kit.observers.may_open(number):
+                return False
+        except BaseException:
+            board.ring_gate()  # the others are to find the same
+            raise
+        new = gate.opened(raw, context.generation, number, (wanted,))
+        if new is None:
+            return False
+        if board.swap_gate(raw, new):
+            if crash_points.armed:
+                crash_points.point("swap", number, context.rank)
+            board.show_opening(number, time.monotonic_ns())
+            board.ring_gate()
+        return True

@@ -31,7 +31,7 @@ class Loop:
 
     def __init__(self, kit: Kit) -> None:
         self.kit = kit
-        self._observers = kit.observers
+        self._observers, self._position = kit.observers, kit.position
         self._survivor = Survivor(kit)
         self._commit = Commit(kit, self._survivor)
         self.calls = Calls(kit, self._survivor)
@@ -328,7 +328,7 @@ class Loop:
 
     def _hand_out(self, number: int, where: Where = Where.HANDED_OUT) -> None:
         """The loop is about to give a step to the script, or a call begins: seal its START slot, or put back what it holds."""
-        kit, context, position = self.kit, self.kit.context, self.kit.position
+        kit, context, position = self.kit, self.kit.context, self._position
         if number == position.number:
             position.attempt += 1
             kit.pending.restart = kit.ledger.start_state(number)
@@ -337,7 +337,8 @@ class Loop:
         position.number = number
         position.where = where
         kit.looks.begins()
-        self.calls.forget()
+        if self.calls.made:
+            self.calls.forget()
         kit.registry.shown.handed_out()
         context.takes_part()
         context.cell[F.ATTEMPT] = position.attempt

@@ -66,12 +66,17 @@ bool is_running(pid_t pid) {
     for (;;) pause();
 }
 
-// Sleeps one interval or until something happens; true when the thread must end.
+// Until the next multiple of the interval on the clock that all processes share: all beats of a machine come together, so that
+// one look sees them all, and what a beat takes from a step it takes from all ranks at once.
+uint64_t until_the_next(uint64_t interval_ns) { return interval_ns - now_ns() % interval_ns; }
+
+// Sleeps until the next beat or until something happens; true when the thread must end.
 bool sleep_interval(Beat &beat, bool &launcher_dead) {
     pollfd fds[2] = {{beat.stop_fd.load(), POLLIN, 0}, {launcher_dead ? -1 : beat.pidfd, POLLIN, 0}};
     timespec interval;
-    interval.tv_sec = static_cast<time_t>(beat.interval_ns / 1000000000u);
-    interval.tv_nsec = static_cast<long>(beat.interval_ns % 1000000000u);
+    const uint64_t pause = until_the_next(beat.interval_ns);
+    interval.tv_sec = static_cast<time_t>(pause / 1000000000u);
+    interval.tv_nsec = static_cast<long>(pause % 1000000000u);
     ppoll(fds, 2, &interval, nullptr);
     if (beat.stopping.load()) return true;
     if (fds[0].revents != 0) beat.stop_fd = -1;

@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <map>
@@ -16,7 +17,9 @@
 namespace ftrun {
 namespace {
 
-constexpr uint64_t kSliceNs = 500000000;  // how long a stopped watcher may take to see that it was stopped
+// How long a stopped watcher may take to see that it was stopped. It grows with the time that it has watched already: one that
+// watches for hours need not wake for that.
+constexpr uint64_t kFirstSliceNs = 500000000, kLongestSliceNs = 60000000000;
 
 struct Watch {
     void *lock;
@@ -42,8 +45,8 @@ Watches &watches() {
 void *run(void *argument) {
     const std::unique_ptr<std::shared_ptr<Watch>> owned(static_cast<std::shared_ptr<Watch> *>(argument));
     Watch &watch = **owned;
-    for (;;) {
-        const int error = life_wait(watch.lock, kSliceNs);
+    for (uint64_t slice = kFirstSliceNs;; slice = std::min(2 * slice, kLongestSliceNs)) {
+        const int error = life_wait(watch.lock, slice);
         if (error == 0) ftrun_life_release(watch.lock);
         const std::lock_guard<std::mutex> hold(watch.guard);
         if (error != ETIMEDOUT && !watch.stopped) {

@@ -1,0 +1,84 @@
+"""Which bodies are looked at as a whole: the first ones, then as often as their budget pays for."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ftrun.worker.checks import looks as module
+from ftrun.worker.checks.looks import Looks
+from ftrun.worker.runtime.observer import Observers, StepObserver
+
+MS = 1_000_000
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: self.now))
+
+
+def looked_at(looks: Looks, clock: Clock, bodies: int, step_ns: int, cost_ns: int) -> list[int]:
+    """Numbers, from 1, of the bodies that are looked at when each takes `step_ns`, and `cost_ns` more where it is."""
+    found = []
+    for _ in range(bodies):
+        looks.begins()
+        clock.now += step_ns
+        if looks.on:
+            found.append(looks.bodies)
+            since = clock.now
+            clock.now += cost_ns
+            looks.spent(since)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cost_ns", "distance"),
+    [(0, 1), (5_000, 1), (50_000, 10), (500_000, 100), (50 * MS, 100)],
+    ids=["nothing", "within", "ten", "hundred", "dear"],
+)
+def test_as_often_as_the_budget_pays_for(monkeypatch: pytest.MonkeyPatch, cost_ns: int, distance: int) -> None:
+    looks, clock = Looks(SimpleNamespace()), Clock(monkeypatch)  # type: ignore[arg-type]
+    found = looked_at(looks, clock, 3 + 5 * distance, MS, cost_ns)
+    assert found[:3] == [1, 2, 3]
+    assert [b - a for a, b in itertools.pairwise(found[2:])] == [distance] * 5
+
+
+def test_a_person_may_say_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, clock = Looks(SimpleNamespace(), every=7), Clock(monkeypatch)  # type: ignore[arg-type]
+    assert looked_at(looks, clock, 25, MS, MS) == [1, 2, 3, 10, 17, 24]
+
+
+def test_after_a_repair_the_next_one_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    state: Any = SimpleNamespace()
+    looks, clock = Looks(state), Clock(monkeypatch)
+    assert looked_at(looks, clock, 10, MS, MS) == [1, 2, 3]
+    assert state.looking is False
+    looks.aborted(raised=False)
+    assert state.looking is True
+    assert looked_at(looks, clock, 5, MS, MS) == [11]
+
+
+def test_those_that_only_look_then_hear_nothing_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = []
+
+    class Other(StepObserver):
+        def body_started(self) -> None:
+            heard.append(looks.bodies)
+
+    observers, other = Observers(), Other()
+    looks, clock = Looks(SimpleNamespace()), Clock(monkeypatch)  # type: ignore[arg-type]
+    looks.tell(observers, other, "body_started")
+    observers.add(looks, other)
+    for _ in range(30):
+        looks.begins()
+        observers.body_started()
+        clock.now += MS
+        if looks.on:
+            since, clock.now = clock.now, clock.now + 50_000
+            looks.spent(since)
+    assert heard == [1, 2, 3, 13, 23]
+    assert ("body_started" in observers.heard) is looks.on
