@@ -16,7 +16,7 @@ from tests.native.fake import Control
 RANKS = 2
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "overlap.py"
 RATE = 5_000_000  # bytes a second: the last kernels of a backward and of an update take 25 ms or more
-MOST = 48  # calls of ftrun's functions between the end of the wait and the update's first kernel, on the rank that opens the gate
+MOST = 42  # calls of ftrun's functions between the end of the wait and the update's first kernel, on the rank that opens the gate
 MOST_BELOW = 20  # and the calls out of those, into torch or C: a tenth of the model's tensors
 SEAL = 72  # where the word is in its page that says for which step the memory is whole
 CAPTURES = ("worker/state/rng.py", "worker/state/python_state.py", "worker/state/serialization.py", "worker/kept/rank_state.py")
