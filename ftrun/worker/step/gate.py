@@ -85,7 +85,7 @@ class Gate:
         if crash_points.armed and crash_points.leaves_gate(number, context.rank):
             return False
         try:
-            if not self._kit.observers.may_open(number):
+            if not self._observers.may_open(number):
                 return False
         except BaseException:
             board.ring_gate()  # the others are to find the same

@@ -165,3 +165,51 @@ def test_sums_that_overflow_are_no_infinities() -> None:
     script = Script()
     script.exchanges(on(DEVICE, torch.finfo(torch.float32).max))
     assert script.comes_to_gate() == []
+
+
+# -- in parts -----------------------------------------------------------------------------------------------------------
+
+
+class Looked(SimpleNamespace):
+    """What a check in a body that nothing looks at as a whole sees of the others."""
+
+    def spent(self, since: int) -> None: ...
+
+
+def check(step_ns: int) -> tuple[FiniteGradients, Looked]:
+    """A check whose budget is that of steps of this length, ns; in the first body everything is read."""
+    words: dict[int, int] = {F.PHASE: Phase.BACKWARD}
+    context: Any = SimpleNamespace(cell=SimpleNamespace(words=lambda: words), position=SimpleNamespace(attempt=0))
+    looks = Looked(on=True, bodies=1, step_ns=step_ns)
+    found = FiniteGradients(context, SimpleNamespace(few=[], params=[]), looks, "redo")  # type: ignore[arg-type]
+    return found, looks
+
+
+def sees(found: FiniteGradients, looks: Looked, bucket: torch.Tensor) -> bool:
+    """Is a body's exchange of `bucket` found not to be finite?"""
+    found.body_started()
+    found.collective_started("allreduce", ([bucket],), [bucket])
+    looks.on, looks.bodies = False, looks.bodies + 1
+    return found._poisoned
+
+
+def test_of_a_large_exchange_in_short_steps_a_part_is_read_another_one_each_time() -> None:
+    found, looks = check(step_ns=1_000)  # pays for nothing: the least is read
+    bucket = torch.ones(1 << 20)
+    assert not sees(found, looks, bucket), "all of it was read"
+    looks.on = True  # the next body knows what that took
+    assert not sees(found, looks, bucket)
+    bucket[777_777] = float("nan")
+    turns = [sees(found, looks, bucket) for _ in range(2 * 16)]
+    assert turns.count(True) == 2, "each part once in 16 turns"
+    assert sees(found, looks, torch.full_like(bucket, float("inf"))), "a loss that is not finite is in every part"
+
+
+def test_in_long_steps_all_of_it_is_read() -> None:
+    found, looks = check(step_ns=60_000_000_000)
+    bucket = torch.ones(1 << 20)
+    assert not sees(found, looks, bucket)
+    looks.on = True
+    assert not sees(found, looks, bucket)
+    bucket[777_777] = float("nan")
+    assert all(sees(found, looks, bucket) for _ in range(5))
