@@ -44,7 +44,8 @@ class FiniteGradients(StepObserver):
         self._poisoned = False  # numbers of this body were not finite on their way into a collective
         self._exchanged = False  # numbers of this body were on their way into a collective
         self._thorough = False  # the step is done again, and its gradients may not have been finite
-        self._flags: list[torch.Tensor] = []  # the same for tensors on devices, not read yet
+        self._sums: list[torch.Tensor] = []  # of what went into a collective from a device: not finite where one of its numbers is not
+        self._totals: list[torch.Tensor] = []  # one of each device, of its sums
         self._part = 1.0  # of what is exchanged, that is read
         self._numbers = 0  # that were exchanged in this body
         self._pace = 0.0  # ns that it takes to read one of them
@@ -55,7 +56,8 @@ class FiniteGradients(StepObserver):
         self._thorough = self._thorough and self._context.position.attempt > 0
         self._poisoned = self._exchanged = False
         self._numbers = 0
-        self._flags.clear()
+        self._sums.clear()
+        self._totals.clear()
 
     def collective_started(self, name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> None:
         place = _REDUCING.get(name)
@@ -66,7 +68,7 @@ class FiniteGradients(StepObserver):
             if tensor.dtype not in _FORMATS:
                 continue
             if not tensor.is_cpu:
-                self._flags.append(torch.isfinite(tensor).all())  # read at the gate, where the device is waited for
+                self._sums.append(_sum_on_device(tensor))
                 continue
             size = tensor.numel()
             self._numbers += size
@@ -84,11 +86,22 @@ class FiniteGradients(StepObserver):
                 fine = math.isfinite(tensor.detach().sum().item())
             self._poisoned = not (fine or bool(torch.isfinite(tensor).all()))
 
+    def gate_ahead(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
+        """Have each device make one number of its sums; the one that is waited for at the gate brings it to the host until then."""
+        if not _is_judged(optimizer):
+            return
+        if not self._exchanged:
+            self._sums += [_sum_on_device(grad) for grad in self._few() if not grad.is_cpu]
+        for device in {one.device for one in self._sums}:
+            total = torch.stack([one for one in self._sums if one.device == device]).sum()
+            is_waited_for = total.is_cuda and device.index == self._state.gpu
+            self._totals.append(total.to("cpu", non_blocking=True) if is_waited_for else total)
+
     def gate_reached(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
         """Errors: NonFiniteError when what the optimizer would apply is not finite."""
-        if optimizer is None or getattr(optimizer, "found_inf", None) is not None:
-            return  # with a GradScaler the kernel leaves such an update out; without a kernel for it, the scaler does
-        mine = self._poisoned or (bool(self._flags) and any([not bool(flag) for flag in self._flags]))
+        if not _is_judged(optimizer):
+            return
+        mine = self._poisoned or not all(map(math.isfinite, map(torch.Tensor.item, self._totals)))
         if not (mine or self._thorough or self._looks.on) and (self._exchanged or self._few_are_finite()):
             return
         since = time.monotonic_ns()
@@ -110,10 +123,13 @@ class FiniteGradients(StepObserver):
         error.final = self._nonfinite == "stop"
         raise error
 
+    def _few(self) -> list[torch.Tensor]:
+        """Gradients for all those of a body without an exchange: a loss that is not finite makes every one so."""
+        grads = (param.grad for _, param in self._state.few)
+        return [_numbers(grad) for grad in grads if grad is not None and grad.is_floating_point()]
+
     def _few_are_finite(self) -> bool:
-        """Of a body without an exchange: a loss that is not finite makes every gradient so."""
-        few = (param.grad for _, param in self._state.few)
-        return all([_is_finite(_numbers(grad)) for grad in few if grad is not None and grad.is_floating_point()])
+        return all([_is_finite(grad) for grad in self._few() if grad.is_cpu])
 
     def aborted(self, raised: bool) -> None:
         """After somebody's exception: look at every number that this rank gives to the others."""
@@ -121,6 +137,16 @@ class FiniteGradients(StepObserver):
 
     def replaced(self) -> None:
         self._thorough = True
+
+
+def _is_judged(optimizer: Any) -> bool:
+    """With a GradScaler the kernel leaves out an update that is not finite; without a kernel for it, the scaler does."""
+    return optimizer is not None and getattr(optimizer, "found_inf", None) is None
+
+
+def _sum_on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """One kernel, and no memory as large as the tensor. It may overflow; then the gradients are looked at one by one."""
+    return tensor.detach().sum(dtype=torch.float32)
 
 
 def first_bad(grads: list[tuple[str, torch.Tensor]]) -> tuple[str, int] | None:

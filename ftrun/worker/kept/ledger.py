@@ -97,7 +97,8 @@ class Ledger:
     def reads_device_at_gate(self, accumulating: bool, optimizer: Any) -> bool:
         """Does `record_gate` read what the device computes? Else it can be called before the device is done."""
         holders = self._state.holders
-        return accumulating or (optimizer is not None and ((holders.by_word and holders.rest_on_word) or self.region.alone))
+        compares = (holders.by_word and holders.rest_on_word) or (self.region.alone and self._state.looking)
+        return accumulating or (optimizer is not None and compares)
 
     def end(self, tag: int, accumulating: bool) -> None:
         """Seal the END slot: the state as of the start of gate step `tag`."""

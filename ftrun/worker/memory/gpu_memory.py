@@ -52,8 +52,8 @@ def gpu_of(tensor: torch.Tensor) -> int | None:
 
 
 def stream_of(ordinal: int) -> int:
-    """torch's current stream on a device; the legacy stream where torch has no CUDA."""
-    if not torch.cuda.is_available():
+    """torch's current stream on a device; the legacy stream where torch has no CUDA, or has not used it yet."""
+    if not torch.cuda.is_initialized():  # a flag: to ask whether it is available asks the driver, each time
         return 0
     return int(torch.cuda.current_stream(ordinal).cuda_stream)
 

@@ -7,9 +7,11 @@ the memory as of the start of the step are there for a replacement; from the sea
 between the memory is OPEN, and another rank's is taken. Both a body and the end of a loop go through here; the latter updates nothing.
 
 On a GPU what the GATE slot holds is captured while the device still computes the gradients, unless the slot holds gradients itself.
-Then the device is waited for. Behind that stand a look at the stop, at the flags of the checks, one copy into the slot, the arrival and
-the gate: each microsecond there is idle time of the device, as its next kernel is the update's first. The slot is not written before
-the wait: a rank that died in the update before may still need the one that is there, to tell what that update changed.
+Then the device is waited for. Behind that stand a look at the stop, at the one number that the checks had brought to the host, one copy
+into the slot, the arrival and the gate: each microsecond there is idle time of the device, as its next kernel is the update's first. The
+slot is not written before the wait: a rank that died in the update before may still need the one that is there, to tell what that update
+changed. The END slot is captured when the update is queued, and the device writes its seal itself: nothing there waits for the update.
+tests/gpu/test_overlap.py counts what stands where.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ Control control() {
         if (name == "stuck") found.stuck = value;
         if (name == "release") found.release = value != "0";
         if (name == "log") found.log = value;
+        if (name == "order") found.order = value;
         if (name == "vmm") found.vmm = value != "0";
         if (name == "refuse") found.refused += value + " ";
     }
@@ -68,16 +69,23 @@ bool refused(const char *call) {
     return ++seen[call] == std::atoi(list.c_str() + at + counted.size());
 }
 
-void note(const char *call, int device) {
-    const std::string path = control().log;
+namespace {
+// Adds a line to a file: pid, ns, text.
+void write_line(const std::string &path, const std::string &text) {
     if (path.empty()) return;
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
-    char line[128];
-    const int size = std::snprintf(line, sizeof(line), "%d %lld %s %d\n", getpid(), now.tv_sec * 1000000000LL + now.tv_nsec, call, device);
+    const std::string line = std::to_string(getpid()) + " " + std::to_string(now.tv_sec * 1000000000LL + now.tv_nsec) + " " + text + "\n";
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    if (fd < 0 || write(fd, line, static_cast<size_t>(size)) != size) std::abort();
+    if (fd < 0 || write(fd, line.data(), line.size()) != static_cast<ssize_t>(line.size())) std::abort();
     close(fd);
+}
+}  // namespace
+
+void note(const char *call, int device) { write_line(control().log, std::string(call) + " " + std::to_string(device)); }
+
+void tell(const char *what, const char *call, Pointer at, uint64_t value) {
+    write_line(control().order, std::string(what) + " " + call + " " + std::to_string(at) + " " + std::to_string(value));
 }
 
 // A thread of the driver is held at its end by a tracer, and with it the process and all its descriptors.

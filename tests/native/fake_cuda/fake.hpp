@@ -42,6 +42,8 @@ using namespace ftrun::cuda;
 //   teardown SECONDS the driver's share of a killed process's end: as long as that it is there, with all it had open
 //   stuck CALL       this call never returns
 //   release 1        kernels that never end (fake_endless) end
+//   order PATH       each piece of work on a stream is two lines there, when it is queued and when it is done, and each wait for
+//                    it that is over is one: pid, ns, queued|done|waited, call, address, value
 //   log PATH         each call that makes a context, or makes, maps or gives back memory, is a line there: pid, ns, call, device
 struct Control {
     int devices = 4;
@@ -56,7 +58,7 @@ struct Control {
     bool import_reaped = false;
     double teardown = 0;
     bool release = false;
-    std::string log;
+    std::string log, order;
     std::string refused;
     std::string stuck;
 };
@@ -65,6 +67,7 @@ void linger(double seconds);  // this process's end takes that long, from the de
 bool refused(const char *call);  // never returns where the control file says that it is stuck
 const std::vector<int> &visible();        // the machine's numbers of the devices that this process sees
 void note(const char *call, int device);  // a line of the log
+void tell(const char *what, const char *call, Pointer at, uint64_t value);  // a line of the order
 
 struct Happening {  // an event's last recording
     std::mutex mutex;
@@ -76,7 +79,7 @@ struct Happening {  // an event's last recording
 struct Queue {  // a stream
     explicit Queue(int device);
     ~Queue();
-    void push(std::function<void()> work);
+    void push(const char *call, std::function<void()> work, Pointer at = 0, uint64_t value = 0);
     void drain();  // wait until all that was pushed before is done
     const int device;
 

@@ -30,10 +30,14 @@ Queue::~Queue() {
     }
 }
 
-void Queue::push(std::function<void()> work) {
+void Queue::push(const char *call, std::function<void()> work, Pointer at, uint64_t value) {
+    tell("queued", call, at, value);
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        work_.push_back(std::move(work));
+        work_.push_back([=, work = std::move(work)] {
+            work();
+            tell("done", call, at, value);
+        });
         ++pushed_;
     }
     changed_.notify_all();
@@ -117,7 +121,7 @@ API Result cuMemcpyAsync(Pointer to, Pointer from, size_t size, Stream stream) {
     std::shared_ptr<Queue> queue;
     const Result state = find_queue(stream, &queue);
     if (state != kSuccess) return state;
-    queue->push([=] { copy(reinterpret_cast<char *>(to), reinterpret_cast<const char *>(from), size); });
+    queue->push("cuMemcpyAsync", [=] { copy(reinterpret_cast<char *>(to), reinterpret_cast<const char *>(from), size); }, to, size);
     if (is_pageable(to) || is_pageable(from)) queue->drain();
     return kSuccess;
 }
@@ -127,7 +131,7 @@ API Result fake_update(Pointer to, Pointer from, size_t size, Stream stream) {
     std::shared_ptr<Queue> queue;
     const Result state = find_queue(stream, &queue);
     if (state != kSuccess) return state;
-    queue->push([=] { copy(reinterpret_cast<char *>(to), reinterpret_cast<const char *>(from), size); });
+    queue->push("fake_update", [=] { copy(reinterpret_cast<char *>(to), reinterpret_cast<const char *>(from), size); }, to, size);
     return kSuccess;
 }
 
@@ -136,7 +140,7 @@ API Result fake_endless(Stream stream) {
     std::shared_ptr<Queue> queue;
     const Result state = find_queue(stream, &queue);
     if (state != kSuccess) return state;
-    queue->push([] {
+    queue->push("fake_endless", [] {
         while (!control().release) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
     return kSuccess;
@@ -148,7 +152,7 @@ API Result fake_writes(Pointer to, size_t size, double seconds, Stream stream) {
     std::shared_ptr<Queue> queue;
     const Result state = find_queue(stream, &queue);
     if (state != kSuccess) return state;
-    queue->push([=] {
+    queue->push("fake_writes", [=] {
         const auto launcher = static_cast<pid_t>(syscall(SYS_gettid));
         int ready[2];
         if (pipe(ready) != 0) std::abort();
@@ -183,7 +187,7 @@ API Result cuMemsetD8Async(Pointer to, unsigned char value, size_t size, Stream 
     std::shared_ptr<Queue> queue;
     const Result state = find_queue(stream, &queue);
     if (state != kSuccess) return state;
-    queue->push([=] { std::memset(reinterpret_cast<void *>(to), value, size); });
+    queue->push("cuMemsetD8Async", [=] { std::memset(reinterpret_cast<void *>(to), value, size); });
     return kSuccess;
 }
 
@@ -207,7 +211,7 @@ API Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
     const Result state = find_queue(stream, &queue);
     if (state != kSuccess) return state;
     const auto happening = *static_cast<std::shared_ptr<Happening> *>(event);
-    queue->push([happening] {
+    queue->push("cuStreamWaitEvent", [happening] {
         std::unique_lock<std::mutex> lock(happening->mutex);
         happening->changed.wait(lock, [&] { return happening->done; });
     });
@@ -219,14 +223,14 @@ API Result cuStreamWriteValue64(Stream stream, Pointer to, uint64_t value, unsig
     std::shared_ptr<Queue> queue;
     const Result state = find_queue(stream, &queue);
     if (state != kSuccess) return state;
-    queue->push([=] { __atomic_store_n(reinterpret_cast<uint64_t *>(to), value, __ATOMIC_RELEASE); });
+    queue->push("cuStreamWriteValue64", [=] { __atomic_store_n(reinterpret_cast<uint64_t *>(to), value, __ATOMIC_RELEASE); }, to, value);
     return kSuccess;
 }
 
 API Result cuLaunchHostFunc(Stream stream, void (*body)(void *), void *context) {
     std::shared_ptr<Queue> queue;
     const Result state = find_queue(stream, &queue);
-    if (state == kSuccess) queue->push([=] { body(context); });
+    if (state == kSuccess) queue->push("cuLaunchHostFunc", [=] { body(context); });
     return state;
 }
 
@@ -250,7 +254,7 @@ API Result cuEventRecord(Event event, Stream stream) {
     const auto happening = std::make_shared<Happening>();
     happening->done = false;
     *static_cast<std::shared_ptr<Happening> *>(event) = happening;
-    queue->push([happening] {
+    queue->push("cuEventRecord", [happening] {
         {
             const std::lock_guard<std::mutex> lock(happening->mutex);
             happening->done = true;
@@ -266,6 +270,7 @@ API Result cuEventQuery(Event event) {
     if (state != kSuccess) return state;
     const auto happening = *static_cast<std::shared_ptr<Happening> *>(event);
     const std::lock_guard<std::mutex> lock(happening->mutex);
+    if (happening->done) tell("waited", "cuEventQuery", 0, 0);
     return happening->done ? kSuccess : kNotReady;
 }
 
@@ -292,6 +297,6 @@ API Result cuLaunchKernel(Function function, unsigned x, unsigned, unsigned, uns
     std::shared_ptr<Queue> queue;
     const Result state = find_queue(stream, &queue);
     if (state != kSuccess) return state;
-    queue->push(kernel(static_cast<Kernel *>(function)->name, x, threads, parameters));
+    queue->push("cuLaunchKernel", kernel(static_cast<Kernel *>(function)->name, x, threads, parameters));
     return kSuccess;
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
+from ftrun.core.errors import NonFiniteError
 from ftrun.core.shared.board import F, Phase
 from ftrun.worker.checks.finite_gradients import FiniteGradients, first_bad
 
@@ -62,6 +64,110 @@ def test_every_kind_of_gradient_is_looked_at(kind: Callable[[torch.Tensor], torc
     assert first_bad([("w", kind(grad))]) is None
     grad[-1, -1] = float("nan")
     assert first_bad([("w", kind(grad))]) == ("w", at)
+
+
+# -- on devices ----------------------------------------------------------------------------------------------------------
+
+DEVICE, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that torch takes for one on a GPU; `work` is what the devices were told to do, in order."""
+
+    held: torch.Tensor
+    work: ClassVar[list[str]] = []
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor, device: torch.device) -> OnDevice:
+        made: OnDevice = torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype, device=device)
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        cls.work.append(func.overloadpacket.__name__)
+        kwargs = dict(kwargs or {})
+        wanted = kwargs.pop("device", None)
+        devices = {one.device for one in tree_leaves(args) if isinstance(one, OnDevice)}
+        (device,) = devices  # a kernel works on one
+        result = func(*tree_map(lambda one: one.held if isinstance(one, OnDevice) else one, args), **kwargs)
+        return OnDevice(result, device) if isinstance(result, torch.Tensor) and wanted != torch.device("cpu") else result
+
+
+class Script:
+    """What of a rank the check asks for: a model of two parameters on DEVICE, in the middle of a step with a backward."""
+
+    def __init__(self) -> None:
+        OnDevice.work = []
+        self.params = [(name, torch.zeros(SHAPE), False) for name in ("a", "b")]
+        self.few = [(number, SimpleNamespace(grad=None)) for number in range(2)]
+        self.gpu = 0
+        self.rank, self.world = 1, None
+        self.position = SimpleNamespace(attempt=0, index_of=lambda number: number)
+        self.cell = SimpleNamespace(words=lambda: {F.PHASE: Phase.BACKWARD})
+        self.optimizer = object()
+        looks: Any = SimpleNamespace(on=False, bodies=9, step_ns=0, spent=lambda since: None)
+        rank: Any = self
+        self.check = FiniteGradients(rank, rank, looks, "redo")
+        self.check.body_started()
+
+    def exchanges(self, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            self.check.collective_started("allreduce", (), [tensor])
+
+    def comes_to_gate(self, bad: bool = False) -> list[str]:
+        """The work of the devices from the end of their wait on."""
+        grads: list[torch.Tensor | None] = [torch.full(SHAPE, float("nan") if bad else 1.0) for _ in range(2)]
+        self.check.gate_ahead(7, self.optimizer, grads)
+        begun = len(OnDevice.work)
+        self.check.gate_reached(7, self.optimizer, grads)
+        return OnDevice.work[begun:]
+
+
+def on(device: torch.device, value: float = 1.0, dtype: torch.dtype = torch.float32) -> OnDevice:
+    return OnDevice(torch.full(SHAPE, value, dtype=dtype), device)
+
+
+def test_what_a_device_computes_for_the_gate_is_brought_to_the_host_before_the_wait() -> None:
+    script = Script()
+    script.exchanges(*(on(DEVICE, dtype=dtype) for dtype in FORMATS for _ in range(25)))
+    assert len(OnDevice.work) <= 3 * 100, "more than a kernel or two for each exchange"
+    before = len(OnDevice.work)
+    assert script.comes_to_gate() == []
+    assert OnDevice.work[before:] == ["stack", "sum", "_to_copy"]
+
+
+def test_a_body_without_an_exchange_reads_no_device_after_the_wait() -> None:
+    script = Script()
+    script.few[0][1].grad = on(DEVICE)
+    assert script.comes_to_gate() == []
+    script.check.body_started()
+    script.few[0][1].grad = on(DEVICE, float("inf"))
+    with pytest.raises(NonFiniteError):
+        script.comes_to_gate(bad=True)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", range(3))
+def test_numbers_on_several_devices_are_found(where: int, bad: float) -> None:
+    script = Script()
+    tensors: list[Any] = [on(DEVICE), on(OTHER), torch.ones(SHAPE)]
+    script.exchanges(*tensors)
+    assert script.comes_to_gate() == ["_local_scalar_dense"], "that of the device which nobody waited for"
+    script.check.body_started()
+    getattr(tensors[where], "held", tensors[where])[3, 4] = bad
+    script.exchanges(*tensors)
+    with pytest.raises(NonFiniteError, match="its own, before the exchange"):
+        script.comes_to_gate(bad=True)
+
+
+def test_sums_that_overflow_are_no_infinities() -> None:
+    script = Script()
+    script.exchanges(on(DEVICE, torch.finfo(torch.float32).max))
+    assert script.comes_to_gate() == []
+
+
+# -- in parts -----------------------------------------------------------------------------------------------------------
 
 
 class Looked(SimpleNamespace):
