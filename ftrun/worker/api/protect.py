@@ -28,7 +28,6 @@ from ftrun.worker.checks import late_changes
 from ftrun.worker.checks.finite_gradients import FiniteGradients
 from ftrun.worker.checks.hidden_writes import HiddenWrites
 from ftrun.worker.checks.left_out import LeftOut
-from ftrun.worker.checks.looks import Looks
 from ftrun.worker.checks.replica_check import REPLICAS_EVERY, ReplicaCheck
 from ftrun.worker.checks.same_gate import SameGate
 from ftrun.worker.checks.same_inputs import SameInputs
@@ -52,6 +51,7 @@ from ftrun.worker.runtime import compiling, pipeline_private, sharded_private, t
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.logged_values import LOGGED, LoggedValues
+from ftrun.worker.state.looks import Looks
 from ftrun.worker.state.meshes import show_mesh
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.state.shards import is_spread

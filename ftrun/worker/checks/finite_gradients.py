@@ -15,10 +15,10 @@ import torch
 
 from ftrun.core.errors import NonFiniteError
 from ftrun.core.shared.board import F, Phase
-from ftrun.worker.checks.looks import SHARE, Looks
 from ftrun.worker.comm.collective_replay import tensors_of
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state.looks import SHARE, Looks
 from ftrun.worker.state.protected_state import ProtectedState
 
 _REDUCING = {

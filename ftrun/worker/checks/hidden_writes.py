@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from ftrun.core.errors import UsageError
-from ftrun.worker.checks.looks import Looks
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Position
+from ftrun.worker.state.looks import Looks
 from ftrun.worker.state.protected_state import ProtectedState
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ftrun.worker.kept.recovery_points import SEALED, Slots
+from ftrun.worker.runtime import torch_private
 from ftrun.worker.state import serialization
 
 Grads = list["torch.Tensor | None"]
@@ -28,7 +29,7 @@ class SealedGradients:
         form = [None if grad is None else (grad.dtype, grad.shape, grad.layout, grad.device.type) for grad in grads]
         if slots is self._slots and form == self._form:
             slots.invalidate(SEALED)
-            torch._foreach_copy_(self._places, [grad for grad in grads if grad is not None])
+            torch_private.copy_each(self._places, [grad for grad in grads if grad is not None])
             slots.seal(SEALED, step)
             return
         pieces = serialization.encode(grads, "gradients")

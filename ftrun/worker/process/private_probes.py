@@ -397,6 +397,12 @@ def _takes_a_folder() -> bool:
     return str(util.get_temp_dir()) == "/nowhere"
 
 
+def _copies_each() -> bool:
+    targets = [torch.zeros(2), torch.zeros(3, dtype=torch.bfloat16)]
+    private.copy_each(targets, [torch.ones(2), torch.ones(3, dtype=torch.bfloat16)])
+    return all(bool((one == 1).all()) for one in targets)
+
+
 PROBES: dict[str, Callable[[], bool]] = {
     "_local_tensor": _knows_shards,
     "_reset_iter_state": _resets_fsdp,
@@ -413,6 +419,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "_extract_tensors": _swallows,
     "_rebuild_buckets": _rebuilds,
     "_comm_hooks": _knows_comm_hooks,
+    "_foreach_copy_": _copies_each,
     "_version": _counts_writes,
     "_backward_hooks": _finds_hooks,
     "_iterator": _makes_processes_anew,

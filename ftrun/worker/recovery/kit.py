@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ftrun.worker.checks.looks import Looks
 from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.kept.handover import Kept
 from ftrun.worker.kept.ledger import Ledger
@@ -16,6 +15,7 @@ from ftrun.worker.runtime.observer import Observers
 from ftrun.worker.runtime.position import Position
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.logged_values import LoggedValues
+from ftrun.worker.state.looks import Looks
 from ftrun.worker.state.protected_state import ProtectedState
 
 

@@ -344,6 +344,11 @@ def writes_to(tensor: Any) -> int:
     return int(write_count(tensor))
 
 
+def copy_each(targets: list[Any], sources: list[Any]) -> None:
+    """Copy each tensor over another one of its shape, by one call for all."""
+    importlib.import_module("torch")._foreach_copy_(targets, sources)
+
+
 def step_hooks(optimizer: Any) -> list[Any]:
     """What is called before and after an optimizer's step, for it alone or for all optimizers."""
     every = importlib.import_module("torch.optim.optimizer")
@@ -369,6 +374,11 @@ def forget_unscaled(thing: Any) -> None:
 
 
 NAMES += [
+    Private(
+        "torch", ("_foreach_copy_",), "torch", PROTECT,
+        "seal the gradients of a rank without replica by one call for all of them",
+        "a rank that dies in its update has left no gradients for its replacement",
+    ),
     Private(
         "torch:Tensor", ("_version",), "torch", PROTECT,
         "see that a script wrote into its batch, its gradients or a buffer on a GPU",

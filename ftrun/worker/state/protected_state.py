@@ -52,7 +52,7 @@ class ProtectedState:
         self.tensors = [p for _, p, _ in self.params]
         self.is_sharded = any(map(shards.is_spread, self.tensors))  # a parameter is spread over ranks
         self.few = self._first_and_last()
-        self.looking = True  # this body is looked at as a whole, see ftrun.worker.checks.looks
+        self.looking = True  # this body is looked at as a whole, see ftrun.worker.state.looks
         self._counted: list[torch.Tensor] | None = None  # the tensors that `write_counts` asks, unless others may have come
         self._reassigned = True  # a buffer may have been replaced since they were settled
         buffers = {LOOSE: self.loose} if any(True for _ in self._find_buffers()) else {}

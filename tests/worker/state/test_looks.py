@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ftrun.worker.checks import looks as module
-from ftrun.worker.checks.looks import Looks
 from ftrun.worker.runtime.observer import Observers, StepObserver
+from ftrun.worker.state import looks as module
+from ftrun.worker.state.looks import Looks
 
 MS = 1_000_000
 
