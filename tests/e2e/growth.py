@@ -30,6 +30,7 @@ class Growing(strikes.Watched):
         super().__init__(running)
         self.repairs = 0
         self.rows: dict[int, Counts] = {}
+        self.files: dict[int, set[str]] = {}  # in the run directory, after so many repairs
 
     def repair(self, dice: random.Random) -> None:
         """Strike a rank, and wait until its replacement has done a step and there is a spare again."""
@@ -54,17 +55,26 @@ class Growing(strikes.Watched):
         least: Counts = {}
         end = time.monotonic() + LOOK
         while time.monotonic() < end:
+            self.files[self.repairs] = self._files()
             for name, number in self._now().items():
                 least[name] = min(number, least.get(name, number))
             time.sleep(0.05)
         return least
+
+    def _files(self) -> set[str]:
+        return {os.path.relpath(os.path.join(at, name), self.run_dir) for at, _, names in os.walk(self.run_dir) for name in names}
+
+    def more_files(self) -> list[str]:
+        """Those that came after the first count and were there at the last, without the cells' own."""
+        first, last = self.files[min(self.files)], self.files[max(self.files)]
+        return [f"in the run directory: {name}" for name in sorted(last - first)]
 
     def _now(self) -> Counts:
         who = {"launcher": self.running.process.pid, **{f"rank {rank}": self._pid(rank) for rank in SURVIVORS}}
         for service, title in strikes.SERVICES.items():
             for pid in self.named(title):
                 who[service] = pid
-        found = {"files in the run directory": sum(len(names) for _, _, names in os.walk(self.run_dir))}
+        found = {"files in the run directory": len(self._files())}
         for name, pid in who.items():
             for what, folder in (("fds", "fd"), ("threads", "task")):
                 with contextlib.suppress(OSError):
@@ -107,4 +117,5 @@ def run(folder: Path, repairs: int, seed: int, say: Callable[[str], None]) -> tu
     found = [] if growing.repairs == repairs else [f"{growing.repairs} repairs instead of {repairs} {missed}"]
     hang = strikes.hanging(growing.running, strikes.END + repairs)
     found += [hang] if hang else [*strikes.judged(growing.running, reference), *leftovers.found()]
-    return growing.rows, found + (grown(growing.rows) if growing.rows else [])
+    grew = grown(growing.rows) if growing.rows else []
+    return growing.rows, found + grew + (growing.more_files() if grew else [])

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 H2D, BROADCAST_SRC, BROADCAST_DST, RELOAD = "h2d", "broadcast_src", "broadcast_dst", "reload"
 
+PREFIX = "moves-"  # of their names
+
 
 class Move(NamedTuple):
     """One piece of work. `source`: the rank whose bytes they were. Times in ns (CLOCK_MONOTONIC)."""
@@ -22,4 +24,9 @@ class Move(NamedTuple):
 
 def file_name(cell: int, generation: int) -> str:
     """Without folder and suffix, see Context.report."""
-    return f"moves-{cell}-{generation}"
+    return f"{PREFIX}{cell}-{generation}"
+
+
+def generation_of(name: str) -> int:
+    """The generation in a `file_name`."""
+    return int(name.rpartition("-")[2])

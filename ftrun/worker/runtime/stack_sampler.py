@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,9 +24,12 @@ _AGAIN = 5_000_000_000  # ns until it is looked at once more
 
 
 class Whereabouts:
-    """Leaves RUN_DIR/errors/where-CELL.json for the launcher, through `report(name, facts)`."""
+    """Leaves RUN_DIR/errors/where-CELL.json for the launcher, through `report(name, facts)`; takes it away when the rank goes on."""
 
-    def __init__(self, cell: Cell, report: Callable[[str, dict[str, Any]], None], position: Position) -> None:
+    def __init__(
+        self, run_dir: Path, cell: Cell, report: Callable[[str, dict[str, Any]], None], position: Position
+    ) -> None:
+        self._file = run_dir / "errors" / f"where-{cell.index}.json"
         self._cell = cell
         self._report = report
         self._position = position
@@ -34,6 +38,10 @@ class Whereabouts:
     def look(self) -> None:
         cell, now = self._cell, time.monotonic_ns()
         progress = cell[F.PROGRESS]
+        if self._told[0] not in (0, progress):
+            self._told = (0, 0)
+            with contextlib.suppress(OSError):
+                self._file.unlink()
         if now - progress < _AFTER or cell[F.COLLECTIVE_SINCE] or cell.rank is None:
             return
         if self._told[0] == progress and now - self._told[1] < _AGAIN:
