@@ -93,9 +93,10 @@ class ProtectedState:
                         yield f"buffer.{i}.{prefix}.{name}", module, name
 
     def _first_and_last(self) -> list[tuple[int, torch.nn.Parameter]]:
-        """Of each optimizer, with their numbers among all parameters."""
+        """Of each optimizer, of the parameters that learn, with their numbers among all parameters."""
         numbers = {id(param): i for i, param in enumerate(self.tensors)}
-        ends = [params[k] for params in map(list, map(params_of, self.optimizers)) for k in (0, -1) if params]
+        learning = ([p for p in params_of(optimizer) if p.requires_grad] for optimizer in self.optimizers)
+        ends = [params[k] for params in learning for k in (0, -1) if params]
         return list({id(p): (numbers[id(p)], p) for p in ends if id(p) in numbers}.values())
 
     @property
