@@ -56,7 +56,17 @@ def _service_exit(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]
     yield f"our {raw['service']} process ended: {cause_of(raw['code'])} (pid {raw['pid']})"
 
 
+def _checks(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    steps, last = raw["steps"], raw["last"]
+    few, many = min(steps.values()), max(steps.values())
+    each = str(few) if few == many else f"{few} to {many}"
+    compared = raw["replicas"]
+    replicas = "no replicas to compare" if compared is None else f"replicas compared last at the gate of step {compared}"
+    yield f"checks: each rank's last worker looked at {each} steps as a whole, the last of them step {max(last.values())}; {replicas}"
+
+
 _NOTES = {
+    "checks": _checks,
     "failure": _failure,
     "summary": _summary,
     "protection": _protection,

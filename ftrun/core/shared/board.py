@@ -136,6 +136,9 @@ class F:
     CUT = 147  # generation + 1 in which a collective of its failed, as one over connections that were closed does; 0 = none
     # written by the worker: gate number + 1 of the host snapshot in each of its two halves, 0 = none, or being written
     FIRST_HALF = 148
+    # written by the worker: of the bodies that its checks looked at as a whole, how many, and the gate number + 1 of the last; 0 = none
+    LOOKS = 150
+    LOOKED_AT = 151
 
 
 class Phase(enum.IntEnum):

@@ -31,7 +31,7 @@ from ftrun.control.events import (
 from ftrun.control.machine import INCIDENT, RunPhase
 from ftrun.core.faults import Fault
 from ftrun.core.shared import gate, left_out, replicas
-from ftrun.core.shared.board import Cell, F, Flag, Head, Inexact
+from ftrun.core.shared.board import Cell, F, Flag, Head, Inexact, sum_of
 from ftrun.core.shared.moment import AFTER_LOOP, CALL_AFTER, LOOP_END, Moment
 from ftrun.core.shared.protection import PROTECTED, protection
 from ftrun.core.shared.steps import phase_at
@@ -423,6 +423,12 @@ class Narrator:
             steps, equal = self._attempt.steps(last + 1, self._ends()), replicas.equal_at(last, self._cells())
             took = time.monotonic() - self._since
             self._log(messages.done(steps, took, equal and not self.inexact, self._kept))
+        looked = {rank: self._board.cell(cell)[F.LOOKS] for rank, cell in sorted(self.holders.items())}
+        if any(looked.values()):
+            cells = {rank: self._board.cell(cell) for rank, cell in self.holders.items()}
+            at = {rank: cells[rank][F.LOOKED_AT] - 1 + cells[rank].shift for rank in looked}
+            compared = max((sum_of(cell[F.SUM_AT])[0] + cell.shift for cell in cells.values() if cell[F.REPLICAS]), default=None)
+            self._note("checks", steps=looked, last=at, replicas=compared)
         facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
         forgotten = left_out.names(self._run_dir)
         exact = code == 0 and not self.inexact and not self.restarts and not (self.incidents and forgotten)

@@ -215,7 +215,7 @@ def _kit(
     ledger = Ledger(state)
     snapshots = Snapshots(context, state, ledger)
     reducers, sharded = Reducers(state.modules, groups), FullySharded(state.shards)
-    looks = Looks(state, context.check_every)
+    looks = Looks(state, context.check_every, context.cell.words())
     kit = Kit(context, groups, state, ledger, reducers, sharded, Kept(context, state, ledger), snapshots, logged, looks)
     hidden = HiddenWrites(context.position, state, looks)
     looks.tell(groups.observers, hidden, "body_started", "model_called", "gate_reached", "step_done")

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
+from ftrun.core.shared.board import F
 from ftrun.worker.runtime.observer import Observers, StepObserver
 from ftrun.worker.state.protected_state import ProtectedState
 
@@ -28,9 +30,11 @@ class Looks(StepObserver):
     Args:
         state: Is told as well.
         every: Bodies between two that are looked at; 0 = as often as the budget allows.
+        words: Of the rank's cell, where people see what was looked at.
     """
 
-    def __init__(self, state: ProtectedState, every: int = 0) -> None:
+    def __init__(self, state: ProtectedState, every: int = 0, words: Any = None) -> None:
+        self._words = {F.LOOKS: 0} if words is None else words
         self.on = True
         self.bodies = 0
         self.step_ns = 0
@@ -54,8 +58,8 @@ class Looks(StepObserver):
             for event in events:
                 change(event, other)
 
-    def begins(self) -> None:
-        """A step is about to be handed out: is its body looked at?"""
+    def begins(self, number: int) -> None:
+        """The step of gate `number` is about to be handed out: is its body looked at?"""
         now, since = time.monotonic_ns(), self._since
         self._since = now
         if since and self.on:
@@ -71,6 +75,9 @@ class Looks(StepObserver):
         on = self.bodies <= _FIRST or self.bodies >= self._next
         if on is not self.on:
             self._turn(on)
+        if on:
+            self._words[F.LOOKS] += 1
+            self._words[F.LOOKED_AT] = number + 1
 
     def _distance(self, cost: int) -> int:
         if self._every:

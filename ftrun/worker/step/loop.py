@@ -336,7 +336,7 @@ class Loop:
             position.attempt = 0
         position.number = number
         position.where = where
-        kit.looks.begins()
+        kit.looks.begins(number)
         if self.calls.made:
             self.calls.forget()
         kit.registry.shown.handed_out()

@@ -25,7 +25,7 @@ def looked_at(looks: Looks, clock: Clock, bodies: int, step_ns: int, cost_ns: in
     """Numbers, from 1, of the bodies that are looked at when each takes `step_ns`, and `cost_ns` more where it is."""
     found = []
     for _ in range(bodies):
-        looks.begins()
+        looks.begins(looks.bodies)
         clock.now += step_ns
         if looks.on:
             found.append(looks.bodies)
@@ -74,7 +74,7 @@ def test_those_that_only_look_then_hear_nothing_in_between(monkeypatch: pytest.M
     looks.tell(observers, other, "body_started")
     observers.add(looks, other)
     for _ in range(30):
-        looks.begins()
+        looks.begins(looks.bodies)
         observers.body_started()
         clock.now += MS
         if looks.on:
