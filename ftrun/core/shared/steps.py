@@ -31,12 +31,15 @@ class Row:
 
 
 class StepLog:
-    """Written by the worker that owns `cell`, from its main thread, at every phase change: it has to be quick."""
+    """Written by the worker that owns `cell`, from its main thread, at every phase change: it has to be quick.
+
+    `open`: the word of the cell from which the times of the newest row's phases count, 0 = no row is open.
+    """
 
     def __init__(self, cell: Cell) -> None:
         self._words = cell.words()
         self._begun = cell[F.ROWS]
-        self._open = 0  # word from which the phases of the open row count, 0 = none is open
+        self.open = 0  # word from which the phases of the open row count, 0 = none is open
 
     def entered(self, phase: Phase, generation: int, now: int) -> None:
         """The worker is in `phase` since `now`, ns."""
@@ -45,12 +48,12 @@ class StepLog:
             words[at : at + ROW_WORDS] = array("Q", (words[F.STEP], generation, words[F.ATTEMPT], now, 0, 0, 0, 0))
             self._begun += 1
             words[F.ROWS] = self._begun
-            self._open = at + _TIME_OF_PHASE_0
-        elif self._open:
+            self.open = at + _TIME_OF_PHASE_0
+        elif self.open:
             if phase > Phase.FORWARD:
-                self._words[self._open + phase] = now
+                self._words[self.open + phase] = now
             if phase < Phase.FORWARD or phase is Phase.DONE:
-                self._open = 0
+                self.open = 0
 
 
 def rows(cell: Cell) -> list[Row]:

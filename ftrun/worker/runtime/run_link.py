@@ -203,10 +203,14 @@ class Context:
 
     def phase(self, phase: Phase) -> None:
         """The rank is in this phase of its step from now on."""
-        now = time.monotonic_ns()
-        self._words[F.PROGRESS] = now
-        self._words[F.PHASE] = phase
-        self._steps.entered(phase, self.generation, now)
+        now, words, steps = time.monotonic_ns(), self._words, self._steps
+        words[F.PROGRESS] = now
+        words[F.PHASE] = phase
+        if Phase.FORWARD < phase < Phase.DONE:  # as `entered` does: a step is here often
+            if steps.open:
+                words[steps.open + phase] = now
+        else:
+            steps.entered(phase, self.generation, now)
 
     def progress(self) -> None:
         """A sign of life from the script."""

@@ -37,10 +37,10 @@ def test_one_that_comes_after_the_others_were_compared_is_compared(tmp_path: Pat
     try:
         for rank in (0, 2, 3):
             show(rank, 7)
-        detectors.look(True, 1, list(pool.workers.values()), True, [])
+        detectors.compare(1, list(pool.workers.values()))
         assert told == []
         show(1, 8)
-        detectors.look(True, 1, list(pool.workers.values()), True, [])
+        detectors.compare(1, list(pool.workers.values()))
     finally:
         detectors.close()
     assert told == [("corrupt", 1)]
@@ -65,7 +65,7 @@ def test_it_is_marked_before_its_death_is_told(tmp_path: Path) -> None:
         worker.cell[F.REPLICAS] = 1
     detectors = Detectors(context, pool)
     try:
-        detectors.look(True, 1, list(pool.workers.values()), True, [])
+        detectors.compare(1, list(pool.workers.values()))
     finally:
         detectors.close()
     assert told == [("corrupt", 1, 0)], "a replacement that is told of the world later finds the mark, fence or not"
