@@ -56,4 +56,5 @@ def test_a_step_costs_as_many_calls_for_many_tensors_as_for_few(folder: Path) ->
 def test_sharded_models_are_counted_by_their_collectives(folder: Path, layers: int) -> None:
     calls, collectives = ordinary(folder, 2 * 8 + 2, layers)
     assert collectives > FEW
-    assert calls.total() <= MOST + EACH * (collectives - FEW), f"{collectives} collectives\n{shown(calls)}"
+    # without the gate's own, which are counted above and vary with how often a rank is woken
+    assert sum(of_code(calls).values()) <= MOST + EACH * (collectives - FEW), f"{collectives} collectives\n{shown(calls)}"

@@ -34,7 +34,7 @@ class OptimizerState:
         self._params = params
         self._python = python
         self._replaced = False  # an update gave another tensor in place of one
-        self._steady: list[tuple[Any, int, list[int], list[tuple[dict[Any, Any], list[int]]]]] = []  # see `is_steady`
+        self._steady: list[tuple[Any, int, list[int], list[tuple[Any, dict[Any, Any], list[int]]]]] = []  # see `is_steady`
         self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # what lies in the arena: key -> tensor there
         # of those that are made of others: part -> tensor there, and what they hold beside their parts
         self._inner: dict[tuple[_Owner, Any], tuple[dict[str, torch.Tensor], Any]] = {}
@@ -49,8 +49,8 @@ class OptimizerState:
             groups = optimizer.param_groups
             if optimizer.state is not state or len(state) != size or [len(group["params"]) for group in groups] != sizes:
                 return False
-            for found, values in few:
-                if list(map(id, found.values())) != values:
+            for param, found, values in few:
+                if state.get(param) is not found or list(map(id, found.values())) != values:
                     return False
         return len(self._steady) == len(self.optimizers)
 
@@ -61,15 +61,16 @@ class OptimizerState:
             return
         for optimizer in self.optimizers:
             state = optimizer.state
-            few = [found for param in (next(iter(state), None), next(reversed(state), None)) if (found := state.get(param))]
-            if any(not isinstance(one, dict) for one in few):
+            ends = next(iter(state), None), next(reversed(state), None)
+            few = [(param, found) for param in ends if (found := state.get(param))]
+            if any(not isinstance(one, dict) for _, one in few):
                 return
             sizes = [len(group["params"]) for group in optimizer.param_groups]
-            self._steady.append((state, len(state), sizes, [(one, list(map(id, one.values()))) for one in few]))
+            self._steady.append((state, len(state), sizes, [(param, one, list(map(id, one.values()))) for param, one in few]))
 
     def attach(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> None:
         """Use what a dead rank left: the groups that its script added, and the state of each parameter."""
-        self._held, self._inner = {}, {}
+        self._held, self._inner, self._steady = {}, {}, []
         entries = [entry for entry in manifest.entries if entry.name.startswith("optim.")]
         for i, optimizer in enumerate(self.optimizers):
             self._follow_groups(optimizer, manifest.facts["groups"][i])
@@ -90,6 +91,7 @@ class OptimizerState:
 
     def forget(self, manifest: Manifest) -> None:
         """It was loaded anew (a checkpoint): nothing of it is in the arena."""
+        self._steady = []
         gone = [(owner, key) for owner, held in self._held.items() for key in held]
         self._drop(gone, manifest)
 
