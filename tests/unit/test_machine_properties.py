@@ -256,7 +256,7 @@ def _story(seed: int) -> Simulation:
 @pytest.mark.slow
 def test_long_stories_of_faults_end() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(500):
+    for seed in range(800):
         try:
             world = _story(seed)
         except Exception as error:

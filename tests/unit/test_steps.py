@@ -18,7 +18,7 @@ def cell(tmp_path: Path) -> Cell:
 def do(log: StepLog, cell: Cell, step: int, times: dict[Phase, int]) -> None:
     cell[F.STEP] = step + 1
     for phase, now in times.items():
-        log.entered(phase, 1, now)
+        log.entered(phase, now)
 
 
 def test_the_phase_at_a_time_that_is_over(cell: Cell) -> None:

@@ -176,7 +176,9 @@ class Flag(enum.IntFlag):
     )
     SCRIPT = 256  # the script's first line comes next
     STEPPED = 512  # an optimizer of the script took a step
-    LEFT = 1024  # an exception left a body or a job.call of the script: nobody's collectives get what this rank owed them
+    LEFT = (
+        1024  # an exception left a body or a job.call of the script: nobody's collectives get what this rank owed them
+    )
     ANEW = 2048  # its process gives the liveness lock up and becomes a fresh interpreter
     HELD_ANEW = 4096  # which holds it again
 
@@ -409,9 +411,9 @@ class Board:
         """Of the gate word, by a plain read."""
         return self._words[Head.GATE] >> gate.GENERATION_SHIFT
 
-    def head(self) -> memoryview:
-        """The words of the header, for who reads some of them many times a step."""
-        return self._words[:_CELLS_AT // _WORD]
+    def words_of_gate(self) -> memoryview:
+        """The gate word alone, for who reads it many times a step by a plain read, and looks again anyway."""
+        return self._words[Head.GATE : Head.GATE + 1]
 
     def requests(self) -> int:
         """Number of the newest request for a fault or a drain; passed as often as `generation`."""

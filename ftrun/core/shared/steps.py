@@ -6,6 +6,7 @@ without an end; the step done again gets a row of its own.
 
 from __future__ import annotations
 
+import time
 from array import array
 from dataclasses import dataclass
 
@@ -31,29 +32,31 @@ class Row:
 
 
 class StepLog:
-    """Written by the worker that owns `cell`, from its main thread, at every phase change: it has to be quick.
-
-    `open`: the word of the cell from which the times of the newest row's phases count, 0 = no row is open.
-    """
+    """Written by the worker that owns `cell`, from its main thread, at every phase change: it has to be quick."""
 
     def __init__(self, cell: Cell) -> None:
         self._words = cell.words()
         self._begun = cell[F.ROWS]
-        self.open = 0  # word from which the phases of the open row count, 0 = none is open
+        self._open = 0  # word from which the phases of the open row count, 0 = none is open
 
-    def entered(self, phase: Phase, generation: int, now: int) -> None:
-        """The worker is in `phase` since `now`, ns."""
+    def entered(self, phase: Phase, now: int = 0) -> None:
+        """The worker, which takes part in the generation of its cell, is in `phase` since `now`, ns; 0 = since now."""
+        now = now or time.monotonic_ns()
+        self._words[F.PROGRESS] = now
+        self._words[F.PHASE] = phase
         if phase is Phase.FORWARD:
             words, at = self._words, _place(self._begun)
-            words[at : at + ROW_WORDS] = array("Q", (words[F.STEP], generation, words[F.ATTEMPT], now, 0, 0, 0, 0))
+            words[at : at + ROW_WORDS] = array(
+                "Q", (words[F.STEP], words[F.GENERATION], words[F.ATTEMPT], now, 0, 0, 0, 0)
+            )
             self._begun += 1
             words[F.ROWS] = self._begun
-            self.open = at + _TIME_OF_PHASE_0
-        elif self.open:
+            self._open = at + _TIME_OF_PHASE_0
+        elif self._open:
             if phase > Phase.FORWARD:
-                self._words[self.open + phase] = now
+                self._words[self._open + phase] = now
             if phase < Phase.FORWARD or phase is Phase.DONE:
-                self.open = 0
+                self._open = 0
 
 
 def rows(cell: Cell) -> list[Row]:

@@ -124,7 +124,9 @@ def protect(
     state = ProtectedState(modules, optimizers, {**stateful, **schedules, LOGGED: logged}, _ranks_of(replicas))
     state.holders.void = lambda: bool(context.board[Head.VOID])
     given = [*modules, *optimizers, *wrapped, *stateful.values()]
-    _job = Job(_guard(context, state, LeftOut(context, state, given, list(ignore)), logged), modules, optimizers, stateful)
+    _job = Job(
+        _guard(context, state, LeftOut(context, state, given, list(ignore)), logged), modules, optimizers, stateful
+    )
     return _job
 
 
@@ -209,26 +211,24 @@ def _guard(context: Context, state: ProtectedState, left_out: LeftOut, logged: L
     return loop
 
 
-def _kit(
-    context: Context, groups: Registry, state: ProtectedState, left_out: LeftOut, logged: LoggedValues
-) -> Kit:
+def _kit(context: Context, groups: Registry, state: ProtectedState, left_out: LeftOut, logged: LoggedValues) -> Kit:
     ledger = Ledger(state)
     snapshots = Snapshots(context, state, ledger)
     reducers, sharded = Reducers(state.modules, groups), FullySharded(state.shards)
-    looks = Looks(state, context.check_every, context.cell.words())
+    looks = Looks(state, context.cell.words(), context.check_every)
     kit = Kit(context, groups, state, ledger, reducers, sharded, Kept(context, state, ledger), snapshots, logged, looks)
-    hidden = HiddenWrites(context.position, state, looks)
-    looks.tell(groups.observers, hidden, "body_started", "model_called", "gate_reached", "step_done")
+    replicas = ReplicaCheck(context, state, context.check_every or REPLICAS_EVERY)
+    hidden = HiddenWrites(context.position, state, looks, replicas)
+    looks.tell(hidden, "body_started", "model_called", "gate_reached", "step_done")
     groups.observers.add(looks, StopHooks(groups, state.modules), StepTime(groups), hidden)
     groups.observers.add(SameInputs(context), SameGate(context))
     if state.is_sharded:
         unreduced = Unreduced(sharded)
-        looks.tell(groups.observers, unreduced, "step_done")
+        looks.tell(unreduced, "step_done")
         groups.observers.add(unreduced)
     if context.nonfinite != "ignore":
         groups.observers.add(FiniteGradients(context, state, looks, context.nonfinite))
-    groups.observers.add(ReplicaCheck(context, state, context.check_every or REPLICAS_EVERY), left_out)
-    left_out.told_by = groups.observers
+    groups.observers.add(replicas, left_out)
     folder = os.environ.get(ENV_DIGESTS)
     if folder:
         groups.observers.add(DigestRecorder(context, state, ledger, left_out, Path(folder)))
@@ -251,7 +251,11 @@ def _lay_out(kit: Kit) -> None:
 
 def _tell_of_no_replica(context: Context, state: ProtectedState) -> None:
     """Name, before anything dies, each model that no other rank is known to hold."""
-    alone = [] if context.rank != 0 or dist.get_world_size() == 1 or has_a_part(state.tensors) else state.holders.modules_alone()
+    alone = (
+        []
+        if context.rank != 0 or dist.get_world_size() == 1 or has_a_part(state.tensors)
+        else state.holders.modules_alone()
+    )
     if not alone:
         return
     names = ", ".join(f"{type(state.modules[i]).__name__} (model {i})" for i in alone)
@@ -291,7 +295,9 @@ def _before_update(body: Body) -> Callable[..., Any]:
         closure = None if bare else kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
         if closure is not None:
             if isinstance(optimizer, torch.optim.LBFGS):
-                raise UsageError("LBFGS.step(closure) calls the model several times a step and cannot be recovered exactly")
+                raise UsageError(
+                    "LBFGS.step(closure) calls the model several times a step and cannot be recovered exactly"
+                )
             # the other optimizers begin with it: its gradients are there before the gate, and the update has what it gave
             with torch.enable_grad():
                 given = closure()

@@ -43,17 +43,17 @@ class FiniteGradients(StepObserver):
         self._nonfinite = nonfinite
         self._poisoned = False  # numbers of this body were not finite on their way into a collective
         self._exchanged = False  # numbers of this body were on their way into a collective
-        self._thorough = False  # the step is done again, and its gradients may not have been finite
-        self._sums: list[torch.Tensor] = []  # of what went into a collective from a device: not finite where one of its numbers is not
+        self._sums: list[
+            torch.Tensor
+        ] = []  # of what went into a collective from a device: not finite where one of its numbers is not
         self._totals: list[torch.Tensor] = []  # one of each device, of its sums
         self._part = 1.0  # of what is exchanged, that is read
         self._numbers = 0  # that were exchanged in this body
         self._pace = 0.0  # ns that it takes to read one of them
 
     def body_started(self) -> None:
-        if self._looks.on and self._numbers and self._pace and self._looks.step_ns:
+        if self._state.looking and self._numbers and self._pace and self._looks.step_ns:
             self._part = min(1.0, SHARE * self._looks.step_ns / (self._pace * self._numbers))
-        self._thorough = self._thorough and self._context.position.attempt > 0
         self._poisoned = self._exchanged = False
         self._numbers = 0
         self._sums.clear()
@@ -70,21 +70,16 @@ class FiniteGradients(StepObserver):
             if not tensor.is_cpu:
                 self._sums.append(_sum_on_device(tensor))
                 continue
-            size = tensor.numel()
+            size, since = tensor.numel(), time.monotonic_ns()
             self._numbers += size
-            if self._looks.on or self._thorough:
-                since = time.monotonic_ns()
-                fine = _is_finite(tensor)
-                if size >= _WHOLE:
-                    self._pace = (time.monotonic_ns() - since) / size
-            else:
-                wanted = max(_WHOLE, int(self._part * size))
-                if wanted < size and tensor.is_contiguous():
-                    at = self._looks.bodies * wanted % size
-                    tensor = tensor.detach().view(-1)[at : at + wanted]
-                # the sum is not finite when one of the numbers is not; it may also overflow
-                fine = math.isfinite(tensor.detach().sum().item())
-            self._poisoned = not (fine or bool(torch.isfinite(tensor).all()))
+            wanted = size if self._state.looking else max(_WHOLE, int(self._part * size))
+            if wanted < size and tensor.is_contiguous():
+                at = self._looks.bodies * wanted % size
+                tensor = tensor.detach().view(-1)[at : at + wanted]
+            fine = _is_finite(tensor)
+            if size >= _WHOLE and self._state.looking:
+                self._pace = (time.monotonic_ns() - since) / size
+            self._poisoned = not (fine or bool(torch.isfinite(tensor).all()))  # the sum alone may have overflowed
 
     def gate_ahead(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
         """Have each device make one number of its sums; the one that is waited for at the gate brings it to the host until then."""
@@ -102,7 +97,7 @@ class FiniteGradients(StepObserver):
         if not _is_judged(optimizer):
             return
         mine = self._poisoned or not all(map(math.isfinite, map(torch.Tensor.item, self._totals)))
-        if not (mine or self._thorough or self._looks.on) and (self._exchanged or self._few_are_finite()):
+        if not (mine or self._state.looking) and (self._exchanged or self._few_are_finite()):
             return
         since = time.monotonic_ns()
         names = [name for name, _, _ in self._state.params]
@@ -130,13 +125,6 @@ class FiniteGradients(StepObserver):
 
     def _few_are_finite(self) -> bool:
         return all([_is_finite(grad) for grad in self._few() if grad.is_cpu])
-
-    def aborted(self, raised: bool) -> None:
-        """After somebody's exception: look at every number that this rank gives to the others."""
-        self._thorough = self._thorough or raised
-
-    def replaced(self) -> None:
-        self._thorough = True
 
 
 def _is_judged(optimizer: Any) -> bool:

@@ -5,32 +5,40 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ftrun.core.errors import UsageError
+from ftrun.core.errors import UsageError, WorkerError
+from ftrun.worker.checks.replica_check import ReplicaCheck
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Position
-from ftrun.worker.state.looks import Looks
+from ftrun.worker.state.looks import FIRST, Looks
 from ftrun.worker.state.protected_state import ProtectedState
 
-_FIRST, _EVERY = 3, 100  # bodies
+_WRITTEN = (
+    "parameters or optimizer state changed between the start of the step and its gate: they were written by something "
+    "that ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); change them in the body, after optimizer.step()"
+)
+_MAYBE = (
+    "parameters or optimizer state changed between the start of the step and its gate, which failing memory does and a script may do, "
+    "too; the step is done again and the replicas are compared: whoever differs is replaced, and a script that does it again is told"
+)
 
 
 class HiddenWrites(StepObserver):
-    """Compares checksums at the start of a body, at its gate, at its end and at the next hand-out. Errors: UsageError.
+    """Compares checksums at the start of a body, at its gate, at its end and at the next hand-out, in bodies that are looked at.
 
-    In the first bodies and in every hundredth: a bit that a failing memory flips looks like a write, too, and in all other bodies it
-    is for the comparison of replicas to find out whose memory that was.
+    A script that writes where it must not does so in its first steps. Later a bit that a failing memory flips looks the same on one
+    rank: that is for the comparison of replicas to find out, at this gate, where they are compared anyway, or in the step done again.
     """
 
-    def __init__(self, position: Position, state: ProtectedState, looks: Looks) -> None:
+    def __init__(self, position: Position, state: ProtectedState, looks: Looks, replicas: ReplicaCheck) -> None:
         self._position = position
         self._state = state
         self._looks = looks
-        self._looking = True  # in this body
-        self._last = 0  # body in which it looked
+        self._replicas = replicas
         self._before = 0  # at the start of the body
         self._calls = 0  # of models in this body
         self._after: int | None = None  # and at its end
         self._writes: list[int] = []  # to the parameters, at the start of the body
+        self._suspect = False  # the state had changed at a gate that the replicas are compared at
 
     def _mark(self) -> int:
         since = time.monotonic_ns()
@@ -43,6 +51,10 @@ class HiddenWrites(StepObserver):
         self._after = None
 
     def handed_out(self, number: int) -> None:
+        """Errors: UsageError."""
+        suspect, self._suspect = self._suspect, False
+        if suspect and not self._state.holders.void():  # all replicas were equal: each of them did it
+            raise UsageError(_WRITTEN)
         after, self._after = self._after, None
         if after is not None and self._position.attempt == 0 and after != self._mark():
             raise UsageError(
@@ -50,22 +62,24 @@ class HiddenWrites(StepObserver):
             )
 
     def body_started(self) -> None:
-        bodies = self._looks.bodies
-        self._looking = bodies <= _FIRST or bodies - self._last >= _EVERY
-        if not self._looking:
-            return
-        self._last = bodies
         self._calls = 0
         self._before = self._mark()
         # reading what is on a GPU would wait for the backward, which may wait for a dead peer: the counts tell there
         self._writes = self._state.writes_to_params() if self._state.gpu is not None else []
 
     def model_called(self, args: Any, kwargs: Any) -> None:
-        """What moves weights for a second forward and back again is not seen at the gate, and no step that is done again undoes it."""
+        """What moves weights for a second forward and back again is not seen at the gate, and no step that is done again undoes it.
+
+        Errors: UsageError.
+        """
         self._calls += 1
-        if self._calls == 1 or not self._looking:
+        if self._calls == 1:
             return
-        moved = self._state.writes_to_params() != self._writes if self._state.gpu is not None else self._mark() != self._before
+        moved = (
+            self._state.writes_to_params() != self._writes
+            if self._state.gpu is not None
+            else self._mark() != self._before
+        )
         if moved:
             raise UsageError(
                 "parameters were moved between two forwards of one step, before optimizer.step() (sharpness-aware minimization?): a "
@@ -74,21 +88,21 @@ class HiddenWrites(StepObserver):
             )
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
+        """Errors: UsageError; WorkerError where it may have been the memory, and the step is done again."""
         self._state.check_places()
-        if not self._looking:
-            return
         # the device is done: reading before would wait for a collective that waits for a dead peer, and not wake
-        if self._before != self._mark():
-            raise UsageError(
-                "parameters or optimizer state changed between the start of the step and its gate: they were written by something "
-                "that ftrun cannot see (an optimizer inside backward, a CUDA graph, .data); change them in the body, after optimizer.step()"
-            )
+        if self._before == self._mark():
+            return
+        if number < FIRST or self._position.attempt > 0 or len(self._state.holders.comparable()) < 2:
+            raise UsageError(_WRITTEN)
+        if not self._replicas.due(number):
+            raise WorkerError(_MAYBE)
+        self._suspect = True
 
     def step_done(self, number: int) -> None:
+        """Errors: UsageError."""
         self._state.check_places()
-        if not self._looking:
-            return
         self._after = self._mark()
 
     def aborted(self, raised: bool) -> None:
-        self._after = None
+        self._after, self._suspect = None, False

@@ -34,7 +34,7 @@ def watch(state: ProtectedState) -> None:
             kind, known = "parameter", value is getattr(module, name, None)
         else:
             kind, known = "buffer", name in dict(module.named_buffers(recurse=False))
-            state.buffer_reassigned()
+            state.reassigned = True
         if not known:
             raise UsageError(
                 f"{kind} {name} of a protected {type(module).__name__} was made or replaced at {caller()}: ftrun keeps what the "

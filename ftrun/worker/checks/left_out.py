@@ -23,7 +23,7 @@ from ftrun.core.shared.left_out import file_name, shown
 from ftrun.worker.checks.carried import LoopNames, loop_names
 from ftrun.worker.checks.live_values import LiveValues, attributes, is_open
 from ftrun.worker.runtime.callers import is_script
-from ftrun.worker.runtime.observer import Observers, StepObserver
+from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.plain_values import PlainValues
 from ftrun.worker.state.protected_state import ProtectedState
@@ -48,7 +48,6 @@ class LeftOut(StepObserver):
         self._first: dict[str, Any] | None = None  # name -> digest at the first look
         self._loops = 0
         self._bodies = 0
-        self.told_by = Observers()  # which need not tell it any more in the end
         self._told: set[str] = set()
 
     def loop_started(self, first: int, length: int) -> None:
@@ -177,8 +176,15 @@ def _of_every_optimizer() -> frozenset[str]:
 def _own(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What an optimizer keeps beside its groups and the state of each parameter; torch's own keep nothing there that counts."""
     is_torchs = type(optimizer).__module__.startswith("torch.optim")
-    own = {} if is_torchs else {name: value for name, value in vars(optimizer).items() if name not in _of_every_optimizer()}
-    return {**own, **{f"state[{key!r}]": value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}}
+    own = (
+        {}
+        if is_torchs
+        else {name: value for name, value in vars(optimizer).items() if name not in _of_every_optimizer()}
+    )
+    return {
+        **own,
+        **{f"state[{key!r}]": value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)},
+    }
 
 
 def _settings() -> dict[str, Any]:

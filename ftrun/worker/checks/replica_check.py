@@ -37,14 +37,18 @@ class ReplicaCheck(StepObserver):
         self._generation = 0  # in which the last body began
         self._told = False
 
+    def due(self, number: int) -> bool:
+        """Are replicas compared at this gate, which comes next? The same on every rank. Also in the first body after a repair."""
+        if number < _FIRST_CHECKS or number % self._every == 0 or 1 < self._context.generation != self._generation:
+            return True
+        holders = self._state.holders
+        return holders.by_word and holders.rest_on_word
+
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
         """Publish this rank's checksums, when it is time."""
-        context, first = self._context, self._generation != self._context.generation
-        self._generation, self._agreed = context.generation, number
-        due = number < _FIRST_CHECKS or number % self._every == 0
-        due = due or (self._state.holders.by_word and self._state.holders.rest_on_word)
-        if due or (first and context.generation > 1):  # the same on every rank
-            self._agreed = -1
+        due = self.due(number)
+        self._generation, self._agreed = self._context.generation, -1 if due else number
+        if due:
             self._publish(number)
 
     def loop_ending(self, number: int) -> None:

@@ -32,8 +32,6 @@ class StopHooks(StepObserver):
         self._hooks: list[Any] = []
         self._begun: list[float] = []
         context, position = registry.context, registry.position
-        self._observers = registry.observers
-
         words = context.cell.words()
 
         def look(*_: Any) -> None:
@@ -62,7 +60,7 @@ class StopHooks(StepObserver):
                 if hook not in kept:
                     hook.remove()
             self._hooks = kept
-            self._observers.ignore("body_started", self)
+            self.told_by.ignore("body_started", self)
 
 
 def _spread(items: list[T], most: int) -> list[T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any
 
 from ftrun.core.shared.board import COUNTS, F, collective_word, name_word
@@ -13,11 +13,11 @@ _NAMES = {name: name_word(name) for name in COLLECTIVES}
 
 
 class OnBoard:
-    """`words`: the cell's. `is_pending`: is a collective of any group under way?"""
+    """`words`: the cell's. `pending`: of each group, the collectives that are under way."""
 
-    def __init__(self, words: Any, is_pending: Callable[[], bool]) -> None:
+    def __init__(self, words: Any) -> None:
         self.words = words
-        self._is_pending = is_pending
+        self.pending: list[Collection[Any]] = []
         self.beginning = False  # a collective was entered, and does not count as pending yet
         self._entries: dict[tuple[int, int], int] = {}  # (group, peer) -> those of this iteration so far
         self._slots: dict[int, int] = {}  # group -> word of its count
@@ -67,5 +67,5 @@ class OnBoard:
 
     def left(self) -> None:
         """One is over. From any thread: the main thread may be about to begin the next."""
-        if not self.beginning and not self._is_pending():
+        if not self.beginning and not any(self.pending):
             self.words[F.COLLECTIVE_SINCE] = 0

@@ -28,7 +28,6 @@ from ftrun.core import symptoms
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import F, Head, Phase
-from ftrun.core.shared.gate import GENERATION_SHIFT
 from ftrun.core.shared.world import World
 from ftrun.core.system import files
 from ftrun.core.text import ranks as named
@@ -70,7 +69,9 @@ class SwapGroup(ProcessGroup):
         self._draining: list[Pending] = []
         self._directs: weakref.WeakSet[Direct] = weakref.WeakSet()  # sent or received between two ranks, or under way
         self._waiting: set[Direct] = set()  # for which somebody waits
-        self._holding: weakref.WeakKeyDictionary[Pending, threading.Timer] = weakref.WeakKeyDictionary()  # failed, not told yet
+        self._holding: weakref.WeakKeyDictionary[Pending, threading.Timer] = (
+            weakref.WeakKeyDictionary()
+        )  # failed, not told yet
         self._lock = threading.Lock()
         # on the board, the group that a collective belongs to: 0 is the world
         whole = len(ranks) == (registry.context.world.size if registry.context.world else 0)
@@ -143,7 +144,7 @@ class SwapGroup(ProcessGroup):
                 registry.unrestorable(error)
                 raise
             return FinishedWork(outputs)
-        if context.head[Head.GATE] >> GENERATION_SHIFT > context.generation:  # `stop_pending`, without a call
+        if context.gate_word[0] >= context.stopped_from:  # `stop_pending`, without a call
             raise Interrupt
         if registry.broken is not None:
             registry.check()
@@ -181,7 +182,7 @@ class SwapGroup(ProcessGroup):
         registry.shown.beginning = False
         if pending not in self.pending:  # its end came while it began
             registry.shown.left()
-        if context.head[Head.GATE] >> GENERATION_SHIFT > context.generation or registry.over:
+        if context.gate_word[0] >= context.stopped_from or registry.over:
             self.release(inner.generation + 1)  # the control thread may have been here before this one began
         return pending
 
@@ -256,7 +257,7 @@ class SwapGroup(ProcessGroup):
             registry.keep_results()  # a death before the next loop does not lose them
         if over and (where is Where.PASSED or where is Where.BETWEEN):
             return  # a rank that passed its gate is not interrupted, and between two loops the next one is the place to stop
-        if context.head[Head.GATE] >> GENERATION_SHIFT > context.generation:
+        if context.gate_word[0] >= context.stopped_from:
             raise Interrupt
 
     def stopped_waiting(self) -> None:
@@ -276,7 +277,9 @@ class SwapGroup(ProcessGroup):
         self.registry.told(error)
 
     def cut_off(self) -> Exception:
-        return self.registry.broken or RuntimeError("the process group was destroyed before this collective was complete")
+        return self.registry.broken or RuntimeError(
+            "the process group was destroyed before this collective was complete"
+        )
 
     # the set is changed by one call into C at a time, from any thread; a lock would cost as much again in every step
 
@@ -301,7 +304,9 @@ class SwapGroup(ProcessGroup):
         self.registry.shown.failed(work.generation)
         timer = threading.Timer(seconds, self._give_up, (work,))
         timer.daemon = True
-        self._holding[work] = timer  # `release` cancels it: a thread for each failure that a stop explained is one too many
+        self._holding[work] = (
+            timer  # `release` cancels it: a thread for each failure that a stop explained is one too many
+        )
         timer.start()
         if work not in self.pending:  # the stop came in between
             timer.cancel()
@@ -391,8 +396,10 @@ class Registry:
         self.broken: Exception | None = None  # a collective failed and no stop explained it
         self.broken_in: SwapGroup | None = None  # the group that it was called on
         self.over = False  # the run ends and a rank has left: no collective can be completed
-        self.shown = OnBoard(context.cell.words(), lambda: any([bool(group.pending) for group in self.groups]))
-        self.first_exchange: Callable[[], None] | None = None  # called where the first gradients of a body are exchanged
+        self.shown = OnBoard(context.cell.words())
+        self.first_exchange: Callable[[], None] | None = (
+            None  # called where the first gradients of a body are exchanged
+        )
         self.observers = Observers()  # of the state that is protected, once there is one
         self.unrestorable: Callable[[Exception], None] = lambda error: None  # tell that this rank cannot be replaced
         self.keep_results: Callable[[], None] = lambda: None  # the recorder's, where they outlive the process
@@ -417,6 +424,7 @@ class Registry:
         key = f"{self._destroyed}:{'.'.join(map(str, members))}#{count}"
         group = SwapGroup(self, key, rank, members, timeout)
         self.groups.append(group)
+        self.shown.pending = [one.pending for one in self.groups]
         if group.mark and rank == 0:  # the launcher only knows the mark
             groups = self.context.run_dir / "groups"
             groups.mkdir(mode=0o700, exist_ok=True)
@@ -486,6 +494,7 @@ class Registry:
         if group not in self.groups:
             return
         self.groups.remove(group)
+        self.shown.pending = [one.pending for one in self.groups]
         if self.broken_in is group:
             self.broken = self.broken_in = None
         if not self.groups:  # ranks that did not make the same groups before a failure are in step again

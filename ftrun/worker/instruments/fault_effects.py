@@ -49,8 +49,6 @@ class FaultEffects(StepObserver):
         self._position = context.position
         self._board, self._cell = context.board, context.cell
         self._trigger = Trigger(plan, context.rank, context.run_dir, context.board, own, dice)
-
-        self._observers = registry.observers
         self._listens = False  # to the phases of a step, for which a plan or a request is needed
 
     def _strike(self, phase: str, number: int) -> None:
@@ -62,7 +60,7 @@ class FaultEffects(StepObserver):
         wanted = self._trigger.armed or self._board.requests() != self._trigger.seen
         if wanted is not self._listens:
             self._listens = wanted
-            change = self._observers.listen if wanted else self._observers.ignore
+            change = self.told_by.listen if wanted else self.told_by.ignore
             for event in _IN_A_STEP:
                 change(event, self)
         if wanted and self._position.where is Where.HANDED_OUT:

@@ -17,19 +17,19 @@ class Course:
 
     def __init__(self, saved: Any = None) -> None:
         self.sum = 0  # stands for the updates of all bodies
-        self.seen: list[list[int]] = []  # each kind of update once
+        self._seen: list[list[int]] = []  # each kind of update once
         if saved is not None:
-            self.sum, self.seen = saved[0], [list(one) for one in saved[1]]
+            self.sum, self._seen = saved[0], [list(one) for one in saved[1]]
 
     def saved(self) -> list[Any]:
         """All of it, as plain values."""
-        return [self.sum, self.seen]
+        return [self.sum, self._seen]
 
     def add(self, updates: list[int]) -> None:
         """A body ended; in it these optimizers stepped."""
         self.sum = zlib.crc32(repr(updates).encode(), self.sum)
-        if updates and updates not in self.seen:
-            self.seen = [*self.seen[1 - _MOST :], list(updates)]
+        if updates and updates not in self._seen:
+            self._seen = [*self._seen[1 - _MOST :], list(updates)]
 
     def leads_to(self, updates: list[int], sums: set[int]) -> bool:
         """Has another rank, of those whose courses after these updates are `sums`, done in every body what this one did?"""
@@ -46,4 +46,4 @@ class Course:
             return began is None and not updates
         if min(updates) < 0:
             return False  # nobody knows which optimizer that was
-        return began == updates[0] and (updates in self.seen or sorted(updates) == list(range(optimizers)))
+        return began == updates[0] and (updates in self._seen or sorted(updates) == list(range(optimizers)))

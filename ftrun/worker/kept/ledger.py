@@ -31,8 +31,8 @@ class Ledger:
         self.slots: Slots
         self.loader: Any = None  # position and batch in flight, kept by job.batches
         self.loader_state: Any = None  # the place from a slot, until job.batches takes it
-        self._alive_at_gate: list[bool] = []
         self.alive: list[bool] = []  # which gradients there were when last looked at
+        self._alive_at_gate: list[bool] = []
         self.updated = False  # the last complete body updated
         self.region = UpdateRegion(state)
         self._state = state
@@ -61,7 +61,7 @@ class Ledger:
             self.slots.invalidate(START)
             self._state.save_buffers(step)
         carried = self._carried and self.slots.tag(END) != step
-        self._write(START, step, self._state.grads() if carried else None, captured)
+        self.slots.write(START, step, self._encoded(START, step, self._state.grads() if carried else None, captured))
 
     def record_gate(self, step: int, accumulating: bool, grads: Grads, optimizer: Any = None) -> None:
         """Take what the GATE slot holds, for `seal_gate` to write.
@@ -70,8 +70,8 @@ class Ledger:
         """
         if self._state.buffers:
             self._state.settle_buffers()
-        self.alive = self._state.alive_in(grads)
-        if self.alive != self._alive_at_gate:  # parameters were frozen, or learn again
+        self.alive = [grad is not None for grad in grads]
+        if self._state.looking or self.alive != self._alive_at_gate:  # parameters were frozen, maybe, or learn again
             self._alive_at_gate = self.alive
             self._state.python.look_again()
         self._at_gate = (rng.capture(), self._state.python.capture())
@@ -79,7 +79,10 @@ class Ledger:
         by_word = optimizer is not None and holders.by_word and holders.rest_on_word
         self._sums = self._state.sums_of(grads) if by_word else None
         self._seals = grads if self.region.begins(optimizer, grads) else None
-        self._recorded = step, self._encoded(GATE, step, grads if accumulating and True in self.alive else None, self._at_gate)
+        self._recorded = (
+            step,
+            self._encoded(GATE, step, grads if accumulating and True in self.alive else None, self._at_gate),
+        )
         if self._state.buffers:
             self._buffers_at_gate = self._state.buffer_values()
 
@@ -97,7 +100,7 @@ class Ledger:
     def reads_device_at_gate(self, accumulating: bool, optimizer: Any) -> bool:
         """Does `record_gate` read what the device computes? Else it can be called before the device is done."""
         holders = self._state.holders
-        compares = (holders.by_word and holders.rest_on_word) or (self.region.alone and self._state.looking)
+        compares = (holders.by_word and holders.rest_on_word) or (self._state.looking and self.region.alone)
         return accumulating or (optimizer is not None and compares)
 
     def end(self, tag: int, accumulating: bool) -> None:
@@ -110,7 +113,7 @@ class Ledger:
         if self._state.buffers:
             self._buffers_at_end = self._state.buffers_mark(tag)
         grads = self._state.grads() if accumulating and True in self.alive else None
-        self._write(END, tag, grads, captured)
+        self.slots.write(END, tag, self._encoded(END, tag, grads, captured))
 
     def late(self, step: int) -> None:
         """A body turned out, after its hand-out, to accumulate on the gradients it found."""
@@ -119,10 +122,7 @@ class Ledger:
     def log(self, records: list[dict[str, Any]]) -> None:
         """Keep what collectives outside the loops gave."""
         for record in records:
-            self.slots.append(b"".join(serialization.plain(record)))
-
-    def _write(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> None:
-        self.slots.write(slot, tag, self._encoded(slot, tag, grads, captured))
+            self.slots.append(serialization.plain(record))
 
     def _encoded(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> bytes:
         region, drew_before = self.region, self._drew
@@ -132,36 +132,38 @@ class Ledger:
         if slot == END and self._at_gate is not None:
             changed, buffers, drew = self._update_changed(tag, self._at_gate, captured)
         state = RankState(
-            captured[0],
-            captured[1],
-            self.alive,
-            None if grads is None else serialization.pack(grads, "gradients"),
-            self.loader.capture() if self.loader is not None else self.loader_state,
-            self.updated,
-            region.updates,
-            region.began,
-            region.plain,
-            slot == END and region.alone,
-            region.kept,
-            [region.course.sum, region.course.seen],
-            region.void,
-            self._sums,
-            self.between,
-            drew_before,
-            self._drew,
-            sorted(self._ever),
-            changed,
-            buffers,
-            drew,
+            streams=captured[0],
+            python=captured[1],
+            alive=self.alive,
+            grads=None if grads is None else serialization.pack(grads, "gradients"),
+            loader=self.loader.capture() if self.loader is not None else self.loader_state,
+            updated=self.updated,
+            updates=region.updates,
+            began=region.began,
+            plain=region.plain,
+            alone=slot == END and region.alone,
+            kept=region.kept,
+            course=region.course.saved(),
+            void=region.void,
+            sums=self._sums,
+            between=self.between,
+            drew_before=drew_before,
+            drew_so_far=self._drew,
+            ever=sorted(self._ever),
+            changed=changed,
+            buffers=buffers,
+            drew=drew,
         )
-        return serialization.plainly(fields_of(state))
+        return serialization.plain(fields_of(state))
 
     def _update_changed(self, tag: int, before: Captured, now: Captured) -> tuple[list[str], list[str], bool]:
         """What the update region changed: Python state, buffers, and whether it drew random numbers.
 
         A replacement that has its own GATE slot takes just this from ours.
         """
-        changed = [] if now[1] == before[1] else [name for name, value in now[1].items() if value != before[1].get(name)]
+        changed = (
+            [] if now[1] == before[1] else [name for name, value in now[1].items() if value != before[1].get(name)]
+        )
         buffers = self._state.buffers_written(self._buffers_at_gate) if self._state.buffers else []
         if changed or buffers:
             self._ever.update(changed, buffers)

@@ -72,7 +72,9 @@ class UpdateRegion:
         # a kernel that itself leaves out an update that is not finite is told so by a scaler, which a replacement does not have
         scaled = getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None
         self.plain = dist.get_world_size() > 1 and not scaled and not self.void
-        self.plain = self.plain and (not self._state.looking or all(grad is None or serialization.takes(grad) for grad in grads))
+        self.plain = self.plain and (
+            not self._state.looking or all(grad is None or serialization.takes(grad) for grad in grads)
+        )
         if not self.plain:
             return False
         # what stands for values, which tells a write that is counted nowhere, in the bodies that are looked at
@@ -96,20 +98,22 @@ class UpdateRegion:
         """And has."""
         if self.plain:
             self._after = self._state.stand() if self._state.looking else ()
-            self._writes = self._state.write_counts(), self._state.write_counts_of_grads()
+            self._writes = self._state.write_counts()
 
     def ended(self) -> None:
         """The body was left; what its optimizers made is where they made it."""
         self.course.add(self.updates)
         if not self.plain or self._after is None:
             return
-        to_state, to_grads = self._state.write_counts(), self._state.write_counts_of_grads()
-        self.kept = bool(to_grads)
-        if not self._state.looking and to_state == self._writes[0] and (not to_grads or to_grads == self._writes[1]):
+        writes = self._state.write_counts()
+        self.kept = bool(writes[1])
+        if not self._state.looking and writes[0] == self._writes[0] and (not self.kept or writes[1] == self._writes[1]):
             return
-        if self._was_written():
-            self._gives_up("protected tensors are written after optimizer.step() by something else (an average, a projection)")
-        elif self.kept and self._were_written(to_grads):
+        if self._was_written(writes[0]):
+            self._gives_up(
+                "protected tensors are written after optimizer.step() by something else (an average, a projection)"
+            )
+        elif self.kept and self._were_written(writes[1]):
             self._gives_up("gradients are written after optimizer.step() (zero_grad(set_to_none=False), say)")
 
     def _gives_up(self, why: str) -> None:
@@ -118,17 +122,19 @@ class UpdateRegion:
         kept = context is not None and context.snapshot_every > 0
         then = "all ranks go back to the host snapshot" if kept else "only a host snapshot helps (--snapshot-every)"
         print(
-            f"ftrun: {why}: should a rank die at a gate, its update cannot be made again, and {then}", file=sys.stderr, flush=True
+            f"ftrun: {why}: should a rank die at a gate, its update cannot be made again, and {then}",
+            file=sys.stderr,
+            flush=True,
         )
 
     def _is_as_at_gate(self) -> bool:
-        to_grads = self._state.write_counts_of_grads()
-        return not self._was_written() and not self._were_written(to_grads) and self._settings() == self._groups
+        to_state, to_grads = self._state.write_counts()
+        return not self._was_written(to_state) and not self._were_written(to_grads) and self._settings() == self._groups
 
-    def _was_written(self) -> bool:
+    def _was_written(self, to_state: _Writes) -> bool:
         """Was the state written since the last optimizer stepped, be it without effect?"""
         changed = self._state.looking and self._after != self._state.stand()
-        return self._tell(changed, self._writes[0] != self._state.write_counts())
+        return self._tell(changed, self._writes[0] != to_state)
 
     def _were_written(self, to_grads: _Writes) -> bool:
         """The same of the gradients."""

@@ -57,6 +57,7 @@ class Reducers:
             if fact is None:
                 one.order.clear()
                 one.record()
+        self.recording = True  # until `commit` knows better
 
     def commit(self, step: int) -> bool:
         """A step is over for good: keep an order that became complete in it. True when there is something new."""

@@ -10,7 +10,12 @@ if TYPE_CHECKING:
 
 
 class StepObserver:
-    """Overrides what it wants to hear. `number` is a gate number; an exception raised here leaves the body or the loop."""
+    """Overrides what it wants to hear. `number` is a gate number; an exception raised here leaves the body or the loop.
+
+    `told_by`: those that tell it, from `Observers.add` on: they may be asked to tell less, or more.
+    """
+
+    told_by: Observers
 
     def loop_started(self, first: int, length: int) -> None:
         """A loop of `length` steps begins at step index `first`, or is skipped by a replacement."""
@@ -78,29 +83,33 @@ class Observers(StepObserver):
     """Several, told one after the other; only those are called that override an event."""
 
     def __init__(self) -> None:
-        self._hear: dict[str, list[Callable[..., Any]]] = {}
+        self._each: list[StepObserver] = []  # in the order in which they are told
+        self._hear: dict[str, list[StepObserver]] = {}
         self.heard: set[str] = set()  # the events that somebody hears
 
     def add(self, *observers: StepObserver) -> None:
         """Have them told of all events that they override."""
+        self._each += observers
+        for one in observers:
+            one.told_by = self
         for event in _EVENTS:
-            self.listen(event, *(one for one in observers if getattr(type(one), event) is not getattr(StepObserver, event)))
+            self.listen(
+                event, *(one for one in observers if getattr(type(one), event) is not getattr(StepObserver, event))
+            )
 
     def listen(self, event: str, *observers: StepObserver) -> None:
         """Have them told of an event from now on, each once."""
-        hear = self._hear.setdefault(event, [])
-        hear += [tell for one in observers if (tell := getattr(one, event)) not in hear]
-        self._bind(event)
+        hear = self._hear.get(event, [])
+        self._bind(event, [one for one in self._each if one in hear or one in observers])
 
     def ignore(self, event: str, *observers: StepObserver) -> None:
         """They need not be told of it any more."""
-        gone = [getattr(one, event) for one in observers]
-        self._hear[event] = [tell for tell in self._hear[event] if tell not in gone]
-        self._bind(event)
+        self._bind(event, [one for one in self._hear[event] if one not in observers])
 
-    def _bind(self, event: str) -> None:
+    def _bind(self, event: str, those: list[StepObserver]) -> None:
         # one that hears alone is called as it is: some events come many times a step
-        hear = list(self._hear[event])
+        self._hear[event] = those
+        hear = [getattr(one, event) for one in those]
         (self.heard.add if hear else self.heard.discard)(event)
         setattr(self, event, hear[0] if len(hear) == 1 else _in_turn(hear))
 

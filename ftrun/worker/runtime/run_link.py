@@ -48,14 +48,19 @@ class Context:
         self.board = Board.open(run_dir / paths.BOARD)
         self.cell: Cell = self.board.cell(cell)
         self._words = self.cell.words()
-        self.head = self.board.head()
-        self._steps = StepLog(self.cell)
+        self.gate_word = self.board.words_of_gate()
+        self.phase: Callable[[Phase], None] = StepLog(
+            self.cell
+        ).entered  # the rank is in a phase of its step from now on
         self.fd_store = FdStoreClient(run_dir / paths.FD_STORE_SOCKET)
         self.lent = Lent(self.fd_store)
         self._world: World | None = None
         self._cells: list[Cell] = []
         self.words_of_ranks: list[memoryview] = []  # of the world's ranks, those of their cells
         self.generation = 0  # that this worker takes part in; 0 before it has one
+        self.stopped_from = gate.pack(
+            gate.GateWord(1, False, -1)
+        )  # the gate word from which on a later generation has stopped it
         self.restoring = False  # this incarnation took over a rank and has not restored its state yet
         self.stop_timeout = stop_timeout
         self.nonfinite = nonfinite
@@ -83,6 +88,7 @@ class Context:
     def world(self, world: World) -> None:
         self._world = world
         self.generation = world.generation
+        self.stopped_from = gate.pack(gate.GateWord(world.generation + 1, False, -1))
         self._cells = [self.board.cell(place.cell) for place in world.places]
         self.words_of_ranks = [cell.words() for cell in self._cells]
 
@@ -102,7 +108,7 @@ class Context:
 
         By a plain read of the gate word: a step passes here many times, and looks again anyway.
         """
-        return bool(self.head[Head.GATE] >> gate.GENERATION_SHIFT > self.generation)
+        return bool(self.gate_word[0] >= self.stopped_from)
 
     def check_stop_in_collective(self) -> None:
         """Raise Interrupt when the world stops (collectives outside a body are inside job.call or group set-up)."""
@@ -200,17 +206,6 @@ class Context:
     def milestone(self, flag: Flag) -> None:
         self.cell.add_flag(flag)
         self.board.ring_launcher()
-
-    def phase(self, phase: Phase) -> None:
-        """The rank is in this phase of its step from now on."""
-        now, words, steps = time.monotonic_ns(), self._words, self._steps
-        words[F.PROGRESS] = now
-        words[F.PHASE] = phase
-        if Phase.FORWARD < phase < Phase.DONE:  # as `entered` does: a step is here often
-            if steps.open:
-                words[steps.open + phase] = now
-        else:
-            steps.entered(phase, self.generation, now)
 
     def progress(self) -> None:
         """A sign of life from the script."""

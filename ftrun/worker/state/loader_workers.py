@@ -16,9 +16,9 @@ import random
 import struct
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.sharedctypes import RawArray
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ _FEW = 100  # elements of a container that is looked into
 _MANY = 300  # objects of a data set that are looked at
 _ATOMS = (type(None), bool, int, float, str, bytes)
 _STREAMS = ("python", "torch", "numpy")
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
 class Notes:
@@ -108,9 +107,9 @@ class _Process:
             if path[:-1] not in opened and not _is_of_this_process(first["data"].get(path, 0), value)
             if path not in first["data"] or first["data"][path] != value
         }
-        note = b"".join(serialization.plain({**changed, "data": data}))
+        note = serialization.plain({**changed, "data": data})
         if len(note) > _ROOM - _NOTE.size:
-            note = b"".join(serialization.plain({**changed, "data": {}}))
+            note = serialization.plain({**changed, "data": {}})
         self._notes.write(self._number, self._batches, note)
         self._batches += 1
 
@@ -241,31 +240,69 @@ def _is_plain(thing: Any) -> bool:
     if type(thing) is list or type(thing) is dict:
         values = thing.values() if isinstance(thing, dict) else thing
         return len(thing) <= _FEW and all(type(value) in _ATOMS for value in values)
-    return type(thing) in _ATOMS or isinstance(thing, _GENERATORS)
+    return type(thing) in _ATOMS or isinstance(thing, tuple(_KINDS))
+
+
+class _Stream(NamedTuple):
+    """How a random generator of one kind is read, set and made."""
+
+    read: Callable[[Any], Any]
+    set: Callable[[Any, Any], None]
+    make: Callable[[Any], Any]  # from what was read, where the other process made its generator only when it was needed
+
+
+def _bits(state: bytes) -> Any:
+    return getattr(np.random, serialization.decode(state)["bit_generator"])()
+
+
+def _set_numpy(thing: np.random.Generator, state: bytes) -> None:
+    thing.bit_generator.state = serialization.decode(state)
+
+
+_KINDS: dict[type, _Stream] = {
+    random.Random: _Stream(
+        lambda thing: thing.getstate(), lambda thing, state: thing.setstate(state), lambda _: random.Random()
+    ),
+    torch.Generator: _Stream(
+        lambda thing: thing.get_state().numpy().tobytes(),
+        lambda thing, state: thing.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
+        lambda _: torch.Generator(),
+    ),
+    np.random.Generator: _Stream(
+        lambda thing: serialization.pack(thing.bit_generator.state, "a data set"),
+        _set_numpy,
+        lambda state: np.random.Generator(_bits(state)),
+    ),
+    np.random.RandomState: _Stream(
+        lambda thing: serialization.pack(thing.get_state(legacy=False), "a data set"),
+        lambda thing, state: thing.set_state(serialization.decode(state)),
+        lambda state: np.random.RandomState(_bits(state)),
+    ),
+}
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _value(thing: Any) -> Any:
-    if isinstance(thing, random.Random):
-        return thing.getstate()
-    if isinstance(thing, torch.Generator):
-        return thing.get_state().numpy().tobytes()
-    if isinstance(thing, np.random.Generator):
-        return serialization.pack(thing.bit_generator.state, "a data set")
-    if isinstance(thing, np.random.RandomState):
-        return serialization.pack(thing.get_state(legacy=False), "a data set")
+    """A copy; of a generator, which alone is noted as a tuple, the name of its kind and its state."""
+    for kind, stream in _KINDS.items():
+        if isinstance(thing, kind):
+            return _name(kind), stream.read(thing)
     return thing.copy() if isinstance(thing, list | dict) else thing
 
 
 def _put(holder: Any, key: Any, thing: Any, value: Any) -> None:
-    if isinstance(thing, random.Random):
-        thing.setstate(value)
-    elif isinstance(thing, torch.Generator):
-        thing.set_state(torch.frombuffer(bytearray(value), dtype=torch.uint8))
-    elif isinstance(thing, np.random.Generator):
-        thing.bit_generator.state = serialization.decode(value)
-    elif isinstance(thing, np.random.RandomState):
-        thing.set_state(serialization.decode(value))
-    elif type(thing) is type(value) and isinstance(thing, list):
+    if type(value) is tuple:
+        name, state = value
+        kind = next(kind for kind in _KINDS if _name(kind) == name)
+        if isinstance(thing, kind):
+            _KINDS[kind].set(thing, state)
+            return
+        value = _KINDS[kind].make(state)
+        _KINDS[kind].set(value, state)
+    if type(thing) is type(value) and isinstance(thing, list):
         thing[:] = value
     elif type(thing) is type(value) and isinstance(thing, dict):
         thing.clear()
@@ -291,8 +328,12 @@ class Crew:
 
     def __init__(self) -> None:
         self.numbered = False
-        self._held: dict[int, bytes] = {}  # process -> its note before the next batch; where not numbered, before this pass
-        self._last: tuple[int, bytes | None] | None = None  # the process that gave the batch in flight, and its note before that
+        self._held: dict[
+            int, bytes
+        ] = {}  # process -> its note before the next batch; where not numbered, before this pass
+        self._last: tuple[int, bytes | None] | None = (
+            None  # the process that gave the batch in flight, and its note before that
+        )
         self._notes: Notes | None = None  # None: there are no processes of which we know
         self._batches: dict[int, int] = {}  # that each has given
         self._tasks = 0  # of this pass
@@ -349,7 +390,10 @@ class Crew:
             loader.generator.set_state(torch.frombuffer(bytearray(self._stream), dtype=torch.uint8))
         else:
             self._stream = stream.get_state().numpy().tobytes()
-        loader.collate_fn, loader.worker_init_fn = Collating(collate), Beginning(init, self._notes, dict(self._held), empty)
+        loader.collate_fn, loader.worker_init_fn = (
+            Collating(collate),
+            Beginning(init, self._notes, dict(self._held), empty),
+        )
         try:
             yield empty
         finally:

@@ -24,8 +24,8 @@ class LoggedValues:
     """Of one rank: what the last step logged, its gate number (-1 before there is one), and its place: index, and epoch."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.state: dict[str, Any] = {}  # all of it
-        self._set(-1, {}, {})
+        self._state: dict[str, Any] = {"number": -1, "place": {}, "values": {}}
+        self.state_dict = self._state.copy  # not a method: it is asked three times a step
         self._path = path  # rank 0 adds a line for each step here
         self._written: int | None = None  # the last gate number in the file; None: not looked at yet
         self.pending: list[tuple[list[str], torch.Tensor, Any]] = []
@@ -39,7 +39,9 @@ class LoggedValues:
             except (TypeError, ValueError, RuntimeError):
                 raise UsageError(f"job.log({name}=...): expected a number, got {type(value).__name__}") from None
             if number.numel() != 1:
-                raise UsageError(f"job.log({name}=...): expected one number, got a tensor of shape {tuple(number.shape)}; log its mean")
+                raise UsageError(
+                    f"job.log({name}=...): expected one number, got a tensor of shape {tuple(number.shape)}; log its mean"
+                )
             numbers.append(number.reshape(()))
         if not numbers:
             return
@@ -63,21 +65,22 @@ class LoggedValues:
                 work.wait()
                 total /= dist.get_world_size()
             values.update(zip(names, total.tolist(), strict=True))
-        self._set(number, place, values)
+        self._state.update(number=number, place=place, values=values)
 
     def of(self, number: int) -> dict[str, float]:
         """What the step logged; nothing for one that did not."""
-        return dict(self.values) if self.number == number else {}
+        return dict(self._state["values"]) if self._state["number"] == number else {}
 
     def write(self) -> None:
         """Add the line of the last step that logged, if the file has none of it."""
-        if self._path is None or self.number < 0:
+        if self._path is None or self._state["number"] < 0:
             return
         if self._written is None:
             self._written = self._last()
-        if self.number > self._written:
-            self._written = self.number
-            line = json.dumps({**self.place, **self.values, "gate": self.number})
+        number = self._state["number"]
+        if number > self._written:
+            self._written = number
+            line = json.dumps({**self._state["place"], **self._state["values"], "gate": number})
             files.append_private(self._path, line + "\n")
 
     def _last(self) -> int:
@@ -89,12 +92,5 @@ class LoggedValues:
             files.write_private(self._path, whole + "\n" if whole else "")
         return int(json.loads(whole.rpartition("\n")[2])["gate"]) if whole else -1
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.state.copy()
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._set(state["number"], dict(state["place"]), dict(state["values"]))
-
-    def _set(self, number: int, place: dict[str, int], values: dict[str, float]) -> None:
-        self.number, self.place, self.values = number, place, values
-        self.state.update(number=number, place=place, values=values)
+        self._state.update(number=state["number"], place=dict(state["place"]), values=dict(state["values"]))

@@ -27,7 +27,7 @@ from ftrun.worker.state.optimizer_state import OptimizerState
 from ftrun.worker.state.python_state import PythonState, params_of
 
 _SAMPLE = 16384  # bytes
-_grad, _pointer = attrgetter("grad"), torch.Tensor.data_ptr
+_grad = attrgetter("grad")
 LOOSE = "buffers that take another shape"
 
 
@@ -53,8 +53,10 @@ class ProtectedState:
         self.is_sharded = any(map(shards.is_spread, self.tensors))  # a parameter is spread over ranks
         self.few = self._first_and_last()
         self.looking = True  # this body is looked at as a whole, see ftrun.worker.state.looks
-        self._counted: list[torch.Tensor] | None = None  # the tensors that `write_counts` asks, unless others may have come
-        self._reassigned = True  # a buffer may have been replaced since they were settled
+        self._counted: list[torch.Tensor] | None = (
+            None  # the tensors that `write_counts` asks, unless others may have come
+        )
+        self.reassigned = True  # a module was given another tensor for a buffer since they were settled
         buffers = {LOOSE: self.loose} if any(True for _ in self._find_buffers()) else {}
         self.python = PythonState(modules, optimizers, {**stateful, **buffers})
         self.manifest = Manifest()
@@ -158,7 +160,7 @@ class ProtectedState:
 
     def attach(self, arena: Arena, manifest: Manifest) -> None:
         """Use what a dead rank left (or a replica's copy of it): re-point everything, copy nothing."""
-        self._arena, self.manifest = arena, manifest
+        self._arena, self.manifest, self._counted = arena, manifest, None
         entries = {e.name: e for e in manifest.entries}
         for name, param, _ in self.params:
             self._point(param, arena.tensor(entries[name], self._blocks))
@@ -222,9 +224,9 @@ class ProtectedState:
 
         Where no module has told that it was given one they are looked at in the bodies that the checks look at.
         """
-        if not self.looking and not self._reassigned:
+        if not self.looking and not self.reassigned:
             return
-        self._reassigned = False
+        self.reassigned = False
         for module, name, entry, view in self._buffer_views:
             current = getattr(module, name, None)
             if current is None or entry.name in self.loose or current.data_ptr() == view.data_ptr():
@@ -235,10 +237,6 @@ class ProtectedState:
             with torch.no_grad():
                 view.copy_(current)
             current.data = view
-
-    def buffer_reassigned(self) -> None:
-        """A module of the model was given another tensor for a buffer."""
-        self._reassigned = True
 
     def save_buffers(self, step: int) -> None:
         """Copy the buffers aside as of the start of `step`."""
@@ -327,7 +325,9 @@ class ProtectedState:
         while trace is not None:
             part = parts.get(id(trace.tb_frame.f_locals.get("self")))
             found, trace = type(part).__name__ if part is not None else found, trace.tb_next
-        names = sorted({n for m, n, e, _ in self._buffer_views if type(m).__name__ == found and e.name not in self.loose})
+        names = sorted(
+            {n for m, n, e, _ in self._buffer_views if type(m).__name__ == found and e.name not in self.loose}
+        )
         whose = (found or "the model") + (f" ({', '.join(names)})" if names else "")
         return (
             f"a parameter or buffer of {whose} was resized in place, and the memory that"
@@ -356,8 +356,8 @@ class ProtectedState:
             value = self.arena.memory.checksum(offset, size, value)
         return value
 
-    def write_counts(self) -> list[int]:
-        """How often parameters and optimizer state were written in place: of each tensor, and of its part on this rank.
+    def write_counts(self) -> tuple[list[int], list[int]]:
+        """How often parameters and optimizer state were written in place, each and its part on this rank; and the gradients there are.
 
         It tells a write also where it left the values as they were (a clamp that did not bite). Writes through `.data` are counted nowhere.
         """
@@ -365,12 +365,10 @@ class ProtectedState:
             values = [one for one in self._made.values() if not one.is_inference()]
             of_all = [*self.tensors, *values]
             self._counted = [*of_all, *(map(local_of, of_all) if self.is_sharded else [])]
-        return list(map(write_count, self._counted))
-
-    def write_counts_of_grads(self) -> list[int]:
-        """The same of the gradients there are."""
         grads: list[Any] = [grad for grad in map(_grad, self.tensors) if grad is not None]
-        return list(map(write_count, locals_of(grads) if self.is_sharded else grads))
+        return list(map(write_count, self._counted)), list(
+            map(write_count, locals_of(grads) if self.is_sharded else grads)
+        )
 
     def writes_to_params(self) -> list[int]:
         """How often each was written in place; of shards nothing is said, which their gathering writes too."""
@@ -400,10 +398,6 @@ class ProtectedState:
         grads: list[Any] = list(map(_grad, self.tensors))
         return locals_of(grads) if self.is_sharded else grads
 
-    def alive_in(self, grads: list[torch.Tensor | None]) -> list[bool]:
-        """Which of these there are."""
-        return [grad is not None for grad in grads]
-
     def alive_now(self, before: list[bool]) -> list[bool]:
         """Which gradients there are, where `before` is what was last known.
 
@@ -412,10 +406,7 @@ class ProtectedState:
         """
         if before and not self.looking and all([(p.grad is not None) is before[i] for i, p in self.few]):
             return before
-        now = self.alive_in(list(map(_grad, self.tensors)))
-        if self.looking or now != before:
-            self.python.look_again()
-        return now
+        return [grad is not None for grad in map(_grad, self.tensors)]
 
     def set_grads(self, alive: list[bool], values: list[torch.Tensor | None] | None) -> None:
         """Put gradients back: `values` where accumulation must go on, else None, or zeros where one was alive."""

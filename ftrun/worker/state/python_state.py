@@ -11,7 +11,6 @@ import torch
 
 from ftrun.worker.runtime.torch_private import forget_unscaled
 from ftrun.worker.state import serialization
-from ftrun.worker.state.logged_values import LoggedValues
 from ftrun.worker.state.plain_values import Variables
 
 # what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
@@ -197,8 +196,6 @@ def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 def _asked(thing: Any) -> Callable[[], Any]:
     """What gives its state when it is called."""
-    if isinstance(thing, LoggedValues):
-        return thing.state.copy
     ask: Callable[[], Any] = thing.get_state if isinstance(thing, torch.Generator) else thing.state_dict
     return ask
 

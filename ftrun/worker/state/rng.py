@@ -8,7 +8,6 @@ three times, so they are read in the cheapest public way and kept as bytes: nump
 from __future__ import annotations
 
 import ctypes
-import marshal
 import random
 import struct
 import sys
@@ -21,8 +20,7 @@ from ftrun.worker.state import serialization
 
 State = dict[str, Any]  # plain values: what a slot keeps of the streams
 
-_PYTHON_WORDS = 625
-_PYTHON = struct.Struct(f"<{_PYTHON_WORDS}I")  # the Mersenne Twister's words and its position
+_PYTHON = struct.Struct("<625I")  # the Mersenne Twister's words and its position
 _MT19937_BYTES = 625 * 4  # of numpy's: words and position
 
 _devices: list[int] = []  # GPUs whose streams are kept, the one that holds the model first
@@ -65,7 +63,7 @@ class _Numpy:
             state = numpy.random.get_state(legacy=False)
             self._of, self._words, self._ahead = of, words, bool(state["has_gauss"])
             key = state["state"]["key"].tobytes()
-            self._packed = b"".join(serialization.plain({**state, "state": {**state["state"], "key": key}}))
+            self._packed = serialization.plain({**state, "state": {**state["state"], "key": key}})
         return self._packed
 
 
@@ -74,12 +72,8 @@ _numpy = _Numpy()
 
 def capture() -> State:
     """A copy of every stream's state."""
-    version, words, ahead = random.getstate()
-    if version == 3 and len(words) == _PYTHON_WORDS:  # what Python 3 has had from the first
-        python = _PYTHON.pack(*words), ahead
-    else:
-        python = marshal.dumps((version, words)), ahead
-    state: State = {"python": python, "torch": torch.get_rng_state().numpy().tobytes()}
+    _, words, ahead = random.getstate()
+    state: State = {"python": (_PYTHON.pack(*words), ahead), "torch": torch.get_rng_state().numpy().tobytes()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         state["numpy"] = _numpy.capture(numpy)
@@ -93,11 +87,7 @@ def apply(state: State) -> None:
     if crash_points.broken("rng"):
         return
     words, ahead = state["python"]
-    if len(words) == _PYTHON.size:
-        random.setstate((3, _PYTHON.unpack(words), ahead))
-    else:
-        version, words = marshal.loads(words)  # noqa: S302 - private memory, our own writing
-        random.setstate((version, words, ahead))
+    random.setstate((random.Random.VERSION, _PYTHON.unpack(words), ahead))
     torch.set_rng_state(_tensor(state["torch"]))
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy" in state:

@@ -30,7 +30,7 @@ _MARSHAL_VERSION = 2  # later ones write back-references, whose bytes depend on 
 def encode(value: Any, name: str) -> list[bytes | memoryview]:
     """Pieces whose concatenation `decode` reads. Errors: UsageError naming the key that cannot be kept."""
     if _is_plain(value):
-        return plain(value)
+        return [plain(value)]
     blobs: list[memoryview] = []
     tree = json.dumps(_pack(value, name, blobs), separators=(",", ":")).encode()
     tree += b" " * (-(len(tree) + _HEAD.size + 8 * len(blobs)) % _ALIGN)
@@ -38,14 +38,8 @@ def encode(value: Any, name: str) -> list[bytes | memoryview]:
     return [_HEAD.pack(len(tree), len(blobs)), sizes, tree, *blobs]
 
 
-def plain(value: Any) -> list[bytes | memoryview]:
-    """`encode` for values known to be plain: exact bool, int, float, str, bytes, None in lists, tuples and dicts."""
-    data = marshal.dumps(value, _MARSHAL_VERSION)
-    return [_HEAD.pack(_PLAIN, len(data)), data]
-
-
-def plainly(value: Any) -> bytes:
-    """The same in one piece."""
+def plain(value: Any) -> bytes:
+    """`pack` for values known to be plain: exact bool, int, float, str, bytes, None in lists, tuples and dicts."""
     data = marshal.dumps(value, _MARSHAL_VERSION)
     return _HEAD.pack(_PLAIN, len(data)) + data
 
@@ -110,7 +104,11 @@ def _pack(value: Any, name: str, blobs: list[memoryview]) -> Any:
         parts = [_pack(part.detach(), name, blobs) for part in parts_of_sparse(value)]
         return {"~": "S", "v": parts, "s": list(value.shape), "c": value.is_coalesced()}
     if isinstance(value, torch.Tensor):
-        flat = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8) if value.numel() else None
+        flat = (
+            value.detach().to("cpu").resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+            if value.numel()
+            else None
+        )
         blobs.append(memoryview(flat.numpy()) if flat is not None else memoryview(b""))
         return {
             "~": "T",

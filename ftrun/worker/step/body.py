@@ -113,7 +113,7 @@ class Step:
                     body.pass_gate()
                 body.complete()
                 self.is_committed = True
-                if body.kit.logged.number == body.position.number:
+                if body.logs:
                     self.logged = body.kit.logged.of(body.position.number)
                 return False
             if why := body.kit.state.why_not_resized(error):
@@ -146,8 +146,11 @@ class Body:
         self._observers = kit.observers
         self._forward = False  # a protected model was called in this body
         self._updates = False  # a protected optimizer updates in this body
+        self.logs = False  # this step had something to log, and is past its gate
         self._carry = False  # gradients live on over optimizer steps
-        self._marks: dict[int, tuple[int, int]] | None = None  # of the gradients that the body found: number -> object, writes
+        self._marks: dict[int, tuple[int, int]] | None = (
+            None  # of the gradients that the body found: number -> object, writes
+        )
         self._grads: list[torch.Tensor | None] = []
 
     def begin(self) -> None:
@@ -162,6 +165,7 @@ class Body:
         self._forward = self._updates = False
         if kit.logged.pending:
             kit.logged.forget()
+        self.logs = False
         self.position.enter_body()
         context.phase(Phase.FORWARD)
         self._marks = self._marked() if not self._carry and True in kit.ledger.alive else None
@@ -236,7 +240,8 @@ class Body:
         grads = self._grads = kit.state.grads()
         self._observers.gate_ahead(number, optimizer, grads)
         accumulating = optimizer is None or self._carry
-        early = not kit.logged.pending and not kit.ledger.reads_device_at_gate(accumulating, optimizer)
+        self.logs = bool(kit.logged.pending)
+        early = not self.logs and not kit.ledger.reads_device_at_gate(accumulating, optimizer)
         if early:
             self._commit.record(number, accumulating, grads, optimizer)
         kit.state.finish_device(context.stop_pending)
@@ -246,9 +251,11 @@ class Body:
             kit.registry.check()
         self._observers.gate_reached(number, optimizer, grads)
         if not early:
-            if kit.logged.pending:
+            if self.logs:
                 epoch = context.cell[F.EPOCH]
-                kit.logged.gather(number, **({"epoch": epoch - 1} if epoch else {}), step=self.position.index_of(number))
+                kit.logged.gather(
+                    number, **({"epoch": epoch - 1} if epoch else {}), step=self.position.index_of(number)
+                )
             self._commit.record(number, accumulating, grads, optimizer)
         if not self._commit.arrive(number):
             raise Interrupt
@@ -279,9 +286,8 @@ class Body:
         self.position.leave_body()
         if crash_points.armed:
             crash_points.point("done", number, context.rank)
-        if context.stop_pending() or kit.pending.redo is not None:
-            self._commit.tell(number)
-        if kit.logged.number == number:
+        self._commit.tell(number)
+        if self.logs:
             kit.logged.write()
         if kit.snapshots.every:
             kit.snapshots.take_if_due(number + 1)

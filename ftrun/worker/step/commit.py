@@ -16,8 +16,6 @@ tests/gpu/test_overlap.py counts what stands where.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.survivor import Survivor
 from ftrun.worker.runtime import crash_points
@@ -31,10 +29,7 @@ class Commit:
         self._kit = kit
         self._survivor = survivor
         self._gate = Gate(kit)
-
-    def record(self, number: int, accumulating: bool, grads: list[Any], optimizer: Any = None) -> None:
-        """Take what a replacement needs from the gate on: see `Ledger.record_gate`."""
-        self._kit.ledger.record_gate(number, accumulating, grads, optimizer)
+        self.record = kit.ledger.record_gate  # first of all: what a replacement needs from the gate on is taken
 
     def arrive(self, number: int) -> bool:
         """Seal what was recorded, arrive, and wait. True = every rank has arrived, False = the world was stopped first.

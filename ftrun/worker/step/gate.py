@@ -26,6 +26,7 @@ from ftrun.worker.runtime import crash_points
 
 _LOOK = 1.0  # seconds between two looks at the gate when no bell rings
 _LOOK_BETWEEN = 0.1  # the same at the end of a loop or a call, where other ranks may be in a step: no bell tells that
+_LOOK_AGAIN = "look again"  # at the gate's word, which has changed
 _BETWEEN = Busy.AT_LOOP_END | Busy.AT_CALL_END
 
 
@@ -60,13 +61,15 @@ class Gate:
             seen = board.gate_bell()
             raw = board.gate()
             verdict = gate.verdict(raw, generation, number)
+            if verdict == gate.WAIT and complete:
+                verdict = self._opens(raw, number, wanted)
             if verdict == gate.PASS:
                 if crash_points.armed:
                     crash_points.point("pass", number, context.rank)
                 return True
             if verdict == gate.STOPPED:
                 return False
-            if complete and self._opens(raw, number, wanted):
+            if verdict == _LOOK_AGAIN:
                 continue
             if ring:
                 ring = False
@@ -79,23 +82,24 @@ class Gate:
             if why := context.cut_short():
                 raise WorkerError(why)
 
-    def _opens(self, raw: int, number: int, wanted: int) -> bool:
-        """Every rank has arrived: open the gate, whose word was `raw`. True = look at it again. Errors: what an observer raises."""
+    def _opens(self, raw: int, number: int, wanted: int) -> str:
+        """Every rank has arrived: open the gate, whose word was `raw`, and pass it. Errors: what an observer raises."""
         context, board = self._kit.context, self._kit.context.board
         if crash_points.armed and crash_points.leaves_gate(number, context.rank):
-            return False
+            return gate.WAIT
         try:
             if not self._observers.may_open(number):
-                return False
+                return gate.WAIT
         except BaseException:
             board.ring_gate()  # the others are to find the same
             raise
         new = gate.opened(raw, context.generation, number, (wanted,))
         if new is None:
-            return False
-        if board.swap_gate(raw, new):
-            if crash_points.armed:
-                crash_points.point("swap", number, context.rank)
-            board.show_opening(number, time.monotonic_ns())
-            board.ring_gate()
-        return True
+            return gate.WAIT
+        if not board.swap_gate(raw, new):
+            return _LOOK_AGAIN  # another rank was quicker, or the world is stopped
+        if crash_points.armed:
+            crash_points.point("swap", number, context.rank)
+        board.show_opening(number, time.monotonic_ns())
+        board.ring_gate()
+        return gate.PASS

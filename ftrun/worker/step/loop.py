@@ -345,7 +345,7 @@ class Loop:
         context.cell[F.STEP] = position.index_of(number) + 1
         if self._survivor.tidy:
             self._survivor.tidy_up()
-        if kit.looks.on:
+        if kit.state.looking:
             kit.reducers.refuse_hooks()
         puts_back = kit.pending.restart is not None
         if puts_back:

@@ -28,7 +28,8 @@ def test_a_rank_that_raised_is_told_as_it_was_then(tmp_path: Path) -> None:
         cell, log = board.cell(index), StepLog(board.cell(index))
         cell[F.RANK], cell[F.STEP], cell[F.PHASE] = index + 1, 8, Phase.FORWARD
         for phase, at in ((Phase.FORWARD, 100), (Phase.BACKWARD, 110), (Phase.IDLE, 121), (Phase.FORWARD, 150)):
-            log.entered(phase, 2 if at == 150 else 1, at * MS)
+            cell[F.GENERATION] = 2 if at == 150 else 1
+            log.entered(phase, at * MS)
         for k, (said, when) in enumerate(((F.STOPPED, F.STOPPED_NS), (F.CLEANED, F.CLEANED_NS), (F.RESET, F.RESET_NS))):
             cell[said], cell[when] = 2, (125 + 5 * k) * MS
     board.cell(0)[F.RAISED_NS] = 120 * MS

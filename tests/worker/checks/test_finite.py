@@ -91,7 +91,9 @@ class OnDevice(torch.Tensor):
         devices = {one.device for one in tree_leaves(args) if isinstance(one, OnDevice)}
         (device,) = devices  # a kernel works on one
         result = func(*tree_map(lambda one: one.held if isinstance(one, OnDevice) else one, args), **kwargs)
-        return OnDevice(result, device) if isinstance(result, torch.Tensor) and wanted != torch.device("cpu") else result
+        return (
+            OnDevice(result, device) if isinstance(result, torch.Tensor) and wanted != torch.device("cpu") else result
+        )
 
 
 class Script:
@@ -103,10 +105,11 @@ class Script:
         self.few = [(number, SimpleNamespace(grad=None)) for number in range(2)]
         self.gpu = 0
         self.rank, self.world = 1, None
-        self.position = SimpleNamespace(attempt=0, index_of=lambda number: number)
+        self.position = SimpleNamespace(index_of=lambda number: number)
         self.cell = SimpleNamespace(words=lambda: {F.PHASE: Phase.BACKWARD})
         self.optimizer = object()
-        looks: Any = SimpleNamespace(on=False, bodies=9, step_ns=0, spent=lambda since: None)
+        self.looking = False
+        looks: Any = SimpleNamespace(bodies=9, step_ns=0, spent=lambda since: None)
         rank: Any = self
         self.check = FiniteGradients(rank, rank, looks, "redo")
         self.check.body_started()
@@ -170,46 +173,41 @@ def test_sums_that_overflow_are_no_infinities() -> None:
 # -- in parts -----------------------------------------------------------------------------------------------------------
 
 
-class Looked(SimpleNamespace):
-    """What a check in a body that nothing looks at as a whole sees of the others."""
-
-    def spent(self, since: int) -> None: ...
-
-
-def check(step_ns: int) -> tuple[FiniteGradients, Looked]:
-    """A check whose budget is that of steps of this length, ns; in the first body everything is read."""
+def check(step_ns: int) -> tuple[FiniteGradients, Any, Any]:
+    """A check whose budget is that of steps of this length, ns; in the first body everything is read. With state and looks."""
     words: dict[int, int] = {F.PHASE: Phase.BACKWARD}
-    context: Any = SimpleNamespace(cell=SimpleNamespace(words=lambda: words), position=SimpleNamespace(attempt=0))
-    looks = Looked(on=True, bodies=1, step_ns=step_ns)
-    found = FiniteGradients(context, SimpleNamespace(few=[], params=[]), looks, "redo")  # type: ignore[arg-type]
-    return found, looks
+    context: Any = SimpleNamespace(cell=SimpleNamespace(words=lambda: words))
+    state: Any = SimpleNamespace(looking=True, few=[], params=[])
+    looks: Any = SimpleNamespace(bodies=1, step_ns=step_ns)
+    return FiniteGradients(context, state, looks, "redo"), state, looks
 
 
-def sees(found: FiniteGradients, looks: Looked, bucket: torch.Tensor) -> bool:
-    """Is a body's exchange of `bucket` found not to be finite?"""
+def sees(checked: tuple[FiniteGradients, Any, Any], bucket: torch.Tensor) -> bool:
+    """Is a body's exchange of `bucket` found not to be finite? The next body is not looked at as a whole."""
+    found, state, looks = checked
     found.body_started()
     found.collective_started("allreduce", ([bucket],), [bucket])
-    looks.on, looks.bodies = False, looks.bodies + 1
+    state.looking, looks.bodies = False, looks.bodies + 1
     return found._poisoned
 
 
 def test_of_a_large_exchange_in_short_steps_a_part_is_read_another_one_each_time() -> None:
-    found, looks = check(step_ns=1_000)  # pays for nothing: the least is read
+    checked = check(step_ns=1_000)  # pays for nothing: the least is read
     bucket = torch.ones(1 << 20)
-    assert not sees(found, looks, bucket), "all of it was read"
-    looks.on = True  # the next body knows what that took
-    assert not sees(found, looks, bucket)
+    assert not sees(checked, bucket), "all of it was read"
+    checked[1].looking = True  # the next body knows what that took
+    assert not sees(checked, bucket)
     bucket[777_777] = float("nan")
-    turns = [sees(found, looks, bucket) for _ in range(2 * 16)]
+    turns = [sees(checked, bucket) for _ in range(2 * 16)]
     assert turns.count(True) == 2, "each part once in 16 turns"
-    assert sees(found, looks, torch.full_like(bucket, float("inf"))), "a loss that is not finite is in every part"
+    assert sees(checked, torch.full_like(bucket, float("inf"))), "a loss that is not finite is in every part"
 
 
 def test_in_long_steps_all_of_it_is_read() -> None:
-    found, looks = check(step_ns=60_000_000_000)
+    checked = check(step_ns=60_000_000_000)
     bucket = torch.ones(1 << 20)
-    assert not sees(found, looks, bucket)
-    looks.on = True
-    assert not sees(found, looks, bucket)
+    assert not sees(checked, bucket)
+    checked[1].looking = True
+    assert not sees(checked, bucket)
     bucket[777_777] = float("nan")
-    assert all(sees(found, looks, bucket) for _ in range(5))
+    assert all(sees(checked, bucket) for _ in range(5))

@@ -95,7 +95,7 @@ def test_a_recorded_result_is_handed_out_as_it_was(tensor: torch.Tensor) -> None
     kept.reserve("allreduce").store([tensor])
     slots = Slots.create(0)
     for record in kept.opening(["world"]):
-        slots.append(b"".join(serialization.plain(record)))
+        slots.append(serialization.plain(record))
     again.load(list(slots.log()))
     output = torch.zeros_like(tensor)
     again.replay("allreduce", [output])

@@ -116,7 +116,7 @@ def test_numpy_may_have_another_generator(kind: str) -> None:
 def _logged(*records: bytes) -> Slots:
     slots = Slots.create(0)
     for record in records:
-        slots.append(b"".join(serialization.plain(record)))
+        slots.append(serialization.plain(record))
     return slots
 
 
@@ -130,7 +130,7 @@ def test_a_log_grows_by_records() -> None:
 def test_a_record_that_was_overwritten_is_noticed() -> None:
     slots = _logged(b"first", b"second")
     before = slots.logged
-    slots.append(b"".join(serialization.plain(b"third")))
+    slots.append(serialization.plain(b"third"))
     records = slots.log()
     assert next(records) == b"first"
     slots.segment.view(LOG + before - 1, 1)[0] ^= 1
@@ -143,5 +143,5 @@ def test_a_record_that_is_not_whole_does_not_count() -> None:
     slots = _logged(b"first")
     slots.segment.view(LOG + slots.logged, 16)[:] = b"\xff" * 16
     assert list(slots.log()) == [b"first"]
-    slots.append(b"".join(serialization.plain(b"second")))
+    slots.append(serialization.plain(b"second"))
     assert list(slots.log()) == [b"first", b"second"]
