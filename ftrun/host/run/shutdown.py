@@ -64,7 +64,9 @@ class Ending:
         for worker in told:
             procfs.kill_group(worker.pid, self.signum)
             procfs.kill_group(worker.pid, signal.SIGCONT)  # a frozen worker hears nothing before it is thawed
-        self._board[Head.ENDING] = 1  # after the signals: ranks cut a collective short by this, and are to find theirs first
+        self._board[Head.ENDING] = (
+            1  # after the signals: ranks cut a collective short by this, and are to find theirs first
+        )
         self._board.ring_workers()
         if told:
             self._listener.note("told-to-end", signal=signal.Signals(self.signum).name, ranks=[w.rank for w in told])

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,13 @@ _NOBODYS = (
 _LINGER = 5.0  # seconds that a member which leaves waits for those that are still connecting
 
 
-_Wait = tuple[Any, Callable[[Callable[[], Any]], None]] | None  # None ends the thread
+class Outcome(NamedTuple):
+    """As torch's futures tell it: `value()` raises when the work failed."""
+
+    value: Callable[[], Any]
+
+
+_Wait = tuple[Any, Callable[[Outcome], None]] | None  # None ends the thread
 _Aside = tuple[Callable[[], Any], Callable[[Any], None]] | None  # as well
 
 
@@ -104,8 +110,8 @@ class Inner:
             with contextlib.suppress(RuntimeError):
                 gloo.recv([torch.zeros(1, device="cpu")], peer, first + device).wait(_WAKE)
 
-    def when_waited(self, work: Any, then: Callable[[Callable[[], Any]], None]) -> None:
-        """Let a thread of this group wait for `work`, which has no future, and call `then` with what tells its outcome."""
+    def when_waited(self, work: Any, then: Callable[[Outcome], None]) -> None:
+        """Let a thread of this group wait for `work`, which has no future, and call `then` with its outcome."""
         if self._waits is None:
             self._waits = queue.SimpleQueue()
             threading.Thread(target=self._wait, args=(self._waits,), name="ftrun-wait", daemon=True).start()
@@ -119,7 +125,7 @@ class Inner:
             with (
                 torch.inference_mode()
             ):  # Gloo writes the result now; the mode of whoever asked for it is not known here
-                then(_cut_off if self._aborted else work.wait)
+                then(Outcome(_cut_off if self._aborted else work.wait))
             del wait, work, then  # they keep the group
 
     def aside(self, wait: Callable[[], Any], then: Callable[[Any], None]) -> None:

@@ -56,16 +56,16 @@ class OnBoard:
         self.beginning = False
         self.left()
 
-    def ended(self) -> None:
-        """One that was pending is over: a sign of life, also when others go on. From any thread."""
-        self.words[F.COLLECTIVE_ENDED] = time.monotonic_ns()
-        self.left()
-
     def failed(self, generation: int) -> None:
         """One of that world failed, and nobody knows why yet: a connection may be closed. From any thread."""
         self.words[F.CUT] = generation + 1
 
-    def left(self) -> None:
-        """One is over. From any thread: the main thread may be about to begin the next."""
+    def left(self, pended: bool = False) -> None:
+        """One is over. From any thread: the main thread may be about to begin the next.
+
+        `pended`: it was pending, so that its end is a sign of life, also when others go on.
+        """
+        if pended:
+            self.words[F.COLLECTIVE_ENDED] = time.monotonic_ns()
         if not self.beginning and not any(self.pending):
             self.words[F.COLLECTIVE_SINCE] = 0

@@ -289,7 +289,7 @@ class SwapGroup(ProcessGroup):
             self.pending.remove(work)
         except KeyError:
             return False
-        self.registry.shown.ended()
+        self.registry.shown.left(pended=True)
         return True
 
     def failed(self, work: Pending) -> None:

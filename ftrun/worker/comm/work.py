@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import Work
 
-from ftrun.worker.comm.backend import Inner
+from ftrun.worker.comm.backend import Inner, Outcome
 from ftrun.worker.comm.collective_replay import ReplayEntry
 from ftrun.worker.runtime import torch_private
 
@@ -112,15 +112,12 @@ class Pending(Work):
         except RuntimeError:  # Gloo's reduce_scatter has none, and is not done before somebody has waited for it
             inner.when_waited(work, self._ended)
         else:
-            future.add_done_callback(self._inner_done)
+            future.add_done_callback(self._ended)
 
-    def _inner_done(self, future: Any) -> None:
-        self._ended(future.value)
-
-    def _ended(self, outcome: Callable[[], Any]) -> None:
-        """The inner collective is over, or is once `outcome` has returned, which raises when it failed."""
+    def _ended(self, inner: Outcome | torch.futures.Future[Any]) -> None:
+        """The inner collective is over, or is once `value` has returned, which raises when it failed."""
         try:
-            outcome()
+            inner.value()
             if self._on_gpu:
                 self._inner.synchronize()  # Gloo's future alone does not stand for its copies back to the GPU
             if self._divide is not None:

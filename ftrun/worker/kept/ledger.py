@@ -6,6 +6,8 @@ must outlive a body. An END slot also says what the update region changed, for a
 
 from __future__ import annotations
 
+import functools
+import operator
 import zlib
 from typing import Any
 
@@ -22,6 +24,8 @@ from ftrun.worker.state.protected_state import ProtectedState
 
 Captured = tuple[rng.State, dict[str, bytes]]  # of the random streams, and packed Python state
 Grads = list["torch.Tensor | None"]
+
+_is_there = functools.partial(operator.is_not, None)
 
 
 class Ledger:
@@ -70,7 +74,7 @@ class Ledger:
         """
         if self._state.buffers:
             self._state.settle_buffers()
-        self.alive = [grad is not None for grad in grads]
+        self.alive = [*map(_is_there, grads)]
         if self._state.looking or self.alive != self._alive_at_gate:  # parameters were frozen, maybe, or learn again
             self._alive_at_gate = self.alive
             self._state.python.look_again()
@@ -143,7 +147,7 @@ class Ledger:
             plain=region.plain,
             alone=slot == END and region.alone,
             kept=region.kept,
-            course=region.course.saved(),
+            course=region.course.saved,
             void=region.void,
             sums=self._sums,
             between=self.between,

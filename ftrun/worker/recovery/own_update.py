@@ -89,7 +89,7 @@ def apply_to(saved: RankState, kit: Kit, resume: int, newest: Newest) -> RankSta
     alone = next(end for one in (slots, *others) if (end := read_state(one, END)).alone)  # `make` found one
     course = Course(saved.course)
     course.add(alone.updates)
-    saved.course = course.saved()
+    saved.course = course.saved
     if alone.updates:
         if not alone.kept:
             saved.alive = [False] * len(saved.alive)

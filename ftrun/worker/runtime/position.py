@@ -60,7 +60,7 @@ class Position:
 
     def enter_body(self) -> None:
         with self.lock:
-            self.trains_here()
+            self.thread = threading.current_thread()  # as `trains_here`
             self.where = Where.BODY
             self.interruptible = True
 

@@ -39,47 +39,57 @@ def _cuda_devices() -> list[int]:
     return _devices
 
 
-class _Numpy:
-    """numpy's global stream, as it was when it was last asked for its state."""
+_FEW = 32  # words of Python's generator
+
+
+class _Streams:
+    """Those of this process, and what the ones that are dear to read and to pack were like when they were read last."""
 
     def __init__(self) -> None:
-        self._of: Any = None  # the generator
+        self._python: tuple[Any, ...] = ()
+        self._python_packed = b""
+        self._numpy: Any = None  # its generator
         self._words = b""
-        self._ahead = True  # a normal was drawn ahead: it can be taken without a word changing
-        self._packed = b""
+        self._numpy_packed = b""
+        self.ahead = (
+            True  # in numpy a normal was drawn ahead, or its state was set: it can be another one at the same words
+        )
 
-    def changed(self) -> None:
-        """Its state was set, maybe to another one at the same words."""
-        self._ahead = True
+    def capture(self) -> State:
+        """A copy of every stream's state."""
+        _, words, ahead = random.getstate()
+        # a draw moves the position, and past the last word all of them are made anew: the first ones stand for the others
+        seen = words[-1], words[:_FEW]
+        if seen != self._python:
+            self._python, self._python_packed = seen, _PYTHON.pack(*words)
+        state: State = {
+            "python": (self._python_packed, ahead),
+            "torch": torch.default_generator.get_state().numpy().tobytes(),
+        }
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            find = getattr(numpy.random, "get_bit_generator", None)  # numpy 1.24 and later
+            of: Any = find() if find is not None else None
+            if type(of) is not getattr(numpy.random, "MT19937", None):
+                state["numpy"] = serialization.pack(numpy.random.get_state(legacy=False), "numpy.random")
+            else:
+                now = ctypes.string_at(of.ctypes.state_address, _MT19937_BYTES)
+                if self.ahead or now != self._words or of is not self._numpy:
+                    self._numpy, self._words = of, now
+                    self._pack_numpy(numpy.random.get_state(legacy=False))
+                state["numpy"] = self._numpy_packed
+        if torch.cuda.is_initialized():
+            state["cuda"] = [torch.cuda.get_rng_state(i).numpy().tobytes() for i in _cuda_devices()]
+        return state
 
-    def capture(self, numpy: Any) -> bytes:
-        """Its state, packed."""
-        find = getattr(numpy.random, "get_bit_generator", None)  # numpy 1.24 and later
-        of: Any = find() if find is not None else None
-        if type(of) is not getattr(numpy.random, "MT19937", None):
-            return serialization.pack(numpy.random.get_state(legacy=False), "numpy.random")
-        words = ctypes.string_at(of.ctypes.state_address, _MT19937_BYTES)
-        if self._ahead or words != self._words or of is not self._of:
-            state = numpy.random.get_state(legacy=False)
-            self._of, self._words, self._ahead = of, words, bool(state["has_gauss"])
-            key = state["state"]["key"].tobytes()
-            self._packed = serialization.plain({**state, "state": {**state["state"], "key": key}})
-        return self._packed
+    def _pack_numpy(self, state: dict[str, Any]) -> None:
+        self.ahead = bool(state["has_gauss"])
+        key = state["state"]["key"].tobytes()
+        self._numpy_packed = serialization.plain({**state, "state": {**state["state"], "key": key}})
 
 
-_numpy = _Numpy()
-
-
-def capture() -> State:
-    """A copy of every stream's state."""
-    _, words, ahead = random.getstate()
-    state: State = {"python": (_PYTHON.pack(*words), ahead), "torch": torch.get_rng_state().numpy().tobytes()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        state["numpy"] = _numpy.capture(numpy)
-    if torch.cuda.is_initialized():
-        state["cuda"] = [torch.cuda.get_rng_state(i).numpy().tobytes() for i in _cuda_devices()]
-    return state
+_streams = _Streams()
+capture = _streams.capture
 
 
 def apply(state: State) -> None:
@@ -96,7 +106,7 @@ def apply(state: State) -> None:
         if isinstance(key, bytes):
             saved["state"]["key"] = numpy.frombuffer(key, dtype=numpy.uint32)
         numpy.random.set_state(saved)
-        _numpy.changed()
+        _streams.ahead = True
     if state.get("cuda"):
         for ordinal, device_state in zip(_cuda_devices(), state["cuda"], strict=False):
             torch.cuda.set_rng_state(_tensor(device_state), ordinal)

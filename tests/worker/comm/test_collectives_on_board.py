@@ -35,6 +35,7 @@ def groups(tmp_path: Path) -> list[SwapGroup]:
     registry.position.enter_body()
     made = [SwapGroup(registry, key, 0, (0, 1), timedelta(seconds=9)) for key in ("one", "two")]
     registry.groups += made
+    registry.shown.pending = [group.pending for group in made]
     return made
 
 

@@ -9,7 +9,7 @@ def course(*updates: list[int]) -> Course:
     made = Course()
     for one in updates:
         made.add(one)
-    return Course(made.saved())
+    return Course(made.saved)
 
 
 def test_what_a_rank_did_before_it_may_have_meant_again() -> None:
