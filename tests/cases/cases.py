@@ -73,25 +73,25 @@ UPDATE = kill(0, "update", 3)  # in the first epoch
 
 CASES: dict[str, Case] = {
     # the script's own counters and names
-    "enumerate-schedule": Case("enumerate_schedule", (REFUSED, YES), ONE, known_wrong=(FALSE,)),
-    "enumerate-accumulation": Case("enumerate_accumulation", (REFUSED, YES), TWO, known_wrong=("killed: exit 1",)),
-    "zip-schedule": Case("zip_schedule", (REFUSED, YES), ONE, known_wrong=("killed: exit 1",)),
-    "limit-batches": Case("limit_batches", (REFUSED, YES), strike="1:2:2", known_wrong=("killed: exit 1",)),
-    "rebound-name": Case("rebound_name", faults=TWO, known_wrong=(FALSE,)),
-    "trainer-state": Case("trainer_state", faults=TWO, known_wrong=(NAMED,)),
-    "counter-after-update": Case("counter_after_update", (YES, EQUAL), TWO, known_wrong=(NAMED,)),
-    "best-epoch": Case("best_epoch", strike="0:3:2", known_wrong=(NAMED,)),
-    "two-loops": Case("two_loops", strike="1:1:2", known_wrong=(EQUAL,)),
+    "enumerate-schedule": Case("enumerate_schedule", (REFUSED, YES), ONE),
+    "enumerate-accumulation": Case("enumerate_accumulation", (REFUSED, YES), TWO),
+    "zip-schedule": Case("zip_schedule", (REFUSED, YES), ONE),
+    "limit-batches": Case("limit_batches", (REFUSED, YES), strike="1:2:2"),
+    "rebound-name": Case("rebound_name", faults=TWO),
+    "trainer-state": Case("trainer_state", faults=TWO),
+    "counter-after-update": Case("counter_after_update", (YES, EQUAL), TWO),
+    "best-epoch": Case("best_epoch", strike="0:3:2"),
+    "two-loops": Case("two_loops", strike="1:1:2"),
     "progress-bar": Case("progress_bar", faults=TWO),
     # the order of the data
-    "shuffle-in-place": Case("shuffle_in_place", faults=(UPDATE,), strike="1:3:2", known_wrong=(NAMED,)),
-    "counting-sampler": Case("counting_sampler", faults=(UPDATE,), strike="1:3:2", known_wrong=(NAMED,)),
+    "shuffle-in-place": Case("shuffle_in_place", faults=(UPDATE,), strike="1:3:2"),
+    "counting-sampler": Case("counting_sampler", faults=(UPDATE,), strike="1:3:2"),
     "stream-persistent": Case("stream_persistent", strike="1:1:3"),
     "persistent-workers": Case("persistent_workers", strike="1:1:1", env={"CASE_METHOD": "fork"}),
     # models
-    "module-attribute": Case("module_attribute", faults=TWO, known_wrong=(FALSE,)),
-    "averaged-model": Case("averaged_model", faults=TWO, known_wrong=(EQUAL,)),
-    "average-in-place": Case("average_in_place", faults=TWO, known_wrong=(EQUAL,)),
+    "module-attribute": Case("module_attribute", faults=TWO),
+    "averaged-model": Case("averaged_model", faults=TWO),
+    "average-in-place": Case("average_in_place", faults=TWO),
     "channels-last": Case("channels_last", faults=TWO, known_wrong=(EQUAL,)),
     "quantization": Case("quantization", (YES, REFUSED), TWO),
     # how the program is made
@@ -102,15 +102,15 @@ CASES: dict[str, Case] = {
     "shadow": Case("shadow/train", (SAME,), often=True),
     # where a number is kept
     **{
-        f"container-{kind}": Case("containers", wanted, ONE, env={"CASE_KIND": kind}, known_wrong=(wrong,))
-        for kind, wanted, wrong in (
-            ("list", (YES,), NAMED),
-            ("array", (YES,), FALSE),
-            ("queue", (YES,), FALSE),
-            ("userdict", (YES,), FALSE),
-            ("bytearray", (YES,), FALSE),
-            ("context", (YES, NAMED), FALSE),
-            ("cache", (YES, NAMED), FALSE),
+        f"container-{kind}": Case("containers", wanted, ONE, env={"CASE_KIND": kind})
+        for kind, wanted in (
+            ("list", (YES,)),
+            ("array", (YES,)),
+            ("queue", (YES,)),
+            ("userdict", (YES,)),
+            ("bytearray", (YES,)),
+            ("context", (YES, NAMED)),
+            ("cache", (YES, NAMED)),
         )
     },
 }

@@ -15,12 +15,13 @@ from ftrun.core.errors import UsageError
 from ftrun.core.shared import gate
 from ftrun.worker.api import checkpoints
 from ftrun.worker.api import progress as bars
+from ftrun.worker.api.handed import Handed
 from ftrun.worker.parallel import pipelines
 from ftrun.worker.runtime.callers import caller
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.state.loader_position import LoaderPosition
 from ftrun.worker.state.logged_values import LoggedValues
-from ftrun.worker.state.plain_values import PlainValues, Variables
+from ftrun.worker.state.plain_values import GlobalVariables, PlainValues
 from ftrun.worker.step.body import Step
 from ftrun.worker.step.loop import Loop
 
@@ -40,6 +41,7 @@ class Job:
         self._loaded = 0
         self._saved = 0  # how often `save` wrote a part
         self._epoch: int | None = None  # of `epochs`
+        self._looked_at: set[str] = set()  # lines of the script where loops begin
         self._numbered = 0  # steps that were handed out outside ftrun
         self._logged = loop.kit.logged if loop else LoggedValues()
 
@@ -85,8 +87,14 @@ class Job:
         first = self._loaded if start is None else start
         if progress:
             bars.require()
-        steps = self._bare(first, total) if self._loop is None else self._loop.steps(first, max(total - first, 0))
+        steps = self._handed("job.steps", self._steps(first, total))
         return bars.shown(steps, total, self._epoch) if progress and self.rank == 0 else steps
+
+    def _steps(self, first: int, total: int) -> Iterator[Step]:
+        return self._bare(first, total) if self._loop is None else self._loop.steps(first, max(total - first, 0))
+
+    def _handed(self, call: str, inner: Iterator[T]) -> Iterator[T]:
+        return inner if self._loop is None else Handed(inner, call, caller, self._looked_at)
 
     def _bare(self, first: int, total: int) -> Iterator[Step]:
         for index in range(first, total):
@@ -99,6 +107,9 @@ class Job:
 
     def epochs(self, total: int, start: int = 0) -> Iterator[int]:
         """Epochs `start` up to `total`, each with a loop. A replacement begins in the epoch that runs, not in a past one."""
+        return self._handed("job.epochs", self._epochs(start, total))
+
+    def _epochs(self, start: int, total: int) -> Iterator[int]:
         try:
             for epoch in range(start, total) if self._loop is None else self._loop.epochs(start, total):
                 self._epoch = epoch
@@ -111,6 +122,9 @@ class Job:
 
         `progress`: as in `steps`.
         """
+        return self._handed("job.batches", self._batches(loader, epochs, progress))
+
+    def _batches(self, loader: Iterable[Any], epochs: int, progress: bool) -> Iterator[tuple[Step, Any]]:
         position = LoaderPosition(loader)
         for step in self._steps_over(position, epochs * position.length, progress=progress):
             if self._loop is None:  # else the hand-out has it ready
@@ -126,6 +140,11 @@ class Job:
         `fetch()`, called once before `with step`, gives the batch. A loader with `iterate_from(n)` is asked for its iterator
         behind n batches by it; any other one is read up to there.
         """
+        return self._handed("job.late_batches", self._late_batches(loader, total, start))
+
+    def _late_batches(
+        self, loader: Iterable[Any], total: int, start: int | None
+    ) -> Iterator[tuple[Step, Callable[[], Any]]]:
         position = LoaderPosition(loader, late=True)
 
         def fetch() -> Any:
@@ -138,12 +157,15 @@ class Job:
     def _steps_over(
         self, position: LoaderPosition, total: int, start: int | None = None, progress: bool = False
     ) -> Iterator[Step]:
+        if progress:
+            bars.require()
         ledger = self._loop.kit.ledger if self._loop else None
         if self._loop is not None and ledger is not None:
             ledger.loader = position
             self._loop.kit.state.iterated |= {id(thing) for thing in position.kept()}
         try:
-            yield from self.steps(total, start, progress)
+            steps = self._steps(self._loaded if start is None else start, total)
+            yield from bars.shown(steps, total, self._epoch) if progress and self.rank == 0 else steps
             position.finish()
         finally:
             if ledger is not None:
@@ -200,7 +222,7 @@ class Job:
                 f"kept = job.state({missing[0]}=...), and use kept.{missing[0]}"
             )
         if names:
-            self._keep("variables", Variables(space, names))
+            self._keep("variables", GlobalVariables(space, names))
         kept = PlainValues(values)
         if values:
             self._keep("state", kept)

@@ -55,6 +55,7 @@ from ftrun.worker.state.looks import Looks
 from ftrun.worker.state.meshes import show_mesh
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.state.shards import is_spread
+from ftrun.worker.state.variables import Variables
 from ftrun.worker.step.body import Body
 from ftrun.worker.step.loop import Loop
 
@@ -62,7 +63,13 @@ _job: Job | None = None
 
 
 def protect(
-    model: Any, optimizer: Any, *more: Any, replicas: Any = None, ignore: Iterable[Any] = (), **stateful: Any
+    model: Any,
+    optimizer: Any,
+    *more: Any,
+    replicas: Any = None,
+    ignore: Iterable[Any] = (),
+    variables: str | Iterable[str] = "auto",
+    **stateful: Any,
 ) -> Job:
     """Guard the training state of this rank; call once, after init_process_group("ftrun") and after DDP.
 
@@ -74,6 +81,8 @@ def protect(
         replicas: A process group, or a one-dimensional DeviceMesh, whose ranks hold the same weights and optimizer state as
             this one without DistributedDataParallel, which proves it by itself. They are compared at every gate; once they differ
             no rank gets the values of another one any more.
+        variables: What of the script's own is kept with the step: "auto", all that the loop changes and Python can copy; "off";
+            or names, of variables and of attributes (`["best", "self.meters"]`).
         ignore: Live objects that are meant to stay out, or names of variables; the search for forgotten state passes over them.
         **stateful: As `more`, by names that messages use.
 
@@ -124,10 +133,22 @@ def protect(
     state = ProtectedState(modules, optimizers, {**stateful, **schedules, LOGGED: logged}, _ranks_of(replicas))
     state.holders.void = lambda: bool(context.board[Head.VOID])
     given = [*modules, *optimizers, *wrapped, *stateful.values()]
-    _job = Job(
-        _guard(context, state, LeftOut(context, state, given, list(ignore)), logged), modules, optimizers, stateful
-    )
+    known = {**{f"optimizer {i}": one for i, one in enumerate([*optimizers, *wrapped])}, **stateful}
+    kept = Variables(modules, known, list(ignore), _names_of(variables))
+    left_out = LeftOut(context, state, kept, given, list(ignore))
+    _job = Job(_guard(context, state, kept, left_out, logged), modules, optimizers, stateful)
     return _job
+
+
+def _names_of(variables: str | Iterable[str]) -> list[str] | None:
+    """None = all. Errors: UsageError."""
+    if variables == "auto":
+        return None
+    if variables == "off":
+        return []
+    if isinstance(variables, str):
+        raise UsageError(f'protect(variables={variables!r}): expected "auto", "off" or a list of names')
+    return list(variables)
 
 
 def _refuse_lazy(modules: list[torch.nn.Module]) -> None:
@@ -174,7 +195,9 @@ def _ranks_of(replicas: Any) -> tuple[int, ...]:
         ) from None
 
 
-def _guard(context: Context, state: ProtectedState, left_out: LeftOut, logged: LoggedValues) -> Loop:
+def _guard(
+    context: Context, state: ProtectedState, variables: Variables, left_out: LeftOut, logged: LoggedValues
+) -> Loop:
     groups = registry()
     if not dist.is_initialized():
         raise UsageError('protect() before init_process_group("ftrun"): make the process group first')
@@ -191,7 +214,7 @@ def _guard(context: Context, state: ProtectedState, left_out: LeftOut, logged: L
             "DeepSpeedZeroOptimizer_Stage3",
         ):
             raise UsageError(f"{type(optimizer).__name__} communicates in step(), which cannot be recovered exactly")
-    kit = _kit(context, groups, state, left_out, logged)
+    kit = _kit(context, groups, state, variables, left_out, logged)
     if context.restoring:
         restore(kit)
     else:
@@ -211,8 +234,16 @@ def _guard(context: Context, state: ProtectedState, left_out: LeftOut, logged: L
     return loop
 
 
-def _kit(context: Context, groups: Registry, state: ProtectedState, left_out: LeftOut, logged: LoggedValues) -> Kit:
-    ledger = Ledger(state)
+def _kit(
+    context: Context,
+    groups: Registry,
+    state: ProtectedState,
+    variables: Variables,
+    left_out: LeftOut,
+    logged: LoggedValues,
+) -> Kit:
+    variables.iterated = state.iterated
+    ledger = Ledger(state, variables)
     snapshots = Snapshots(context, state, ledger)
     reducers, sharded = Reducers(state.modules, groups), FullySharded(state.shards)
     looks = Looks(state, context.cell.words(), context.check_every)

@@ -41,6 +41,7 @@ class FiniteGradients(StepObserver):
         self._looks = looks
         self._words = context.cell.words()
         self._nonfinite = nonfinite
+        self._judged = False  # this body's gradients are to be finite
         self._poisoned = False  # numbers of this body were not finite on their way into a collective
         self._exchanged = False  # numbers of this body were on their way into a collective
         self._sums: list[
@@ -83,7 +84,8 @@ class FiniteGradients(StepObserver):
 
     def gate_ahead(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
         """Have each device make one number of its sums; the one that is waited for at the gate brings it to the host until then."""
-        if not _is_judged(optimizer):
+        self._judged = optimizer is not None and getattr(optimizer, "found_inf", None) is None
+        if not self._judged:  # with a GradScaler the kernel leaves out an update that is not finite, or the scaler does
             return
         if not self._exchanged:
             self._sums += [_sum_on_device(grad) for grad in self._few() if not grad.is_cpu]
@@ -94,7 +96,7 @@ class FiniteGradients(StepObserver):
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
         """Errors: NonFiniteError when what the optimizer would apply is not finite."""
-        if not _is_judged(optimizer):
+        if not self._judged:
             return
         mine = self._poisoned or not all(map(math.isfinite, map(torch.Tensor.item, self._totals)))
         if not (mine or self._state.looking) and (self._exchanged or self._few_are_finite()):
@@ -125,11 +127,6 @@ class FiniteGradients(StepObserver):
 
     def _few_are_finite(self) -> bool:
         return all([_is_finite(grad) for grad in self._few() if grad.is_cpu])
-
-
-def _is_judged(optimizer: Any) -> bool:
-    """With a GradScaler the kernel leaves out an update that is not finite; without a kernel for it, the scaler does."""
-    return optimizer is not None and getattr(optimizer, "found_inf", None) is None
 
 
 def _sum_on_device(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import inspect
 import linecache
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -20,13 +20,15 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.shared.left_out import file_name, shown
-from ftrun.worker.checks.carried import LoopNames, loop_names
 from ftrun.worker.checks.live_values import LiveValues, attributes, is_open
 from ftrun.worker.runtime.callers import is_script
 from ftrun.worker.runtime.observer import StepObserver
+from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state.loop_names import LoopNames, loop_names
 from ftrun.worker.state.plain_values import PlainValues
 from ftrun.worker.state.protected_state import ProtectedState
+from ftrun.worker.state.variables import Variables
 
 _SECOND_LOOK = 3  # bodies
 _ATOMS = (type(None), int, float, str, bytes, complex)
@@ -34,11 +36,18 @@ _ABSENT = object()  # a name that was not there at the first look
 
 
 class LeftOut(StepObserver):
-    """`given`: the objects that protect() was given; `ignore`: those that are meant to stay out, or the names of variables."""
+    """Names what `variables` does not keep.
 
-    def __init__(self, context: Context, state: ProtectedState, given: list[Any], ignore: list[Any]) -> None:
+    `given`: the objects that protect() was given; `ignore`: those that are meant to stay out, or the names of variables.
+    """
+
+    def __init__(
+        self, context: Context, state: ProtectedState, variables: Variables, given: list[Any], ignore: list[Any]
+    ) -> None:
         self._context = context
         self._state = state
+        self._variables = variables
+        variables.told = self._lost
         self._known = {id(thing) for thing in [*given, *ignore]}
         self._ignored = {name for name in ignore if isinstance(name, str)}
         self._known |= {id(t) for _, t, _ in state.params} | {id(m) for root in state.modules for m in root.modules()}
@@ -74,11 +83,11 @@ class LeftOut(StepObserver):
             return
         now = dict(self._look(list(_script_frames())))
         changed = sorted(n for n, v in now.items() if self._first.get(n, _ABSENT) != v and n not in self._told)
+        changed = [name for name in changed if not self._variables.covers(name)]
         if not changed:
             return
-        self._told.update(changed)
+        self._lost(changed)
         context = self._context
-        context.report(file_name(context.cell.index), {"names": sorted(self._told)})
         if context.rank == 0:
             print(
                 f"ftrun: not given to protect(), and changed by the loop: {shown(changed)}; after a repair a rank may go on with "
@@ -88,6 +97,15 @@ class LeftOut(StepObserver):
                 file=sys.stderr,
                 flush=True,
             )
+
+    def _lost(self, names: Iterable[str]) -> None:
+        """For the closing line."""
+        self._told.update(names)
+        self._context.report(file_name(self._context.cell.index), {"names": sorted(self._told)})
+
+    def aborted(self, raised: bool) -> None:
+        if self._context.position.where is Where.BODY or self._context.position.where is Where.LOOP:
+            self._variables.undo()
 
     def live(self) -> Iterator[tuple[str, str]]:
         """For `ftrun verify`: every live value that is no text, such as may differ from run to run, and what stands for it."""

@@ -152,6 +152,8 @@ class LiveValues:
             return [value.func, value.args, value.keywords]
         if inspect.ismethod(value):
             return [value.__self__, value.__func__]
+        if hasattr(value, "cache_info"):
+            return list(value.cache_info())
         if inspect.isfunction(value):
             return _held_by(value) if is_script(value.__code__.co_filename) else None
         if inspect.isclass(value):

@@ -21,6 +21,7 @@ from ftrun.worker.kept.sealed_gradients import SealedGradients
 from ftrun.worker.kept.update_region import UpdateRegion
 from ftrun.worker.state import rng, serialization
 from ftrun.worker.state.protected_state import ProtectedState
+from ftrun.worker.state.variables import PREFIX, Variables
 
 Captured = tuple[rng.State, dict[str, bytes]]  # of the random streams, and packed Python state
 Grads = list["torch.Tensor | None"]
@@ -31,8 +32,9 @@ _is_there = functools.partial(operator.is_not, None)
 class Ledger:
     """The slots of this rank, with what has to be remembered between writing one and the next."""
 
-    def __init__(self, state: ProtectedState) -> None:
+    def __init__(self, state: ProtectedState, variables: Variables) -> None:
         self.slots: Slots
+        self.variables = variables
         self.loader: Any = None  # position and batch in flight, kept by job.batches
         self.loader_state: Any = None  # the place from a slot, until job.batches takes it
         self.alive: list[bool] = []  # which gradients there were when last looked at
@@ -48,6 +50,10 @@ class Ledger:
         self._drew = 0  # stands for the update regions that drew random numbers so far; 0 = none did
         # the first step that this rank drew random numbers before, after the body before it: no rank's slots told of it until then
         self.between: int | None = None
+        self.changed_between: tuple[int, list[str]] = (
+            -1,
+            [],
+        )  # a step, and the script's values that changed like that before it
         self._carried = False  # gradients of a slot were put back and are in no other slot of ours
         self._buffers_at_gate: tuple[bytes, list[int]] = (b"", [])
         self._recorded: tuple[int, bytes] = (-1, b"")  # gate number and content of a GATE slot that is not written yet
@@ -58,7 +64,7 @@ class Ledger:
 
     def start(self, step: int) -> None:
         """Seal the START slot of a step that is handed out for the first time. Errors: UsageError."""
-        captured = (rng.capture(), self._state.python.capture())
+        captured = self.captured()
         self._check_between(step, captured)
         self.alive = self._state.alive_now(self.alive)
         if self._state.buffers:  # they are copied aside for this step before its slot is written
@@ -78,7 +84,7 @@ class Ledger:
         if self._state.looking or self.alive != self._alive_at_gate:  # parameters were frozen, maybe, or learn again
             self._alive_at_gate = self.alive
             self._state.python.look_again()
-        self._at_gate = (rng.capture(), self._state.python.capture())
+        self._at_gate = self.captured()
         holders = self._state.holders
         by_word = optimizer is not None and holders.by_word and holders.rest_on_word
         self._sums = self._state.sums_of(grads) if by_word else None
@@ -112,12 +118,18 @@ class Ledger:
         if self._state.buffers:
             self._state.settle_buffers()  # first: one of another shape is kept with the Python state
         self.alive = self._state.alive_now(self.alive)
-        captured = (rng.capture(), self._state.python.capture())
+        captured = self.captured()
         self._at_end = (tag, captured)
         if self._state.buffers:
             self._buffers_at_end = self._state.buffers_mark(tag)
         grads = self._state.grads() if accumulating and True in self.alive else None
         self.slots.write(END, tag, self._encoded(END, tag, grads, captured))
+
+    def captured(self) -> Captured:
+        """Random streams and Python state, the script's own values among it, as they are now."""
+        python = self._state.python.capture()
+        python.update(self.variables.capture(self._state.looking))
+        return rng.capture(), python
 
     def late(self, step: int) -> None:
         """A body turned out, after its hand-out, to accumulate on the gradients it found."""
@@ -187,8 +199,10 @@ class Ledger:
         if self._at_end is None or self._at_end[0] != step:
             return
         streams, packed = self._at_end[1]
-        for name, value in now[1].items() if now[1] != packed else ():
-            if value != packed.get(name):
+        changed = [name for name, value in now[1].items() if value != packed.get(name)] if now[1] != packed else []
+        self.changed_between = step, [name for name in changed if name.startswith(PREFIX)] if changed else changed
+        for name in changed:
+            if not name.startswith(PREFIX):
                 raise UsageError(
                     f"{name} changed between the body of one step and the next (scheduler.step() after the `with`?): "
                     "do it inside `with step:`, or a replaced rank would miss it"
@@ -245,5 +259,9 @@ class Ledger:
         self._state.set_grads(saved.alive, None if grads is None else serialization.decode(grads))
         self._carried = grads is not None
         if self.loader is not None and saved.loader is not None:
+            # the batch that is fetched again may depend on them, or change them
+            before = self.slots.tag(END) == self.slots.tag(START)
+            self.variables.put_back(self.read(END).python if before else saved.python)
             self.loader.put_back(saved.loader, index)
+        self.variables.put_back(saved.python)
         rng.apply(saved.streams)

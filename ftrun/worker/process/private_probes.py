@@ -13,17 +13,17 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from ftrun.worker.runtime import loader_private, pipeline_private, sharded_private
+from ftrun.worker.runtime import frames_private, loader_private, pipeline_private, sharded_private
 from ftrun.worker.runtime import torch_private as private
 
-NAMES = [*private.NAMES, *loader_private.NAMES, *pipeline_private.NAMES, *sharded_private.NAMES]
+NAMES = [*private.NAMES, *frames_private.NAMES, *loader_private.NAMES, *pipeline_private.NAMES, *sharded_private.NAMES]
 THERE, MISSING, DIFFERS, BEFORE = "there", "missing", "behaves differently", "not in this torch yet"
 
 
@@ -249,6 +249,21 @@ def _interrupts() -> bool:
     return caught.wait(5.0)
 
 
+def _binds_locals() -> bool:
+    def holder() -> Iterator[int]:
+        value = 1
+        while True:
+            yield value
+
+    begun = holder()
+    next(begun)
+    frame = getattr(begun, "gi_frame", None)
+    if frame is None:
+        return False
+    frames_private.bind_local(frame, "value", 2)
+    return next(begun) == 2
+
+
 def _makes_capsules() -> bool:
     from ftrun.worker.memory import dlpack
 
@@ -427,6 +442,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "register_start_callback": _calls_around,
     "PyThreadState_SetAsyncExc": _interrupts,
     "PyCapsule_New": _makes_capsules,
+    "PyFrame_LocalsToFast": _binds_locals,
     "_current_frames": lambda: private.frame_of(threading.get_ident()) is not None,
     "__class__": _watches,
     "PF_EXITING (0x4)": _dying_is_seen,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ftrun import native
 from ftrun.core.errors import DeviceError
-from ftrun.core.shared.board import F, Flag, Head, Inexact, Source
+from ftrun.core.shared.board import Busy, F, Flag, Head, Inexact, Source
 from ftrun.core.shared.moves import RELOAD, Move
 from ftrun.core.shared.world import World, newest_world
 from ftrun.native import cuda
@@ -108,7 +108,12 @@ class Restorer:
             self.kit.ledger.slots = Slots(slots)
             own = self._usable(Arena(segment), gpu, "taking a replica's instead")
         replica: Replica | None = None
-        if fenced and not self._lost and own_update.is_at_hand(self.kit, own, self.resume):
+        if (
+            fenced
+            and not self._lost
+            and not self._may_be_swapped()
+            and own_update.is_at_hand(self.kit, own, self.resume)
+        ):
             manifest = own.read_manifest()
             self._check_layout(manifest)
             source, moved = Source.ADOPT if own.seal == self.resume else Source.SEALED, 0
@@ -256,6 +261,13 @@ class Restorer:
                 break
             self.context.board.wait_workers(seen, 0.002)
         return cell[F.FENCED] == 1 and not cell[F.CORRUPT]
+
+    def _may_be_swapped(self) -> bool:
+        """Did the predecessor die in a job.call, in which a script may have others in place of its weights, and has a replica them?"""
+        world = self.context.world
+        lost = (world.lost or {}).get(str(self.context.rank)) if world else None
+        in_call = lost is not None and self.context.board.cell(lost)[F.BUSY] & Busy.CALL
+        return bool(in_call) and not self.kit.ledger.region.alone
 
     def _may_still_run(self) -> bool:
         """Did the fence around the dead incarnation miss its deadline? Its bytes being wrong does not matter here."""

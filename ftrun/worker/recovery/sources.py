@@ -13,10 +13,11 @@ from ftrun.core.shared.board import Board, F, Inexact
 from ftrun.core.shared.world import World
 from ftrun.worker.kept.handover import fetch
 from ftrun.worker.kept.rank_state import RankState, read_state
-from ftrun.worker.kept.recovery_points import END, GATE, Slots
+from ftrun.worker.kept.recovery_points import END, GATE, START, Slots
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state.variables import PREFIX
 
 SNAPSHOTS = "take host snapshots (--snapshot-every)"
 KEPT = 5.0  # seconds that a new fd store gets to be handed the survivors' memory
@@ -115,6 +116,8 @@ def _of_update(slots: Slots, resume: int) -> RankState | None:
 def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others: Iterable[Slots], resume: int) -> None:
     """Put into `saved`, a rank's GATE slot, what the update region changed of its Python state, where that is the same on every rank.
 
+    Variables of the script that are not the same on every rank stay as they were at the gate, and are named.
+
     What one of this rank's earlier update regions changed may have changed in this one as well. With no further rank to compare, this
     one might have made another value of it, also where they were equal before (a meter that is reset in each body): that is noted.
 
@@ -133,8 +136,27 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others
     changed = [*after.changed, *(key for key in saved.ever if key in mine and key not in after.changed)]
     if not changed:
         return
+    slots = kit.ledger.slots
+    at_start = read_state(slots, START).python if slots.tag(START) == resume - 1 else {}
+
+    def grows_alike(key: str) -> bool:
+        """Was it the same on both ranks after updates that changed it, and only they do: are they alike on every rank, then?"""
+        return key in saved.ever and at_start.get(key) == mine[key]
+
     at_gate = read_state(of, GATE).python if of.tag(GATE) == resume - 1 else {}
     ends = [read_state(slots, END).python for slots in others if slots.tag(END) == resume]
+    variables = kit.ledger.variables
+    for key in [key for key in changed if key.startswith(PREFIX)]:
+        # the script's own: where others had the same at the gate, what they have now; else it stays as it was there
+        changed.remove(key)
+        value = after.python.get(key)
+        if value is not None and at_gate.get(key) == mine.get(key) and all(end.get(key) == value for end in ends):
+            known = ends or grows_alike(key)
+            mine[key] = value
+            if known:
+                continue
+        variables.lose([variables.shown(key)])
+    alike = [key for key in changed if kit.state.python.is_alike(key) or grows_alike(key)]
     for key in changed:
         value = after.python[key]
         if at_gate.get(key) != mine[key] or any(end.get(key) != value for end in ends):
@@ -144,7 +166,7 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others
                 remedies=(SNAPSHOTS, "change it before optimizer.step()"),
             )
         mine[key] = value
-    if not ends and not all(map(kit.state.python.is_alike, changed)):
+    if not ends and alike != changed:
         kit.context.note_inexact(Inexact.STATE_UNKNOWN)
 
 

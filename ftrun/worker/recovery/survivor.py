@@ -63,7 +63,7 @@ class Survivor:
         context.answer(F.RESTORED)
         kit.pending.redo = (world.generation, world.resume)
         self._await(world, F.SETTLED)  # the next step changes what others may still be copying from us
-        self.tell_draws(world.resume)
+        self.tell_missed(world.resume)
         return world.resume
 
     def _stop(self, wanted: int | None) -> World | None:
@@ -129,13 +129,17 @@ class Survivor:
 
     # -- the first step after it -------------------------------------------------------------------------------------
 
-    def tell_draws(self, number: int) -> None:
-        """A replacement that goes on with `number` did not run what this rank drew random numbers in, just before it."""
-        if self._kit.ledger.between != number:
+    def tell_missed(self, number: int) -> None:
+        """A replacement that goes on with `number` did not run what this rank did just before it: draws, and changes of variables."""
+        ledger, board = self._kit.ledger, self._context.board
+        step, names = ledger.changed_between
+        if ledger.between != number and (step != number or not names):
             return
-        board = self._context.board
         if any(board.cell(cell)[F.MISSED] == number + 1 for cell in range(board.cells)):
-            self._context.note_inexact(Inexact.DREW_BETWEEN)
+            if ledger.between == number:
+                self._context.note_inexact(Inexact.DREW_BETWEEN)
+            if step == number:
+                ledger.variables.lose(map(ledger.variables.shown, names))
 
     def step_begins(self) -> None:
         """The launcher hears that this rank computes again."""

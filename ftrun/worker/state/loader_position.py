@@ -22,6 +22,7 @@ from ftrun.worker.runtime import crash_points, loader_private
 from ftrun.worker.runtime.torch_private import writes_to
 from ftrun.worker.runtime.trees import leaves, sketch
 from ftrun.worker.state import rng
+from ftrun.worker.state.copies import CannotPlace, copied, placed
 from ftrun.worker.state.loader_workers import crew_of
 
 
@@ -52,6 +53,7 @@ class LoaderPosition:
         self._epochs: dict[int, int] = {}  # of samplers, as they were before the first pass
         self._moved: set[int] = set()  # those whose epoch was set here
         self._again = False  # the batch that is fetched was there before
+        self._held: dict[str, bytes] = {}  # what samplers of the script's own held before the pass
         self._parts = list(_parts(loader))
         self._crews = [(part, crew_of(part)) for _, part in self._parts if _makes_processes(part)]
         self._skips = _is_standard(loader) and not any(crew.is_unknown(part) for part, crew in self._crews)
@@ -137,6 +139,7 @@ class LoaderPosition:
         crews = [crew.capture() for _, crew in self._crews]
         return {
             "index": self._used, "epoch": self._epoch_state, "before": self._before, "own": own, "epochs": epochs, "crews": crews,
+            "held": self._held,
         }  # fmt: skip
 
     def put_back(self, saved: dict[str, Any], step_index: int) -> None:
@@ -144,7 +147,7 @@ class LoaderPosition:
         if self.index == saved["index"] or (self.late and self.index == saved["index"] + 1):
             self._used = saved["index"]
             return
-        self._epoch_state, self._before = saved["epoch"], saved["before"]
+        self._epoch_state, self._before, self._held = saved["epoch"], saved["before"], saved["held"]
         for thing, (now, begun) in zip(self.with_epochs(), saved["epochs"], strict=True):
             self._go_to_epoch(thing, now)
             if begun is not None:
@@ -196,6 +199,17 @@ class LoaderPosition:
     # -- iterators ---------------------------------------------------------------------------------------------------
 
     def _open(self, epoch: int, skip: int) -> Iterator[Any]:
+        known = {f"part {path}": part for path, part in self._parts} | self._generators()
+        own = {path: part for path, part in self._parts if isinstance(part, Sampler) and not _is_torchs(part)}
+        if self._again:
+            for path, data in self._held.items():
+                with contextlib.suppress(
+                    CannotPlace
+                ):  # a batch that is another one then is found by what the model is called with
+                    placed(vars(own[path]), data, known)
+        else:
+            ids = {id(thing): name for name, thing in known.items()}
+            self._held = {path: copied(vars(part), ids).data for path, part in own.items() if hasattr(part, "__dict__")}
         for thing in self.with_epochs():
             self._go_to_epoch(thing, self._epochs.setdefault(id(thing), _epoch_of(thing)) + epoch)
         with contextlib.ExitStack() as stack:
@@ -240,6 +254,10 @@ def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
         for name, thing in {**wrapped, **getattr(part, "__dict__", {})}.items():
             if isinstance(thing, Sampler | DataLoader) and not any(thing is known for _, known in parts):
                 parts.append((f"{path}{name}.", thing))
+
+
+def _is_torchs(thing: Any) -> bool:
+    return type(thing).__module__.partition(".")[0] == "torch"
 
 
 def _makes_processes(part: Any) -> bool:

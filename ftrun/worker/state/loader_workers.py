@@ -12,20 +12,19 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
-import random
 import struct
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.sharedctypes import RawArray
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from ftrun.worker.runtime import loader_private
-from ftrun.worker.state import rng, serialization
+from ftrun.worker.state import generators, rng, serialization
 
 _NOTE = struct.Struct("<QQ")  # number of the batch + 1, and length
 _ROOM = 32768  # bytes of a note; of a data set that holds more the random streams are noted alone
@@ -33,6 +32,7 @@ _FEW = 100  # elements of a container that is looked into
 _MANY = 300  # objects of a data set that are looked at
 _ATOMS = (type(None), bool, int, float, str, bytes)
 _STREAMS = ("python", "torch", "numpy")
+_GENERATORS = tuple(generators.KINDS)
 
 
 class Notes:
@@ -240,68 +240,21 @@ def _is_plain(thing: Any) -> bool:
     if type(thing) is list or type(thing) is dict:
         values = thing.values() if isinstance(thing, dict) else thing
         return len(thing) <= _FEW and all(type(value) in _ATOMS for value in values)
-    return type(thing) in _ATOMS or isinstance(thing, tuple(_KINDS))
-
-
-class _Stream(NamedTuple):
-    """How a random generator of one kind is read, set and made."""
-
-    read: Callable[[Any], Any]
-    set: Callable[[Any, Any], None]
-    make: Callable[[Any], Any]  # from what was read, where the other process made its generator only when it was needed
-
-
-def _bits(state: bytes) -> Any:
-    return getattr(np.random, serialization.decode(state)["bit_generator"])()
-
-
-def _set_numpy(thing: np.random.Generator, state: bytes) -> None:
-    thing.bit_generator.state = serialization.decode(state)
-
-
-_KINDS: dict[type, _Stream] = {
-    random.Random: _Stream(
-        lambda thing: thing.getstate(), lambda thing, state: thing.setstate(state), lambda _: random.Random()
-    ),
-    torch.Generator: _Stream(
-        lambda thing: thing.get_state().numpy().tobytes(),
-        lambda thing, state: thing.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
-        lambda _: torch.Generator(),
-    ),
-    np.random.Generator: _Stream(
-        lambda thing: serialization.pack(thing.bit_generator.state, "a data set"),
-        _set_numpy,
-        lambda state: np.random.Generator(_bits(state)),
-    ),
-    np.random.RandomState: _Stream(
-        lambda thing: serialization.pack(thing.get_state(legacy=False), "a data set"),
-        lambda thing, state: thing.set_state(serialization.decode(state)),
-        lambda state: np.random.RandomState(_bits(state)),
-    ),
-}
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return type(thing) in _ATOMS or isinstance(thing, _GENERATORS)
 
 
 def _value(thing: Any) -> Any:
-    """A copy; of a generator, which alone is noted as a tuple, the name of its kind and its state."""
-    for kind, stream in _KINDS.items():
-        if isinstance(thing, kind):
-            return _name(kind), stream.read(thing)
+    """A copy; of a generator, which alone is noted as a tuple, its kind and its state."""
+    if isinstance(thing, _GENERATORS):
+        return generators.read(thing)
     return thing.copy() if isinstance(thing, list | dict) else thing
 
 
 def _put(holder: Any, key: Any, thing: Any, value: Any) -> None:
     if type(value) is tuple:
-        name, state = value
-        kind = next(kind for kind in _KINDS if _name(kind) == name)
-        if isinstance(thing, kind):
-            _KINDS[kind].set(thing, state)
+        value = generators.placed(value[0], value[1], thing)
+        if value is thing:
             return
-        value = _KINDS[kind].make(state)
-        _KINDS[kind].set(value, state)
     if type(thing) is type(value) and isinstance(thing, list):
         thing[:] = value
     elif type(thing) is type(value) and isinstance(thing, dict):

@@ -17,11 +17,15 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 @dataclass(frozen=True)
 class LoopNames:
-    """`carried`: read before they are written. `fresh`: written anew in each iteration. `outside`: in each of a loop around."""
+    """`carried`: read before they are written. `fresh`: written in iterations, and `always` in each, before they are read.
+
+    `outside`: written in each iteration of a loop around.
+    """
 
     carried: frozenset[str]
     fresh: frozenset[str]
     outside: frozenset[str]
+    always: frozenset[str] = frozenset()
 
 
 def loop_names(source: str, line: int) -> LoopNames | None:
@@ -47,7 +51,26 @@ def loop_names(source: str, line: int) -> LoopNames | None:
     walk.body(inner.body)
     carried = (walk.early & walk.stored_anywhere) - walk.clocks
     outside = {name for loop in around[:-1] for name in _stores(loop)} - walk.stored_anywhere
-    return LoopNames(frozenset(carried), frozenset(walk.stored_anywhere - carried), frozenset(outside))
+    fresh, always = walk.stored_anywhere - carried, walk.stored - walk.early
+    return LoopNames(frozenset(carried), frozenset(fresh), frozenset(outside), frozenset(always))
+
+
+def read_in_functions(source: str) -> frozenset[str]:
+    """Names that a function, a method or a lambda of this source reads."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    found: set[str] = set()
+    for function in ast.walk(tree):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            nodes = list(ast.walk(function))
+            names = [node for node in nodes if isinstance(node, ast.Name)]
+            of_the_module = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+            own = {node.id for node in names if isinstance(node.ctx, ast.Store)} - of_the_module
+            own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+            found |= {node.id for node in names if isinstance(node.ctx, ast.Load)} - own
+    return frozenset(found)
 
 
 def _stores(loop: ast.AST) -> set[str]:

@@ -28,7 +28,7 @@ class PlainValues:
         vars(self).update(state)
 
 
-class Variables:
+class GlobalVariables:
     """Global variables of a script, kept where they are."""
 
     def __init__(self, space: dict[str, Any], names: tuple[str, ...]) -> None:

@@ -31,6 +31,22 @@ _grad = attrgetter("grad")
 LOOSE = "buffers that take another shape"
 
 
+class WeightsAside:
+    """Of parameters on a GPU there is a copy where there is room for it."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        size = sum(t.numel() * t.element_size() for t in tensors)
+        gpus = {t.device for t in tensors if t.is_cuda}
+        self._tensors = tensors if all(torch.cuda.mem_get_info(gpu)[0] > 3 * size for gpu in gpus) else []
+        self._copies = [t.detach().clone() for t in self._tensors]
+
+    def put_back(self) -> None:
+        """The function was interrupted: what it wrote into them is undone."""
+        for tensor, copy in zip(self._tensors, self._copies, strict=True):
+            if not torch.equal(tensor.detach(), copy):
+                tensor.detach().copy_(copy)
+
+
 class ProtectedState:
     """Model(s), optimizer(s) and stateful objects of one rank, over its arena."""
 
@@ -377,6 +393,10 @@ class ProtectedState:
     def stand(self) -> tuple[Any, ...]:
         """What parameters and optimizer state are now, all of it read: to see that nobody writes them between two moments."""
         return self.checksum(), self._made.stand()
+
+    def weights_aside(self) -> WeightsAside:
+        """A copy of the parameters, for a function that may have others in their place for a while, such as averaged ones."""
+        return WeightsAside([p for p in map(local_of, self.tensors) if p.numel()])
 
     def _hash_of_part(self, zone: tuple[int, int], turn: int) -> int:
         offset, size = zone

@@ -11,7 +11,8 @@ import torch
 
 from ftrun.worker.runtime.torch_private import forget_unscaled
 from ftrun.worker.state import serialization
-from ftrun.worker.state.plain_values import Variables
+from ftrun.worker.state.plain_values import GlobalVariables
+from ftrun.worker.state.variables import PREFIX
 
 # what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
 _DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
@@ -45,7 +46,7 @@ class PythonState:
     @property
     def variables(self) -> frozenset[str]:
         """Names of the script's global variables that are kept."""
-        return frozenset[str]().union(*(t.names for t in self._stateful.values() if isinstance(t, Variables)))
+        return frozenset[str]().union(*(t.names for t in self._stateful.values() if isinstance(t, GlobalVariables)))
 
     @property
     def objects(self) -> list[Any]:
@@ -129,7 +130,7 @@ class PythonState:
 
         The script may be about to use it there, as in `found.values.append(job.call(evaluate))`: the list was looked up before.
         """
-        state = {name: serialization.decode(data) for name, data in packed.items()}
+        state = {name: serialization.decode(data) for name, data in packed.items() if not name.startswith(PREFIX)}
         for i, optimizer in enumerate(self._optimizers):
             groups, loose = state[f"optimizer.{i}"]
             for group, saved in zip(optimizer.param_groups, groups, strict=True):

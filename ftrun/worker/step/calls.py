@@ -47,7 +47,7 @@ class Calls:
                 "job.call outside an iteration's start: call it between the loop's `for` and `with step:`, or after the loop"
             )
         if not self.made:
-            self._before = rng.capture(), self._kit.state.python.capture()
+            self._before = self._kit.ledger.captured()
         self.made.append(fn)
         again = False
         while True:
@@ -65,6 +65,7 @@ class Calls:
         def every() -> T:
             if again:  # the replacement makes them all: so does everyone
                 self._kit.state.python.apply(self._before[1], in_call=True)
+                self._kit.ledger.variables.put_back(self._before[1])
                 rng.apply(self._before[0])
                 for earlier in self.made[:-1]:
                     earlier()
@@ -80,7 +81,7 @@ class Calls:
         """The result of `fn`. Raises Interrupt when the world was stopped meanwhile, wherever `fn` was, and whatever it raised."""
         context, position = self._kit.context, self._kit.position
         context.busy(Busy.CALL, True)
-        modes = thread_modes()
+        modes, weights = thread_modes(), self._kit.state.weights_aside()
         try:
             position.allow_interrupts()
             result = fn()
@@ -93,6 +94,7 @@ class Calls:
                 context.leaves()
                 raise
             restore_modes(modes)
+            weights.put_back()  # before anybody is told that this rank has stopped, and copies them
             raise Interrupt from error
         finally:
             context.busy(Busy.CALL, False)

@@ -59,7 +59,7 @@ class Loop:
                 number = self._survivor.rejoin(rewind=False)
             if number >= end:
                 self.kit.ledger.loop_ends(end)
-                self._survivor.tell_draws(end)
+                self._survivor.tell_missed(end)
                 if self.kit.ledger.loader is not None:
                     self.kit.ledger.loader.finish()
                 if self._end(end):
@@ -230,12 +230,14 @@ class Loop:
         """
         kit, base = self.kit, self.kit.position.base
         slots, ledger = kit.ledger.slots, kit.ledger
+        ledger.variables.here()
         if kit.pending.resume == base and slots.tag(START) != base:
             self._put_back(base, in_call=True)  # and the script goes on from here
         elif slots.tag(END) == base:
             ledger.put_back(ledger.read(END), 0, in_call=True)
         elif slots.tag(START) == base:  # as of the beginning of a call that is over
             ledger.put_back(ledger.read(START), 0, in_call=True)
+        ledger.variables.leave()
 
     def _finish_recording(self) -> None:
         """The first step is about to be handed out: keep the results of the collectives before it."""
@@ -315,6 +317,7 @@ class Loop:
         self._commit.tell(end)
         position.first, position.base = position.index_of(end), end + 1
         position.where = Where.BETWEEN
+        kit.ledger.variables.leave()
         self._passed_end()
         context.phase(Phase.DONE)
         context.milestone(Flag.LOOP_DONE)
@@ -329,6 +332,7 @@ class Loop:
     def _hand_out(self, number: int, where: Where = Where.HANDED_OUT) -> None:
         """The loop is about to give a step to the script, or a call begins: seal its START slot, or put back what it holds."""
         kit, context, position = self.kit, self.kit.context, self._position
+        kit.ledger.variables.here()
         if number == position.number:
             position.attempt += 1
             kit.pending.restart = kit.ledger.start_state(number)
@@ -356,8 +360,8 @@ class Loop:
             kit.ledger.start(number)
             if crash_points.armed:
                 crash_points.point("slot-start", number, context.rank)
-        if kit.ledger.between == number:
-            self._survivor.tell_draws(number)
+        if kit.ledger.between == number or kit.pending.redo is not None:
+            self._survivor.tell_missed(number)
         context.phase(Phase.IDLE)
         if puts_back:
             kit.logged.write()  # in a replacement, what its predecessor did not

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftrun.worker.checks.carried import loop_names
+from ftrun.worker.state.loop_names import loop_names
 
 LOOP = """
 n = 0

@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from ftrun.worker.checks.carried import loop_names
 from ftrun.worker.checks.live_values import LiveValues
+from ftrun.worker.state.loop_names import loop_names
 
 
 class Box:

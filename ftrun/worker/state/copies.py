@@ -1,0 +1,404 @@
+"""Copies of a script's values, made by Python's own copy protocol, and put back where the script has them.
+
+A copy is a pickle. In it stands by its name what the job guards itself (models, optimizers), and what Python cannot copy (a lock, a
+generator, a file) or what is not to be copied (a loader, a process group) stands for *the one that is there*: when the copy is put
+back, the thing at the same place stays. Everything else keeps its identity: containers, arrays, tensors and objects are changed in
+place to hold what the copy holds, so whoever else holds them sees it.
+
+Copies lie in memory of the same user and are read by processes of the same run. They are read with classes and functions of modules
+that are imported there already, and nothing else is imported.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import copyreg
+import functools
+import importlib
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from ftrun.worker.state import generators, serialization
+
+_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range))
+_BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType)
+_STAY = (  # at their place; what they hold is their owner's
+    types.ModuleType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.CodeType,
+    io.IOBase, Iterator, DataLoader, torch.distributed.ProcessGroup,
+)  # fmt: skip
+_HEAP_TYPE = 1 << 9  # of `type.__flags__`: it was made by a class statement (or as such a one)
+
+
+class CannotPlace(Exception):
+    """A copy cannot be put back as a whole; the message says why."""
+
+
+class TooLarge(Exception):
+    """A copy would be larger than its limit."""
+
+
+class Copied:
+    """`data`: the copy. `left`: kinds of what is in it without a copy, each once, in the order in which they were met."""
+
+    def __init__(self, data: bytes, left: list[str]) -> None:
+        self.data = data
+        self.left = left
+
+
+def copied(value: Any, known: Mapping[int, str], most: int = sys.maxsize) -> Copied:
+    """A copy of `value`. `known`: id -> name of the things that are not copied, as `placed` knows them.
+
+    Equal values of the same structure give equal bytes in one process, as far as their own parts of the protocol do.
+
+    Errors: TooLarge for one of more than `most` bytes, before it is made; what the script's own part of the protocol raises.
+    """
+    file = _Limited(most)
+    copier = _Copier(file, known)
+    copier.dump(value)
+    return Copied(file.getvalue(), list(dict.fromkeys(copier.left)))
+
+
+def placed(there: Any, data: bytes | memoryview, known: Mapping[str, Any]) -> Any:
+    """What a name that holds `there` is to be bound to: `there` itself, changed in place, where it can be.
+
+    Args:
+        there: The value now; an object of another kind is left as it is.
+        data: A copy.
+        known: Name -> thing, for what `copied` knew.
+
+    Raises:
+        CannotPlace: Nothing is changed then, but for things that were reached before.
+    """
+    reader = _CopyReader(io.BytesIO(data), known)
+    try:
+        new = reader.load()
+    except CannotPlace:
+        raise
+    except Exception as error:  # the script's own code, too
+        raise CannotPlace(f"{type(error).__name__}: {error}") from error
+    placing = _Placing(reader.named)
+    result = placing.of(there, new)
+    if placing.met < reader.left:
+        raise CannotPlace("what holds it has a copy protocol of its own")
+    return result
+
+
+# -- writing -------------------------------------------------------------------------------------------------------------
+
+
+class _Limited(io.BytesIO):
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._left = most
+
+    def write(self, data: Any) -> int:
+        self._left -= len(data)
+        if self._left < 0:
+            raise TooLarge
+        return super().write(data)
+
+
+class _Copier(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, known: Mapping[int, str]) -> None:
+        super().__init__(file, 5)
+        self.left: list[str] = []
+        self._known = known
+
+    def reducer_override(self, thing: Any) -> Any:
+        """For everything but atoms and plain containers."""
+        name = self._known.get(id(thing))
+        if name is not None:
+            return _known, (name,)
+        kind = type(thing)
+        if isinstance(thing, _BY_NAME):
+            return NotImplemented if _is_importable(thing) else self._stays(thing)
+        if isinstance(thing, torch.Tensor) and serialization.takes(thing):
+            return _tensor, (
+                serialization.pack(thing.detach(), "a tensor"),
+                thing.requires_grad,
+                isinstance(thing, torch.nn.Parameter),
+            )
+        if kind is types.MethodType:
+            return _method, (thing.__func__, thing.__self__)
+        if kind is object or isinstance(thing, _STAY):
+            return self._stays(thing)
+        found = generators.read(thing)
+        if found is not None:
+            return _generator, found
+        try:
+            by_table = copyreg.dispatch_table.get(kind)
+            return by_table(thing) if by_table is not None else thing.__reduce_ex__(5)
+        except Exception:  # as a lock, a socket, or what the script forbids to copy
+            return self._stays(thing)
+
+    def _stays(self, thing: Any) -> Any:
+        self.left.append(type(thing).__qualname__)
+        return _stays, (type(thing).__qualname__,)
+
+
+def _is_importable(thing: Any) -> bool:
+    """Is it found under its name in its module?"""
+    found: Any = sys.modules.get(getattr(thing, "__module__", None) or "builtins")
+    for name in getattr(thing, "__qualname__", "?").split("."):
+        found = getattr(found, name, None)
+    return found is thing
+
+
+# -- reading -------------------------------------------------------------------------------------------------------------
+
+
+class _Stays:
+    """Stands for what is at its place."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __call__(self) -> Any:
+        """It may stand for the factory of a defaultdict, which has to be one already while it is read."""
+        raise NotImplementedError
+
+
+class _Generator:
+    def __init__(self, kind: str, state: Any) -> None:
+        self.kind, self.state = kind, state
+
+
+def _known(name: str) -> Any:
+    raise NotImplementedError  # the reader has its own
+
+
+def _stays(kind: str) -> Any:
+    raise NotImplementedError
+
+
+def _generator(kind: str, state: Any) -> Any:
+    return _Generator(kind, state)
+
+
+def _method(function: Any, of: Any) -> Any:
+    return types.MethodType(function, of)
+
+
+def _tensor(data: bytes, requires_grad: bool, is_parameter: bool) -> Any:
+    tensor = serialization.decode(data)
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+
+
+class _CopyReader(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, known: Mapping[str, Any]) -> None:
+        super().__init__(file)
+        self._known = known
+        self.named: list[Any] = []  # what stands in the copy by its name
+        self.left = 0  # things that have to be met at their places
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Only what is imported in this process."""
+        if module == __name__ and name in ("_known", "_stays"):
+            return self._named if name == "_known" else self._staying
+        if module not in sys.modules and not _is_of_the_library(module):
+            raise CannotPlace(f"the module {module} is not imported here")
+        return super().find_class(module, name)
+
+    def _named(self, name: str) -> Any:
+        if name not in self._known:
+            raise CannotPlace(f"there is no {name} here")
+        self.named.append(self._known[name])
+        return self._known[name]
+
+    def _staying(self, kind: str) -> Any:
+        self.left += 1
+        return _Stays(kind)
+
+
+def _is_of_the_library(module: str) -> bool:
+    """A part of Python that another process happens to have imported already."""
+    top = module.partition(".")[0]
+    return top in sys.stdlib_module_names and importlib.import_module(module) is not None
+
+
+# -- putting back --------------------------------------------------------------------------------------------------------
+
+
+class _Placing:
+    """Of one copy. `met`: how many things that stay were found at their places."""
+
+    def __init__(self, named: list[Any]) -> None:
+        self.met = 0
+        # id of a part of the copy -> that part, and what it became
+        self._done: dict[int, tuple[Any, Any]] = {id(thing): (thing, thing) for thing in named}
+
+    def of(self, old: Any, new: Any) -> Any:
+        """What stands for the part `new` of the copy, where `old` is now."""
+        kind = type(new)
+        if kind in _ATOMS:
+            return new
+        if id(new) in self._done:
+            return self._done[id(new)][1]
+        if kind is _Stays:
+            if type(old).__qualname__ != new.kind:
+                raise CannotPlace(f"a {new.kind} cannot be copied, and there is none at its place")
+            self.met += 1
+            return self._as(new, old)
+        if kind is _Generator:
+            return self._as(new, generators.placed(new.kind, new.state, old))
+        there = old if type(old) is kind and old is not new else None
+        if isinstance(new, tuple):
+            return self._tuple(there, new)
+        if isinstance(new, torch.Tensor | np.ndarray | bytearray | array.array):
+            return self._as(new, _array(there, new))
+        if kind is types.MethodType or kind is functools.partial:
+            return self._as(new, self._call(there, new))
+        if not _is_open(kind):
+            return self._as(new, new)
+        target = self._as(new, new if there is None else there)
+        for container, put in _CONTAINERS.items():
+            if isinstance(new, container):
+                put(self, there, new, target)
+                break
+        self._attributes(there, new, target)
+        return target
+
+    def _as(self, new: Any, result: Any) -> Any:
+        self._done[id(new)] = new, result
+        return result
+
+    def _tuple(self, there: Any, new: tuple[Any, ...]) -> Any:
+        olds = there if there is not None and len(there) == len(new) else (None,) * len(new)
+        parts = [self.of(old, part) for old, part in zip(olds, new, strict=True)]
+        if id(new) in self._done:  # it holds itself, by something that it holds
+            return self._done[id(new)][1]
+        if there is not None and len(there) == len(new) and all(a is b for a, b in zip(there, parts, strict=True)):
+            return self._as(new, there)
+        return self._as(new, tuple.__new__(type(new), parts))
+
+    def _call(self, there: Any, new: Any) -> Any:
+        """A bound method or a partial: the one that is there if it calls the same."""
+        parts = [self.of(old, part) for old, part in zip(_held(there, new), _held(new, new), strict=True)]
+        if there is not None and all(a is b for a, b in zip(_held(there, new), parts, strict=True)):
+            return there
+        if isinstance(new, types.MethodType):
+            return types.MethodType(*parts)
+        count = len(new.args)
+        return functools.partial(
+            parts[0], *parts[1 : 1 + count], **dict(zip(new.keywords, parts[1 + count :], strict=True))
+        )
+
+    def sequence(self, there: Any, new: Any, target: Any) -> None:
+        """A list or a deque."""
+        parts = list(new)
+        if not _ATOMS.issuperset(map(type, parts)):
+            olds = list(there) if there is not None else []
+            parts = [self.of(olds[i] if i < len(olds) else None, part) for i, part in enumerate(parts)]
+        target.clear()
+        target.extend(parts)
+
+    def mapping(self, there: Any, new: Any, target: Any) -> None:
+        base: Any = collections.OrderedDict if isinstance(new, collections.OrderedDict) else dict
+        items = [
+            (key, self.of(base.get(there, key) if there is not None else None, part))
+            for key, part in list(base.items(new))
+        ]
+        if isinstance(target, collections.defaultdict):
+            target.default_factory = self.of(there.default_factory if there is not None else None, new.default_factory)
+        base.clear(target)
+        for key, part in items:
+            base.__setitem__(target, key, part)
+
+    def members(self, there: Any, new: Any, target: Any) -> None:
+        parts = [self.of(None, part) for part in new]
+        target.clear()
+        target.update(parts)
+
+    def _attributes(self, there: Any, new: Any, target: Any) -> None:
+        ours = getattr(new, "__dict__", None)
+        if ours is not None:
+            before = dict(vars(there)) if there is not None else {}
+            found = {name: self.of(before.get(name), part) for name, part in list(ours.items())}
+            space = vars(target)
+            for name in [name for name in space if name not in found]:
+                del space[name]
+            space.update(found)
+        for slot, descriptor in _slots(type(new)):
+            part = getattr(new, slot, _NONE)
+            if part is not _NONE:
+                descriptor.__set__(target, self.of(getattr(there, slot, None), part))
+            elif there is not None and hasattr(there, slot):
+                descriptor.__delete__(target)
+
+
+_NONE = object()
+
+
+def _held(thing: Any, like: Any) -> list[Any]:
+    """What a bound method or a partial is made of; of one that is made otherwise than `like`, or of none, nothings."""
+    if isinstance(like, types.MethodType):
+        return [thing.__func__, thing.__self__] if thing is not None else [None, None]
+    alike = thing is not None and len(thing.args) == len(like.args) and list(thing.keywords) == list(like.keywords)
+    if not alike:
+        return [None] * (1 + len(like.args) + len(like.keywords))
+    return [thing.func, *thing.args, *thing.keywords.values()]
+
+
+_CONTAINERS: dict[Any, Callable[[_Placing, Any, Any, Any], None]] = {
+    dict: _Placing.mapping,
+    list: _Placing.sequence,
+    collections.deque: _Placing.sequence,
+    set: _Placing.members,
+}
+
+
+def _slots(kind: type) -> Iterator[tuple[str, Any]]:
+    """Name and descriptor of each slot of a class."""
+    for one in kind.__mro__:
+        for name, found in vars(one).items():
+            if isinstance(found, types.MemberDescriptorType) and one.__flags__ & _HEAP_TYPE:
+                yield name, found
+
+
+_BASES = (*_CONTAINERS, collections.OrderedDict, collections.defaultdict, types.SimpleNamespace)
+
+
+def _is_open(kind: type) -> bool:
+    """Is all that an object of this class holds its attributes, and the parts of a plain container?
+
+    Others are taken as they are made: nobody but their class knows what they hold.
+    """
+    base = next(one for one in kind.__mro__ if not one.__flags__ & _HEAP_TYPE)
+    if base is not object:
+        return base in _BASES
+    own = [name for name in ("__reduce_ex__", "__reduce__") if getattr(kind, name) is not getattr(object, name)]
+    return not own and (hasattr(kind, "__dict__") or bool(list(_slots(kind))))
+
+
+def _array(there: Any, new: Any) -> Any:
+    if there is None:
+        return new
+    if isinstance(new, torch.Tensor):
+        if (
+            there.shape != new.shape
+            or there.dtype != new.dtype
+            or there.device != new.device
+            or there.layout != new.layout
+        ):
+            return new
+        with torch.no_grad():
+            there.copy_(new)
+        return there.requires_grad_(new.requires_grad) if there.is_leaf else there
+    if isinstance(new, np.ndarray):
+        if there.shape != new.shape or there.dtype != new.dtype or not there.flags.writeable:
+            return new
+        np.copyto(there, new)
+        return there
+    if isinstance(new, array.array) and there.typecode != new.typecode:
+        return new
+    there[:] = new
+    return there

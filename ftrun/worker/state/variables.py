@@ -1,0 +1,368 @@
+"""What the loop of a script changes is kept with the step, without a word in the script.
+
+A value that has changed since the loop began is copied into every slot from then on, and put back in place in a replacement and in a
+survivor that does the step again. Which ones that are is looked for as a whole in the bodies that are looked at; in between each name
+that is bound to another thing is found by one comparison of identities. What never changed is the replacement's own: its script makes
+it. What cannot be kept (an iterator, a file, what is too large) is for the search for what was left out to name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import linecache
+import operator
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from ftrun.core.paths import OWN_FILES
+from ftrun.worker.state import spaces
+from ftrun.worker.state.copies import TooLarge, copied, placed
+from ftrun.worker.state.loop_names import loop_names, read_in_functions
+from ftrun.worker.state.spaces import Space
+
+PREFIX = "variable "  # of a name among what slots keep of the Python state
+LARGEST = 1 << 20  # bytes of a copy that is kept with each step
+_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
+_NEW = object()
+_BEHIND = "|"  # between a space and a name
+# what is at its place in every process, and holds nothing that a loop changes
+_HARMLESS = frozenset(
+    "function builtin_function_or_method method type module code lock RLock _thread.lock object weakref ReferenceType DataLoader "
+    "ProcessGroup SwapGroup Thread Condition Event Logger frame".split()
+)
+
+
+_TURN = 24  # spaces whose names are looked at in each step, beside those of the loop's own functions and modules
+
+
+class _Named(NamedTuple):
+    space: Space
+    name: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.space.key}{_BEHIND}{self.name}"
+
+    @property
+    def shown(self) -> str:
+        return self.space.shown + self.name
+
+
+class _Bindings(NamedTuple):
+    """Names of a space, and what they were bound to when that was looked at."""
+
+    space: Space
+    names: list[str]
+    get: Callable[[Any], Any]
+    before: Any
+    length: int
+
+    def undo(self) -> None:
+        values = self.space.read()
+        for name, before in zip(self.names, self.before, strict=False):
+            if values.get(name, _NEW) is not before:
+                self.space.bind(name, before)
+
+
+class Variables:
+    """Of one rank.
+
+    Args:
+        modules: The protected ones.
+        known: Name -> thing of what the job keeps itself: it is bound, and not copied.
+        ignored: Names, and things, that are to stay out.
+        only: Names, of variables or `self.meters`, that alone are kept; None = all.
+    """
+
+    def __init__(
+        self,
+        modules: list[torch.nn.Module],
+        known: Mapping[str, Any],
+        ignored: Iterable[Any] = (),
+        only: Iterable[str] | None = None,
+    ) -> None:
+        self._modules = modules
+        self._only = None if only is None else frozenset(only)
+        self.told: Callable[[Iterable[str]], None] = lambda names: None  # hears the names of what is lost
+        self._given = dict(known)
+        for number, root in enumerate(modules):
+            self._given |= {f"model {number}.{name}": part for name, part in root.named_modules()}
+            self._given |= {f"parameter {number}.{name}": param for name, param in root.named_parameters()}
+        self._ignored = {name for name in ignored if isinstance(name, str)}
+        self._passed_over = {id(thing) for thing in [*self._given.values(), *ignored]}
+        self.iterated: set[int] = set()  # ids of loaders and samplers that are kept with the place in the data
+        self._frames: list[FrameType] = []
+        self._fresh: tuple[str, frozenset[str]] = ("", frozenset())  # key of a space, and names there
+        self._spaces: list[Space] = []
+        self._roots: set[str] = set()  # of spaces: frames and modules that were seen
+        self._places_of: set[str] = set()  # keys of the spaces that were there when their root was seen first
+        self._by_id: dict[int, str] = {}  # of what is bound and not copied
+        self._stands: dict[str, Any] = {}  # place -> what stood for its value at the last look
+        self._kept: dict[str, _Named] = {}  # those that changed
+        self._wanted: set[str] = set()  # those that a predecessor kept
+        self._left: dict[str, str] = {}  # place as a person reads it -> why it is not kept
+        self._watched: list[_Bindings] = []
+        self._in_turn: list[_Bindings] = []
+        self._turn = 0
+
+    # -- finding -----------------------------------------------------------------------------------------------------
+
+    def here(self) -> None:
+        """The loop is about to give something to the script, in whose frames it is called."""
+        if self._only is not None and not self._only:
+            return
+        one = inspect.currentframe() if self._frames else None
+        while one is not None and one.f_code.co_filename.startswith(OWN_FILES):
+            one = one.f_back
+        if one is not None and one is self._frames[0]:
+            return
+        frames = spaces.script_frames()
+        self._frames = frames
+        self._fresh = _fresh_names(frames)
+        self._find()
+        self._kept = {}
+        for place, value in self._places():
+            if place.key in self._wanted:
+                self._kept[place.key] = place
+            elif place.key not in self._stands:  # what is new is taken as it is found
+                self._stands[place.key] = self._stand(place, value)
+        self._watch()
+
+    def leave(self) -> None:
+        """A loop is over: the frames it was in may end."""
+        self._frames, self._spaces, self._watched, self._in_turn, self._kept = [], [], [], [], {}
+
+    def _find(self) -> None:
+        found = spaces.found(self._frames, self._modules, self._is_passed_over, self._counts)
+        roots = {space.root for space in found}
+        # what the loop makes later is a part of what was there: a replacement has no place for it
+        self._places_of |= {space.key for space in found if space.root not in self._roots}
+        self._roots |= roots
+        self._spaces = [space for space in found if space.key in self._places_of]
+        self._by_id = {id(thing): name for name, thing in self._given.items()}
+        for space in self._spaces:
+            if space.owner is not None:
+                self._by_id.setdefault(id(space.owner), f"at {space.key}")
+
+    def _is_passed_over(self, thing: Any) -> bool:
+        if isinstance(thing, list | tuple | dict):  # one that is iterated is a value as well
+            return id(thing) in self._passed_over
+        known = id(thing) in self._passed_over or id(thing) in self.iterated
+        return known or type(thing).__module__.startswith("ftrun.")
+
+    def _places(self) -> Iterator[tuple[_Named, Any]]:
+        """With their values."""
+        for space in self._spaces:
+            for name, value in list(space.read().items()):
+                if self._counts(space, name):
+                    yield _Named(space, name), value
+
+    def _counts(self, space: Space, name: str) -> bool:
+        if name[:2] == "__" or name[:1] in ".@" or space.shown + name in self._ignored:
+            return False
+        if self._only is not None:
+            return _under(space.shown + name, self._only)
+        return space.key != self._fresh[0] or name not in self._fresh[1]
+
+    def _stand(self, place: _Named, value: Any) -> Any:
+        """Something small that is equal as long as the value is; None for what is not kept."""
+        if type(value) in _ATOMS:
+            return type(value).__name__, value
+        name = self._by_id.get(id(value))
+        if name is not None:
+            return (name,)
+        if self._is_passed_over(value):
+            return None
+        data = self._copy(place, value)
+        return None if data is None else hashlib.blake2b(data, digest_size=16).digest()
+
+    def _copy(self, place: _Named, value: Any) -> bytes | None:
+        if type(value) in _ATOMS:
+            return pickle.dumps(value, 5)
+        why = ""
+        try:
+            if _size(value) > LARGEST:
+                raise TooLarge
+            made = copied(value, self._by_id, LARGEST)
+        except TooLarge:
+            why = "too large"
+        except Exception as error:  # the script's own code, too
+            why = f"{type(error).__name__}: {error}"
+        else:
+            held = [kind for kind in made.left if kind not in _HARMLESS]
+            why = "has a cache" if hasattr(value, "cache_info") else f"holds a {held[0]}" if held else ""
+            if not why:
+                self._left.pop(place.shown, None)
+                return made.data
+        self._left[place.shown] = why
+        return None
+
+    # -- what changed ------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Remember which things the names are bound to."""
+        self._watched, self._in_turn = [], []
+        for space in self._spaces:
+            values = space.read()
+            names = [name for name in values if self._counts(space, name) and _Named(space, name).key not in self._kept]
+            if not names:
+                continue
+            if space.raw is None and space.frame is None:
+                continue  # a class, a closure: they are looked at as a whole
+            get: Any = operator.itemgetter(*names, names[0])  # of one name it would give no tuple
+            raw = space.raw if space.raw is not None else values
+            watched = _Bindings(space, names, get, get(raw), len(raw))
+            often = space.frame is not None or space.owner is None
+            (self._watched if often else self._in_turn).append(watched)
+
+    def _is_rebound(self) -> bool:
+        """Is a name bound to another thing by now, or is there a new one?"""
+        first, self._turn = self._turn, self._turn + _TURN
+        if self._turn >= len(self._in_turn):
+            self._turn = 0
+        for space, _, get, before, length in self._watched + self._in_turn[first : first + _TURN]:
+            values: Any = space.raw if space.frame is None else space.frame.f_locals
+            try:
+                if len(values) != length or not all(map(operator.is_, get(values), before)):
+                    return True
+            except KeyError:
+                return True
+        return False
+
+    def look(self) -> list[str]:
+        """Look at everything. What changed since the last look is kept from here on; gives its names, as a person reads them."""
+        if not self._frames:
+            return []
+        self._find()
+        found = []
+        for place, value in self._places():
+            key = place.key
+            if key in self._kept:
+                self._kept[key] = place  # its object may be another one by now
+                continue
+            stand = self._stand(place, value)
+            if stand != self._stands.get(key, _NEW):
+                self._stands[key] = stand
+                if stand is not None:
+                    self._kept[key] = place
+                    self._wanted.add(key)
+                    found.append(place.shown)
+        self._watch()
+        return found
+
+    def capture(self, whole: bool) -> dict[str, bytes]:
+        """What changed since the loop began, for a slot. `whole`: everything is looked at."""
+        if not self._frames:
+            return {}
+        if whole or self._is_rebound():
+            self.look()
+        state: dict[str, bytes] = {}
+        read: dict[str, Mapping[str, Any]] = {}
+        for key, place in self._kept.items():
+            values = read.get(place.space.key)
+            if values is None:
+                values = read[place.space.key] = place.space.read()
+            if place.name in values:
+                data = self._copy(place, values[place.name])
+                if data is not None:
+                    state[PREFIX + key] = data
+        return state
+
+    # -- putting back ------------------------------------------------------------------------------------------------
+
+    def put_back(self, saved: Mapping[str, bytes]) -> None:
+        """Put back what `capture` gave, here or in a predecessor; what cannot be is lost."""
+        wanted = {key.removeprefix(PREFIX): data for key, data in saved.items() if key.startswith(PREFIX)}
+        if not wanted:
+            return
+        self._wanted |= wanted.keys()
+        by_key = {space.key: space for space in self._spaces}
+        things = {
+            **self._given,
+            **{f"at {space.key}": space.owner for space in self._spaces if space.owner is not None},
+        }
+        lost = []
+        for key, data in wanted.items():
+            where, _, name = key.rpartition(_BEHIND)
+            space = by_key.get(where)
+            if space is None:
+                lost.append(self.shown(key))
+                continue
+            place, values = _Named(space, name), space.read()
+            try:
+                value = placed(values.get(name), data, things)
+                if name not in values or value is not values[name]:
+                    space.bind(name, value)
+            except Exception as error:  # CannotPlace, or what the script's own setter raises
+                self._left[place.shown] = str(error)
+                lost.append(place.shown)
+                continue
+            self._kept[key] = place
+        self._watch()
+        self.lose(lost)
+
+    def undo(self) -> None:
+        """A step was interrupted, and is to be done again: bind names as at its start; what else it changed in things not kept is lost."""
+        for watched in [*self._watched, *self._in_turn]:
+            watched.undo()
+        self.lose(self.look())
+
+    # -- telling -----------------------------------------------------------------------------------------------------
+
+    def covers(self, shown: str) -> bool:
+        """Is what that name stands for seen here, and kept once it changes?"""
+        if any(_under(name, (shown,)) for name in self._left):
+            return False
+        for place, value in self._places():
+            with_the_data = id(value) in self.iterated and ".dataset" not in shown and _under(shown, (place.shown,))
+            if with_the_data or _under(place.shown, (shown,)):
+                return True
+        return False
+
+    def lose(self, names: Iterable[str]) -> None:
+        """A rank goes on with other values of these than an undisturbed one."""
+        names = list(names)
+        if names:
+            self.told(names)
+
+    @property
+    def names(self) -> list[str]:
+        """Of what is kept, as a person reads them."""
+        return sorted({place.shown for place in self._kept.values()})
+
+    def shown(self, key: str) -> str:
+        """The name that a person reads, of one among what slots keep."""
+        key = key.removeprefix(PREFIX)
+        if key in self._kept:
+            return self._kept[key].shown
+        where, _, name = key.rpartition(_BEHIND)
+        return where.rpartition("().")[2].removeprefix("global ") + name
+
+
+def _under(name: str, holders: Iterable[str]) -> bool:
+    """Is that one of the holders, or a part of one?"""
+    return any(name == one or name.startswith((f"{one}.", f"{one}[")) for one in holders)
+
+
+def _size(value: Any) -> int:
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else getattr(value, "nbytes", 0)
+
+
+def _fresh_names(frames: list[FrameType]) -> tuple[str, frozenset[str]]:
+    """Names that the loop of the innermost frame writes in each iteration before anybody reads them, and the space they are in."""
+    if not frames:
+        return "", frozenset()
+    frame = frames[0]
+    source = "".join(linecache.getlines(frame.f_code.co_filename))
+    names = loop_names(source, frame.f_lineno)
+    if names is None:
+        return "", frozenset()
+    if frame.f_locals is not frame.f_globals:
+        return f"{frame.f_code.co_name}().", names.always
+    # a function that the loop calls may read one before the loop writes it
+    return f"global {spaces.module_prefix(frame.f_globals)}", names.always - read_in_functions(source)
