@@ -23,7 +23,6 @@ from ftrun.core.shared.left_out import file_name, shown
 from ftrun.worker.checks.live_values import LiveValues, attributes, is_open
 from ftrun.worker.runtime.callers import is_script
 from ftrun.worker.runtime.observer import StepObserver
-from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.loop_names import LoopNames, loop_names
 from ftrun.worker.state.plain_values import PlainValues
@@ -102,10 +101,6 @@ class LeftOut(StepObserver):
         """For the closing line."""
         self._told.update(names)
         self._context.report(file_name(self._context.cell.index), {"names": sorted(self._told)})
-
-    def aborted(self, raised: bool) -> None:
-        if self._context.position.where is Where.BODY or self._context.position.where is Where.LOOP:
-            self._variables.undo()
 
     def live(self) -> Iterator[tuple[str, str]]:
         """For `ftrun verify`: every live value that is no text, such as may differ from run to run, and what stands for it."""

@@ -27,6 +27,7 @@ class Survivor:
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
         self._context = kit.context
+        self._looked_in = 0  # the world that was joined last, if the script's values were looked at for it
         self.tidy = False  # an interrupted step is done: what could wait until then is still to be done
 
     def rejoin(self, rewind: bool) -> int:
@@ -93,6 +94,9 @@ class Survivor:
         kit, context = self._kit, self._context
         kit.registry.drain(world.generation)  # an old collective may be of a buffer that is rewound now
         kit.sharded.reset()
+        if self._looked_in != world.generation:
+            self._looked_in = world.generation
+            kit.ledger.variables.stopped(rewind)
         if rewind:
             kit.reducers.forget()
             kit.state.set_grads([False] * len(kit.state.params), None)

@@ -62,11 +62,19 @@ class _Bindings(NamedTuple):
     before: Any
     length: int
 
-    def undo(self) -> None:
+    def rebound(self) -> list[str]:
+        """Those that are bound to another thing by now, as a person reads them."""
         values = self.space.read()
+        pairs = zip(self.names, self.before, strict=False)
+        return [self.space.shown + name for name, before in pairs if values.get(name, _NEW) is not before]
+
+    def undo(self) -> list[str]:
+        """Bind them again as they were."""
+        found = self.rebound()
         for name, before in zip(self.names, self.before, strict=False):
-            if values.get(name, _NEW) is not before:
+            if self.space.shown + name in found:
                 self.space.bind(name, before)
+        return found
 
 
 class Variables:
@@ -88,6 +96,7 @@ class Variables:
     ) -> None:
         self._modules = modules
         self._only = None if only is None else frozenset(only)
+        self.loop: object = None  # the one that is left by `leave`, for who has several
         self.told: Callable[[Iterable[str]], None] = lambda names: None  # hears the names of what is lost
         self._given = dict(known)
         for number, root in enumerate(modules):
@@ -106,6 +115,8 @@ class Variables:
         self._kept: dict[str, _Named] = {}  # those that changed
         self._wanted: set[str] = set()  # those that a predecessor kept
         self._left: dict[str, str] = {}  # place as a person reads it -> why it is not kept
+        self._since: list[str] = []  # what was seen to change since a step was handed out
+        self._at_start: list[_Bindings] = []  # when it was
         self._watched: list[_Bindings] = []
         self._in_turn: list[_Bindings] = []
         self._turn = 0
@@ -135,7 +146,7 @@ class Variables:
 
     def leave(self) -> None:
         """A loop is over: the frames it was in may end."""
-        self._frames, self._spaces, self._watched, self._in_turn, self._kept = [], [], [], [], {}
+        self._frames, self._spaces, self._watched, self._in_turn, self._kept, self._at_start = [], [], [], [], {}, []
 
     def _find(self) -> None:
         found = spaces.found(self._frames, self._modules, self._is_passed_over, self._counts)
@@ -252,6 +263,7 @@ class Variables:
                     self._kept[key] = place
                     self._wanted.add(key)
                     found.append(place.shown)
+        self._since += found
         self._watch()
         return found
 
@@ -306,11 +318,22 @@ class Variables:
         self._watch()
         self.lose(lost)
 
-    def undo(self) -> None:
-        """A step was interrupted, and is to be done again: bind names as at its start; what else it changed in things not kept is lost."""
-        for watched in [*self._watched, *self._in_turn]:
-            watched.undo()
-        self.lose(self.look())
+    def begins(self) -> None:
+        """A step is handed out, and its START slot written or put back."""
+        self._at_start = [*self._watched, *self._in_turn]
+        self._since = []
+
+    def stopped(self, rewind: bool) -> None:
+        """The world was stopped. `rewind`: in a body, which is done again: names are bound as at its start.
+
+        What changed without being seen until then, in things that are not kept, is lost: a replacement of another rank does not have it.
+        """
+        bound = [name for bindings in self._at_start if rewind for name in bindings.undo()]
+        if not rewind:
+            bound = [name for bindings in [*self._watched, *self._in_turn] for name in bindings.rebound()]
+        self.look()
+        self.lose(sorted({*self._since} - {*bound}))
+        self._since = []
 
     # -- telling -----------------------------------------------------------------------------------------------------
 

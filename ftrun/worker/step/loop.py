@@ -43,7 +43,7 @@ class Loop:
 
     def steps(self, first: int, length: int) -> Iterator[Step]:
         """`length` steps from step index `first` on."""
-        context, position = self.kit.context, self.kit.position
+        position = self.kit.position
         self._outside_body("job.steps")
         first, length = self._as_begun(first, length)
         if self._is_over(first, length):
@@ -54,6 +54,17 @@ class Loop:
         end = position.base + length
         marks = self.kit.registry.recorder.marks
         before = sum(mark["length"] for mark in marks if "length" in mark and mark["base"] < position.base)
+        variables, mark = self.kit.ledger.variables, object()
+        variables.loop = mark
+        try:
+            yield from self._each(number, end, before)
+        finally:
+            if variables.loop is mark:  # the script may have left the loop, and begun another one meanwhile
+                variables.leave()  # nobody is to keep its frames
+
+    def _each(self, number: int, end: int, before: int) -> Iterator[Step]:
+        """The steps from gate number `number` up to the loop's `end`, `before` of this run being done before the loop."""
+        context, position = self.kit.context, self.kit.position
         while True:
             if context.stop_pending():
                 number = self._survivor.rejoin(rewind=False)
@@ -360,6 +371,7 @@ class Loop:
             kit.ledger.start(number)
             if crash_points.armed:
                 crash_points.point("slot-start", number, context.rank)
+        kit.ledger.variables.begins()
         if kit.ledger.between == number or kit.pending.redo is not None:
             self._survivor.tell_missed(number)
         context.phase(Phase.IDLE)

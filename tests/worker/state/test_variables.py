@@ -37,6 +37,7 @@ def loop(variables, first, saved, slots):
             variables.put_back(saved)
             saved = None
         slots[step] = variables.capture(step < 3)
+        variables.begins()
         yield step
     variables.leave()
 """
@@ -552,13 +553,15 @@ def test_a_step_that_is_done_again_finds_what_its_first_try_found() -> None:
         if step == 5:
             stage = "second"  # for the first time, so that no slot has it
             assert (n, stage) == (6, "second")
-            variables.undo()
+            variables.capture(True)  # at the gate, which is not passed
+            variables.stopped(rewind=True)
             variables.put_back(slots[5])
             break
     assert (n, seen, stage) == (5, [0, 1, 2, 3, 4], "first") and not lost
 
 
-def test_what_changed_unseen_is_named_when_a_step_is_done_again() -> None:
+@pytest.mark.parametrize("rewind", [True, False])
+def test_what_changed_unseen_is_named_when_the_world_stops(rewind: bool) -> None:
     variables = Variables([], {}, ["slots", "lost"])
     lost: list[str] = []
     variables.told = lost.extend
@@ -566,7 +569,7 @@ def test_what_changed_unseen_is_named_when_a_step_is_done_again() -> None:
     for step in _space["loop"](variables, 0, None, {}):
         if step == 5:
             table["a"]["n"] += 1  # in place, and never before
-            variables.undo()
+            variables.stopped(rewind)
             break
     assert lost == ["table"]
 
@@ -640,3 +643,17 @@ def test_what_is_too_large_is_not_covered() -> None:
     slots: dict[int, Any] = {}
     covered = grown(_space["loop"](variables, 0, None, slots))
     assert not covered and {name.rpartition("|")[2] for name in slots[CUT]} == {"small"}
+
+
+def test_what_was_bound_after_the_body_stays_when_the_next_step_is_not_handed_out() -> None:
+    variables = Variables([], {}, ["slots", "lost"])
+    lost: list[str] = []
+    variables.told = lost.extend
+    best = 0
+    for step in _space["loop"](variables, 0, None, {}):
+        if step == 5:
+            variables.capture(False)  # at the end of the body
+            best = step
+            variables.stopped(rewind=False)
+            break
+    assert best == 5 and not lost
