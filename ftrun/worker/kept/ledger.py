@@ -21,7 +21,7 @@ from ftrun.worker.kept.sealed_gradients import SealedGradients
 from ftrun.worker.kept.update_region import UpdateRegion
 from ftrun.worker.state import rng, serialization
 from ftrun.worker.state.protected_state import ProtectedState
-from ftrun.worker.state.variables import PREFIX, Variables
+from ftrun.worker.state.variables import PREFIX, WHOLE, Variables
 
 Captured = tuple[rng.State, dict[str, bytes]]  # of the random streams, and packed Python state
 Grads = list["torch.Tensor | None"]
@@ -200,7 +200,10 @@ class Ledger:
             return
         streams, packed = self._at_end[1]
         changed = [name for name, value in now[1].items() if value != packed.get(name)] if now[1] != packed else []
-        self.changed_between = step, [name for name in changed if name.startswith(PREFIX)] if changed else changed
+        self.changed_between = (
+            step,
+            [name for name in changed if name.startswith(PREFIX) and name != WHOLE] if changed else changed,
+        )
         for name in changed:
             if not name.startswith(PREFIX):
                 raise UsageError(

@@ -17,7 +17,7 @@ from ftrun.worker.kept.recovery_points import END, GATE, START, Slots
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.runtime.run_link import Context
-from ftrun.worker.state.variables import PREFIX
+from ftrun.worker.state.variables import PREFIX, WHOLE
 
 SNAPSHOTS = "take host snapshots (--snapshot-every)"
 KEPT = 5.0  # seconds that a new fd store gets to be handed the survivors' memory
@@ -150,6 +150,9 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others
         # the script's own: where others had the same at the gate, what they have now; else it stays as it was there
         changed.remove(key)
         value = after.python.get(key)
+        if key == WHOLE:
+            mine.pop(key, None) if value is None else mine.update({key: value})
+            continue
         if value is not None and at_gate.get(key) == mine.get(key) and all(end.get(key) == value for end in ends):
             known = ends or grows_alike(key)
             mine[key] = value

@@ -13,18 +13,25 @@ from __future__ import annotations
 
 import array
 import collections
+import concurrent.futures
 import copyreg
 import functools
 import importlib
 import io
+import logging
+import multiprocessing.process
 import pickle
+import subprocess
 import sys
+import tempfile
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
 from ftrun.worker.state import generators, serialization
@@ -33,7 +40,11 @@ _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, type(Elli
 _BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType)
 _STAY = (  # at their place; what they hold is their owner's
     types.ModuleType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.CodeType,
-    io.IOBase, Iterator, DataLoader, torch.distributed.ProcessGroup,
+    io.IOBase, Iterator, DataLoader, torch.distributed.ProcessGroup, DeviceMesh, torch.Stream, torch.Event,
+    # they are of this process, and so are the numbers in them
+    threading.Thread, threading.Condition, threading.Event, threading.Semaphore, threading.Barrier, threading.local, subprocess.Popen,
+    multiprocessing.process.BaseProcess, concurrent.futures.Executor, concurrent.futures.Future, logging.Handler,
+    tempfile.TemporaryDirectory,
 )  # fmt: skip
 _HEAP_TYPE = 1 << 9  # of `type.__flags__`: it was made by a class statement (or as such a one)
 

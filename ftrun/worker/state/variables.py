@@ -26,6 +26,7 @@ from ftrun.worker.state.loop_names import loop_names, read_in_functions
 from ftrun.worker.state.spaces import Space
 
 PREFIX = "variable "  # of a name among what slots keep of the Python state
+WHOLE = PREFIX + "whole"  # of which objects there are copies, and not of what they hold
 LARGEST = 1 << 20  # bytes of a copy that is kept with each step
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _NEW = object()
@@ -33,7 +34,7 @@ _BEHIND = "|"  # between a space and a name
 # what is at its place in every process, and holds nothing that a loop changes
 _HARMLESS = frozenset(
     "function builtin_function_or_method method type module code lock RLock _thread.lock object weakref ReferenceType DataLoader "
-    "ProcessGroup SwapGroup Thread Condition Event Logger frame".split()
+    "ProcessGroup SwapGroup DeviceMesh Thread Condition StreamHandler FileHandler Stream frame".split()
 )
 
 
@@ -114,6 +115,7 @@ class Variables:
         self._stands: dict[str, Any] = {}  # place -> what stood for its value at the last look
         self._kept: dict[str, _Named] = {}  # those that changed
         self._wanted: set[str] = set()  # those that a predecessor kept
+        self._whole: set[str] = set()  # where the loop binds one object after the other
         self._left: dict[str, str] = {}  # place as a person reads it -> why it is not kept
         self._since: list[str] = []  # what was seen to change since a step was handed out
         self._at_start: list[_Bindings] = []  # when it was
@@ -133,6 +135,8 @@ class Variables:
         if one is not None and one is self._frames[0]:
             return
         frames = spaces.script_frames()
+        if [*map(id, frames)] == [*map(id, self._frames)]:
+            return
         self._frames = frames
         self._fresh = _fresh_names(frames)
         self._find()
@@ -154,7 +158,7 @@ class Variables:
         # what the loop makes later is a part of what was there: a replacement has no place for it
         self._places_of |= {space.key for space in found if space.root not in self._roots}
         self._roots |= roots
-        self._spaces = [space for space in found if space.key in self._places_of]
+        self._spaces = [space for space in found if space.key in self._places_of and not _under(space.key, self._whole)]
         self._by_id = {id(thing): name for name, thing in self._given.items()}
         for space in self._spaces:
             if space.owner is not None:
@@ -219,68 +223,97 @@ class Variables:
         """Remember which things the names are bound to."""
         self._watched, self._in_turn = [], []
         for space in self._spaces:
-            values = space.read()
-            names = [name for name in values if self._counts(space, name) and _Named(space, name).key not in self._kept]
-            if not names:
-                continue
-            if space.raw is None and space.frame is None:
-                continue  # a class, a closure: they are looked at as a whole
-            get: Any = operator.itemgetter(*names, names[0])  # of one name it would give no tuple
-            raw = space.raw if space.raw is not None else values
-            watched = _Bindings(space, names, get, get(raw), len(raw))
-            often = space.frame is not None or space.owner is None
-            (self._watched if often else self._in_turn).append(watched)
+            bindings = self._bindings_of(space)
+            if bindings is not None:
+                often = space.frame is not None or space.owner is None
+                (self._watched if often else self._in_turn).append(bindings)
 
-    def _is_rebound(self) -> bool:
-        """Is a name bound to another thing by now, or is there a new one?"""
+    def _bindings_of(self, space: Space) -> _Bindings | None:
+        """None of a class or a closure: they are looked at as a whole."""
+        if space.raw is None and space.frame is None:
+            return None
+        values = space.read()
+        names = [name for name in values if self._counts(space, name) and _Named(space, name).key not in self._kept]
+        if not names:
+            return None
+        get: Any = operator.itemgetter(*names, names[0])  # of one name it would give no tuple
+        raw = space.raw if space.raw is not None else values
+        return _Bindings(space, names, get, get(raw), len(raw))
+
+    def _is_elsewhere(self, bindings: _Bindings, now: Any) -> bool:
+        """Look at names that are bound anew. True: an object of the script's is, so what it holds is to be found."""
+        space = bindings.space
+        for name, value, before in zip(bindings.names, now, bindings.before, strict=False):
+            if value is before:
+                continue
+            place = _Named(space, name)
+            leads_on = id(value) not in self._by_id and spaces.is_open(value)
+            if leads_on and space.key + name not in self._whole:
+                self._whole.add(space.key + name)
+                return True
+            if place.shown not in self._left:
+                self._compare(place, value)
+        renewed = self._bindings_of(space)
+        for each in (self._watched, self._in_turn):
+            if bindings in each:
+                each[each.index(bindings)] = renewed or bindings._replace(before=now)
+        return False
+
+    def _compare(self, place: _Named, value: Any) -> None:
+        """Is that another value than at the last look? Then it is kept from here on."""
+        stand = self._stand(place, value)
+        if stand == self._stands.get(place.key, _NEW):
+            return
+        self._stands[place.key] = stand
+        if stand is not None:
+            self._kept[place.key] = place
+            self._wanted.add(place.key)
+            self._since.append(place.shown)
+
+    def look(self) -> None:
+        """Look at everything: what changed since the last look is kept from here on."""
+        if not self._frames:
+            return
+        self._find()
+        self._kept = {}
+        for place, value in self._places():
+            if place.key in self._wanted:
+                self._kept[place.key] = place
+            else:
+                self._compare(place, value)
+        self._watch()
+
+    def capture(self, whole: bool) -> dict[str, bytes]:
+        """What changed since the loop began, for a slot.
+
+        `whole`: everything is looked at; else what names are bound to, which is counted in a step: hence without a call.
+        """
+        if not self._frames:
+            return {}
         first, self._turn = self._turn, self._turn + _TURN
         if self._turn >= len(self._in_turn):
             self._turn = 0
-        for space, _, get, before, length in self._watched + self._in_turn[first : first + _TURN]:
-            values: Any = space.raw if space.frame is None else space.frame.f_locals
+        for bindings in () if whole else self._watched + self._in_turn[first : first + _TURN]:
+            space, _, get, before, length = bindings
+            now: Any = space.raw if space.frame is None else space.frame.f_locals
             try:
-                if len(values) != length or not all(map(operator.is_, get(values), before)):
-                    return True
+                now = get(now) if len(now) == length else None
             except KeyError:
-                return True
-        return False
-
-    def look(self) -> list[str]:
-        """Look at everything. What changed since the last look is kept from here on; gives its names, as a person reads them."""
-        if not self._frames:
-            return []
-        self._find()
-        found = []
-        for place, value in self._places():
-            key = place.key
-            if key in self._kept:
-                self._kept[key] = place  # its object may be another one by now
-                continue
-            stand = self._stand(place, value)
-            if stand != self._stands.get(key, _NEW):
-                self._stands[key] = stand
-                if stand is not None:
-                    self._kept[key] = place
-                    self._wanted.add(key)
-                    found.append(place.shown)
-        self._since += found
-        self._watch()
-        return found
-
-    def capture(self, whole: bool) -> dict[str, bytes]:
-        """What changed since the loop began, for a slot. `whole`: everything is looked at."""
-        if not self._frames:
-            return {}
-        if whole or self._is_rebound():
+                now = None
+            if now is None or (not all(map(operator.is_, now, before)) and self._is_elsewhere(bindings, now)):
+                whole = True  # there are new names, or other objects
+                break
+        if whole:
             self.look()
-        state: dict[str, bytes] = {}
+        state: dict[str, bytes] = {WHOLE: pickle.dumps(sorted(self._whole), 5)} if self._whole else {}
         read: dict[str, Mapping[str, Any]] = {}
-        for key, place in self._kept.items():
-            values = read.get(place.space.key)
+        for key, (space, name) in self._kept.items():
+            values = read.get(space.key)
             if values is None:
-                values = read[place.space.key] = place.space.read()
-            if place.name in values:
-                data = self._copy(place, values[place.name])
+                values = read[space.key] = space.read()
+            if name in values:
+                value = values[name]
+                data = pickle.dumps(value, 5) if type(value) in _ATOMS else self._copy(_Named(space, name), value)
                 if data is not None:
                     state[PREFIX + key] = data
         return state
@@ -290,8 +323,12 @@ class Variables:
     def put_back(self, saved: Mapping[str, bytes]) -> None:
         """Put back what `capture` gave, here or in a predecessor; what cannot be is lost."""
         wanted = {key.removeprefix(PREFIX): data for key, data in saved.items() if key.startswith(PREFIX)}
+        whole = wanted.pop(WHOLE.removeprefix(PREFIX), None)
         if not wanted:
             return
+        if whole is not None and self._frames:
+            self._whole |= set(placed(None, whole, {}))
+            self._find()
         self._wanted |= wanted.keys()
         by_key = {space.key: space for space in self._spaces}
         things = {
