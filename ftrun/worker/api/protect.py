@@ -68,7 +68,7 @@ def protect(
     *more: Any,
     replicas: Any = None,
     ignore: Iterable[Any] = (),
-    variables: str | Iterable[str] = "auto",
+    variables: str | Iterable[str] = "off",
     **stateful: Any,
 ) -> Job:
     """Guard the training state of this rank; call once, after init_process_group("ftrun") and after DDP.
@@ -81,8 +81,8 @@ def protect(
         replicas: A process group, or a one-dimensional DeviceMesh, whose ranks hold the same weights and optimizer state as
             this one without DistributedDataParallel, which proves it by itself. They are compared at every gate; once they differ
             no rank gets the values of another one any more.
-        variables: What of the script's own is kept with the step: "auto", all that the loop changes and Python can copy; "off";
-            or names, of variables and of attributes (`["best", "self.meters"]`).
+        variables: What of the script's own is kept with the step, beside what `job.state` is given: "off"; "auto", all that the loop
+            changes and Python can copy; or names, of variables and of attributes (`["best", "self.meters"]`).
         ignore: Live objects that are meant to stay out, or names of variables; the search for forgotten state passes over them.
         **stateful: As `more`, by names that messages use.
 

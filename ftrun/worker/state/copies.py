@@ -46,6 +46,13 @@ _STAY = (  # at their place; what they hold is their owner's
     multiprocessing.process.BaseProcess, concurrent.futures.Executor, concurrent.futures.Future, logging.Handler,
     tempfile.TemporaryDirectory,
 )  # fmt: skip
+_OF_TORCH = (
+    "torch.distributed",
+    "torch._",
+    "torch.cuda",
+    "torch.fx",
+    "torch.jit",
+)  # whose objects hold numbers of this process
 _HEAP_TYPE = 1 << 9  # of `type.__flags__`: it was made by a class statement (or as such a one)
 
 
@@ -140,11 +147,13 @@ class _Copier(pickle.Pickler):
             )
         if kind is types.MethodType:
             return _method, (thing.__func__, thing.__self__)
-        if kind is object or isinstance(thing, _STAY):
-            return self._stays(thing)
         found = generators.read(thing)
         if found is not None:
             return _generator, found
+        if kind.__module__.startswith(_OF_TORCH):
+            return _stays, (kind.__qualname__,)
+        if kind is object or isinstance(thing, _STAY):
+            return self._stays(thing)
         try:
             by_table = copyreg.dispatch_table.get(kind)
             return by_table(thing) if by_table is not None else thing.__reduce_ex__(5)

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from ftrun.worker.runtime.callers import is_script
 from ftrun.worker.runtime.frames_private import bind_local
 
-_MANY = 2000  # spaces
+_MANY = 20_000  # spaces
 _FEW = 200  # elements of a container that is searched for objects
 _BAGS = (types.SimpleNamespace, argparse.Namespace)  # objects of a library that hold what the script puts there
 _ABSENT = object()

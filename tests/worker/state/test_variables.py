@@ -592,7 +592,7 @@ def test_names_of_what_the_job_knows_are_bound_again() -> None:
 def test_attributes_of_a_protected_module() -> None:
     def schedule(steps: Steps) -> float:
         for step in steps:
-            if step == 2:
+            if step == 1:
                 net[1].p = 0.5
         return float(net[1].p)
 
