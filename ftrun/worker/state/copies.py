@@ -46,13 +46,7 @@ _STAY = (  # at their place; what they hold is their owner's
     multiprocessing.process.BaseProcess, concurrent.futures.Executor, concurrent.futures.Future, logging.Handler,
     tempfile.TemporaryDirectory,
 )  # fmt: skip
-_OF_TORCH = (
-    "torch.distributed",
-    "torch._",
-    "torch.cuda",
-    "torch.fx",
-    "torch.jit",
-)  # whose objects hold numbers of this process
+_OF_TORCH = ("_", "distributed", "cuda", "fx", "jit")  # parts of torch whose objects hold numbers of this process
 _HEAP_TYPE = 1 << 9  # of `type.__flags__`: it was made by a class statement (or as such a one)
 
 
@@ -150,7 +144,8 @@ class _Copier(pickle.Pickler):
         found = generators.read(thing)
         if found is not None:
             return _generator, found
-        if kind.__module__.startswith(_OF_TORCH):
+        library, _, part = kind.__module__.partition(".")
+        if library == "torch" and part.startswith(_OF_TORCH):
             return _stays, (kind.__qualname__,)
         if kind is object or isinstance(thing, _STAY):
             return self._stays(thing)

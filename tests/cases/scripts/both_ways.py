@@ -6,6 +6,7 @@ what it is given, and does nothing else.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import signal
@@ -59,7 +60,9 @@ class Stock:
 
 
 if CONVERTED:
-    from ftrun import protect
+    import ftrun
+
+    protect: Any = functools.partial(ftrun.protect, variables="auto")
 else:
     protect = Stock
 
