@@ -13,6 +13,7 @@ from ftrun.core.system import procfs
 
 DUMP = signal.SIGRTMIN + 5  # see stacks/sitecustomize.py
 _PR_SET_CHILD_SUBREAPER = 36
+_ONE = 0.05  # seconds that one of them gets
 _ANSWER = 3.0  # seconds that all processes get to write their stacks
 
 
@@ -66,6 +67,7 @@ def where(pids: list[int], folder: Path) -> str:
         if int(status.get("SigCgt", "0"), 16) >> (DUMP - 1) & 1:
             with contextlib.suppress(OSError):
                 os.kill(pid, DUMP)
+                time.sleep(_ONE)  # one after the other: they write to one file, word by word
     for path, text in _added(folder, before).items():
         lines += [f"-- stacks, from {path.relative_to(folder)}", text]
     return "\n".join(lines)
