@@ -71,7 +71,6 @@ app = typer.Typer(
 # the base of what the parser raises; typer's releases differ in where it lives
 _ParserError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")
 
-
 def show_version(wanted: bool = True) -> None:
     """Print the version and leave, if that is `wanted`."""
     if wanted:
@@ -232,18 +231,12 @@ def _sentence(error: Any, argv: Sequence[str]) -> str:
     said = " ".join(getattr(error, "format_message", error.__str__)().split())
     help_ = f"see: ftrun {command} --help" if command in COMMANDS else "see: ftrun --help"
     param = getattr(error, "param", None)
-    name = (
-        ""
-        if param is None
-        else next((o for o in param.opts if o.startswith("--")), (param.metavar or param.name).upper())
-    )
+    name = "" if param is None else next((o for o in param.opts if o.startswith("--")), (param.metavar or param.name).upper())
     match type(error).__name__:
         case "MissingParameter" if name == "SCRIPT":
             return _NO_SCRIPT
         case "MissingParameter" if param is not None:
-            return (
-                f"ftrun {command} needs {name} {param.metavar if name.startswith('--') else ''}".rstrip() + f"; {help_}"
-            )
+            return f"ftrun {command} needs {name} {param.metavar if name.startswith('--') else ''}".rstrip() + f"; {help_}"
         case "BadParameter" if param is not None:
             reason = said.partition(": ")[2].rstrip(".")
             for kind, wanted in (("float|number", "a number"), ("int|integer", "a whole number")):

@@ -142,9 +142,7 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
     rdzv_id = "" if values["standalone"] else _rdzv_id(values["rdzv-id"])
     as_they_are = {name.replace("-", "_"): values[name] for name in _AS_THEY_ARE}
     if debug_rank is not None:  # whoever waits for a person waits long
-        as_they_are |= {
-            name: max(_DEBUGGING, as_they_are[name]) for name in ("start_timeout", "stop_timeout", "recover_timeout")
-        }
+        as_they_are |= {name: max(_DEBUGGING, as_they_are[name]) for name in ("start_timeout", "stop_timeout", "recover_timeout")}
     return Settings(
         **as_they_are,
         debug_rank=debug_rank,
@@ -194,9 +192,7 @@ def _check_debugging(rank: int, ranks: int, nodes: int) -> None:
     if rank >= ranks:
         raise UsageError(f"--debug-rank {rank}: there are ranks 0 to {ranks - 1} (--nproc-per-node {ranks})")
     if not has_stdin():
-        raise UsageError(
-            "--debug-rank: there is no stdin to type into (it is closed, or /dev/null); start it on a terminal"
-        )
+        raise UsageError("--debug-rank: there is no stdin to type into (it is closed, or /dev/null); start it on a terminal")
 
 
 def _check_possible(plan: Plan) -> None:

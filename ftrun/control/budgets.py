@@ -66,9 +66,7 @@ def charge(config: Config, state: State, worker: WorkerState, death: Died) -> tu
     return count_failure(config, state, worker, death.t)
 
 
-def count_failure(
-    config: Config, state: State, worker: WorkerState, t: float
-) -> tuple[State, tuple[Action, ...] | None]:
+def count_failure(config: Config, state: State, worker: WorkerState, t: float) -> tuple[State, tuple[Action, ...] | None]:
     """One more failure of a rank. Actions are None while --max-replacements allows it, else the end."""
     assert worker.rank is not None
     recent = tuple((r, at) for r, at in state.deaths if t - at <= config.replacement_window)

@@ -91,9 +91,7 @@ class Stalls:
             if one.work - seen.work > BUSY * passed:
                 seen.busy = clock
             seen.work = one.work
-            waits.append(
-                Wait(one.cell, clock - seen.first, *self._still(one, clock - seen.busy, clock - seen.sign, start))
-            )
+            waits.append(Wait(one.cell, clock - seen.first, *self._still(one, clock - seen.busy, clock - seen.sign, start)))
         for cell in self._seen.keys() - {one.cell for one in waited_for}:
             del self._seen[cell]
         return waits

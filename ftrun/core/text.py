@@ -37,11 +37,7 @@ def sentence(text: str, level: str, colour: bool) -> str:
     if not colour:
         return f"ftrun: {printable(text)}"
     begin = _LEVELS[level]
-    return (
-        f"\x1b[{begin}mftrun: \x1b[0m{printable(text)}"
-        if level == "info"
-        else f"\x1b[{begin}mftrun: {printable(text)}\x1b[0m"
-    )
+    return f"\x1b[{begin}mftrun: \x1b[0m{printable(text)}" if level == "info" else f"\x1b[{begin}mftrun: {printable(text)}\x1b[0m"
 
 
 def tell(text: str) -> None:

@@ -267,14 +267,7 @@ class Trigger:
 
 
 def claim(
-    run_dir: Path,
-    fault: InjectedFault,
-    phase: str,
-    step: int,
-    attempt: int,
-    pid: int,
-    detail: str = "",
-    epoch: int | None = None,
+    run_dir: Path, fault: InjectedFault, phase: str, step: int, attempt: int, pid: int, detail: str = "", epoch: int | None = None
 ) -> Firing | None:
     """Take the next free firing of `fault`; None when all are taken."""
     folder = run_dir / FOLDER

@@ -28,11 +28,7 @@ _LOOK = 0.2  # seconds between two looks at a journal that is followed
 
 def _failure(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
     root = raw["root"]
-    yield (
-        "a worker failed elsewhere"
-        if root is None
-        else f"root cause: rank {root['rank']}, {root['kind'] or root['cause']}"
-    )
+    yield "a worker failed elsewhere" if root is None else f"root cause: rank {root['rank']}, {root['kind'] or root['cause']}"
 
 
 def _summary(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
@@ -65,9 +61,7 @@ def _checks(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
     few, many = min(steps.values()), max(steps.values())
     each = str(few) if few == many else f"{few} to {many}"
     compared = raw["replicas"]
-    replicas = (
-        "no replicas to compare" if compared is None else f"replicas compared last at the gate of step {compared}"
-    )
+    replicas = "no replicas to compare" if compared is None else f"replicas compared last at the gate of step {compared}"
     yield f"checks: each rank's last worker looked at {each} steps as a whole, the last of them step {max(last.values())}; {replicas}"
 
 

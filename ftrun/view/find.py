@@ -48,14 +48,8 @@ def require(name: str | None) -> Found:
         raise NoRunError("no live run, and none that left a journal; name the folder of its logs instead")
     gone = next((run for run in without_logs() if _is_called(run.name, name)), None)
     if gone is not None:
-        when = (
-            f"ftrun removed its logs on {_day(gone.removed)} (--keep-logs)"
-            if gone.removed
-            else "its logs are not there any more"
-        )
-        raise NoRunError(
-            f"run {gone.name} ended on {_day(gone.ended)}, and {when}, so there is nothing left to show: {gone.logs}"
-        )
+        when = f"ftrun removed its logs on {_day(gone.removed)} (--keep-logs)" if gone.removed else "its logs are not there any more"
+        raise NoRunError(f"run {gone.name} ended on {_day(gone.ended)}, and {when}, so there is nothing left to show: {gone.logs}")
     raise NoRunError(
         f"no run named {name}: it does not run, and is not among those that ended (ftrun runs --all); name the folder of its "
         "logs instead"

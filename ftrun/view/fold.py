@@ -56,9 +56,7 @@ def healthy(
     exited, status = board.column(F.EXITED, used), board.column(F.EXIT_STATUS, used)
     beats, oldest = board.column(F.BEAT, used), now - int(STALE * 1e9)
     here = [i for i in holders if i < used]
-    well = sum(
-        1 for i in here if holders[i] not in accused and (not status[i] if exited[i] else not 0 < beats[i] < oldest)
-    )
+    well = sum(1 for i in here if holders[i] not in accused and (not status[i] if exited[i] else not 0 < beats[i] < oldest))
     return well, min((beats[i] for i in here if beats[i] and not exited[i]), default=0)
 
 

@@ -35,18 +35,8 @@ _HELP = (
 
 # keys that move an incident by a line, a page, all of it; and those that choose another one
 _SCROLLS = {
-    keys.UP: -1,
-    "k": -1,
-    keys.DOWN: 1,
-    "j": 1,
-    keys.PAGE_UP: -2,
-    "b": -2,
-    keys.PAGE_DOWN: 2,
-    " ": 2,
-    keys.HOME: -3,
-    "g": -3,
-    keys.END: 3,
-    "G": 3,
+    keys.UP: -1, "k": -1, keys.DOWN: 1, "j": 1, keys.PAGE_UP: -2, "b": -2, keys.PAGE_DOWN: 2, " ": 2,
+    keys.HOME: -3, "g": -3, keys.END: 3, "G": 3,
 }
 _CHOOSES = {keys.UP: -1, keys.DOWN: 1, keys.LEFT: -1, keys.RIGHT: 1}
 

@@ -92,12 +92,7 @@ def _run(picture: Mapping[str, Any], account: Account, now: float) -> Iterable[_
     yield _one("ftrun_effective_training_time_ratio", "gauge", help_, ratio)
     yield _one("ftrun_exit_code", "gauge", "Exit code of the run, once it ended.", account.exit_code)
     yield _one("ftrun_ranks", "gauge", "Ranks of this node.", picture["world_size"])
-    yield _one(
-        "ftrun_ranks_healthy",
-        "gauge",
-        "Ranks whose process lives and beats, and that hold nobody up.",
-        picture["healthy"],
-    )
+    yield _one("ftrun_ranks_healthy", "gauge", "Ranks whose process lives and beats, and that hold nobody up.", picture["healthy"])
     yield _one("ftrun_spares_wanted", "gauge", "Warm spare workers asked for.", picture["spares_wanted"])
     yield _one("ftrun_spares_ready", "gauge", "Warm spare workers that are ready.", picture["spares_ready"])
     forgotten = picture["left_out"] and account.incidents

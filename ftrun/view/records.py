@@ -86,9 +86,7 @@ _NOTES = {
     "exit": record({"worker": whole, "pid": whole, "code": maybe(whole)}),
     "service": record({"service": text, "pid": whole}),
     "service-exit": record({"service": text, "pid": whole, "code": maybe(whole)}),
-    "stall": record(
-        {"since": number, "seconds": number, "culprits": listed(whole), "held_up": whole, "where": text, "line": text}
-    ),
+    "stall": record({"since": number, "seconds": number, "culprits": listed(whole), "held_up": whole, "where": text, "line": text}),
     "fault": record(
         {"fired": record({"kind": text, "rank": maybe(whole), "phase": text, "step": maybe(whole), "t": number})}
     ),

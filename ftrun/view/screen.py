@@ -168,7 +168,9 @@ def incidents(picture: dict[str, Any], width: int, selected: int | None = None) 
                 [(f"{'►' if mark else ' '}#{incident['number']} {when}  ", mark or QUIET), (what, mark or BAD)], width
             )
         )
-        lines += [[("     ", PLAIN), *line] for line in text.wrapped(outcome(incident), width - 5, mark or PLAIN)]
+        lines += [
+            [("     ", PLAIN), *line] for line in text.wrapped(outcome(incident), width - 5, mark or PLAIN)
+        ]
     return lines
 
 

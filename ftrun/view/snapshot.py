@@ -100,11 +100,7 @@ class RunWatcher:
         seconds, stopped = time.time() - self.run.started, _stopped(self.run.pid)
         protected, trained = self._protected(holders)
         state = self._state(head, len(spares), len(holders) - well + stopped, found, protected, seconds)
-        pace, step, steps = (
-            Pace.of(board.openings(word.last), now),
-            _next_step(word.last, first),
-            first[F.LOOP_END] if first else 0,
-        )
+        pace, step, steps = Pace.of(board.openings(word.last), now), _next_step(word.last, first), first[F.LOOP_END] if first else 0
         effective = account.effective(now / 1e9)
         return {
             "schema": SCHEMA,
@@ -180,13 +176,7 @@ class RunWatcher:
     # -- the run -----------------------------------------------------------------------------------------------------
 
     def _state(
-        self,
-        head: dict[str, Any],
-        spares: int,
-        unwell: int,
-        found: list[dict[str, Any]],
-        protected: bool | None,
-        seconds: float,
+        self, head: dict[str, Any], spares: int, unwell: int, found: list[dict[str, Any]], protected: bool | None, seconds: float
     ) -> str:
         machine = head["phase"]
         if machine in OVER or not self.run.alive():

@@ -23,14 +23,7 @@ from ftrun.cli.options import BY_NAME
 from tests.e2e import harness
 
 COMMANDS = {command.name: command for command in completion.commands()}
-ACTING = {
-    "run",
-    "stop",
-    "drain",
-    "inject-fault",
-    "completions",
-    "explain",
-}  # they change something, or print what is no data
+ACTING = {"run", "stop", "drain", "inject-fault", "completions", "explain"}  # they change something, or print what is no data
 # what these need beside the run's name to be understood
 NEEDS = {"inject-fault": ["kill", "--yes"], "drain": ["--rank", "0", "--yes"]}
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

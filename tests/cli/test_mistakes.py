@@ -294,7 +294,5 @@ def test_what_is_found_at_the_start_of_a_run(ftrun: Ftrun) -> None:
             assert option in refused.stderr and "Address already in use" in refused.stderr
             assert str(port) in refused.stderr and "choose another one" in refused.stderr
     refused = ftrun.call("--metrics-file", "none/m", script)
-    sentence = (
-        f"ftrun: error: --metrics-file: there is no folder {ftrun.base}/none; make it first [ftrun explain F101]\n"
-    )
+    sentence = f"ftrun: error: --metrics-file: there is no folder {ftrun.base}/none; make it first [ftrun explain F101]\n"
     assert (refused.returncode, refused.stderr) == (2, sentence)

@@ -62,11 +62,7 @@ class Growing(strikes.Watched):
         return least
 
     def _files(self) -> set[str]:
-        return {
-            os.path.relpath(os.path.join(at, name), self.run_dir)
-            for at, _, names in os.walk(self.run_dir)
-            for name in names
-        }
+        return {os.path.relpath(os.path.join(at, name), self.run_dir) for at, _, names in os.walk(self.run_dir) for name in names}
 
     def more_files(self) -> list[str]:
         """Those that came after the first count and were there at the last, without the cells' own."""

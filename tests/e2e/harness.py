@@ -139,11 +139,7 @@ def _stock(
 
 
 def by_torch(
-    folder: Path,
-    command: Sequence[str],
-    ranks: int = RANKS,
-    env: dict[str, str] | None = None,
-    timeout: float = TIMEOUT,
+    folder: Path, command: Sequence[str], ranks: int = RANKS, env: dict[str, str] | None = None, timeout: float = TIMEOUT
 ) -> Outcome:
     """A run of stock torch in a folder of its own. Its own failure is no finding about ftrun: it is shown, and tried once more.
 

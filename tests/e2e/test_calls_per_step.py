@@ -24,9 +24,7 @@ BY_TIME = (
 def ordinary(folder: Path, tensors: int, layers: int = 0) -> tuple[collections.Counter[str], int]:
     """Calls by function in a step that nothing looks at as a whole, and how many collectives it had."""
     script = harness.SCRIPTS / "counted.py"
-    command = harness.script_command(
-        folder, script, [str(tensors), str(layers), str(folder / "calls.json")], ranks=RANKS, spares=0
-    )
+    command = harness.script_command(folder, script, [str(tensors), str(layers), str(folder / "calls.json")], ranks=RANKS, spares=0)
     running = harness.start(folder, command)
     assert running.wait(harness.TIMEOUT) == 0, (folder / "output.txt").read_text()
     found = json.loads((folder / "calls.json").read_text())

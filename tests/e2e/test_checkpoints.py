@@ -60,9 +60,7 @@ def test_a_run_goes_on_from_its_checkpoint(folder: Path, layout: str) -> None:
         kept = {(step, str(rank)) for step in ("4", "8") for rank in range(4)}  # the newest may yet be cut off
         names = [file.name.split("-") for file in last.iterdir()]
         assert len(names) == 8 and {(name[1], name[3]) for name in names} == kept
-        assert len({(name[1], name[6]) for name in names}) == 2, (
-            "ranks, replacements too, do not say the same of one moment"
-        )
+        assert len({(name[1], name[6]) for name in names}) == 2, "ranks, replacements too, do not say the same of one moment"
     outcome = run(folder, layout, 14, f"forward:9:3 forward:13:2 {'ending:14:2' if layout != 'ddp' else ''}")
     assert len(harness.deaths(outcome)) == (3 if layout != "ddp" else 2), outcome.tail()
     marks = [file.name.rpartition("-")[2] for file in (folder / "out" / "end").glob("step-14-*")]

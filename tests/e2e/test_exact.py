@@ -71,9 +71,7 @@ def test_clean_run_equals_torchrun(stock: Reference, folder: Path, config: str) 
     assert all(result["buckets"] >= 3 for result in outcome.need())
     harness.check_survivors(outcome)
     assert harness.replaced_ranks(outcome) == set()
-    assert re.search(
-        r"ftrun: done: 12 steps in [\d.]+ s, all replicas equal after the last step, logs in ", outcome.output
-    )
+    assert re.search(r"ftrun: done: 12 steps in [\d.]+ s, all replicas equal after the last step, logs in ", outcome.output)
 
 
 @pytest.mark.parametrize("config", configs("across"))

@@ -176,9 +176,7 @@ def test_what_is_refused(live: Callable[..., Struck]) -> None:
         os.chown(run.run_dir, 12345, -1)
         for command in (["inject-fault", "kill"], ["drain", "--rank", "1"], ["stop"]):
             done = run.call(*command)
-            assert (done.returncode, f"run {name} belongs to user 12345, not to you" in done.stderr) == (2, True), (
-                command
-            )
+            assert (done.returncode, f"run {name} belongs to user 12345, not to you" in done.stderr) == (2, True), command
         os.chown(run.run_dir, 0, -1)
     assert run.call("inject-fault", name, "kill", "--after", "0.1").returncode == 0
     run.said("recovered in")

@@ -85,7 +85,9 @@ def test_a_snapshot_that_all_ranks_have_outlives_every_death(sharded_stock: Refe
     """Rank 2 dies before it takes the snapshot of step 4, and its replacement goes on in the same memory; then rank 1 dies in the update
     before the snapshot of step 8, twice: the others have taken that one, and what they keep beside it must be what ranks 1 and 2 have."""
     faults = [fault("kill", 1, "update", 7, times=2)]
-    outcome = faulted(folder, ["--steps", "9"], faults, ("--snapshot-every", "4"), FTRUN_TEST_PAUSE="sealed:3:2")
+    outcome = faulted(
+        folder, ["--steps", "9"], faults, ("--snapshot-every", "4"), FTRUN_TEST_PAUSE="sealed:3:2"
+    )
     exact(outcome, sharded_stock("--steps", "9"))
     assert len(harness.deaths(outcome)) == 3, outcome.tail()
     assert [a["resume"] for a in outcome.actions("Publish") if a["rollback"]] == [0, 4], outcome.tail()

@@ -70,9 +70,7 @@ def test_a_run_ends_whose_fork_server_stands_still(ftrun: Ftrun, waiting: Callab
     assert time.monotonic() - begin < PROMPT
 
 
-def test_each_that_stands_still_is_replaced_and_one_in_a_debugger_is_not(
-    ftrun: Ftrun, waiting: Callable[..., Run]
-) -> None:
+def test_each_that_stands_still_is_replaced_and_one_in_a_debugger_is_not(ftrun: Ftrun, waiting: Callable[..., Run]) -> None:
     run = waiting("--spares", 0, "--metrics-port", 0)
     pids = {name: run.pid(f"ftrun {title}") for name, title in TITLES.items()}
     with _traced(pids["store"]):

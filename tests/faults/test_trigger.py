@@ -170,9 +170,7 @@ def test_firings_are_plain_json(tmp_path: Path) -> None:
 
 
 def test_a_step_is_found_in_its_epoch(tmp_path: Path) -> None:
-    path = plan_file(
-        tmp_path, 'kind = "exception"\nrank = 0\nepoch = 1\nstep = 2', 'kind = "exception"\nrank = 0\nepoch = 3'
-    )
+    path = plan_file(tmp_path, 'kind = "exception"\nrank = 0\nepoch = 1\nstep = 2', 'kind = "exception"\nrank = 0\nepoch = 3')
     trigger = Trigger(load_plan(path), 0, tmp_path)
     struck = []
     for epoch, step in [(None, 2), *((epoch, step) for epoch in range(5) for step in range(4))]:

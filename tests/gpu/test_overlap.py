@@ -19,12 +19,7 @@ RATE = 5_000_000  # bytes a second: the last kernels of a backward and of an upd
 MOST = 42  # calls of ftrun's functions between the end of the wait and the update's first kernel, on the rank that opens the gate
 MOST_BELOW = 20  # and the calls out of those, into torch or C: a tenth of the model's tensors
 SEAL = 72  # where the word is in its page that says for which step the memory is whole
-CAPTURES = (
-    "worker/state/rng.py",
-    "worker/state/python_state.py",
-    "worker/state/serialization.py",
-    "worker/kept/rank_state.py",
-)
+CAPTURES = ("worker/state/rng.py", "worker/state/python_state.py", "worker/state/serialization.py", "worker/kept/rank_state.py")
 
 
 class Call(NamedTuple):
@@ -118,11 +113,7 @@ def test_what_a_slot_needs_is_captured_while_the_device_computes_the_gradients(s
     assert len(steps) >= RANKS, "no step was an ordinary one"
     early = []
     for step in steps:
-        for name in (
-            "worker/state/rng.py:capture",
-            "worker/state/python_state.py:capture",
-            "worker/kept/ledger.py:_encoded",
-        ):
+        for name in ("worker/state/rng.py:capture", "worker/state/python_state.py:capture", "worker/kept/ledger.py:_encoded"):
             assert step.first("worker/kept/ledger.py:record_gate") < step.first(name, "return") < step.wait, name
         gradients = step.queued(lambda work: work.call == "fake_update")
         early.append(step.first("worker/kept/ledger.py:record_gate", "return") < step.done(gradients) < step.waited)
@@ -153,9 +144,7 @@ def test_the_end_of_a_body_is_kept_while_the_device_updates(steps: list[Ordinary
         opened = step.queued(Work.stamps)
         sealed = step.queued(Work.stamps, after=opened.ns)
         assert sealed.value > 0
-        *_, update = (
-            w for w in step.work if w.event == "queued" and w.call == "fake_update" and opened.ns < w.ns < sealed.ns
-        )
+        *_, update = (w for w in step.work if w.event == "queued" and w.call == "fake_update" and opened.ns < w.ns < sealed.ns)
         capture = step.first("worker/state/rng.py:capture", after=opened.ns)
         assert update.ns < capture < sealed.ns
         waits = [work for work in step.work if update.ns < work.ns < sealed.ns and work.event == "waited"]

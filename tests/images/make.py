@@ -75,9 +75,7 @@ class Runs:
         command = [FTRUN, "--nproc-per-node", "4", "--run-id", name, *options]
         command += ["--fault-plan", f"{name}.toml"] if plan else []
         with (self.folder / f"{name}.log").open("wb") as log:
-            run = subprocess.Popen(
-                [*command, *script], cwd=self.folder, env=self.env, stdout=log, stderr=subprocess.STDOUT
-            )
+            run = subprocess.Popen([*command, *script], cwd=self.folder, env=self.env, stdout=log, stderr=subprocess.STDOUT)
         self._live.append(run)
         return run
 
@@ -146,17 +144,7 @@ def incidents(runs: Runs, out: Path) -> None:
         sys.exit(f"images: {name} failed: {(runs.folder / f'{name}.log').read_text()[-2000:]}")
     for number, kind in enumerate(INCIDENTS, 1):
         page = runs.folder / f"{kind}.html"
-        order = [
-            FTRUN,
-            "timeline",
-            f"ftrun-logs/{name}",
-            "--incident",
-            str(number),
-            "--format",
-            "html",
-            "-o",
-            str(page),
-        ]
+        order = [FTRUN, "timeline", f"ftrun-logs/{name}", "--incident", str(number), "--format", "html", "-o", str(page)]
         subprocess.run(order, cwd=runs.folder, env=runs.env, check=True)
         for dark in (False, True)[: 2 if number == 1 else 1]:
             picture = out / f"{kind}{'-dark' if dark else ''}.png"

@@ -29,9 +29,7 @@ def need() -> None:
     """Errors: SystemExit when a program is missing."""
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
-        sys.exit(
-            f"images: {', '.join(missing)} not found; apt-get install chromium xterm xvfb imagemagick fonts-dejavu-core"
-        )
+        sys.exit(f"images: {', '.join(missing)} not found; apt-get install chromium xterm xvfb imagemagick fonts-dejavu-core")
 
 
 class Display:
@@ -80,23 +78,11 @@ def browser(page: Path, out: Path, width: int, height: int, dark: bool = False) 
     with tempfile.TemporaryDirectory(prefix="ftrun-images-") as profile:
         shot = [*command(profile, width, height, dark), f"--screenshot={out}", page.as_uri()]
         subprocess.run(shot, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=PATIENCE * 2)
-    subprocess.run(
-        ["convert", str(out), "-trim", "-bordercolor", "#181a1f" if dark else "#ffffff", "-border", "12", str(out)],
-        check=True,
-    )
+    subprocess.run(["convert", str(out), "-trim", "-bordercolor", "#181a1f" if dark else "#ffffff", "-border", "12", str(out)], check=True)
     shrink(out)
 
 
 def shrink(picture: Path) -> None:
     """A small PNG without the time at which it was made."""
-    how = [
-        "+dither",
-        "-colors",
-        _COLOURS,
-        "-strip",
-        "-define",
-        "png:exclude-chunks=date,time",
-        "-define",
-        "png:compression-level=9",
-    ]
+    how = ["+dither", "-colors", _COLOURS, "-strip", "-define", "png:exclude-chunks=date,time", "-define", "png:compression-level=9"]
     subprocess.run(["convert", str(picture), *how, f"PNG8:{picture}"], check=True)

@@ -101,11 +101,7 @@ WORLDS: list[tuple[str, list[Rank], list[tuple[int, str]]]] = [
     ("two against two", [inside(0), inside(1), at_gate(2, 2), at_gate(3, 2)], []),
     ("one left a subgroup's out", [*(inner(r, 3) for r in (0, 1, 3)), skipped(2, 2), at_gate(4)], [(2, "collective")]),
     ("and is in the world's", [inside(0, 1), trio(1), inside(2, 1), trio(3)], [(2, "collective")]),
-    (
-        "a pipeline behind",
-        [*(inner(r, 3) for r in (0, 1, 3)), skipped(2, 2), recv(4, 1), recv(5, 4)],
-        [(2, "collective")],
-    ),
+    ("a pipeline behind", [*(inner(r, 3) for r in (0, 1, 3)), skipped(2, 2), recv(4, 1), recv(5, 4)], [(2, "collective")]),
     ("two replicas, one left it out", [inner(0, 3, members=(0, 1)), skipped(1, 2), at_gate(2), at_gate(3)], []),
     ("different names", [inside(0), inside(1, name="barrier"), inside(2), at_gate(3, 2)], []),
     ("all in the same, and it failed", [inside(0), inside(1, cut=True), inside(2), inside(3)], []),
@@ -121,11 +117,7 @@ UNDER_WAY: list[tuple[str, list[Rank], list[tuple[int, str]]]] = [
     ("it went on to a receive", [*(inner(r, 3) for r in (0, 1, 3)), recv(2, 0, counts=((7, 2),))], [(2, "collective")]),
     ("entered before, and past it", [inner(0, 3), inner(1, 3), inner(3, 3), recv(2, 0, counts=((7, 3),))], []),
     ("it has too many groups", [*(inner(r, 3) for r in (0, 1, 3)), rank(2, at_gate=True, all_counted=False)], []),
-    (
-        "receives are not counted",
-        [recv(0, 1, number=5), recv(1, 2, number=7), recv(2, 3, number=7), recv(3, 0, number=7)],
-        [],
-    ),
+    ("receives are not counted", [recv(0, 1, number=5), recv(1, 2, number=7), recv(2, 3, number=7), recv(3, 0, number=7)], []),
     ("one counts from another repair on", [inside(0, 21), inside(1, 18, counted=2), inside(2, 21), inside(3, 21)], []),
     ("and the others are at the gate", [at_gate(0, 21), inside(1, 18, counted=2), at_gate(2, 21), at_gate(3, 21)], []),
 ]
@@ -280,9 +272,7 @@ def test_a_sign_of_life_from_before_the_last_look_dates_nothing() -> None:
     """It is another change that was seen now, and nobody knows when that came."""
     world = World()
     world.look([inside(0), inside(1), at_gate(2, 2)])
-    seconds, _ = world.wait(
-        [replace(r, mark=(2,), life=world.now - 5.0) for r in (inside(0), inside(1), at_gate(2, 2))]
-    )
+    seconds, _ = world.wait([replace(r, mark=(2,), life=world.now - 5.0) for r in (inside(0), inside(1), at_gate(2, 2))])
     assert seconds >= hangs.STUCK_LEAST
 
 

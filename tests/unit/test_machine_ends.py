@@ -104,6 +104,4 @@ def test_a_replacement_may_leave_after_a_loop_that_was_over() -> None:
     run = Driver(2, 1).up()
     run.send(ev.LoopDone(0.0, 0))
     run.kill(1, loop_done=True)
-    assert "died" not in says(run.send(ev.Finished(0.0, run.holder(1), through=False))), (
-        "after the loop nobody waits for it"
-    )
+    assert "died" not in says(run.send(ev.Finished(0.0, run.holder(1), through=False))), "after the loop nobody waits for it"

@@ -62,9 +62,7 @@ def test_an_exception_after_the_update_ends_the_run_or_restarts_all() -> None:
         )
 
 
-TWICE = pytest.mark.parametrize(
-    "facts", [{"signature": "ValueError", "code": 1}, {"code": 3, "cause": "exit 3"}], ids=str
-)
+TWICE = pytest.mark.parametrize("facts", [{"signature": "ValueError", "code": 1}, {"code": 3, "cause": "exit 3"}], ids=str)
 
 
 @TWICE

@@ -147,14 +147,7 @@ def test_ranks_that_left_early_are_missed(tmp_path: Path) -> None:
 
 def part(rank: int) -> dict[str, Any]:
     """Of two replicas that have two shards each."""
-    cut = {
-        "dim": 0,
-        "shard": rank % 2,
-        "shards": 2,
-        "first": 24 * (rank % 2),
-        "end": 24 if rank % 2 == 0 else 47,
-        "size": 47,
-    }
+    cut = {"dim": 0, "shard": rank % 2, "shards": 2, "first": 24 * (rank % 2), "end": 24 if rank % 2 == 0 else 47, "size": 47}
     return {"at": {"replicate": rank // 2, "shard": rank % 2}, "cuts": [cut], "sums": False}
 
 
@@ -167,9 +160,7 @@ def sharded(folder: Path, change: dict[tuple[int, int, str], dict[str, int]] | N
         for line in lines:
             if "names" in line:
                 line["names"] = [name.replace("local:a", "local:b") for name in line["names"]]
-                line["parts"] = {
-                    name: part(rank) for name in line["names"] if name in ("weight:a", "optimizer:m, a", "gradient:a")
-                }
+                line["parts"] = {name: part(rank) for name in line["names"] if name in ("weight:a", "optimizer:m, a", "gradient:a")}
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -192,9 +183,7 @@ def test_the_first_shard_is_named_where_something_else_comes_first(tmp_path: Pat
     found = digests.compare(digests.read(tmp_path / "clean"), digests.read(tmp_path / "other"))
     assert found is not None and (found.first, found.shard, list(found.parts)) == ("random:torch", "weight:a", [0, 1])
     (line,) = verification._shards(found)
-    assert line.startswith(
-        "differs in shards of the weight a: rank 0 (replicate 0, shard 0: rows 0 to 23 of 47), rank 1 ("
-    )
+    assert line.startswith("differs in shards of the weight a: rank 0 (replicate 0, shard 0: rows 0 to 23 of 47), rank 1 (")
 
 
 def test_of_many_ranks_some_shards_are_named(tmp_path: Path) -> None:

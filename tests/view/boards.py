@@ -120,11 +120,7 @@ def place_on_mesh(rank: int, names: tuple[str, str] = MESH) -> dict[str, int]:
 def on_mesh(lines: list[dict[str, Any]], names: tuple[str, str] = MESH) -> list[dict[str, Any]]:
     """The recorded journal as a run on such a mesh would have written it."""
     facts = {"dims": dict.fromkeys(names, 2), "ranks": {str(rank): place_on_mesh(rank, names) for rank in range(4)}}
-    last = max(
-        i
-        for i, line in enumerate(lines)
-        if line.get("event", {}).get("kind") == "Protected" and line["event"]["worker"] < 4
-    )
+    last = max(i for i, line in enumerate(lines) if line.get("event", {}).get("kind") == "Protected" and line["event"]["worker"] < 4)
     for line in lines:
         if line.get("note") == "incident":
             line["mesh"] = facts

@@ -18,14 +18,8 @@ from types import TracebackType
 import pyte
 
 KEYS = {
-    "up": b"\x1b[A",
-    "down": b"\x1b[B",
-    "right": b"\x1b[C",
-    "end": b"\x1b[F",
-    "enter": b"\r",
-    "escape": b"\x1b",
-    "ctrl-z": b"\x1a",
-    "ctrl-c": b"\x03",
+    "up": b"\x1b[A", "down": b"\x1b[B", "right": b"\x1b[C", "end": b"\x1b[F",
+    "enter": b"\r", "escape": b"\x1b", "ctrl-z": b"\x1a", "ctrl-c": b"\x03",
 }
 PATIENCE = 20.0  # seconds
 

@@ -91,9 +91,7 @@ def test_events(looking: Looking) -> None:
 def test_lanes_of_the_text_name_the_places_and_fit(names: tuple[str, str], width: int) -> None:
     lines = [text.plain(line) for line in drawing(told(2, names), width)]
     assert max(map(text.width_of, lines)) <= width
-    assert not any(
-        "…" in line for line in lines[: next(i for i, line in enumerate(lines) if line.startswith("where the "))]
-    )
+    assert not any("…" in line for line in lines[: next(i for i, line in enumerate(lines) if line.startswith("where the "))])
     assert f"rank 1 ({names[0]} 0, {names[1]} 1), in the optimizer step of step 20" in " ".join(" ".join(lines).split())
     assert f" mesh {names[0]} 2 × {names[1]} 2 " in " ".join(" ".join(lines).split())
     for rank, label in ((0, "rank 0 healthy"), (3, "rank 3 healthy"), (1, "rank 1 FAILED"), (1, "spare 5 → 1")):
@@ -110,16 +108,10 @@ def test_lanes_of_the_drawing_name_the_places_and_fit(names: tuple[str, str]) ->
     root = ET.fromstring(drawn)
     shown = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
     ranks = (0, 2, 3, 1, 1)  # healthy ones, the failed one, the spare
-    wanted = [
-        f"replicate {rank // 2}, shard {rank % 2}" if names == NAMES else f"mesh {rank // 2}, {rank % 2}"
-        for rank in ranks
-    ]
+    wanted = [f"replicate {rank // 2}, shard {rank % 2}" if names == NAMES else f"mesh {rank // 2}, {rank % 2}" for rank in ranks]
     assert [said for said in shown if said in wanted] == wanted
     assert all(16 + 6 * len(said) < LEFT - 20 for said in wanted), "left of the controller's ways"
-    assert (
-        f"rank 3 ({names[0]} 1, {names[1]} 1): Forward" in drawn
-        and f"spare 5 ({names[0]} 0, {names[1]} 1): Restoration" in drawn
-    )
+    assert f"rank 3 ({names[0]} 1, {names[1]} 1): Forward" in drawn and f"spare 5 ({names[0]} 0, {names[1]} 1): Restoration" in drawn
     assert f"rank 1 ({names[0]} 0, {names[1]} 1), in the optimizer step" in html_page(told(2, names))
 
 

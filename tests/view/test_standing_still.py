@@ -71,9 +71,7 @@ def test_a_stall_is_told_with_its_culprit(looking: Looking) -> None:
 @pytest.mark.parametrize(("columns", "rows"), [(80, 12), (80, 24), (200, 60)])
 def test_the_culprit_is_never_folded_away(looking: Looking, columns: int, rows: int) -> None:
     board = boards.put(looking.root, ranks=512)
-    Head(board, 512).stall(
-        Standstill(12.0, 48.0, (300,), tuple(range(300)), "in allreduce #7 of step 57", cells=(300,))
-    )
+    Head(board, 512).stall(Standstill(12.0, 48.0, (300,), tuple(range(300)), "in allreduce #7 of step 57", cells=(300,)))
     with looking.terminal("status", columns=columns, rows=rows) as terminal:
         terminal.see(lambda: terminal.lines[rows - 1].startswith("q leave"))
         assert any(line.split()[:1] == ["300"] and "all wait for it" in line for line in terminal.lines), terminal.text
@@ -109,14 +107,10 @@ def test_a_stall_and_its_cost_are_counted_once(tmp_path: Path) -> None:
     account.stalled_since = 190.0
     assert account.lost(200.0) == 22.2
     account.stalled_since = None
-    incident = next(
-        line for line in json.loads(boards.RECORDED.read_text())["journal"] if line.get("note") == "incident"
-    )
+    incident = next(line for line in json.loads(boards.RECORDED.read_text())["journal"] if line.get("note") == "incident")
     account.add(json.dumps({**incident, "began_ns": 88 * S, "total_ms": 13000.0, "again_ms": 0.0}).encode())
     assert account.lost(200.0) == pytest.approx(13.0)
-    account.add(
-        json.dumps({**note, "since": 90.0, "seconds": 14.0}).encode()
-    )  # in the first step after that repair, and 3 s beyond
+    account.add(json.dumps({**note, "since": 90.0, "seconds": 14.0}).encode())  # in the first step after that repair, and 3 s beyond
     assert account.lost(200.0) == pytest.approx(16.0)
 
 
@@ -140,9 +134,7 @@ def test_a_repair_is_recovering_until_its_first_step(looking: Looking) -> None:
     head.saw(Died(now, 2, "SIGKILL", step=57, phase="backward"), (), RunPhase.STOPPING, now)
     head.saw(Begin(now), (), RunPhase.RUNNING, now)
     done = looking.pipe("status")
-    assert (
-        done.returncode == 1 and "recovering (RUNNING)" in done.stdout and "recovering: first step for " in done.stdout
-    )
+    assert done.returncode == 1 and "recovering (RUNNING)" in done.stdout and "recovering: first step for " in done.stdout
 
 
 def test_the_rate_falls_while_nothing_moves() -> None:
@@ -170,14 +162,7 @@ def test_bars() -> None:
 
 
 def test_sentences() -> None:
-    base = {
-        "seconds": 3.0,
-        "acts_in": 2.0,
-        "culprits": [],
-        "held_up": 4,
-        "waiting": [0, 1, 2, 3],
-        "where": "in recv #1 of step 3",
-    }
+    base = {"seconds": 3.0, "acts_in": 2.0, "culprits": [], "held_up": 4, "waiting": [0, 1, 2, 3], "where": "in recv #1 of step 3"}
     base |= {"excuse": "", "line": ""}
     assert sentences.stall(base) == (
         "for 3.0 s: all ranks wait in recv #1 of step 3; their connections are made anew in 2.0 s"
@@ -225,9 +210,7 @@ def test_a_launcher_that_is_stopped_watches_nothing(looking: Looking) -> None:
 def test_a_rank_that_hangs_is_shown_before_it_is_replaced(folder: Path) -> None:
     """Real processes: rank 2 spins in its backward pass of step 6, the others wait in their all-reduce."""
     plan = (harness.fault("hang", 2, "backward", 6),)
-    command = harness.ftrun_command(
-        folder, ("--steps", "12"), plan, options=("--run-id", "held", "--hang-timeout", "15")
-    )
+    command = harness.ftrun_command(folder, ("--steps", "12"), plan, options=("--run-id", "held", "--hang-timeout", "15"))
     running = harness.start(folder, command)
     deadline, seen = time.monotonic() + 90.0, []
     while time.monotonic() < deadline and running.process.poll() is None:

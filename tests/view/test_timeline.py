@@ -454,12 +454,7 @@ def shapes(
 def test_the_controllers_arrows_end_where_its_orders_begin_and_cross_nothing(told: Story) -> None:
     boxes, ways, ends = shapes(told)
     to = scale(told, WIDTH)
-    begins = {
-        round(LEFT + to.at(bar.begin))
-        for lane in told.lanes
-        for bar in lane.bars
-        if bar.kind in (model.STOP, model.RESTORATION)
-    }
+    begins = {round(LEFT + to.at(bar.begin)) for lane in told.lanes for bar in lane.bars if bar.kind in (model.STOP, model.RESTORATION)}
     assert len(ends) == 5, "one to the controller, three to ranks that stop, one to the spare"
     assert {round(x) for x, _ in ends[1:]} <= begins
     for way in ways:
@@ -499,10 +494,7 @@ def test_the_legend_names_what_is_drawn_and_no_two_colours_are_alike(told: Story
 def test_a_page_says_its_title_once(told: Story) -> None:
     page = html_page(told)
     body = page[page.index("<body>") :]
-    assert (
-        re.sub(r'aria-label="[^"]*"', "", body).count(words.title(told)) == 1
-        and svg.drawing(told).count(words.title(told)) == 2
-    )
+    assert re.sub(r'aria-label="[^"]*"', "", body).count(words.title(told)) == 1 and svg.drawing(told).count(words.title(told)) == 2
 
 
 def test_squares_turn_light_in_the_optimizer_step(account: Account) -> None:
@@ -529,10 +521,6 @@ def test_buffers_and_idle_time_of_a_transfer(account: Account) -> None:
     long = replace(told, rows=(*told.rows, late), end=1001.0)
     assert long.idle() == [(6.0, 1000.0)]
     to = long.scale(100.0, 10.0)
-    assert (
-        to.at(6.0) == pytest.approx(75.0)
-        and to.at(1000.0) == pytest.approx(85.0)
-        and to.at(1001.0) == pytest.approx(100.0)
-    )
+    assert to.at(6.0) == pytest.approx(75.0) and to.at(1000.0) == pytest.approx(85.0) and to.at(1001.0) == pytest.approx(100.0)
     whole = svg.drawing(many_failed(account, 2))
     assert "H2D buffer" in whole and "IPC buffer" in whole

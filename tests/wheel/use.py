@@ -45,9 +45,7 @@ def main() -> int:
     assert here.is_relative_to(Path(sys.prefix).resolve()), f"this is not the installed ftrun: {here}"
     assert native.available(), "the wheel has no native library"
     tool = str(Path(sys.executable).with_name("ftrun"))
-    page = subprocess.run(
-        [tool, "explain", "F305"], cwd=folder, capture_output=True, text=True, timeout=DEADLINE
-    ).stdout
+    page = subprocess.run([tool, "explain", "F305"], cwd=folder, capture_output=True, text=True, timeout=DEADLINE).stdout
     assert page.startswith("# F305: "), f"the wheel has no pages: {page!r}"
     for completion in COMPLETIONS:
         assert (Path(sys.prefix) / "share" / completion).stat().st_size, f"the wheel has no {completion}"

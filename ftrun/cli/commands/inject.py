@@ -116,9 +116,7 @@ def inject_fault(
             raise UsageError("--after and --wait are seconds, 0 or more")
         if random is not None:
             if rank is not None or at is not None or seconds is not None or epoch is not None:
-                raise UsageError(
-                    "--random draws rank and phase itself: --rank, --at, --epoch and --for do not go with it"
-                )
+                raise UsageError("--random draws rank and phase itself: --rank, --at, --epoch and --for do not go with it")
             return _random(words or [], random, seed, step, after, yes, as_json)
         wish = _read(words or [], rank, at, epoch, step, seconds, wait, as_json)
         found = live.Live.find(wish.run, f"inject-fault {wish.name} RUN")
@@ -239,9 +237,7 @@ def _at_once(found: Live, wish: Wish, rank: int) -> int:
     phase, step = cell.phase.name.lower(), cell.step
     fault = request.as_fault()
     struck = found.run.pid if wish.machine else pid
-    firing = trigger.claim(
-        found.run.path, fault, phase, -1 if step is None else step, cell[F.ATTEMPT], struck, detail, cell.epoch
-    )
+    firing = trigger.claim(found.run.path, fault, phase, -1 if step is None else step, cell[F.ATTEMPT], struck, detail, cell.epoch)
     found.board.ring_launcher()
     with contextlib.suppress(ProcessLookupError):
         if wish.machine:
@@ -281,9 +277,7 @@ def _request(wish: Wish, rank: int) -> Request:
     from ftrun.faults import requests
 
     at, step = wish.at, wish.step
-    return requests.Request(
-        requests.FAULT, wish.kind.name, wish.argument, rank, at, step, wish.seconds, epoch=wish.epoch
-    )
+    return requests.Request(requests.FAULT, wish.kind.name, wish.argument, rank, at, step, wish.seconds, epoch=wish.epoch)
 
 
 def _ask(found: Live, wish: Wish, rank: int) -> int:
@@ -301,9 +295,7 @@ def _ask(found: Live, wish: Wish, rank: int) -> int:
         unfelt = _unfelt(found, firing)
         if unfelt:
             words += f"; {trigger.UNFELT}"
-        more = ({} if unfelt is None else {"unfelt": unfelt}) | (
-            {} if firing.epoch is None else {"epoch": firing.epoch}
-        )
+        more = ({} if unfelt is None else {"unfelt": unfelt}) | ({} if firing.epoch is None else {"epoch": firing.epoch})
         return _did(found, wish, words, rank, firing.phase, firing.step, firing.pid, request.number, more)
     if not found.alive():
         return _did_not(found, wish, "the run ended before that")

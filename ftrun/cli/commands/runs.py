@@ -50,11 +50,7 @@ def runs(
         )
     for past in ended:
         how = "was cut off" if past.code is None else f"exit code {past.code}"
-        print(
-            printable(
-                f"{past.name}  {how}  {duration(time.time() - past.ended)} ago  {' '.join(past.argv)}  {past.logs}"
-            )
-        )
+        print(printable(f"{past.name}  {how}  {duration(time.time() - past.ended)} ago  {' '.join(past.argv)}  {past.logs}"))
     if not found and not ended:
         tell("no run" if everything else "no live run; those that ended: ftrun runs --all")
     return 0

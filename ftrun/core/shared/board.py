@@ -176,9 +176,7 @@ class Flag(enum.IntFlag):
     )
     SCRIPT = 256  # the script's first line comes next
     STEPPED = 512  # an optimizer of the script took a step
-    LEFT = (
-        1024  # an exception left a body or a job.call of the script: nobody's collectives get what this rank owed them
-    )
+    LEFT = 1024  # an exception left a body or a job.call of the script: nobody's collectives get what this rank owed them
     ANEW = 2048  # its process gives the liveness lock up and becomes a fresh interpreter
     HELD_ANEW = 4096  # which holds it again
 

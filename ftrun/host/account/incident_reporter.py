@@ -43,13 +43,7 @@ from ftrun.host.account.mesh_record import MeshRecord
 from ftrun.host.account.phase_record import PhaseRecord
 from ftrun.host.base.context import SERVICES_LOG, LaunchContext
 
-_FOLLOWING = (
-    "failed",
-    "restarting",
-    "stalled_again",
-    "failed_again",
-    "world_stopped",
-)  # they name the dead rank themselves
+_FOLLOWING = ("failed", "restarting", "stalled_again", "failed_again", "world_stopped")  # they name the dead rank themselves
 _SAME_FAULT = 60.0  # seconds: an injected fault older than this did not cause the death
 _RAISED = {"raised": messages.raised, "raised_again": messages.raised_again}
 _SIGNS: dict[str, int] = {
@@ -326,12 +320,7 @@ class Narrator:
             return
         first = incident.victims[0]
         incident.generation, incident.survivors = world.generation, len(world.workers) - len(world.replaced)
-        incident.then, incident.resume, incident.epoch, incident.end = (
-            AFTER_LOOP,
-            first.step or 0,
-            first.epoch,
-            first.end,
-        )
+        incident.then, incident.resume, incident.epoch, incident.end = AFTER_LOOP, first.step or 0, first.epoch, first.end
         incident.last = incident.resume - 1
         incident.spares = sorted(self._spares_used[rank] for rank in world.replaced if rank in self._spares_used)
         self._log_replaced()
@@ -437,9 +426,7 @@ class Narrator:
         cells = {rank: self._board.cell(cell) for rank, cell in sorted(self.holders.items())}
         if looked := {rank: cell[F.LOOKS] for rank, cell in cells.items() if cell[F.LOOKS]}:
             at = {rank: cells[rank][F.LOOKED_AT] - 1 + cells[rank].shift for rank in looked}
-            compared = max(
-                (sum_of(cell[F.SUM_AT])[0] + cell.shift for cell in cells.values() if cell[F.REPLICAS]), default=None
-            )
+            compared = max((sum_of(cell[F.SUM_AT])[0] + cell.shift for cell in cells.values() if cell[F.REPLICAS]), default=None)
             self._note("checks", steps=looked, last=at, replicas=compared)
         facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
         forgotten = left_out.names(self._run_dir)

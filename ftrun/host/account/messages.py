@@ -89,15 +89,7 @@ VERBS: dict[str, str] = {
 _CAUSE_SAYS_ALL = ("", Fault.EXIT, Fault.SIGNAL, Fault.EXCEPTION)
 
 # what ends the run; the rest of WORDS can be lived with
-_ENDS = {
-    "failed",
-    "stalled_again",
-    "failed_again",
-    "too_many_replacements",
-    "stuck_again",
-    "service_given_up",
-    "world_ended",
-} | {
+_ENDS = {"failed", "stalled_again", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"} | {
     "stopped_by_policy",
     "node_failed",
     "devices_exhausted",
@@ -211,7 +203,9 @@ def poisoned(evidence: str, again: bool) -> str:
 
 def raised_again(rank: int, signature: str, step: int | None) -> str:
     where = "" if step is None else f" in step {step}"
-    return _explained(f"rank {rank} raised {signature}{where} again after a retry; the run ends")
+    return _explained(
+        f"rank {rank} raised {signature}{where} again after a retry; the run ends"
+    )
 
 
 def replaced(rank: int, cell: int, was_spare: bool, what: str, again: bool, source: Mapping[str, Any] | None) -> str:
@@ -320,11 +314,7 @@ def summary(
             f"{seconds:.2f} s lost, and what the script did again (it calls no ftrun.protect: nobody counts its steps)"
         )
     them = "it" if incidents == 1 else "them"
-    see = (
-        f"to see {them}: ftrun {'timeline' if drawn else 'events'} {run}"
-        if run
-        else f"nothing is left to draw {them} from ({_NO_LOGS})"
-    )
+    see = f"to see {them}: ftrun {'timeline' if drawn else 'events'} {run}" if run else f"nothing is left to draw {them} from ({_NO_LOGS})"
     lines = [f"{count(incidents, 'incident')}, {cost}; {see}"]
     if restarts:
         lines.append(

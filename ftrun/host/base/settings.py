@@ -193,9 +193,7 @@ def check_module(name: str) -> None:
     finally:
         sys.path[:] = before
     if not found:
-        raise UsageError(
-            f"there is no module {name}: not in this folder, on PYTHONPATH, or installed for {sys.executable}"
-        )
+        raise UsageError(f"there is no module {name}: not in this folder, on PYTHONPATH, or installed for {sys.executable}")
 
 
 def check_program(name: str) -> None:

@@ -45,9 +45,7 @@ class Detectors:
         self._stragglers = Stragglers()
         self._often = settings.heartbeat_interval / LOOKS
         self._room = RoomWatch({"lines of the workers' logs": context.logs, "the journal": context.run_dir})
-        self._compared: set[tuple[int, int, tuple[int, ...]]] = (
-            set()
-        )  # generation, gate and workers of replicas compared last
+        self._compared: set[tuple[int, int, tuple[int, ...]]] = set()  # generation, gate and workers of replicas compared last
         self._work: tuple[int, int] = (-1, -1)  # the same of the last step whose times were read
         self._differing = False  # that replicas differ was told
         self._later = 0.0
@@ -79,9 +77,7 @@ class Detectors:
         now = time.monotonic()
         self._repairs.look(generation, awaited)
         if not self._beats.pause:
-            for index, evidence in self._beats.silent(
-                filter(None, map(self._beat, self._pool.living())), time.monotonic_ns()
-            ):
+            for index, evidence in self._beats.silent(filter(None, map(self._beat, self._pool.living())), time.monotonic_ns()):
                 self._pool.condemn(self._pool.workers[index], "frozen", Fault.FROZEN, evidence)
         present = [w for w in holders if not w.reported]
         if not running or not present or not whole:
@@ -129,11 +125,7 @@ class Detectors:
         at = words[0][0]
         if [w.cell[F.SUM_AT] for w in present] != raw:
             return  # one is being written
-        compared = (
-            generation,
-            at,
-            tuple(w.index for w in present),
-        )  # a new rank may publish after the others were compared
+        compared = generation, at, tuple(w.index for w in present)  # a new rank may publish after the others were compared
         if at < 0 or compared in self._compared or any(number != at for number, _ in words):
             return
         self._compared = {one for one in self._compared if one[:2] == compared[:2]} | {compared}

@@ -86,12 +86,7 @@ class BeatWatch(Generic[Of]):
             elif why:
                 suspected.add(beat.of)  # a machine that wakes up does not wake all of its processes at once
             elif silence > beat.timeout:
-                found.append(
-                    (
-                        beat.of,
-                        f"no beat for {silence:.1f} s{beat.option and f' ({beat.option})'}, and no reason to be seen",
-                    )
-                )
+                found.append((beat.of, f"no beat for {silence:.1f} s{beat.option and f' ({beat.option})'}, and no reason to be seen"))
         self._suspected = suspected
         to_see = 0.0 if suspected else (newest / 1e9 or now) + self.longest - now
         self._due = now + min(max(self._interval / LOOKS, to_see), self.longest)

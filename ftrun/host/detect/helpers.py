@@ -17,9 +17,7 @@ _SILENT = 2.0  # seconds without a word after which a helper is asked for one: e
 _INTERVAL = 1.0  # seconds after which an answer is overdue, and the process looked at
 _HUNG = 30.0  # seconds that a process which runs may take for an answer
 _BUSY = 0.1  # seconds of work between two signs of it, of a helper that begins
-_UNKILLABLE = (
-    5.0  # seconds that a killed one may take to end: the kernel may never come to it (state D, a frozen cgroup v1)
-)
+_UNKILLABLE = 5.0  # seconds that a killed one may take to end: the kernel may never come to it (state D, a frozen cgroup v1)
 
 
 class HelperWatch:

@@ -20,9 +20,7 @@ class Work:
     """Call `done` about once a second."""
 
     def __init__(self) -> None:
-        self._disk: dict[
-            int, float
-        ] = {}  # seconds that a group's leader was seen to wait for a disk, one for each look
+        self._disk: dict[int, float] = {}  # seconds that a group's leader was seen to wait for a disk, one for each look
 
     def done(self, leaders: Iterable[int]) -> dict[int, float]:
         """Seconds that each group of processes has worked so far, by its leader; a group that is gone has done 0."""

@@ -40,9 +40,7 @@ def tidy(base: Path, most: float) -> list[str]:
     if most == math.inf:
         return removed
     with contextlib.suppress(OSError):
-        old = sorted(
-            found for found in map(_ended, base.iterdir()) if found is not None and found[0] < time.time() - OLD
-        )
+        old = sorted(found for found in map(_ended, base.iterdir()) if found is not None and found[0] < time.time() - OLD)
         left = _size(base) if old else 0
         for when, folder in old:
             if left > most and _is_ours(folder):

@@ -48,9 +48,7 @@ from ftrun.host.services.metrics_exporter import Monitoring
 from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import Worker, WorkerPool
 
-_LOOK_AGAIN = (
-    10.0  # seconds between two looks at the board when nobody rings: a ring is lost only by a death, and that is heard
-)
+_LOOK_AGAIN = 10.0  # seconds between two looks at the board when nobody rings: a ring is lost only by a death, and that is heard
 _SPARE_LATER = 30.0  # seconds until a spare is tried again that lacked room on the board
 
 
@@ -241,9 +239,7 @@ class Agent:
                 raise
             if not self._told_of_room:
                 self._told_of_room = True
-                self._log(
-                    f"no space is left in {self._run_dir.parent} for another spare (a full /dev/shm?); it is tried again"
-                )
+                self._log(f"no space is left in {self._run_dir.parent} for another spare (a full /dev/shm?); it is tried again")
             self._loop.after(_SPARE_LATER, lambda: self._spares.add(action))
             return False
         return True

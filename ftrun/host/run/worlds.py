@@ -20,9 +20,7 @@ from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
 
 _KEPT = 2  # world files: somebody may just be opening the one before
-_RESERVE_AGAIN = (
-    1.0  # seconds after a world was published until room for another one is looked for, and between two looks
-)
+_RESERVE_AGAIN = 1.0  # seconds after a world was published until room for another one is looked for, and between two looks
 
 
 class WorldListener(Protocol):

@@ -207,9 +207,7 @@ class Services:
 
     def start_metrics(self, file: str, listener: int | None) -> None:
         """The exporter of the figures, to a file ("" = none) and on a listening socket. Errors: OSError."""
-        self.metrics.start(
-            (str(self._run_dir), file, "" if listener is None else "listen"), self._env, self._out, listener
-        )
+        self.metrics.start((str(self._run_dir), file, "" if listener is None else "listen"), self._env, self._out, listener)
 
     def end_metrics(self, patience: float) -> None:
         """Let the exporter have its last look, then make sure that it is gone."""

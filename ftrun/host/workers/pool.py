@@ -298,9 +298,7 @@ class WorkerPool:
             self._emit(Dying(time.monotonic(), worker.index))
             self._await_code(worker, _CODE_LOOK, time.monotonic() + _CODE_PATIENCE, early=True)
         else:
-            expected = (
-                self._told_of_exec and worker.rank is None
-            )  # a spare does as the ranks did, and soon misses its rank
+            expected = self._told_of_exec and worker.rank is None  # a spare does as the ranks did, and soon misses its rank
             self._loop.after(0.0 if expected else _ENDS_SOON, lambda: self._ends_or_goes_on(worker, again=expected))
 
     def _ends_or_goes_on(self, worker: Worker, again: bool = False) -> None:

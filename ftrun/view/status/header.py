@@ -63,9 +63,7 @@ def _script(picture: dict[str, Any], width: int) -> Line:
     if picture["cwd"] and logs.startswith(picture["cwd"] + os.sep):
         logs = os.path.relpath(logs, picture["cwd"])
     room = max(12, width - text.width_of(logs) - 8) if logs else width
-    return text.cut(
-        [*text.cut([(command, PLAIN)], room), *([("   logs ", QUIET), (logs, PLAIN)] if logs else [])], width
-    )
+    return text.cut([*text.cut([(command, PLAIN)], room), *([("   logs ", QUIET), (logs, PLAIN)] if logs else [])], width)
 
 
 def _progress(picture: dict[str, Any]) -> list[Line]:
@@ -104,10 +102,7 @@ def _pace(picture: dict[str, Any], width: int, chart: int) -> list[Line]:
     waits = f"  none for {text.duration(age)}" if late else ""
     if chart >= CHART_LEAST:
         title: Line = [("step time", QUIET), (said, PLAIN), (waits, WARN)]
-        return [
-            text.cut(title, width),
-            *_chart(times, age if late else None, typical, width, min(chart, CHART_MOST) - 1),
-        ]
+        return [text.cut(title, width), *_chart(times, age if late else None, typical, width, min(chart, CHART_MOST) - 1)]
     room = width - len("step time ") - len(said) - len(waits) - late
     bars = text.spark(times[-max(8, room) :], _TALLEST * typical)
     line: Line = [("step time ", QUIET), (bars, text.FORWARD)]

@@ -39,17 +39,11 @@ def stall(found: dict[str, Any]) -> str:
     doing += [f"last seen at {found['line']}"] if found["line"] else []
     blamed = f"{one} ({', '.join(doing)})" if doing else one
     if found["held_up"]:
-        waiting = (
-            named(found["waiting"]) if found["held_up"] == len(found["waiting"]) else count(found["held_up"], "rank")
-        )
+        waiting = named(found["waiting"]) if found["held_up"] == len(found["waiting"]) else count(found["held_up"], "rank")
         told = f"{waiting} {'waits' if found['held_up'] == 1 else 'wait'}{where} for {blamed}"
     else:
         told = f"{blamed} {'are' if several else 'is'} busy"
-    end = (
-        "no timeout watches that"
-        if soon is None
-        else f"replaced {soon} unless {'they move' if several else 'it moves'}"
-    )
+    end = "no timeout watches that" if soon is None else f"replaced {soon} unless {'they move' if several else 'it moves'}"
     return f"{since}: {told}; {end}"
 
 

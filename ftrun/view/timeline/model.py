@@ -106,9 +106,7 @@ class Story:
     @property
     def in_tail(self) -> bool:
         """Did it come after the last loop, where nobody is stopped? Then there is nothing to draw."""
-        return self.going_on.phase == AFTER_LOOP and not any(
-            bar.kind == STOP for lane in self.lanes for bar in lane.bars
-        )
+        return self.going_on.phase == AFTER_LOOP and not any(bar.kind == STOP for lane in self.lanes for bar in lane.bars)
 
     @property
     def until(self) -> str:

@@ -52,9 +52,7 @@ def drawing(story: Story, titled: bool = True) -> str:
     title = _title(story) if titled else ()
     rows = [_y(at) for at in range(len(story.lanes))]
     controller = svg_controller.drawing(story, to, rows)
-    body = "\n".join(
-        [*title, *_legend(story), *_bands(story, to), *_marks(story, to), *_barriers(story, to), *_lanes(story, to)]
-    )
+    body = "\n".join([*title, *_legend(story), *_bands(story, to), *_marks(story, to), *_barriers(story, to), *_lanes(story, to)])
     body += "\n" + "\n".join([*controller, *_axis(story, to)])
     if story.transfer is not None:
         body += "\n" + "\n".join(svg_transfer.drawing(story.transfer, lanes))
@@ -192,10 +190,7 @@ def _square(x: float, y: float, share: float) -> str:
     dark = f'<rect x="{x:.1f}" y="{y + 55}" width="{_SQUARE}" height="{_SQUARE}" fill="{NOT_UPDATED if light < _SQUARE else UPDATED}"/>'
     if not 0 < light < _SQUARE:
         return dark
-    return (
-        dark
-        + f'<rect x="{x:.1f}" y="{y + 55 + _SQUARE - light:.1f}" width="{_SQUARE}" height="{light}" fill="{UPDATED}"/>'
-    )
+    return dark + f'<rect x="{x:.1f}" y="{y + 55 + _SQUARE - light:.1f}" width="{_SQUARE}" height="{light}" fill="{UPDATED}"/>'
 
 
 def _known(share: float) -> str:
@@ -229,10 +224,7 @@ def _barriers(story: Story, to: Scale) -> Iterator[str]:
 
 
 def _moments(story: Story) -> list[tuple[float, str]]:
-    return [
-        *story.moments,
-        (story.done, "every rank did a new step" if story.going_on.in_step else "every rank was past it"),
-    ]
+    return [*story.moments, (story.done, "every rank did a new step" if story.going_on.in_step else "every rank was past it")]
 
 
 def _marks(story: Story, to: Scale) -> Iterator[str]:

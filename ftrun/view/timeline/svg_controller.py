@@ -44,11 +44,7 @@ def _order(lane: Lane) -> str:
 
 def _target(lane: Lane) -> float | None:
     """When a lane begins to do what the controller ordered."""
-    kinds = (
-        (model.RESTORATION, model.ROLLBACK)
-        if lane.role in (model.SPARE, model.NEW)
-        else (model.STOP, model.CLEAN, model.RESET)
-    )
+    kinds = (model.RESTORATION, model.ROLLBACK) if lane.role in (model.SPARE, model.NEW) else (model.STOP, model.CLEAN, model.RESET)
     return min((bar.begin for bar in lane.bars if bar.kind in kinds), default=None)
 
 

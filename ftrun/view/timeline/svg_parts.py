@@ -65,9 +65,7 @@ def rect(x: float, y: float, width: float, height: float, fill: str, tip: str, k
 
 def swatch(x: float, y: float, fill: str, said: str, width: float = 12) -> str:
     """An entry of a legend."""
-    return f'<rect class="edge" x="{x}" y="{y}" width="{width}" height="12" fill="{fill}"/>' + words_at(
-        x + width + 6, y + 10, said
-    )
+    return f'<rect class="edge" x="{x}" y="{y}" width="{width}" height="12" fill="{fill}"/>' + words_at(x + width + 6, y + 10, said)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, look: str = "line", **more: object) -> str:

@@ -168,9 +168,5 @@ def cost(story: Story) -> list[str]:
     else:
         again = "no step was done again"
     kept = f"all finished steps are kept (0 to {story.last})" if story.last >= 0 else "no finished step was lost"
-    then = (
-        f"training went on with step {story.resume}"
-        if story.going_on.in_step
-        else f"the run went on with {story.going_on.what()}"
-    )
+    then = f"training went on with step {story.resume}" if story.going_on.in_step else f"the run went on with {story.going_on.what()}"
     return [first, "; ".join([again, kept] if story.going_on.phase == CALL_AFTER else [again, kept, then])]

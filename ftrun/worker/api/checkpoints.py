@@ -24,9 +24,7 @@ from ftrun.worker.state import shards
 
 _PART = re.compile(r"step-(\d+)-rank-(\d+)-of-(\d+)-([0-9a-f]+)\.pt")
 State = dict[str, Any]
-Moment = tuple[
-    int, str
-]  # a step, and the mark of the call in which all ranks saved: another run may save at the same step
+Moment = tuple[int, str]  # a step, and the mark of the call in which all ranks saved: another run may save at the same step
 
 
 def mark_of(*words: object) -> str:
@@ -159,9 +157,7 @@ def optimizer_part(optimizer: torch.optim.Optimizer) -> State:
     spread: State = {}
     for index, values in whole["state"].items():
         state[index] = {key: local_of(one) if isinstance(one, torch.Tensor) else one for key, one in values.items()}
-        said = {
-            key: shards.spread_of_state(one, params[index], f"optimizer state {key}") for key, one in values.items()
-        }
+        said = {key: shards.spread_of_state(one, params[index], f"optimizer state {key}") for key, one in values.items()}
         spread[index] = {key: one for key, one in said.items() if one is not None}
     return {"state": state, "param_groups": whole["param_groups"], "spread": spread}
 

@@ -193,9 +193,7 @@ class Job:
                 "before optimizer.step()"
             )
         if position is not None and not position.in_body:
-            raise UsageError(
-                f"job.log outside `with step:`, at {caller()}: call it in the body, before optimizer.step()"
-            )
+            raise UsageError(f"job.log outside `with step:`, at {caller()}: call it in the body, before optimizer.step()")
         self._logged.add(values)
 
     # -- values of the script ----------------------------------------------------------------------------------------
@@ -269,9 +267,7 @@ class Job:
         """
         kit = self._loop.kit if self._loop else None
         if kit is not None and kit.context.world is not None:
-            return checkpoints.mark_of(
-                kit.context.run_dir.name, kit.context.world.attempt, gate.unpack(kit.context.board.gate()).last
-            )
+            return checkpoints.mark_of(kit.context.run_dir.name, kit.context.world.attempt, gate.unpack(kit.context.board.gate()).last)
         names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
         return checkpoints.mark_of(*map(os.environ.get, names), self._saved)
 

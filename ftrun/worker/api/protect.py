@@ -282,11 +282,7 @@ def _lay_out(kit: Kit) -> None:
 
 def _tell_of_no_replica(context: Context, state: ProtectedState) -> None:
     """Name, before anything dies, each model that no other rank is known to hold."""
-    alone = (
-        []
-        if context.rank != 0 or dist.get_world_size() == 1 or has_a_part(state.tensors)
-        else state.holders.modules_alone()
-    )
+    alone = [] if context.rank != 0 or dist.get_world_size() == 1 or has_a_part(state.tensors) else state.holders.modules_alone()
     if not alone:
         return
     names = ", ".join(f"{type(state.modules[i]).__name__} (model {i})" for i in alone)
@@ -326,9 +322,7 @@ def _before_update(body: Body) -> Callable[..., Any]:
         closure = None if bare else kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
         if closure is not None:
             if isinstance(optimizer, torch.optim.LBFGS):
-                raise UsageError(
-                    "LBFGS.step(closure) calls the model several times a step and cannot be recovered exactly"
-                )
+                raise UsageError("LBFGS.step(closure) calls the model several times a step and cannot be recovered exactly")
             # the other optimizers begin with it: its gradients are there before the gate, and the update has what it gave
             with torch.enable_grad():
                 given = closure()

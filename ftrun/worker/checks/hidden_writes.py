@@ -75,11 +75,7 @@ class HiddenWrites(StepObserver):
         self._calls += 1
         if self._calls == 1:
             return
-        moved = (
-            self._state.writes_to_params() != self._writes
-            if self._state.gpu is not None
-            else self._mark() != self._before
-        )
+        moved = self._state.writes_to_params() != self._writes if self._state.gpu is not None else self._mark() != self._before
         if moved:
             raise UsageError(
                 "parameters were moved between two forwards of one step, before optimizer.step() (sharpness-aware minimization?): a "

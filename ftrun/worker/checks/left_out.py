@@ -189,15 +189,8 @@ def _of_every_optimizer() -> frozenset[str]:
 def _own(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What an optimizer keeps beside its groups and the state of each parameter; torch's own keep nothing there that counts."""
     is_torchs = type(optimizer).__module__.startswith("torch.optim")
-    own = (
-        {}
-        if is_torchs
-        else {name: value for name, value in vars(optimizer).items() if name not in _of_every_optimizer()}
-    )
-    return {
-        **own,
-        **{f"state[{key!r}]": value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)},
-    }
+    own = {} if is_torchs else {name: value for name, value in vars(optimizer).items() if name not in _of_every_optimizer()}
+    return {**own, **{f"state[{key!r}]": value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}}
 
 
 def _settings() -> dict[str, Any]:

@@ -24,9 +24,7 @@ from ftrun.worker.runtime import crash_points, torch_private
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
 _TRIES = 5  # each takes less than a millisecond
 _WAKE = timedelta(milliseconds=2)
-_NOBODYS = (
-    2**31 - 4096
-)  # from here on there are tags that no message has: one that meets a message of another size ends the process
+_NOBODYS = 2**31 - 4096  # from here on there are tags that no message has: one that meets a message of another size ends the process
 _LINGER = 5.0  # seconds that a member which leaves waits for those that are still connecting
 
 

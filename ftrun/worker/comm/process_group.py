@@ -69,9 +69,7 @@ class SwapGroup(ProcessGroup):
         self._draining: list[Pending] = []
         self._directs: weakref.WeakSet[Direct] = weakref.WeakSet()  # sent or received between two ranks, or under way
         self._waiting: set[Direct] = set()  # for which somebody waits
-        self._holding: weakref.WeakKeyDictionary[Pending, threading.Timer] = (
-            weakref.WeakKeyDictionary()
-        )  # failed, not told yet
+        self._holding: weakref.WeakKeyDictionary[Pending, threading.Timer] = weakref.WeakKeyDictionary()  # failed, not told yet
         self._lock = threading.Lock()
         # on the board, the group that a collective belongs to: 0 is the world
         whole = len(ranks) == (registry.context.world.size if registry.context.world else 0)
@@ -277,9 +275,7 @@ class SwapGroup(ProcessGroup):
         self.registry.told(error)
 
     def cut_off(self) -> Exception:
-        return self.registry.broken or RuntimeError(
-            "the process group was destroyed before this collective was complete"
-        )
+        return self.registry.broken or RuntimeError("the process group was destroyed before this collective was complete")
 
     # the set is changed by one call into C at a time, from any thread; a lock would cost as much again in every step
 
@@ -304,9 +300,7 @@ class SwapGroup(ProcessGroup):
         self.registry.shown.failed(work.generation)
         timer = threading.Timer(seconds, self._give_up, (work,))
         timer.daemon = True
-        self._holding[work] = (
-            timer  # `release` cancels it: a thread for each failure that a stop explained is one too many
-        )
+        self._holding[work] = timer  # `release` cancels it: a thread for each failure that a stop explained is one too many
         timer.start()
         if work not in self.pending:  # the stop came in between
             timer.cancel()

@@ -89,10 +89,7 @@ class Ledger:
         by_word = optimizer is not None and holders.by_word and holders.rest_on_word
         self._sums = self._state.sums_of(grads) if by_word else None
         self._seals = grads if self.region.begins(optimizer, grads) else None
-        self._recorded = (
-            step,
-            self._encoded(GATE, step, grads if accumulating and True in self.alive else None, self._at_gate),
-        )
+        self._recorded = step, self._encoded(GATE, step, grads if accumulating and True in self.alive else None, self._at_gate)
         if self._state.buffers:
             self._buffers_at_gate = self._state.buffer_values()
 
@@ -177,9 +174,7 @@ class Ledger:
 
         A replacement that has its own GATE slot takes just this from ours.
         """
-        changed = (
-            [] if now[1] == before[1] else [name for name, value in now[1].items() if value != before[1].get(name)]
-        )
+        changed = [] if now[1] == before[1] else [name for name, value in now[1].items() if value != before[1].get(name)]
         buffers = self._state.buffers_written(self._buffers_at_gate) if self._state.buffers else []
         if changed or buffers:
             self._ever.update(changed, buffers)

@@ -72,9 +72,7 @@ class UpdateRegion:
         # a kernel that itself leaves out an update that is not finite is told so by a scaler, which a replacement does not have
         scaled = getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None
         self.plain = dist.get_world_size() > 1 and not scaled and not self.void
-        self.plain = self.plain and (
-            not self._state.looking or all(grad is None or serialization.takes(grad) for grad in grads)
-        )
+        self.plain = self.plain and (not self._state.looking or all(grad is None or serialization.takes(grad) for grad in grads))
         if not self.plain:
             return False
         # what stands for values, which tells a write that is counted nowhere, in the bodies that are looked at
@@ -122,9 +120,7 @@ class UpdateRegion:
         kept = context is not None and context.snapshot_every > 0
         then = "all ranks go back to the host snapshot" if kept else "only a host snapshot helps (--snapshot-every)"
         print(
-            f"ftrun: {why}: should a rank die at a gate, its update cannot be made again, and {then}",
-            file=sys.stderr,
-            flush=True,
+            f"ftrun: {why}: should a rank die at a gate, its update cannot be made again, and {then}", file=sys.stderr, flush=True
         )
 
     def _is_as_at_gate(self) -> bool:

@@ -74,9 +74,7 @@ def _tell_of(pdb: ModuleType, context: Context, debug_rank: int | None) -> None:
 def _advise(context: Context) -> None:
     world = context.world
     if not has_stdin():
-        tell(
-            f"rank {context.rank} is in the debugger and has no stdin to read from; start it by: ftrun --debug-rank {context.rank}"
-        )
+        tell(f"rank {context.rank} is in the debugger and has no stdin to read from; start it by: ftrun --debug-rank {context.rank}")
     elif world is not None and world.size > 1:
         tell(
             f"rank {context.rank} is in the debugger, and all ranks read from this stdin; to talk to it alone: "

@@ -36,9 +36,7 @@ def ends_of(context: Context, ranks: Set[int], resume: int, newest: Newest) -> t
             if segment is not None:
                 found[rank] = Slots(segment)
         done = [rank for rank in others if rank in found and found[rank].tag(END) == resume]
-        made = [
-            rank for rank in others if rank in found and rank not in done and _was_taken_over(context, rank, resume)
-        ]
+        made = [rank for rank in others if rank in found and rank not in done and _was_taken_over(context, rank, resume)]
         # only a living rank completes anything; what the dead ones left is as it is
         in_time = all(rank in done or rank in made or rank in world.replaced for rank in others)
         if in_time or time.monotonic() > deadline:

@@ -59,9 +59,7 @@ def make(kit: Kit, resume: int, newest: Newest) -> None:
         )
     if updates:
         if slots.tag(SEALED) != resume - 1:
-            raise NoSource(
-                "its gradients were not sealed when it died at its gate", requeue=True, remedies=(SNAPSHOTS,)
-            )
+            raise NoSource("its gradients were not sealed when it died at its gate", requeue=True, remedies=(SNAPSHOTS,))
         state.python.apply(saved.python)
         state.set_grads(saved.alive, serialization.decode(slots.sound(SEALED)))
         state.arena.open()

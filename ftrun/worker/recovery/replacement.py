@@ -299,9 +299,7 @@ class Restorer:
         begin = time.monotonic()
         same = self.state.holders.of_everything() - {context.rank}
         if not same and self.state.holders.void():
-            raise self._no_replica(
-                "ranks that should hold the same were seen to differ, so none gives its values to another one"
-            )
+            raise self._no_replica("ranks that should hold the same were seen to differ, so none gives its values to another one")
         if not same and self.state.is_sharded:
             raise NoSource(
                 f"it died inside its update, and its shard of {self.state.holders.alone()} is no other rank's",
@@ -341,9 +339,7 @@ class Restorer:
                 raise NoSource(f"no replica's memory can be mapped: {next(iter(unusable.values()))}")
             if all(rank in world.replaced for rank in order):
                 # only a living rank completes anything; what the dead ones left is as it is
-                raise self._no_replica(
-                    f"no rank's memory is whole as of step {self.resume}: all of them died in its making"
-                )
+                raise self._no_replica(f"no rank's memory is whole as of step {self.resume}: all of them died in its making")
             waited = time.monotonic() - begin
             if not found and waited > KEPT:
                 raise NoSource("no other rank's memory is kept, and this rank's was being written when it died")
@@ -387,9 +383,7 @@ class Restorer:
         Errors: NoSource, TransferError.
         """
         if self.state.holders.rest_on_word and parted(self.kit.ledger.slots, replica.slots, self.resume):
-            raise NoSource(
-                "protect(replicas=...) says that it holds the same, but its gradients of the last update were others"
-            )
+            raise NoSource("protect(replicas=...) says that it holds the same, but its gradients of the last update were others")
         source = replica.arena
         manifest = source.read_manifest()
         self._check_layout(manifest)
@@ -467,9 +461,7 @@ class Restorer:
             self.context.note_inexact(Inexact.BUFFERS_UNKNOWN)
         if not written:
             return
-        arenas = [
-            fetch(self.context, rank, "arena") for rank in self.state.holders.of_everything() - {self.context.rank}
-        ]
+        arenas = [fetch(self.context, rank, "arena") for rank in self.state.holders.of_everything() - {self.context.rank}]
         sums = [Arena(one).zone_checksum(written, self.state.manifest) for one in arenas if one is not None]
         if len(sums) < 2 or len(set(sums)) > 1:
             self.context.note_inexact(Inexact.BUFFERS_UNKNOWN)

@@ -34,9 +34,7 @@ from ftrun.worker.runtime.run_link import Context
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
 _RUNNERS = tuple(os.path.join(paths.OWN_FILES, "worker", "process", name) for name in ("main.py", "run_script.py"))
-_NO_STDIN = (
-    "ftrun: this worker has no stdin: ftrun's own is closed or /dev/null, or --debug-rank gives it to another rank"
-)
+_NO_STDIN = "ftrun: this worker has no stdin: ftrun's own is closed or /dev/null, or --debug-rank gives it to another rank"
 _HERE = os.path.join(os.getcwd(), "")  # before the script may change it: ranks must say the same of the same line
 
 

@@ -93,9 +93,7 @@ class Observers(StepObserver):
         for one in observers:
             one.told_by = self
         for event in _EVENTS:
-            self.listen(
-                event, *(one for one in observers if getattr(type(one), event) is not getattr(StepObserver, event))
-            )
+            self.listen(event, *(one for one in observers if getattr(type(one), event) is not getattr(StepObserver, event)))
 
     def listen(self, event: str, *observers: StepObserver) -> None:
         """Have them told of an event from now on, each once."""

@@ -472,9 +472,7 @@ def swallowed_in_backward(error: BaseException | None) -> BaseException | None:
         return None
     if kind == "KeyboardInterrupt":
         return KeyboardInterrupt()
-    return SystemExit(
-        int(message) if message.lstrip("-").isdigit() else None if message == "<EMPTY MESSAGE>" else message
-    )
+    return SystemExit(int(message) if message.lstrip("-").isdigit() else None if message == "<EMPTY MESSAGE>" else message)
 
 
 @contextlib.contextmanager

@@ -58,9 +58,7 @@ def made(parts: dict[str, torch.Tensor], recipe: list[Any] | None) -> torch.Tens
         kind = getattr(kind, word)
     whole: torch.Tensor = kind.__tensor_unflatten__(parts, _unpacked(context), torch.Size(shape), tuple(stride))
     if any(one.data_ptr() != parts[part].data_ptr() for part, one in parts_of(whole).items()):
-        raise UsageError(
-            f"{module}.{name} copies what it is made of, so ftrun cannot keep it in memory that outlives the worker"
-        )
+        raise UsageError(f"{module}.{name} copies what it is made of, so ftrun cannot keep it in memory that outlives the worker")
     return whole
 
 

@@ -172,10 +172,7 @@ class LoaderPosition:
         return found
 
     def _streams(self) -> dict[str, Any]:
-        return {
-            "main": rng.capture(),
-            "own": {path: g.get_state().numpy().tobytes() for path, g in self._generators().items()},
-        }
+        return {"main": rng.capture(), "own": {path: g.get_state().numpy().tobytes() for path, g in self._generators().items()}}
 
     def _set_streams(self, streams: dict[str, Any]) -> None:
         rng.apply(streams["main"])

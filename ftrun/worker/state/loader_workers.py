@@ -281,12 +281,8 @@ class Crew:
 
     def __init__(self) -> None:
         self.numbered = False
-        self._held: dict[
-            int, bytes
-        ] = {}  # process -> its note before the next batch; where not numbered, before this pass
-        self._last: tuple[int, bytes | None] | None = (
-            None  # the process that gave the batch in flight, and its note before that
-        )
+        self._held: dict[int, bytes] = {}  # process -> its note before the next batch; where not numbered, before this pass
+        self._last: tuple[int, bytes | None] | None = None  # the process that gave the batch in flight, and its note before that
         self._notes: Notes | None = None  # None: there are no processes of which we know
         self._batches: dict[int, int] = {}  # that each has given
         self._tasks = 0  # of this pass
@@ -343,10 +339,7 @@ class Crew:
             loader.generator.set_state(torch.frombuffer(bytearray(self._stream), dtype=torch.uint8))
         else:
             self._stream = stream.get_state().numpy().tobytes()
-        loader.collate_fn, loader.worker_init_fn = (
-            Collating(collate),
-            Beginning(init, self._notes, dict(self._held), empty),
-        )
+        loader.collate_fn, loader.worker_init_fn = Collating(collate), Beginning(init, self._notes, dict(self._held), empty)
         try:
             yield empty
         finally:

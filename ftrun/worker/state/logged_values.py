@@ -39,9 +39,7 @@ class LoggedValues:
             except (TypeError, ValueError, RuntimeError):
                 raise UsageError(f"job.log({name}=...): expected a number, got {type(value).__name__}") from None
             if number.numel() != 1:
-                raise UsageError(
-                    f"job.log({name}=...): expected one number, got a tensor of shape {tuple(number.shape)}; log its mean"
-                )
+                raise UsageError(f"job.log({name}=...): expected one number, got a tensor of shape {tuple(number.shape)}; log its mean")
             numbers.append(number.reshape(()))
         if not numbers:
             return

@@ -40,20 +40,14 @@ def place_of(params: Iterable[Any], replicas: Any, world_size: int) -> MeshPlace
         None for a rank that is on no mesh.
     """
     meshes: dict[int, Any] = {id(param.device_mesh): param.device_mesh for param in params if is_spread(param)}
-    inner = max(
-        (on_mesh(m) for m in meshes.values()),
-        key=lambda p: (len(p.sizes), math.prod(p.sizes.values())),
-        default=NOWHERE,
-    )
+    inner = max((on_mesh(m) for m in meshes.values()), key=lambda p: (len(p.sizes), math.prod(p.sizes.values())), default=NOWHERE)
     outer = on_mesh(replicas) if hasattr(replicas, "get_coordinate") else NOWHERE
     if list(outer.sizes) == ["dim 0"]:
         outer = MeshPlace({_UNNAMED: outer.sizes["dim 0"]}, {_UNNAMED: outer.at["dim 0"]})
     sizes, at = {**outer.sizes, **inner.sizes}, {**outer.at, **inner.at}
     if not sizes:
         return None
-    if (
-        outer.sizes.keys() <= inner.sizes.keys() or math.prod(sizes.values()) > world_size
-    ):  # made of dimensions that are there
+    if outer.sizes.keys() <= inner.sizes.keys() or math.prod(sizes.values()) > world_size:  # made of dimensions that are there
         return inner if inner.sizes else outer
     return MeshPlace(sizes, at)
 

@@ -34,9 +34,7 @@ class OptimizerState:
         self._params = params
         self._python = python
         self._replaced = False  # an update gave another tensor in place of one
-        self._steady: list[
-            tuple[Any, int, list[int], list[tuple[Any, dict[Any, Any], list[int]]]]
-        ] = []  # see `is_steady`
+        self._steady: list[tuple[Any, int, list[int], list[tuple[Any, dict[Any, Any], list[int]]]]] = []  # see `is_steady`
         self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # what lies in the arena: key -> tensor there
         # of those that are made of others: part -> tensor there, and what they hold beside their parts
         self._inner: dict[tuple[_Owner, Any], tuple[dict[str, torch.Tensor], Any]] = {}
@@ -49,11 +47,7 @@ class OptimizerState:
         """
         for optimizer, (state, size, sizes, few) in zip(self.optimizers, self._steady, strict=False):
             groups = optimizer.param_groups
-            if (
-                optimizer.state is not state
-                or len(state) != size
-                or [len(group["params"]) for group in groups] != sizes
-            ):
+            if optimizer.state is not state or len(state) != size or [len(group["params"]) for group in groups] != sizes:
                 return False
             for param, found, values in few:
                 if state.get(param) is not found or list(map(id, found.values())) != values:
@@ -72,9 +66,7 @@ class OptimizerState:
             if any(not isinstance(one, dict) for _, one in few):
                 return
             sizes = [len(group["params"]) for group in optimizer.param_groups]
-            self._steady.append(
-                (state, len(state), sizes, [(param, one, list(map(id, one.values()))) for param, one in few])
-            )
+            self._steady.append((state, len(state), sizes, [(param, one, list(map(id, one.values()))) for param, one in few]))
 
     def attach(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> None:
         """Use what a dead rank left: the groups that its script added, and the state of each parameter."""
@@ -122,11 +114,7 @@ class OptimizerState:
             held, fresh = self._held.get(owner, {}), []
             for key, value in state.items():
                 view = held.get(key)
-                if (
-                    value is not None
-                    and value is view
-                    and (not self._inner or self._is_over_its_parts(owner, key, value))
-                ):
+                if value is not None and value is view and (not self._inner or self._is_over_its_parts(owner, key, value)):
                     continue
                 if not isinstance(value, torch.Tensor):
                     self._python.loose = True
@@ -155,9 +143,7 @@ class OptimizerState:
         for owner, param, state, fresh in grown:
             names = {key: f"optim.{owner[0]}.{owner[1]}.{key}" for key in fresh}
             alone, views = id(param) in private, {}
-            named = [
-                (_named(names[key], part), one, alone) for key in fresh for part, one in _parts(state[key]).items()
-            ]
+            named = [(_named(names[key], part), one, alone) for key in fresh for part, one in _parts(state[key]).items()]
             for entry, view in place(arena, "committed", named, blocks, roomy):
                 manifest.entries.append(entry)
                 views[entry.name] = view
@@ -208,9 +194,7 @@ class OptimizerState:
 
     def _lies(self, owner: _Owner, key: Any, value: Any) -> bool:
         """Is it in the arena?"""
-        return self._held.get(owner, {}).get(key) is value and (
-            not self._inner or self._is_over_its_parts(owner, key, value)
-        )
+        return self._held.get(owner, {}).get(key) is value and (not self._inner or self._is_over_its_parts(owner, key, value))
 
     def check_groups(self, manifest: Manifest) -> None:
         """Errors: UsageError when an optimizer updates what is not kept."""
@@ -303,6 +287,4 @@ def _content(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return repr(value)
     read = [writes_to(part) if (one := checksum(part)) is None else one for part in _parts(value).values()]
-    return (
-        read if composed.is_plain(local_of(value)) else [*read, composed.recipe_of(local_of(value), "optimizer state")]
-    )
+    return read if composed.is_plain(local_of(value)) else [*read, composed.recipe_of(local_of(value), "optimizer state")]

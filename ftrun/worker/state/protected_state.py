@@ -341,9 +341,7 @@ class ProtectedState:
         while trace is not None:
             part = parts.get(id(trace.tb_frame.f_locals.get("self")))
             found, trace = type(part).__name__ if part is not None else found, trace.tb_next
-        names = sorted(
-            {n for m, n, e, _ in self._buffer_views if type(m).__name__ == found and e.name not in self.loose}
-        )
+        names = sorted({n for m, n, e, _ in self._buffer_views if type(m).__name__ == found and e.name not in self.loose})
         whose = (found or "the model") + (f" ({', '.join(names)})" if names else "")
         return (
             f"a parameter or buffer of {whose} was resized in place, and the memory that"

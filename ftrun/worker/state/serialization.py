@@ -104,11 +104,7 @@ def _pack(value: Any, name: str, blobs: list[memoryview]) -> Any:
         parts = [_pack(part.detach(), name, blobs) for part in parts_of_sparse(value)]
         return {"~": "S", "v": parts, "s": list(value.shape), "c": value.is_coalesced()}
     if isinstance(value, torch.Tensor):
-        flat = (
-            value.detach().to("cpu").resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-            if value.numel()
-            else None
-        )
+        flat = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8) if value.numel() else None
         blobs.append(memoryview(flat.numpy()) if flat is not None else memoryview(b""))
         return {
             "~": "T",

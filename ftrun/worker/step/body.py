@@ -148,9 +148,7 @@ class Body:
         self._updates = False  # a protected optimizer updates in this body
         self.logs = False  # this step had something to log, and is past its gate
         self._carry = False  # gradients live on over optimizer steps
-        self._marks: dict[int, tuple[int, int]] | None = (
-            None  # of the gradients that the body found: number -> object, writes
-        )
+        self._marks: dict[int, tuple[int, int]] | None = None  # of the gradients that the body found: number -> object, writes
         self._grads: list[torch.Tensor | None] = []
 
     def begin(self) -> None:
@@ -253,9 +251,7 @@ class Body:
         if not early:
             if self.logs:
                 epoch = context.cell[F.EPOCH]
-                kit.logged.gather(
-                    number, **({"epoch": epoch - 1} if epoch else {}), step=self.position.index_of(number)
-                )
+                kit.logged.gather(number, **({"epoch": epoch - 1} if epoch else {}), step=self.position.index_of(number))
             self._commit.record(number, accumulating, grads, optimizer)
         if not self._commit.arrive(number):
             raise Interrupt

@@ -26,10 +26,7 @@ class Calls:
         self._kit = kit
         self._survivor = survivor
         self.made: list[Callable[[], Any]] = []
-        self._before: tuple[Any, dict[str, bytes]] = (
-            {},
-            {},
-        )  # random streams and Python state, before the first of them
+        self._before: tuple[Any, dict[str, bytes]] = ({}, {})  # random streams and Python state, before the first of them
 
     def forget(self) -> None:
         """A step is handed out: its iteration has made no call yet."""

@@ -56,9 +56,7 @@ def loader_of(kind: str) -> DataLoader[Any]:
     if kind == "stream":
         return DataLoader(Stream(), 4, num_workers=2, persistent_workers=True)
     data, keeps = Data(), kind != "anew"
-    sampler = (
-        DistributedSampler(data) if kind == "distributed" else torch.utils.data.RandomSampler(data, num_samples=16)
-    )
+    sampler = DistributedSampler(data) if kind == "distributed" else torch.utils.data.RandomSampler(data, num_samples=16)
     return DataLoader(data, 4, sampler=sampler, num_workers=2, persistent_workers=keeps)
 
 
@@ -79,9 +77,7 @@ def main() -> None:
     dist.init_process_group("ftrun" if CONVERTED else "gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    ddp = nn.parallel.DistributedDataParallel(
-        nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 1))
-    )
+    ddp = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 1)))
     opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)
     torch.manual_seed(rank)
     loader = loader_of(kind)
@@ -105,9 +101,7 @@ def main() -> None:
                 opt.zero_grad()
     blobs = [p.detach().numpy().tobytes() for p in ddp.parameters()]
     blobs += [v.numpy().tobytes() for p in ddp.parameters() for v in opt.state[p].values()]
-    (out / f"digest-{rank}").write_text(
-        hashlib.sha256(b"".join(blobs) + torch.get_rng_state().numpy().tobytes()).hexdigest()
-    )
+    (out / f"digest-{rank}").write_text(hashlib.sha256(b"".join(blobs) + torch.get_rng_state().numpy().tobytes()).hexdigest())
 
 
 if __name__ == "__main__":

@@ -73,9 +73,7 @@ class PackedSGD(torch.optim.Optimizer):
                     packed: Any = Packed(torch.zeros_like(mine, dtype=torch.int8), torch.ones(1), mine.dtype)
                     if isinstance(param, DTensor):
                         shape = {"shape": param.shape, "stride": param.stride()}
-                        packed = DTensor.from_local(
-                            packed, param.device_mesh, param.placements, run_check=False, **shape
-                        )
+                        packed = DTensor.from_local(packed, param.device_mesh, param.placements, run_check=False, **shape)
                     state["momentum"] = packed
                 momentum: Any = local(state["momentum"])
                 new = 0.9 * momentum.values() + local(param.grad)

@@ -293,9 +293,7 @@ def test_an_exception_that_a_retry_did_not_cure(ftrun: Ftrun) -> None:
     lines = report(run)
     assert lines[0].startswith(f"root cause: rank 1 raised ArithmeticError at {script}:11, "), run.stderr
     assert "  ftrun had every rank do the step again, then gave up: the same exception came a second time" in lines
-    assert any(
-        re.fullmatch(r"  local_rank 1, host .*, pid \d+, ended by ftrun after that \(SIGTERM\)", line) for line in lines
-    )
+    assert any(re.fullmatch(r"  local_rank 1, host .*, pid \d+, ended by ftrun after that \(SIGTERM\)", line) for line in lines)
     assert lines[-1] == "no failure: rank 0 ended by ftrun (SIGTERM)"
     assert run.stderr.count("Traceback (most recent call last)") == 1, "the second time it is the same"
     assert error_files(ftrun)["attempt_0/1"]["message"] == "ArithmeticError: again and again"

@@ -10,9 +10,7 @@ from ftrun.host.account import transfer_times
 
 
 def leave(run_dir: Path, cell: int, generation: int) -> None:
-    files.replace(
-        run_dir / "errors" / f"{file_name(cell, generation)}.json", '{"moves": [["reload", 1, 2000000, 3000000]]}'
-    )
+    files.replace(run_dir / "errors" / f"{file_name(cell, generation)}.json", '{"moves": [["reload", 1, 2000000, 3000000]]}')
 
 
 def test_no_file_of_a_repair_outlives_the_next_one(tmp_path: Path) -> None:

@@ -47,11 +47,7 @@ dist.destroy_process_group()
     ("moment", "short", "long"),
     [
         (Moment("idle", 12), "before step 12", "before step 12 began"),
-        (
-            Moment("backward", 8, 3, 40),
-            "in backward of epoch 3, step 8 of 40",
-            "in the backward pass of epoch 3, step 8 of 40",
-        ),
+        (Moment("backward", 8, 3, 40), "in backward of epoch 3, step 8 of 40", "in the backward pass of epoch 3, step 8 of 40"),
         (Moment("gate", 12), "at the gate of step 12", "at the gradient synchronization barrier of step 12"),
         (Moment("done", 12), "after the update of step 12", "after the optimizer step of step 12"),
         (Moment(CALL, 12), "in job.call before step 12", "in the evaluation (job.call) before step 12"),
@@ -84,10 +80,7 @@ def test_deaths_that_are_in_no_step(ftrun: Ftrun) -> None:
     call, tail = (" ".join(ftrun.call("timeline", "told", "--incident", number).stdout.split()) for number in (1, 2))
     assert "what failed rank 1, in the evaluation (job.call) after epoch 0 why" in call
     assert "job.call after epoch 0 was made again, and no step; all finished steps are kept (0 to 2)" in call
-    assert (
-        "what failed rank 1, after epoch 1 why" in tail
-        and "nobody was stopped: the new worker did what comes after" in tail
-    )
+    assert "what failed rank 1, after epoch 1 why" in tail and "nobody was stopped: the new worker did what comes after" in tail
     events = ftrun.call("events", "told").stdout
     assert "died in job.call after the loop: SIGKILL" in events and "{" not in events, events
 
@@ -97,10 +90,7 @@ def test_logs_that_end_with_the_run_are_not_pointed_at(ftrun: Ftrun) -> None:
     run = ftrun.start("--nproc-per-node", 2, "--log-dir", "file/logs", ftrun.script(EPOCHS), logs=False)
     assert run.wait() == 0, run.stderr
     assert "they end with the run" in run.stderr and "2 incidents, " in run.stderr
-    assert (
-        "ftrun timeline" not in run.stderr
-        and "nothing is left to draw them from (its logs are gone with the run" in run.stderr
-    )
+    assert "ftrun timeline" not in run.stderr and "nothing is left to draw them from (its logs are gone with the run" in run.stderr
 
 
 HELD = """

@@ -82,11 +82,7 @@ def test_logs_are_kept_and_what_went_is_known_by_name(ftrun: Ftrun) -> None:
     assert f"ftrun: removed the logs of {len(gone)} runs {said}" in run.stderr
     for command in ("timeline", "events", "status"):
         asked = ftrun.call(command, "run-44")
-        assert (
-            asked.returncode == 4
-            and "run run-44 ended on " in asked.stderr
-            and "ftrun removed its logs on " in asked.stderr
-        )
+        assert asked.returncode == 4 and "run run-44 ended on " in asked.stderr and "ftrun removed its logs on " in asked.stderr
         assert "ftrun explain F103" in asked.stderr
     name = next(line for line in run.stderr.splitlines() if "ftrun: run " in line).split()[2].rstrip(",")
     shutil.rmtree(base / name)

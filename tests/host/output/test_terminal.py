@@ -96,9 +96,7 @@ def test_a_slow_line_is_no_prompt() -> None:
     screen.later()
     assert screen.lines == ["[0] ab"]
     screen.put(other, b"line\n")
-    assert screen.put(slow, b"c\n") == ["[1] line", "[0] abc"], (
-        "nobody types behind it: it is taken away, and drawn again"
-    )
+    assert screen.put(slow, b"c\n") == ["[1] line", "[0] abc"], "nobody types behind it: it is taken away, and drawn again"
 
 
 @pytest.mark.parametrize("cut", [1, 3, 1000])

@@ -102,9 +102,7 @@ def ends(run: Run, signum: signal.Signals) -> None:
     ],
     ids=str,
 )
-def test_a_signal_is_heard_by_ranks_that_wait_for_one_which_left(
-    ftrun: Ftrun, mode: str, signum: signal.Signals
-) -> None:
+def test_a_signal_is_heard_by_ranks_that_wait_for_one_which_left(ftrun: Ftrun, mode: str, signum: signal.Signals) -> None:
     run = begin(ftrun, mode, signum)
     run.wait_output("waiting", RANKS)
     run.signal(signum)

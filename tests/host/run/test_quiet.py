@@ -67,6 +67,4 @@ def test_launcher_and_helpers_sleep_while_nothing_happens(ftrun: Ftrun) -> None:
     run.wait()
     assert trained > 10 * RANKS * WATCHED, "the ranks stood still, and there was nothing to be quiet about"
     allowed = {kind: round(most * seconds) for kind, most in MOST.items()}
-    assert all(found[kind] <= allowed[kind] for kind in MOST), (
-        f"woke {found} times in {seconds:.1f} s, {allowed} are allowed"
-    )
+    assert all(found[kind] <= allowed[kind] for kind in MOST), f"woke {found} times in {seconds:.1f} s, {allowed} are allowed"

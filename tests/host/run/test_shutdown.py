@@ -213,10 +213,7 @@ def test_a_repaired_failure_is_not_the_cause_of_a_later_one(ftrun: Ftrun) -> Non
     assert run.wait(15) == 75
     assert run.stderr.count("ftrun: root cause: ") == 1
     assert "ftrun: root cause: rank 0 died of SIGABRT, " in run.stderr
-    assert (
-        "ftrun replaced rank 0 once, then gave up: the rank died twice within 3600 s, where --max-replacements is 1"
-        in run.stderr
-    )
+    assert "ftrun replaced rank 0 once, then gave up: the rank died twice within 3600 s, where --max-replacements is 1" in run.stderr
     assert "also failed" not in run.stderr
 
 

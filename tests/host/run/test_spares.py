@@ -22,10 +22,7 @@ print("done", flush=True)
 def test_a_script_that_never_asks_for_its_rank_runs_without_spares(ftrun: Ftrun) -> None:
     go = ftrun.base / "go"
     run = ftrun.start("--nproc-per-node", 2, "--spares", 2, ftrun.script(SCRIPT.format(go=str(go))))
-    wait_for(
-        lambda: [p.read_text() for p in (ftrun.base / "logs").glob("*/*/spare-*/stdout.log")] == ["up\ndone\n"] * 2,
-        "spares",
-    )
+    wait_for(lambda: [p.read_text() for p in (ftrun.base / "logs").glob("*/*/spare-*/stdout.log")] == ["up\ndone\n"] * 2, "spares")
     run.wait_output("up", 2)
     live = next(run.runs_root.glob("*/journal.jsonl"))
     wait_for(lambda: "spare-unneeded" in live.read_text(), "the spares' end in the journal")
@@ -108,9 +105,6 @@ def test_a_spare_does_not_park_while_a_library_is_imported(ftrun: Ftrun) -> None
         f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
     )
     run = ftrun.start("--nproc-per-node", 1, "--spares", 1, "--worker-start", "exec", script)
-    wait_for(
-        lambda: [p.read_text() for p in (ftrun.base / "logs").glob("*/*/spare-*/stdout.log")] == ["built\n"],
-        "the spare",
-    )
+    wait_for(lambda: [p.read_text() for p in (ftrun.base / "logs").glob("*/*/spare-*/stdout.log")] == ["built\n"], "the spare")
     go.touch()
     assert run.wait() == 0, run.stderr

@@ -74,9 +74,7 @@ def ended_by(run: Run, kind: str, code: int = 2) -> str:
     return str(shown[0][1])
 
 
-TEACHER = (
-    HEAD
-    + """
+TEACHER = HEAD + """
 from torch.distributed.algorithms import Join
 dist.init_process_group("ftrun")
 ddp, teacher = DDP(model), torch.nn.Bilinear(2, 2, 1).requires_grad_(False)
@@ -84,27 +82,18 @@ job = ftrun.protect([ddp, teacher], optimizer)
 with Join([ddp]):
     for step in job.steps(3):
         with step:
-"""
-    + indent(BODY, 12)
-)
+""" + indent(BODY, 12)
 
 
 def test_a_model_without_a_replica_is_named_at_start_and_join_by_its_name(ftrun: Ftrun) -> None:
     started = run(ftrun, TEACHER)
-    assert ended_by(started, "UsageError").startswith(
-        "torch.distributed.algorithms.Join lets ranks take different numbers"
-    )
-    told = re.findall(
-        r"no other rank is known to hold the same values of (.*): a rank that dies in its update", started.stderr
-    )
+    assert ended_by(started, "UsageError").startswith("torch.distributed.algorithms.Join lets ranks take different numbers")
+    told = re.findall(r"no other rank is known to hold the same values of (.*): a rank that dies in its update", started.stderr)
     assert told == ["Bilinear (model 1)"], started.stderr
     assert "replicas=torch.distributed.group.WORLD" in started.stderr and "[ftrun explain F397]" in started.stderr
 
 
-SAM = (
-    HEAD
-    + PROTECT
-    + """
+SAM = HEAD + PROTECT + """
 for step in job.steps(3):
     with step:
         ddp(torch.ones(2, 4)).sum().backward()
@@ -119,7 +108,6 @@ for step in job.steps(3):
                 p.data.copy_(was)
         optimizer.step()
 """
-)
 
 
 def test_weights_that_are_moved_and_brought_back_before_the_gate(ftrun: Ftrun) -> None:
@@ -321,16 +309,11 @@ def test_a_loader_process_that_is_killed_steps_later_is_counted(ftrun: Ftrun) ->
 def test_exception_that_comes_again_ends_the_run(ftrun: Ftrun) -> None:
     ended = run(ftrun, HEAD + PROTECT + RAISES.format(when="True") + indent(BODY), "--spares", 1)
     assert ended.process.returncode == 1, ended.stderr
-    own = [line for line in ended.stderr.splitlines() if "OMP_NUM_THREADS" not in line and "protected: " not in line][
-        1:
-    ]
+    own = [line for line in ended.stderr.splitlines() if "OMP_NUM_THREADS" not in line and "protected: " not in line][1:]
     assert own[0] == "[rank 1] ftrun: rank 1, step 2: ValueError: bad batch"
     assert any("[rank 1] ValueError: bad batch" in line for line in own)
     where = line_of(ended, "raise ValueError")
-    assert (
-        f"ftrun: rank 1 raised ValueError at {where} in step 2 again after a retry; the run ends [ftrun explain F403]"
-        in own
-    )
+    assert f"ftrun: rank 1 raised ValueError at {where} in step 2 again after a retry; the run ends [ftrun explain F403]" in own
     assert ended.stderr.count("Traceback (most recent call last)") == 1, "the same one is not shown again"
     assert "[rank 1] ftrun: rank 1, step 2: ValueError: bad batch (with the same traceback as before)" in own
     assert any("had every rank do the step again, then gave up" in line for line in own)

@@ -91,9 +91,7 @@ class OnDevice(torch.Tensor):
         devices = {one.device for one in tree_leaves(args) if isinstance(one, OnDevice)}
         (device,) = devices  # a kernel works on one
         result = func(*tree_map(lambda one: one.held if isinstance(one, OnDevice) else one, args), **kwargs)
-        return (
-            OnDevice(result, device) if isinstance(result, torch.Tensor) and wanted != torch.device("cpu") else result
-        )
+        return OnDevice(result, device) if isinstance(result, torch.Tensor) and wanted != torch.device("cpu") else result
 
 
 class Script:

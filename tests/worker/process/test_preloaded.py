@@ -56,10 +56,7 @@ def test_the_scripts_own_modules_come_first(ftrun: Ftrun, argv: list[str]) -> No
     run = ftrun.start("--spares", 0, *argv)
     wanted = f"False\n{' '.join(files)}\nin the library: True\nin torch: True True True {first}\n"
     assert printed(run) == wanted
-    assert (
-        run.stderr.count("modules of the script's are called bisect, platform, statistics; so each worker starts as")
-        == 1
-    )
+    assert run.stderr.count("modules of the script's are called bisect, platform, statistics; so each worker starts as") == 1
 
 
 @pytest.mark.slow
@@ -75,10 +72,7 @@ def test_a_folder_that_the_script_puts_first(ftrun: Ftrun) -> None:
     run = ftrun.start("--spares", 0, script)
     # what stands above the import of torch is done again
     assert printed(run) == "sees mine\nsees mine\nthen True torch decimal 2\n"
-    assert (
-        "the script has modules called statistics before it imports torch, which a forked worker has done already"
-        in run.stderr
-    )
+    assert "the script has modules called statistics before it imports torch, which a forked worker has done already" in run.stderr
 
 
 SETS = """
@@ -99,10 +93,7 @@ def test_variables_above_the_import_of_torch(ftrun: Ftrun) -> None:
     how = "print('begins')\n" + "".join(f"os.environ[{name!r}] = {value!r}\n" for name, value in VARIABLES.items())
     run = ftrun.start("--spares", 0, ftrun.script(SETS.format(how=how)))
     assert printed(run) == f"begins\n{SAYS}"
-    assert (
-        "the script may set OMP_NUM_THREADS, TORCH_DISTRIBUTED_DEBUG, TORCH_LOGS, PYTORCH_JIT above its import"
-        in run.stderr
-    )
+    assert "the script may set OMP_NUM_THREADS, TORCH_DISTRIBUTED_DEBUG, TORCH_LOGS, PYTORCH_JIT above its import" in run.stderr
 
 
 def test_variables_that_something_else_sets(ftrun: Ftrun) -> None:
@@ -111,9 +102,7 @@ def test_variables_that_something_else_sets(ftrun: Ftrun) -> None:
     how = "print('begins', os.getcwd(), 'TORCH_LOGS' in os.environ)\nimport settings"
     run = ftrun.start("--spares", 0, ftrun.script(SETS.format(how=how)))
     assert printed(run) == f"begins {ftrun.base} False\n" * 2 + SAYS
-    assert (
-        "sets OMP_NUM_THREADS, PYTORCH_JIT, TORCH_DISTRIBUTED_DEBUG, TORCH_LOGS before it imports torch" in run.stderr
-    )
+    assert "sets OMP_NUM_THREADS, PYTORCH_JIT, TORCH_DISTRIBUTED_DEBUG, TORCH_LOGS before it imports torch" in run.stderr
     assert not [line for line in run.journal() if line.get("event", {}).get("kind") == "Died"]
 
 
@@ -172,9 +161,7 @@ def test_workers_that_began_anew_are_repaired(ftrun: Ftrun) -> None:
     ftrun.script("import os\nos.environ['OMP_NUM_THREADS'] = '2'\nprint('BEGINS')\n", "settings.py")
     script = ftrun.script(TRAINS)
     command = [tool("torchrun"), "--standalone", "--nproc-per-node", "2", str(script), "gloo"]
-    done = subprocess.run(
-        command, cwd=ftrun.base, env=ftrun.env, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(command, cwd=ftrun.base, env=ftrun.env, capture_output=True, text=True, timeout=120, check=False)
     wanted = sorted(line[line.index("END") :] for line in done.stdout.splitlines() if "END" in line)
     assert len(wanted) == 2, done.stderr
     (ftrun.base / "plan.toml").write_text(PLAN)
@@ -207,9 +194,7 @@ def test_a_long_command_line_and_a_large_environment(ftrun: Ftrun, how: str) -> 
         "import os, sys\nprint(len(sys.argv), sum(map(len, sys.argv[1:])), sum(len(os.environ[f'V{i}']) for i in range(8)))\n"
     )
     variables = {f"V{i}": "v" * 100_000 for i in range(8)}
-    run = ftrun.start(
-        "--spares", 0, "--worker-start", how, script, *["a" * 100_000] * 4, *map(str, range(20_000)), **variables
-    )
+    run = ftrun.start("--spares", 0, "--worker-start", how, script, *["a" * 100_000] * 4, *map(str, range(20_000)), **variables)
     assert printed(run) == "20005 488890 800000\n"
 
 
@@ -257,13 +242,7 @@ def test_a_module_that_cannot_be_run(ftrun: Ftrun, name: str, says: str | None) 
     assert run.wait() == 1
     if says is None:
         done = subprocess.run(
-            [sys.executable, "-m", name],
-            cwd=ftrun.base,
-            env=ftrun.env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            [sys.executable, "-m", name], cwd=ftrun.base, env=ftrun.env, capture_output=True, text=True, timeout=60, check=False
         )
         says = done.stderr.splitlines()[-1]
         assert says.startswith(("SyntaxError", "ModuleNotFoundError"))

@@ -115,10 +115,7 @@ def test_doctor_only_warns_of_what_sharded_models_need(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ftrun", "doctor", "--json"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
     found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}["private names"]
-    assert (
-        found["state"] == "warning"
-        and "_reset_iter_state is missing (needed for protect of sharded models)" in found["text"]
-    )
+    assert found["state"] == "warning" and "_reset_iter_state is missing (needed for protect of sharded models)" in found["text"]
 
 
 def test_private_methods_of_torchs_that_ours_override_are_declared() -> None:
@@ -155,9 +152,7 @@ def test_protect_names_what_is_missing_and_a_script_without_it_runs(ftrun: Ftrun
 
 def test_a_sharded_model_is_refused_by_name_and_ddp_is_not(ftrun: Ftrun) -> None:
     ours = SCRIPT.replace("DDP(torch.nn.Linear(4, 1))", "fully_shard(torch.nn.Linear(4, 1))")
-    run = start(
-        ftrun, f"{WITHOUT_FSDP}; from torch.distributed.fsdp import fully_shard{ours}{PROTECTED}", "--max-restarts", 2
-    )
+    run = start(ftrun, f"{WITHOUT_FSDP}; from torch.distributed.fsdp import fully_shard{ours}{PROTECTED}", "--max-restarts", 2)
     assert run.wait() == 2 and "trained" not in run.stdout
     assert "_reset_iter_state, which ftrun needs" in run.stderr and "use torch 2.13 to 2.15" in run.stderr, run.stderr
     run = start(ftrun, WITHOUT_FSDP + SCRIPT + PROTECTED)

@@ -39,20 +39,9 @@ def both(folder: Path, fault: str, inside: str = "pass", after: str = "pass") ->
     ("rank", "at", "step", "inside", "after", "why"),
     [
         pytest.param(0, "update", 5, OWN, "pass", "from optimizer.step", id="its own, in the update"),
-        pytest.param(
-            0, "update", 5, "pass", AFTER, "between two bodies", id="its own, after each body", marks=pytest.mark.slow
-        ),
+        pytest.param(0, "update", 5, "pass", AFTER, "between two bodies", id="its own, after each body", marks=pytest.mark.slow),
         pytest.param(2, "update", 5, "pass", LATE, "between two bodies", id="everyone's first, after the body"),
-        pytest.param(
-            2,
-            "update",
-            11,
-            "pass",
-            LAST,
-            "between two bodies",
-            id="everyone's first, in the end",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(2, "update", 11, "pass", LAST, "between two bodies", id="everyone's first, in the end", marks=pytest.mark.slow),
     ],
 )
 def test_lost(tmp_path: Path, rank: int, at: str, step: int, inside: str, after: str, why: str) -> None:

@@ -93,9 +93,7 @@ def killed(folder: Path, source: str, pauses: str) -> Seen:
 def test_sparse_gradients_outlive_a_death_at_the_gate(tmp_path: Path) -> None:
     """Of optimizers that do not step in every body; and a death at the gate behind the last body, which nothing follows."""
     seen = killed(tmp_path / "ours", SPARSE, "pass:5:1,pass:8:3,pass:12:2")
-    assert (
-        seen.answer == "yes" and len(re.findall(r"died at (the gate of step|the end of the loop)", seen.output)) == 3
-    ), seen.output
+    assert seen.answer == "yes" and len(re.findall(r"died at (the gate of step|the end of the loop)", seen.output)) == 3, seen.output
     assert seen.output.count("made from the gradients that it had sealed") >= 2, seen.output
     assert seen.ranks == under_torchrun(tmp_path / "stock", tmp_path / "ours" / "script.py").ranks, seen.output
 

@@ -82,9 +82,7 @@ def test_state_that_is_made_of_others_outlives_its_process() -> None:
     wanted = optimizer.state[param]["momentum"]
     other, found = adopted(arena, 8)
     assert type(found) is Packed and found.dtype == torch.float32 and found.shape == (8,)
-    assert (
-        torch.equal(found.codes, wanted.codes) and found.codes.max() == 127 and torch.equal(found.scale, wanted.scale)
-    )
+    assert torch.equal(found.codes, wanted.codes) and found.codes.max() == 127 and torch.equal(found.scale, wanted.scale)
     assert found.codes.data_ptr() != wanted.codes.data_ptr() or found.codes is not wanted.codes
     assert torch.equal(other, param)
 

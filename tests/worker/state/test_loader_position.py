@@ -156,10 +156,7 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "own stream": lambda: augmented(2, shuffle=True, generator=torch.Generator().manual_seed(9), worker_init_fn=init),
     "distributed": lambda: augmented(0, sampler=DistributedSampler(range(44), 2, 1)),  # type: ignore[arg-type]
     "distributed, persistent": lambda: augmented(
-        2,
-        sampler=DistributedSampler(range(44), 2, 0),
-        persistent_workers=True,
-        drop_last=True,  # type: ignore[arg-type]
+        2, sampler=DistributedSampler(range(44), 2, 0), persistent_workers=True, drop_last=True  # type: ignore[arg-type]
     ),
     "a sampler that tells no epoch": lambda: augmented(1, sampler=Stepping()),
     "batches": lambda: augmented(2, batch_size=1, batch_sampler=BatchSampler(SequentialSampler(range(22)), 4, False)),
@@ -242,9 +239,7 @@ def test_a_replacement_goes_on_with_the_loader_of_its_predecessor(kind: str, pla
     assert rest(LoaderPosition(later), 0) == wanted[2]
 
 
-@pytest.mark.parametrize(
-    "kind", some("persistent", every=["persistent", "shuffled, processes", "a stream, persistent"])
-)
+@pytest.mark.parametrize("kind", some("persistent", every=["persistent", "shuffled, processes", "a stream, persistent"]))
 def test_a_replacement_begins_an_epoch_after_the_one_its_predecessor_ended(kind: str) -> None:
     wanted = dict(passes(begun(LOADERS[kind])))
     position = LoaderPosition(begun(LOADERS[kind]))
@@ -330,9 +325,7 @@ class Opened(Dataset[torch.Tensor]):
             self.file, self.opened = open("/dev/zero", "rb"), True  # noqa: SIM115 it stays open
         if self.descriptor is None:
             self.descriptor = os.open("/dev/zero", os.O_RDONLY)
-        return torch.tensor(
-            [index, self.file.read(1)[0], os.read(self.descriptor, 1)[0], *draws()], dtype=torch.float64
-        )
+        return torch.tensor([index, self.file.read(1)[0], os.read(self.descriptor, 1)[0], *draws()], dtype=torch.float64)
 
 
 def unchanged(batch: Any) -> Any:

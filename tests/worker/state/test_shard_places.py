@@ -120,10 +120,7 @@ def _words_of_hsdp() -> None:
     net, mesh = built("hsdp")
     part, place = shard_place(net.up.weight), place_of(net.parameters(), None, 4)
     assert part is not None and part_in_words(part) == "replicate 1, shard 1: rows 7 to 12 of 13"
-    assert place is not None and (shape(place.sizes), words(place.at)) == (
-        "replicate 2 × shard 2",
-        "replicate 1, shard 1",
-    )
+    assert place is not None and (shape(place.sizes), words(place.at)) == ("replicate 2 × shard 2", "replicate 1, shard 1")
     both = shard_place(distribute_tensor(torch.ones(4, 6), mesh, [Shard(0), Shard(1)]))
     assert both is not None and part_in_words(both) == "replicate 1, shard 1: rows 2 to 3 of 4, columns 3 to 5 of 6"
     same = shard_place(distribute_tensor(torch.ones(4), mesh, [Replicate(), Replicate()]))

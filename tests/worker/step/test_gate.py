@@ -10,9 +10,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).parent / "scripts" / "gate_ranks.py"
 ROOT = SCRIPT.parents[4]
 RANKS, GATES, CORES = 4, 4, (1, 2)
-LATE = (
-    0.25  # seconds that the last one comes after all others: if those looked by themselves in a step, it would be seen
-)
+LATE = 0.25  # seconds that the last one comes after all others: if those looked by themselves in a step, it would be seen
 
 
 def test_a_waiting_rank_is_woken_once_and_can_pass_then(tmp_path: Path) -> None:
@@ -25,9 +23,5 @@ def test_a_waiting_rank_is_woken_once_and_can_pass_then(tmp_path: Path) -> None:
             slept = [found[number][0] for found in ranks]
             asked = [found[number][1] for found in ranks]
             last = number % RANKS
-            assert slept == [int(rank != last) for rank in range(RANKS)], (
-                f"gate {number}, rank {last} came last: {slept}"
-            )
-            assert asked == [int(rank == last) for rank in range(RANKS)], (
-                f"gate {number} was shut when others woke: {asked}"
-            )
+            assert slept == [int(rank != last) for rank in range(RANKS)], f"gate {number}, rank {last} came last: {slept}"
+            assert asked == [int(rank == last) for rank in range(RANKS)], f"gate {number} was shut when others woke: {asked}"

@@ -20,13 +20,7 @@ def _line(here: Here, rank: int, size: int, backend: str) -> list[str]:
     # from torch 2.15 on "nccl" is a new class, and the old one has a name of its own
     if backend != "nccl" and not hasattr(dist.distributed_c10d, "ProcessGroupNCCL2"):
         raise NotHere(f"this torch has one class for NCCL only, tried under its name; no {backend}")
-    return [
-        os.fspath(real.SCRIPTS / "nccl_world.py"),
-        os.fspath(here.folder),
-        *map(str, (rank, size)),
-        backend,
-        str(_ROUNDS),
-    ]
+    return [os.fspath(real.SCRIPTS / "nccl_world.py"), os.fspath(here.folder), *map(str, (rank, size)), backend, str(_ROUNDS)]
 
 
 def _tell(here: Here, found: dict[str, list[float]]) -> None:
