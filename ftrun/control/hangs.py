@@ -109,8 +109,12 @@ class Watch:
     @property
     def stuck_after(self) -> float:
         """Seconds after which a world in which every rank waits, and some for ever, is stuck."""
+        return self._at_least(STUCK_FIRST)
+
+    def _at_least(self, first: float) -> float:
+        """`first`: seconds before the length of a step is known."""
         typical, timeout = self.typical, self._limits.timeout
-        least = STUCK_FIRST if typical is None else max(STUCK_LEAST, STUCK_STEPS * typical)
+        least = first if typical is None else max(STUCK_LEAST, STUCK_STEPS * typical)
         return least if timeout is None else min(timeout, least)
 
     @property
@@ -133,9 +137,11 @@ class Watch:
 
     def _enough(self, last: int, here: Sequence[Rank]) -> float:
         """Seconds that all of them may wait."""
-        sure = any(r.cut for r in here) or for_ever(here)
         again = STUCK_AGAIN if self._linked == last + 1 else 1.0
-        limit = self.stuck_after if sure else self.silent_after
+        if any(r.cut for r in here):
+            limit = self._at_least(STUCK_LEAST)  # one of them knows it: that needs no step to compare with
+        else:
+            limit = self.stuck_after if for_ever(here) else self.silent_after
         return again * max(self._enough_in(r.excuse, limit) for r in here)
 
     def _enough_in(self, excuse: str, limit: float) -> float:
@@ -266,7 +272,8 @@ class Watch:
         still = min(self._still(r) for r in here)
         if not inside:
             return None
-        enough = self.stuck_after if still < self.stuck_after else self._enough(last, here)
+        least = self._at_least(STUCK_LEAST)  # in no case sooner
+        enough = least if still < least else self._enough(last, here)
         if still < enough:
             self.due = enough - still
             return None

@@ -193,6 +193,13 @@ def test_a_new_attempt_is_as_patient_as_the_first() -> None:
     assert hangs.STUCK_FIRST <= seconds <= hangs.STUCK_FIRST + 1 and verdict is not None
 
 
+def test_a_connection_that_was_cut_is_known_before_the_length_of_a_step_is() -> None:
+    world = World()
+    world.last = -1
+    seconds, verdict = world.wait([inside(0), inside(1, cut=True), inside(2)])
+    assert hangs.STUCK_LEAST <= seconds <= 1.0 and verdict is not None and not verdict.accused
+
+
 def test_the_second_look_at_the_same_gate_is_more_patient() -> None:
     world = World()
     ranks = [inside(0), inside(1, cut=True), inside(2)]

@@ -83,16 +83,20 @@ class Inner:
             return
         self._aborted = True
         self._let_go()
-        for sock in self._sockets:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # the peer's end is gone already
+        self.cut()
         self._shut = True
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
             # torch has several classes for NCCL, and the name "nccl" means another one from 2.15 on
             getattr(communicator, "abort", communicator.shutdown)()
+
+    def cut(self) -> None:
+        """Shut the connections down, and nothing else: as it happens to them when a link fails."""
+        for sock in self._sockets:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # the peer's end is gone already
 
     def _let_go(self) -> None:
         """Have Gloo close all connections of this group: a wait that lasts too long ends every other wait, and whatever begins later.

@@ -165,10 +165,12 @@ class SwapGroup(ProcessGroup):
                 with averaging_integers(outputs, len(self.ranks), self.my_rank, args, kwargs) as divide:
                     work = getattr(inner.group, name)(*args, **kwargs)
         except BaseException as error:
-            registry.shown.begun()
             if entry is not None:
                 entry.fail(error)
-            self.await_stop(error)
+            try:
+                self.await_stop(error)  # on the board it waits meanwhile, as whoever finds out later does
+            finally:
+                registry.shown.begun()
             raise
         if direct:
             peer = self.ranks[args[1]] if name != "recv_anysource" else self.ranks[self.my_rank]
@@ -231,6 +233,8 @@ class SwapGroup(ProcessGroup):
 
     def await_stop(self, error: BaseException) -> None:
         """An inner error before the stop that explains it: wait for that stop, then raise Interrupt."""
+        if symptoms.of_exception(error) is Fault.LINK:
+            self.registry.shown.failed(self.context.generation)
         deadline = time.monotonic() + self.hold(error)
         while not self.context.stop_pending():
             seen = self.context.board.worker_bell()

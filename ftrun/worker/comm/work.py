@@ -224,12 +224,15 @@ class Direct(Work):
         begin = time.monotonic_ns()
         self._group.began_waiting(self._name, self._peer)
         outcome = self._wait_inside(timeout) if self._on_gpu else self._wait_aside(timeout)
-        self._group.stopped_waiting()
         if isinstance(outcome, RuntimeError):
             if self._entry is not None:
                 self._entry.fail(outcome)
-            self._group.await_stop(outcome)
+            try:
+                self._group.await_stop(outcome)
+            finally:
+                self._group.stopped_waiting()
             raise outcome
+        self._group.stopped_waiting()
         if outcome is not _LET_GO:
             self.over = True
             entry, self._entry = self._entry, None

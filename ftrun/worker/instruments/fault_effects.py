@@ -177,6 +177,6 @@ class _Comm:
 
         def drop() -> None:
             for group in inner:
-                group.abort()
+                group.cut()
 
         return f"connections of {len(inner)} group{'' if len(inner) == 1 else 's'}", drop
