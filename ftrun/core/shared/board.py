@@ -52,6 +52,7 @@ class Head:
     RUN = 15  # launcher: number of the newest text about the run, which is in slot RUN % 2; 0 = there is none
     VOID = 16  # worker that opens a gate: its number + 1, where ranks that should hold the same were seen to differ; 0 = nowhere yet
     MADE = 17  # replacement: 1 = it made an update in place of a dead rank that no other rank can be compared with
+    EQUAL = 18  # worker that opens a gate: 1 = all ranks that should hold the same were equal when they were last compared
     RUN_TEXT = 64  # two slots of RUN_WORDS words: length in bytes, then the text
     OPENINGS = 512  # whoever opened a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and when (ns)
 
@@ -494,7 +495,7 @@ def collective_of(word: int) -> tuple[int, int]:
 
 
 def sum_word(gate_number: int, trusted: bool) -> int:
-    """F.SUM_AT: at which gate F.SUM was taken; `trusted`: this rank has seen all replicas equal before."""
+    """F.SUM_AT: at which gate F.SUM was taken; `trusted`: all replicas were equal before."""
     return (gate_number + 1) << 1 | trusted
 
 

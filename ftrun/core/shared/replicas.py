@@ -11,7 +11,7 @@ from ftrun.core.shared.board import Cell, F, sum_of
 def corrupt(sums: Sequence[int], trusted: Sequence[bool]) -> tuple[int, ...]:
     """Indices that differ from a strict majority; () when all agree or nobody can tell.
 
-    `trusted[i]`: replica i knows that all were equal before. Ranks that never held the same weights are no replicas.
+    `trusted[i]`: replica i knew that all were equal before. Ranks that never held the same weights are no replicas.
     """
     if len(set(sums)) <= 1:
         return ()

@@ -32,7 +32,7 @@ class ReplicaCheck(StepObserver):
         self._state = state
         self._every = every
         self._ranks: frozenset[int] = frozenset()  # those that hold what this rank holds
-        self._trusted = False  # all replicas were equal when last compared
+        self._compared = False  # was it ever compared? What other states came to says nothing of this one
         self._agreed = -1  # the last one at which they may go on
         self._generation = 0  # in which the last body began
         self._told = False
@@ -66,17 +66,14 @@ class ReplicaCheck(StepObserver):
             value = self._state.arena.checksum(entry, value)
         for packed in self._state.python.hyperparameters():
             python = zlib.crc32(packed, python)
-        self._trusted = self._trusted or any(sum_of(c[F.SUM_AT])[1] for c in self._cells())
         cell[F.SUM_AT] = 0
         cell[F.SUM], cell[F.PYTHON_SUM], cell[F.REPLICAS] = value, python, zlib.crc32(str(sorted(self._ranks)).encode())
-        cell[F.SUM_AT] = sum_word(number, self._trusted and not holders.rest_on_word)
+        trusted = self._compared and bool(self._context.board[Head.EQUAL]) and not holders.rest_on_word
+        cell[F.SUM_AT] = sum_word(number, trusted)
+        self._compared = True
 
     def _entries(self) -> list[Entry]:
         return list(self._state.holders.entries(self._state.manifest, self._ranks))
-
-    def _cells(self) -> list[Cell]:
-        """Of the replicas, this rank's among them."""
-        return [cell for cell in self._context.cells() if cell.rank in self._ranks]
 
     def may_open(self, number: int) -> bool:
         """False: the launcher must first replace a rank whose weights are corrupt. The rank that opens compares for all."""
@@ -90,11 +87,10 @@ class ReplicaCheck(StepObserver):
             if corrupt([c[F.SUM] for c in cells], [sum_of(c[F.SUM_AT])[1] for c in cells]):
                 return False
         self._agreed = number
+        # on the board, before the gate opens: whoever dies takes nothing along that the others need to judge by
+        self._context.board[Head.EQUAL] = bool(groups) and all(len({c[F.SUM] for c in cells}) == 1 for cells in groups.values())
         for cells in groups.values():
-            equal = len({c[F.SUM] for c in cells}) == 1
-            if cells[0][F.REPLICAS] == self._context.cell[F.REPLICAS]:
-                self._trusted = equal
-            if not equal or len({c[F.PYTHON_SUM] for c in cells}) > 1:
+            if len({(c[F.SUM], c[F.PYTHON_SUM]) for c in cells}) > 1:
                 self._differ(number, cells)
         return True
 
