@@ -10,7 +10,7 @@ from tests.truth.pattern import LEARN, LOADER, PATTERNS, SCALER, STD, Pattern, a
 add(
     "ema",
     "an EMA copy",
-    "protected state only",
+    "yes",
     LEARN + "\nwith torch.no_grad():\n    for a, b in zip(ema.parameters(), ddp.module.parameters()): a.lerp_(b, 0.1)",
     setup=STD + "ema = copy.deepcopy(ddp.module)\n",
     after="end(model=ddp, opt=opt, ema=ema)",
@@ -228,7 +228,7 @@ job = ftrun.protect(model=model, optimizer=opt)
 add(
     "prefetch",
     "the next batch is fetched ahead, by a global counter",
-    "no",
+    "yes",
     "loss = loss_of(ddp(x), y); x, y = get(); loss.backward(); opt.step(); opt.zero_grad()",
     setup=STD + "it = 0\ndef get():\n    global it\n    it += 1\n    return data(it)\nx, y = get()\n",
     batch=False,
@@ -238,7 +238,7 @@ add(
 add(
     "prefetch-iterator",
     "the same, from an iterator",
-    "no",
+    "protected state only",
     "loss = loss_of(ddp(x), y); x, y = next(it); loss.backward(); opt.step(); opt.zero_grad()",
     setup=STD + "it = iter([data(i) for i in range(100)])\nx, y = next(it)\n",
     batch=False,
@@ -254,28 +254,28 @@ add(
 add(
     "numpy-noise",
     "np.random.default_rng() in the inputs",
-    "no",
+    "yes",
     "x = x + float(gen.normal())\n" + LEARN,
     setup=STD + "gen = np.random.default_rng(rank)\n",
 )
 add(
     "python-noise",
     "a random.Random of the script's in the inputs",
-    "no",
+    "yes",
     "x = x + gen.random()\n" + LEARN,
     setup=STD + "gen = random.Random(rank)\n",
 )
 add(
     "generator",
     "a torch.Generator that was not given, in the inputs",
-    "no",
+    "yes",
     "x = x + torch.randn(1, generator=gen)\n" + LEARN,
     setup=STD + "gen = torch.Generator().manual_seed(rank)\n",
 )
 add(
     "lr-by-counter",
     "the learning rate is set by an own counter",
-    "no",
+    "yes",
     "n += 1\nfor g in opt.param_groups: g['lr'] = 0.1 / n\n" + LEARN,
     setup=STD + "n = 0\n",
     often=False,

@@ -68,7 +68,7 @@ def protect(
     *more: Any,
     replicas: Any = None,
     ignore: Iterable[Any] = (),
-    variables: str | Iterable[str] = "off",
+    variables: str | Iterable[str] = "auto",
     **stateful: Any,
 ) -> Job:
     """Guard the training state of this rank; call once, after init_process_group("ftrun") and after DDP.

@@ -9,24 +9,22 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
-import os
 import sys
 from collections.abc import Iterable, Iterator
-from importlib.machinery import ExtensionFileLoader
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.shared.left_out import file_name, shown
-from ftrun.worker.checks.live_values import LiveValues, attributes, is_open
-from ftrun.worker.runtime.callers import is_script
+from ftrun.worker.checks.live_values import LiveValues, attributes
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.loop_names import LoopNames, loop_names
 from ftrun.worker.state.plain_values import PlainValues
 from ftrun.worker.state.protected_state import ProtectedState
+from ftrun.worker.state.spaces import is_open, script_frames, script_modules
 from ftrun.worker.state.variables import Variables
 
 _SECOND_LOOK = 3  # bodies
@@ -64,7 +62,7 @@ class LeftOut(StepObserver):
     def body_started(self) -> None:
         self._bodies += 1
         if self._first is None:
-            self._first = dict(self._look(list(_script_frames())))
+            self._first = dict(self._look(script_frames()))
         if self._bodies == _SECOND_LOOK:
             self.told_by.ignore("body_started", self)
 
@@ -80,7 +78,7 @@ class LeftOut(StepObserver):
         """Name what changed since the first look."""
         if self._first is None:
             return
-        now = dict(self._look(list(_script_frames())))
+        now = dict(self._look(script_frames()))
         changed = sorted(n for n, v in now.items() if self._first.get(n, _ABSENT) != v and n not in self._told)
         changed = [name for name in changed if not self._variables.covers(name)]
         if not changed:
@@ -104,7 +102,7 @@ class LeftOut(StepObserver):
 
     def live(self) -> Iterator[tuple[str, str]]:
         """For `ftrun verify`: every live value that is no text, such as may differ from run to run, and what stands for it."""
-        for name, value in self._look(list(_script_frames()), across=True):
+        for name, value in self._look(script_frames(), across=True):
             carried = any(name in loop.carried for loop in self._names.values())
             if not isinstance(value, str | bytes) and (carried or not isinstance(value, int | float)):
                 yield name, repr(value)
@@ -119,7 +117,7 @@ class LeftOut(StepObserver):
                 self._names[frame.f_code] = _names_of(frame)
         spaces = [("", {**self._left(frame.f_globals), **_locals(frame)}) for frame in frames]
         looked_at = {id(frame.f_globals) for frame in frames}
-        spaces += [(f"{n}.", dict(vars(m))) for n, m in _script_modules() if id(vars(m)) not in looked_at]
+        spaces += [(f"{n}.", dict(vars(m))) for n, m in script_modules() if id(vars(m)) not in looked_at]
         spaces.append(("torch.", _settings()))
         for i, root in enumerate(self._state.modules):
             for n, part in root.named_modules():
@@ -165,15 +163,6 @@ def _names_of(frame: FrameType) -> LoopNames:
     return loop_names(source, frame.f_lineno) or LoopNames(frozenset(), frozenset(), frozenset())
 
 
-def _script_frames() -> Iterator[FrameType]:
-    """The script's frames, the innermost first."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if is_script(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
-
-
 def _locals(frame: FrameType) -> dict[str, Any]:
     """A function's own variables; none of a module's code."""
     return {} if frame.f_locals is frame.f_globals else frame.f_locals
@@ -201,14 +190,3 @@ def _settings() -> dict[str, Any]:
         "num_threads": torch.get_num_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }
-
-
-def _script_modules() -> list[tuple[str, ModuleType]]:
-    """Modules of the script's own that it has imported, none that a compiler made (Inductor's)."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
-        imported = spec is not None and not isinstance(spec.loader, ExtensionFileLoader)
-        if name != "__main__" and imported and file and os.path.isabs(file) and is_script(file):
-            found.append((name, module))
-    return found

@@ -7,7 +7,6 @@ have a state_dict(). It runs no code of the script but that. What is the same in
 
 from __future__ import annotations
 
-import argparse
 import collections
 import functools
 import hashlib
@@ -16,8 +15,6 @@ import io
 import operator
 import os
 import random
-import sys
-import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -32,12 +29,12 @@ from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.torch_private import writes_to
 from ftrun.worker.runtime.trees import checksum
 from ftrun.worker.state.protected_state import ProtectedState
+from ftrun.worker.state.spaces import is_open, of_the_script
 
 _ATOMS = (type(None), int, float, str, bytes, complex)
 _DEEPEST = 100  # objects within one another
 _BIG = 256 << 20  # bytes; what is larger is a data set, most likely, and its numbers are not read
 _MANY, _ENDS = 20_000, 100  # elements of a container, above which as many at both ends are looked at
-_OPEN = (types.SimpleNamespace, argparse.Namespace)  # objects of a library that hold what the script puts there
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
 
@@ -157,13 +154,13 @@ class LiveValues:
         if inspect.isfunction(value):
             return _held_by(value) if is_script(value.__code__.co_filename) else None
         if inspect.isclass(value):
-            return _public(vars(value)) if _of_the_script(value) else None
+            return _public(vars(value)) if of_the_script(value) else None
         if isinstance(value, Iterator):
             return _place(value)
         if isinstance(value, torch.nn.Module):
             return [_state_of(value), attributes(value)]
         if hasattr(value, "state_dict"):
-            return [_state_of(value), self.attributes(value) if _of_the_script(type(value)) else None]
+            return [_state_of(value), self.attributes(value) if of_the_script(type(value)) else None]
         return self.attributes(value) if is_open(value) else None
 
     def attributes(self, value: Any) -> dict[str, Any]:
@@ -194,12 +191,6 @@ def _ends(parts: list[Any]) -> list[Any]:
     return parts if len(parts) <= _MANY else [*parts[:_ENDS], *parts[-_ENDS:]]
 
 
-def is_open(value: Any) -> bool:
-    """Is that an object whose attributes the script writes: one of its own classes, or a bag of values?"""
-    kind = type(value)
-    return isinstance(value, _OPEN) or kind.__module__.startswith("torch.utils.data") or _of_the_script(kind)
-
-
 def attributes(value: Any) -> dict[str, Any]:
     """Of an object; of those that every torch module has only how many hooks there are."""
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
@@ -217,11 +208,6 @@ def _is_ours(hook: Any) -> bool:
 
 def _public(values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not name.startswith("__")}
-
-
-def _of_the_script(kind: type) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and is_script(file)
 
 
 def _held_by(function: Any) -> list[Any]:
@@ -246,7 +232,7 @@ def _place(iterator: Any) -> Any:
         if frame is None or iterator.gi_code.co_filename.startswith(OWN_FILES):
             return None
         return [frame.f_lasti, dict(frame.f_locals)]
-    if _of_the_script(type(iterator)):
+    if of_the_script(type(iterator)):
         return attributes(iterator)
     left = operator.length_hint(iterator, -1) if type(iterator).__module__ == "builtins" else -1
     return left if left >= 0 else Unknown()

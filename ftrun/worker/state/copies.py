@@ -129,7 +129,7 @@ class _Copier(pickle.Pickler):
         """For everything but atoms and plain containers."""
         name = self._known.get(id(thing))
         if name is not None:
-            return _known, (name,)
+            return _Known, (name,)
         kind = type(thing)
         if isinstance(thing, _BY_NAME):
             return NotImplemented if _is_importable(thing) else self._stays(thing)
@@ -143,10 +143,10 @@ class _Copier(pickle.Pickler):
             return _method, (thing.__func__, thing.__self__)
         found = generators.read(thing)
         if found is not None:
-            return _generator, found
+            return _Generator, found
         library, _, part = kind.__module__.partition(".")
         if library == "torch" and part.startswith(_OF_TORCH):
-            return _stays, (kind.__qualname__,)
+            return _Stays, (kind.__qualname__,)
         if kind is object or isinstance(thing, _STAY):
             return self._stays(thing)
         try:
@@ -157,7 +157,7 @@ class _Copier(pickle.Pickler):
 
     def _stays(self, thing: Any) -> Any:
         self.left.append(type(thing).__qualname__)
-        return _stays, (type(thing).__qualname__,)
+        return _Stays, (type(thing).__qualname__,)
 
 
 def _is_importable(thing: Any) -> bool:
@@ -171,32 +171,27 @@ def _is_importable(thing: Any) -> bool:
 # -- reading -------------------------------------------------------------------------------------------------------------
 
 
+class _Known:
+    """Stands in a copy for what the job knows by this name; its reader has that in place of it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
 class _Stays:
-    """Stands for what is at its place."""
+    """Stands in a copy for what is at its place."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
     def __call__(self) -> Any:
         """It may stand for the factory of a defaultdict, which has to be one already while it is read."""
-        raise NotImplementedError
+        raise CannotPlace(f"a {self.kind} cannot be copied")
 
 
 class _Generator:
     def __init__(self, kind: str, state: Any) -> None:
         self.kind, self.state = kind, state
-
-
-def _known(name: str) -> Any:
-    raise NotImplementedError  # the reader has its own
-
-
-def _stays(kind: str) -> Any:
-    raise NotImplementedError
-
-
-def _generator(kind: str, state: Any) -> Any:
-    return _Generator(kind, state)
 
 
 def _method(function: Any, of: Any) -> Any:
@@ -214,11 +209,12 @@ class _CopyReader(pickle.Unpickler):
         self._known = known
         self.named: list[Any] = []  # what stands in the copy by its name
         self.left = 0  # things that have to be met at their places
+        self._read_here: dict[str, Any] = {"_Known": self._named, "_Stays": self._staying}
 
     def find_class(self, module: str, name: str) -> Any:
         """Only what is imported in this process."""
-        if module == __name__ and name in ("_known", "_stays"):
-            return self._named if name == "_known" else self._staying
+        if module == __name__ and name in self._read_here:
+            return self._read_here[name]
         if module not in sys.modules and not _is_of_the_library(module):
             raise CannotPlace(f"the module {module} is not imported here")
         return super().find_class(module, name)

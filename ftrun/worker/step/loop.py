@@ -303,6 +303,8 @@ class Loop:
         """The virtual gate after a loop or a call: replicas stay until every rank got here. False = stopped first."""
         kit, context, position = self.kit, self.kit.context, self.kit.position
         position.where = Where.LOOP
+        if kit.pending.restart is not None:
+            kit.ledger.variables.here()  # a replacement may begin here
         self._put_back(end)
         kit.logged.write()
         context.phase(Phase.GATE)

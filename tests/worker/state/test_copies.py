@@ -132,10 +132,8 @@ def test_a_thing_is_changed_in_place(kind: str) -> None:
     assert result is there and equal(value, there)
 
 
-@pytest.mark.parametrize("kind", IN_PLACE)
+@pytest.mark.parametrize("kind", [kind for kind in IN_PLACE if kind != "queue"])  # its locks cannot be copied
 def test_a_thing_that_was_not_there_is_made(kind: str) -> None:
-    if kind == "queue":
-        pytest.skip("its locks cannot be copied")
     make, change = IN_PLACE[kind]
     value = make()
     change(value)
