@@ -16,7 +16,7 @@ from typing import Any
 
 LIFE_BYTES = 64
 SLOT_HEADER = 64  # bytes before a slot's content
-_ABI_VERSION = 10
+_ABI_VERSION = 11
 _LIBRARY = Path(__file__).with_name("libftrun_native.so")
 
 
@@ -184,6 +184,9 @@ _unmap = _bind(_releasing, "unmap", c_int, c_void_p, c_size_t)
 _populate = _bind(_releasing, "populate", c_int, c_void_p, c_size_t, c_bool)
 _copy = _bind(_releasing, "copy", None, c_void_p, c_void_p, c_size_t, c_int)
 _checksum = _bind(_releasing, "checksum", c_uint64, c_void_p, c_size_t, c_uint64, c_int)
+# (address, length, pieces, turn): a hash of `pieces` times 64 bytes, spread evenly over the range, others at each turn; of a short
+# range of all its bytes
+sample: Callable[[int, int, int, int], int] = _bind(_holding, "sample", c_uint64, c_void_p, c_size_t, c_uint64, c_uint64)
 
 
 def map_fd(fd: int, length: int, write: bool = True) -> int:

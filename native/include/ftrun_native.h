@@ -20,7 +20,7 @@
 #define FTRUN_API
 #endif
 
-#define FTRUN_ABI_VERSION 10
+#define FTRUN_ABI_VERSION 11
 #define FTRUN_SLOT_HEADER 64 /* bytes before a slot's content */
 #define FTRUN_LIFE_BYTES 64 /* room that a life lock takes on the board */
 
@@ -107,6 +107,10 @@ FTRUN_API void ftrun_slot_write(uint64_t *slot, const void *data, size_t length,
 
 /* 64-bit hash that depends on every byte, its position, the length and the seed, not on alignment or `threads`. */
 FTRUN_API uint64_t ftrun_checksum(const void *address, size_t length, uint64_t seed, int threads);
+
+/* The same of `pieces` times 64 bytes that are spread evenly over `length` bytes, moved on by a piece with each `turn`; of all
+ * bytes where that is no less. */
+FTRUN_API uint64_t ftrun_sample(const void *address, size_t length, uint64_t pieces, uint64_t turn);
 
 /* ---- this process (process.cpp) ---- */
 

@@ -243,3 +243,29 @@ def test_a_slot_is_sealed_with_length_sum_and_tag() -> None:
         native.checksum(address + native.SLOT_HEADER, 7),
     ]
     assert ctypes.string_at(address + native.SLOT_HEADER, 7) == b"content"
+
+
+def test_a_sample_notices_what_changes_most_of_a_range() -> None:
+    data = RANDOM[: 4 * MIB].view(np.float32).copy()
+    before = [native.sample(data.ctypes.data, data.nbytes, 64, turn) for turn in range(3)]
+    assert len(set(before)) == 3, "others at each turn"
+    assert before == [native.sample(data.ctypes.data, data.nbytes, 64, turn) for turn in range(3)]
+    data[len(data) // 3 :] = 0.5
+    assert all(native.sample(data.ctypes.data, data.nbytes, 64, turn) != sum_then for turn, sum_then in enumerate(before))
+
+
+def test_a_sample_of_a_short_range_is_of_all_its_bytes() -> None:
+    for size in (1, 1000, 64 * 64):
+        data = RANDOM[:size].copy()
+        before = native.sample(data.ctypes.data, data.nbytes, 64, 5)
+        data[size // 2] ^= 1
+        assert native.sample(data.ctypes.data, data.nbytes, 64, 5) != before
+
+
+@given(st.integers(4096, 20_000), st.integers(0, MASK))
+@settings(max_examples=50, deadline=None)
+def test_every_turn_of_a_sample_reads_inside_the_range(size: int, turn: int) -> None:
+    data = RANDOM[: size + 64].copy()
+    before = native.sample(data.ctypes.data, size, 64, turn)
+    data[size:] ^= 255
+    assert native.sample(data.ctypes.data, size, 64, turn) == before

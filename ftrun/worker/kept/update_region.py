@@ -49,6 +49,7 @@ class UpdateRegion:
         self._groups = ""  # the optimizers' settings at the gate
         self.hidden = False  # something was written once that no count of writes told
         self._after: tuple[Any, ...] | None = None  # what stands for the state when the last optimizer had stepped
+        self._turn = 0  # which places a glance reads
         self._writes: tuple[_Writes, _Writes] = ([], [])  # to the state and to the gradients, then
         self.void = crash_points.broken("sealed")
 
@@ -64,6 +65,7 @@ class UpdateRegion:
     def begins(self, optimizer: Any, grads: Grads) -> bool:
         """A gate is about to be arrived at. Are its gradients to be sealed?"""
         self.updates, self._after, self.kept = [], None, False
+        self._turn += 1
         self.began = None if optimizer is None else self._numbers.get(id(optimizer), -1)
         alone = self.alone
         if optimizer is None or not alone:  # the body ends here, or another rank has what comes
@@ -95,7 +97,7 @@ class UpdateRegion:
     def update_done(self) -> None:
         """And has."""
         if self.plain:
-            self._after = self._state.stand() if self._state.looking else ()
+            self._after = self._state.stand() if self._state.looking else self._state.glance(self._turn)
             self._writes = self._state.write_counts()
 
     def ended(self) -> None:
@@ -105,7 +107,8 @@ class UpdateRegion:
             return
         writes = self._state.write_counts()
         self.kept = bool(writes[1])
-        if not self._state.looking and writes[0] == self._writes[0] and (not self.kept or writes[1] == self._writes[1]):
+        as_counted = writes[0] == self._writes[0] and (not self.kept or writes[1] == self._writes[1])
+        if not self._state.looking and as_counted and self._after == self._state.glance(self._turn):
             return
         if self._was_written(writes[0]):
             self._gives_up(
@@ -129,7 +132,7 @@ class UpdateRegion:
 
     def _was_written(self, to_state: _Writes) -> bool:
         """Was the state written since the last optimizer stepped, be it without effect?"""
-        changed = self._state.looking and self._after != self._state.stand()
+        changed = self._after != (self._state.stand() if self._state.looking else self._state.glance(self._turn))
         return self._tell(changed, self._writes[0] != to_state)
 
     def _were_written(self, to_grads: _Writes) -> bool:

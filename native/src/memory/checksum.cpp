@@ -98,4 +98,14 @@ uint64_t ftrun_checksum(const void *address, size_t length, uint64_t seed, int t
     return ftrun::hash_all(address, length, seed, threads, nullptr);
 }
 
+uint64_t ftrun_sample(const void *address, size_t length, uint64_t pieces, uint64_t turn) {
+    constexpr size_t kPiece = 64;
+    if (length <= pieces * kPiece) return ftrun_checksum(address, length, 0, 1);
+    const size_t apart = length / pieces, places = apart / kPiece;
+    const char *const first = static_cast<const char *>(address) + turn % places * kPiece;
+    uint64_t value = length;
+    for (uint64_t i = 0; i < pieces; ++i) value = ftrun_checksum(first + i * apart, kPiece, value, 1);
+    return value;
+}
+
 }  // extern "C"
