@@ -92,7 +92,7 @@ CASES: dict[str, Case] = {
     "module-attribute": Case("module_attribute", faults=TWO),
     "averaged-model": Case("averaged_model", faults=TWO),
     "average-in-place": Case("average_in_place", faults=TWO),
-    "channels-last": Case("channels_last", faults=TWO, known_wrong=(EQUAL,)),
+    "channels-last": Case("channels_last", faults=TWO),
     "quantization": Case("quantization", (YES, REFUSED), TWO),
     # how the program is made
     "second-backend": Case("second_backend", (YES, REFUSED), ONE),

@@ -46,6 +46,8 @@ class Ledger:
         self._sums: list[int] | None = None  # of the gradients at the gate, where replicas rest on the script's word
         self._at_end: tuple[int, Captured] | None = None  # tag and content of the END slot
         self._ever: set[str] = set()  # what some update region changed so far: Python state and buffers
+        self._written: set[str] = set()  # the buffers among them
+        self._stands: dict[str, int] = {}  # of those at the gate
         self._buffers_at_end: tuple[int, list[int]] = (0, [])
         self._drew = 0  # stands for the update regions that drew random numbers so far; 0 = none did
         # the first step that this rank drew random numbers before, after the body before it: no rank's slots told of it until then
@@ -89,9 +91,9 @@ class Ledger:
         by_word = optimizer is not None and holders.by_word and holders.rest_on_word
         self._sums = self._state.sums_of(grads) if by_word else None
         self._seals = grads if self.region.begins(optimizer, grads) else None
-        self._recorded = step, self._encoded(GATE, step, grads if accumulating and True in self.alive else None, self._at_gate)
         if self._state.buffers:
             self._buffers_at_gate = self._state.buffer_values()
+        self._recorded = step, self._encoded(GATE, step, grads if accumulating and True in self.alive else None, self._at_gate)
 
     def seal_gate(self) -> None:
         """Seal the GATE slot, and the gradients where no other rank could give the result of the update that begins.
@@ -144,6 +146,8 @@ class Ledger:
         drew = False
         if slot == END and self._at_gate is not None:
             changed, buffers, drew = self._update_changed(tag, self._at_gate, captured)
+        elif slot != END and self._written:
+            self._stands = self._state.stands_of(self._written)
         state = RankState(
             streams=captured[0],
             python=captured[1],
@@ -163,6 +167,7 @@ class Ledger:
             drew_before=drew_before,
             drew_so_far=self._drew,
             ever=sorted(self._ever),
+            stands=self._stands,
             changed=changed,
             buffers=buffers,
             drew=drew,
@@ -178,6 +183,7 @@ class Ledger:
         buffers = self._state.buffers_written(self._buffers_at_gate) if self._state.buffers else []
         if changed or buffers:
             self._ever.update(changed, buffers)
+            self._written.update(buffers)
         drew = before[0] != now[0]
         if drew:
             self._drew = zlib.crc32(tag.to_bytes(8, "little"), self._drew) or 1
@@ -248,6 +254,7 @@ class Ledger:
         `in_call`: see `PythonState.apply`.
         """
         self._ever.update(saved.ever)
+        self._written.update(name for name in saved.ever if name.startswith("buffer."))
         self._drew = self._drew or saved.drew_so_far
         self.between = saved.between if self.between is None else self.between
         self.region.course = Course(saved.course)

@@ -36,6 +36,7 @@ class RankState:
     drew_before: int  # stands for the update regions that drew random numbers before this one; 0 = none did
     drew_so_far: int  # and with this one
     ever: list[str]  # what some update region changed so far: Python state and buffers
+    stands: dict[str, int]  # of the buffers among `ever`, what stands for their values; in an END slot as of the gate before
     # of an END slot: what its update region changed
     changed: list[str] = field(default_factory=list)  # of the Python state
     buffers: list[str] = field(default_factory=list)

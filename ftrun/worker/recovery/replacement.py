@@ -431,7 +431,7 @@ class Restorer:
         take_changed(self.kit, saved, after, replica.slots, self._others(replica), resume)
         note_draws(self.context, saved, after)
         if not self._lost:
-            self._take_updated_buffers(replica, saved.ever)
+            self._take_updated_buffers(replica, saved)
         saved.alive = after.alive
         if after.updated:
             saved.grads = after.grads  # as the update left them: the same on every replica
@@ -449,12 +449,13 @@ class Restorer:
         replicas = self.state.holders.of_everything() - {self.context.rank, replica.rank}
         yield from ends_of(self.context, replicas, self.resume, self._newest)[0]
 
-    def _take_updated_buffers(self, replica: Replica, ever: Sequence[str] = ()) -> None:
+    def _take_updated_buffers(self, replica: Replica, saved: RankState | None = None) -> None:
         """Take what the update before the resume step wrote of the buffers; whether others have the same is looked at.
 
-        `ever`: what this rank's update regions wrote so far.
+        `saved`: this rank's GATE slot, when it died in that update.
         """
-        written = read_state(replica.slots, END).buffers
+        after = read_state(replica.slots, END)
+        written, ever = after.buffers, saved.ever if saved is not None else []
         alone = [e.name for e in self.state.manifest.entries if e.name in ever and e.name not in written]
         mine, theirs = (one.zone_checksum(alone, self.state.manifest) for one in (self.state.arena, replica.arena))
         if mine != theirs:
@@ -463,9 +464,15 @@ class Restorer:
             return
         arenas = [fetch(self.context, rank, "arena") for rank in self.state.holders.of_everything() - {self.context.rank}]
         sums = [Arena(one).zone_checksum(written, self.state.manifest) for one in arenas if one is not None]
-        if len(sums) < 2 or len(set(sums)) > 1:
+        if len(set(sums)) > 1 or (len(sums) < 2 and not (saved is not None and self._are_written_alike(written, saved, after))):
             self.context.note_inexact(Inexact.BUFFERS_UNKNOWN)
         self.state.copy_buffers(written, replica.arena)
+
+    def _are_written_alike(self, names: Sequence[str], saved: RankState, after: RankState) -> bool:
+        """Were they the same on both ranks at the gate, after updates that wrote them, and do only updates write them?"""
+        slots = self.kit.ledger.slots
+        at_start = read_state(slots, START).stands if slots.tag(START) == self.resume - 1 else {}
+        return all(at_start.get(n, n) == saved.stands.get(n) == after.stands.get(n) for n in names)
 
 
 def restore(kit: Kit) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -290,6 +290,11 @@ class ProtectedState:
             if data[place] != now[place]:
                 written.append(entry.name)
         return written
+
+    def stands_of(self, names: Collection[str]) -> dict[str, int]:
+        """What stands for the values of some buffers; of those on a GPU nothing does, which one would have to wait for."""
+        of_host = [entry for _, _, entry, _ in self._buffer_views if entry.name in names and not entry.on_gpu]
+        return {entry.name: self.arena.checksum(entry) for entry in of_host}
 
     def buffers_mark(self, turn: int) -> tuple[int, list[int]]:
         """What stands for the values of the buffers: of those in the host's memory a small part, another one each turn."""

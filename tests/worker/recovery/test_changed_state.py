@@ -56,3 +56,37 @@ def test_what_is_equal_at_every_gate_may_differ_after_it(tmp_path: Path) -> None
 def test_what_every_rank_changes_alike(tmp_path: Path) -> None:
     killed, stock = both(tmp_path, "sched.step()", 0, 2)
     assert killed.ranks == stock.ranks and killed.answer == "yes", killed.output
+
+
+BUFFER = """
+m = net(); m.register_buffer("seen", torch.zeros(3))
+ddp = DDP(m, broadcast_buffers=False); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)
+job = ftrun.protect(ddp, opt)
+for step in job.steps(STEPS):
+    with step:
+        x, y = data(step.index)
+        {before}
+        loss = loss_of(ddp(x), y); loss.backward(); opt.step(); opt.zero_grad()
+        {inside}
+end(model=ddp, opt=opt)
+"""
+
+
+@pytest.mark.parametrize(
+    ("inside", "before", "answer"),
+    [
+        ("m.seen.add_(1)", "pass", "yes"),
+        ("m.seen.add_(loss.item())", "pass", "no"),
+        ("m.seen.add_(loss.item())", "m.seen.zero_()", "no"),
+    ],
+    ids=["alike", "a rank's own", "equal at every gate"],
+)
+def test_a_buffer_that_updates_write_is_the_only_replicas_to_give_where_it_was_alike(
+    tmp_path: Path, inside: str, before: str, answer: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PRELUDE + BUFFER.format(inside=inside, before=before))
+    killed = under_ftrun(tmp_path / "killed", script, [harness.kill(1, "update", 5)], ranks=2)
+    assert killed.code == 0 and killed.answer == answer, killed.output
+    if answer == "yes":
+        assert killed.ranks == under_torchrun(tmp_path / "stock", script, 2).ranks, killed.output
