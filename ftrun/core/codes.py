@@ -74,7 +74,7 @@ CODES = (
     Code("F403", "same-failure-again", ("failed a second time in the same way", "again after a retry; the run ends")),
     Code("F404", "cannot-be-restored", ("cannot be restored:", "cannot be replaced in place:")),
     Code("F405", "not-finite", ("is not finite",)),
-    Code("F406", "protected-state-only", ("uninterrupted run: protected state only",)),
+    Code("F406", "not-known", ("uninterrupted run: not known",)),
     Code("F407", "result-no", ("uninterrupted run: no (",)),
 )  # fmt: skip
 

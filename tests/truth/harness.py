@@ -15,7 +15,7 @@ from tests.e2e import harness
 RANKS = 4
 NOTHING: Mapping[str, str] = MappingProxyType({})
 PRELUDE = "from tests.truth.prelude import *\n"
-_ANSWER = re.compile(r"result bit-identical to an uninterrupted run: (yes|no|protected state only|unknown)")
+_ANSWER = re.compile(r"result bit-identical to an uninterrupted run: (yes|not known|no)")
 _LOST = "is known to hold the same values|nobody has its value|no other rank"
 
 

@@ -19,14 +19,14 @@ add(
 add(
     "scheduler",
     "a scheduler",
-    "protected state only",
+    "not known",
     LEARN + "; sched.step()",
     setup=STD + "sched = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)\n",
 )
 add(
     "counter",
     "a counter that only the script prints",
-    "protected state only",
+    "not known",
     "n += 1\n" + LEARN,
     setup=STD + "n = 0\n",
     after="end(model=ddp, opt=opt, n=n)",
@@ -34,7 +34,7 @@ add(
 add(
     "losses",
     "a list of losses",
-    "protected state only",
+    "not known",
     LEARN + "; losses.append(loss.item())",
     setup=STD + "losses = []\n",
     after="end(model=ddp, opt=opt, losses=losses)",
@@ -42,7 +42,7 @@ add(
 add(
     "best",
     "the best loss so far",
-    "protected state only",
+    "not known",
     LEARN + "; best = min(best, loss.item())",
     setup=STD + "best = 1e9\n",
     after="end(model=ddp, opt=opt, best=best)",
@@ -50,7 +50,7 @@ add(
 add(
     "in-object",
     "a counter on an object of the script",
-    "protected state only",
+    "not known",
     "t.n += 1\n" + LEARN,
     setup=STD + "class T:\n    n = 0\nt = T(); t.n = 0\n",
     after="end(model=ddp, opt=opt, n=t.n)",
@@ -73,7 +73,7 @@ loss = opt.step(closure)
 add(
     "in-closure",
     "a counter in a closure",
-    "protected state only",
+    "not known",
     "count()\n" + LEARN,
     setup=STD + "def make():\n    n = [0]\n    def count(): n[0] += 1; return n[0]\n    return count\ncount = make()\n",
     after="end(model=ddp, opt=opt, n=count())",
@@ -81,7 +81,7 @@ add(
 add(
     "in-function",
     "a loop in a function, with a local counter",
-    "protected state only",
+    "not known",
     "n += 1\n" + LEARN,
     setup=STD + "n = 0\n",
     after="end(model=ddp, opt=opt, n=n)",
@@ -90,7 +90,7 @@ add(
 add(
     "numpy-generator",
     "np.random.default_rng() that draws what nothing reads",
-    "protected state only",
+    "not known",
     "gen.normal()\n" + LEARN,
     setup=STD + "gen = np.random.default_rng(rank)\n",
     after="end(model=ddp, opt=opt, gen=gen.bit_generator.state)",
@@ -125,7 +125,7 @@ for _name, (_what, _before, _line, _value) in _KEEPERS.items():
     add(
         f"kept-{_name}",
         _what,
-        "protected state only",
+        "not known",
         ("y = y + float(gen.normal())\n" if _name == "label-noise" else "") + LEARN + "\n" + _line,
         setup=STD + _before + "\n",
         after=f"end(model=ddp, opt=opt, kept={_value})",
@@ -133,7 +133,7 @@ for _name, (_what, _before, _line, _value) in _KEEPERS.items():
     )
 PATTERNS["kept-in-epoch"] = Pattern(
     "losses of an epoch, in a list that each epoch makes anew",
-    "protected state only",
+    "not known",
     STD
     + """
 for epoch in range(2):
@@ -149,11 +149,11 @@ end(model=ddp, opt=opt, losses=losses)
 add(
     "late-hook",
     "a forward hook that halves, registered at step 4",
-    "protected state only",
+    "not known",
     LEARN + "\nif step.index == 4: ddp.module[0].register_forward_hook(lambda m, i, o: o / 2)",
     at="update",
 )
-EITHER = "no or protected state only"  # whether a step was done twice, and its inputs compared, is a matter of time
+EITHER = "no or not known"  # whether a step was done twice, and its inputs compared, is a matter of time
 for _at in ("update", "idle"):
     add(
         f"own-iterator-{_at}",
@@ -185,7 +185,7 @@ add(
 add(
     "optimizer-own",
     "an optimizer that counts its updates in an attribute of its own",
-    "protected state only or no",
+    "not known or no",
     LEARN,
     setup="""
 class Decaying(torch.optim.SGD):
@@ -202,7 +202,7 @@ job = ftrun.protect(model=ddp, optimizer=opt)
 add(
     "optimizer-own-shard",
     "the same of a sharded model, where no replica shows the difference",
-    "protected state only",
+    "not known",
     "loss_of(model(x), y).backward(); opt.step(); opt.zero_grad()",
     setup="""
 from torch.distributed.device_mesh import init_device_mesh
@@ -238,7 +238,7 @@ add(
 add(
     "prefetch-iterator",
     "the same, from an iterator",
-    "protected state only",
+    "not known",
     "loss = loss_of(ddp(x), y); x, y = next(it); loss.backward(); opt.step(); opt.zero_grad()",
     setup=STD + "it = iter([data(i) for i in range(100)])\nx, y = next(it)\n",
     batch=False,

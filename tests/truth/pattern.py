@@ -1,6 +1,6 @@
 """A training loop as people write them, and what ftrun must answer after a kill. The rule above all: never a false "yes".
 
-Answers: `yes`, `protected state only`, `no`, `lost` (nobody has the state: exit 1 with the option that would help), `refused`
+Answers: `yes`, `not known`, `no`, `lost` (nobody has the state: exit 1 with the option that would help), `refused`
 (exit 2 in a clean run as well), `error` (the script's own, as under torchrun). `A or B`: either is right.
 """
 

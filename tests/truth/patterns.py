@@ -5,5 +5,5 @@ from __future__ import annotations
 from tests.truth import ended, not_exact, pattern, right
 
 KINDS = (right, not_exact, ended)  # each adds its own to pattern.PATTERNS
-_ANSWERS = ("yes", "protected state only", "no", "lost", "refused", "error")
+_ANSWERS = ("yes", "not known", "no", "lost", "refused", "error")
 PATTERNS = dict(sorted(pattern.PATTERNS.items(), key=lambda item: _ANSWERS.index(item[1].answer.split(" or ")[0])))

@@ -13,8 +13,8 @@ _HEAD = """# What ftrun says of a repaired run
 and compares everything that the four ranks hold at the end. The closing line of a run is one of three answers:
 
 - **yes**: everything that `protect` was given is equal on all replicas (compared), every step that was done again got the
-  inputs of its first try (compared), and nothing live that the loop changes was left out.
-- **protected state only**: the line names what the loop changes and `protect` was not given.
+  inputs of its first try (compared), and what the loop changes was kept.
+- **not known**: nothing was seen to differ; the line names what could not be kept or was lost, and what it feeds may differ.
 - **no**: the line says what differs.
 
 The others end the run: *lost* (nobody has the rank's state; the message names the option that would have helped, exit 1),

@@ -1,4 +1,4 @@
-"""What the workers of a run found changed by the loop and not given to protect(): names, in files of the run directory."""
+"""What the workers of a run found changed by the loop and not kept: names, in files of the run directory."""
 
 from __future__ import annotations
 

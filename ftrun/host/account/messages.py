@@ -39,6 +39,7 @@ _INEXACT = {
     ),
     Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its memory and taken from a peer, which may have had others",
 }
+_DIFFERS = Inexact.WAS_CORRUPT | Inexact.REPLICAS_DIFFER | Inexact.OTHER_INPUTS | Inexact.OWN_STATE_LOST
 
 WORDS = {
     "failed_again": "rank {rank} failed a second time in the same way ({detail}); the run ends",
@@ -316,23 +317,21 @@ def summary(
     them = "it" if incidents == 1 else "them"
     see = f"to see {them}: ftrun {'timeline' if drawn else 'events'} {run}" if run else f"nothing is left to draw {them} from ({_NO_LOGS})"
     lines = [f"{count(incidents, 'incident')}, {cost}; {see}"]
-    if restarts:
-        lines.append(
-            f"result bit-identical to an uninterrupted run: unknown (the script was started anew {count(restarts, 'time')})"
-        )
-    elif inexact:
-        why = "; ".join(_INEXACT[flag] for flag in Inexact if flag & inexact)
-        lines.append(_explained(f"result bit-identical to an uninterrupted run: no ({why})"))
-    elif left_out:
-        lines.append(
-            _explained(
-                "result bit-identical to an uninterrupted run: protected state only (changed by the loop and not given to protect: "
-                f"{shown(left_out)})"
-            )
-        )
-    else:
-        lines.append("result bit-identical to an uninterrupted run: yes")
+    lines.append(_explained(f"result bit-identical to an uninterrupted run: {_answer(restarts, inexact, left_out)}"))
     return lines
+
+
+def _answer(restarts: int, inexact: Inexact, left_out: list[str]) -> str:
+    """What differs comes before what may differ."""
+    differs = [_INEXACT[flag] for flag in Inexact if flag & inexact & _DIFFERS]
+    may = [_INEXACT[flag] for flag in Inexact if flag & inexact & ~_DIFFERS]
+    if restarts:
+        return f"not known (the script was started anew {count(restarts, 'time')})"
+    if left_out:
+        may.append(f"changed by the loop and not kept, and what it feeds may differ: {shown(left_out)}")
+    if differs:
+        return f"no ({'; '.join(differs + may)})"
+    return f"not known ({'; '.join(may)})" if may else "yes"
 
 
 def done(steps: int, took: float, equal: bool, logs: Path | None) -> str:

@@ -87,10 +87,9 @@ class LeftOut(StepObserver):
         context = self._context
         if context.rank == 0:
             print(
-                f"ftrun: not given to protect(), and changed by the loop: {shown(changed)}; after a repair a rank may go on with "
-                "other values. Give what has a state_dict() or is a torch.Generator to protect(name=...), keep numbers, strings and "
-                "tensors with job.state(...), and give what is meant to stay out, or the name of its variable, to "
-                "protect(..., ignore=[...])",
+                f"ftrun: changed by the loop, and not kept: {shown(changed)}; after a repair a rank may go on with other values. "
+                "Index by step.index in place of an iterator, give what is large and has a state_dict() to protect(name=...), and "
+                "what is meant to stay out, or the name of its variable, to protect(..., ignore=[...])",
                 file=sys.stderr,
                 flush=True,
             )

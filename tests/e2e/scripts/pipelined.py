@@ -88,7 +88,8 @@ parts = [part_of(index, model) for index, model in zip(mine, models, strict=True
 optimizer = torch.optim.AdamW([p for model in models for p in model.parameters()], lr=0.01)
 schedule = SCHEDULES[arguments.schedule](parts if several else parts[0], MICROBATCHES, loss_fn=nn.MSELoss())
 more = [schedule] if arguments.given else []
-job = ftrun.protect(models, optimizer, *more, replicas=mesh["dp"] if arguments.replicas else None)
+# calls: those that a repair makes are counted as well
+job = ftrun.protect(models, optimizer, *more, replicas=mesh["dp"] if arguments.replicas else None, ignore=["calls"])
 torch.manual_seed(rank)
 random.seed(rank)
 

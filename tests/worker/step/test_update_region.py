@@ -98,7 +98,7 @@ def test_all_restart_where_that_is_allowed(ftrun: Ftrun, clean: set[str]) -> Non
     ended = run(ftrun, ONCE, restarts=1)
     assert ended.process.returncode == 0, ended.stderr
     assert digests(ended) == clean
-    assert "bit-identical to an uninterrupted run: unknown" in ended.stderr
+    assert "bit-identical to an uninterrupted run: not known" in ended.stderr
 
 
 def test_every_rank_raises_after_its_update(ftrun: Ftrun) -> None:
