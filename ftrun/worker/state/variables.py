@@ -117,7 +117,7 @@ class Variables:
         self._wanted: set[str] = set()  # those that a predecessor kept
         self._whole: set[str] = set()  # where the loop binds one object after the other
         self._left: dict[str, str] = {}  # place as a person reads it -> why it is not kept
-        self._since: list[str] = []  # what was seen to change since a step was handed out
+        self._since: dict[str, bool] = {}  # what was seen to change since a step was handed out: was it there before?
         self._at_start: list[_Bindings] = []  # when it was
         self._watched: list[_Bindings] = []
         self._in_turn: list[_Bindings] = []
@@ -261,14 +261,14 @@ class Variables:
 
     def _compare(self, place: _Named, value: Any) -> None:
         """Is that another value than at the last look? Then it is kept from here on."""
-        stand = self._stand(place, value)
-        if stand == self._stands.get(place.key, _NEW):
+        stand, before = self._stand(place, value), self._stands.get(place.key, _NEW)
+        if stand == before:
             return
         self._stands[place.key] = stand
         if stand is not None:
             self._kept[place.key] = place
             self._wanted.add(place.key)
-            self._since.append(place.shown)
+            self._since.setdefault(place.shown, before is not _NEW)
 
     def look(self) -> None:
         """Look at everything: what changed since the last look is kept from here on."""
@@ -358,19 +358,24 @@ class Variables:
     def begins(self) -> None:
         """A step is handed out, and its START slot written or put back."""
         self._at_start = [*self._watched, *self._in_turn]
-        self._since = []
+        self._since = {}
 
     def stopped(self, rewind: bool) -> None:
         """The world was stopped. `rewind`: in a body, which is done again: names are bound as at its start.
 
         What changed without being seen until then, in things that are not kept, is lost: a replacement of another rank does not have it.
         """
-        bound = [name for bindings in self._at_start if rewind for name in bindings.undo()]
-        if not rewind:
+        if rewind:
+            bound = [name for bindings in self._at_start for name in bindings.undo()]
+            self.look()
+            lost = {name for name, was_there in self._since.items() if was_there}  # the body makes the others again
+        else:
             bound = [name for bindings in [*self._watched, *self._in_turn] for name in bindings.rebound()]
-        self.look()
-        self.lose(sorted({*self._since} - {*bound}))
-        self._since = []
+            self._since = {}  # the END slot has those
+            self.look()
+            lost = {*self._since}
+        self.lose(sorted(lost - {*bound}))
+        self._since = {}
 
     # -- telling -----------------------------------------------------------------------------------------------------
 

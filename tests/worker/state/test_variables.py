@@ -657,3 +657,18 @@ def test_what_was_bound_after_the_body_stays_when_the_next_step_is_not_handed_ou
             variables.stopped(rewind=False)
             break
     assert best == 5 and not lost
+
+
+@pytest.mark.parametrize("rewind", [True, False])
+def test_a_name_that_a_body_binds_first_is_not_lost_when_the_world_stops(rewind: bool) -> None:
+    """The body that is done again makes it, and the slot of one that was complete has it."""
+    variables = Variables([], {}, ["slots", "lost"])
+    lost: list[str] = []
+    variables.told = lost.extend
+    for step in _space["loop"](variables, 0, None, {}):
+        if step == 5:
+            each = 7
+            variables.capture(False)
+            variables.stopped(rewind)
+            break
+    assert each == 7 and not lost
