@@ -46,7 +46,7 @@ add(
 add(
     "meter-after",
     "a rank's own meter, written after the gate, killed in the update",
-    "lost",
+    "not known",
     LEARN + "; meter.n += loss.item()",
     setup=METER,
     after="end(model=ddp, opt=opt, meter=meter)",
@@ -59,7 +59,7 @@ add(
 add(
     "rare-meter",
     "a rank's own meter that only this rank changes after the gate, and seldom; killed in the update",
-    "lost",
+    "not known",
     LEARN + "\nif rank == 2 and step.index in (3, 6): meter.n += 1",
     setup=METER,
     after="end(model=ddp, opt=opt, meter=meter)",
@@ -68,7 +68,7 @@ add(
 add(
     "rare-buffer",
     "a rank's own buffer that only this rank writes after the gate, and seldom; killed in the update",
-    "no",
+    "not known",
     LEARN + "\nif rank == 2 and step.index in (3, 6): m.seen += 1",
     setup="m = net(); m.register_buffer('seen', torch.zeros(()))\nddp = DDP(m, broadcast_buffers=False); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)\njob = ftrun.protect(model=ddp, optimizer=opt)",
     at="update",

@@ -19,14 +19,14 @@ add(
 add(
     "scheduler",
     "a scheduler",
-    "not known",
+    "yes",
     LEARN + "; sched.step()",
     setup=STD + "sched = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)\n",
 )
 add(
     "counter",
     "a counter that only the script prints",
-    "not known",
+    "yes",
     "n += 1\n" + LEARN,
     setup=STD + "n = 0\n",
     after="end(model=ddp, opt=opt, n=n)",
@@ -34,7 +34,7 @@ add(
 add(
     "losses",
     "a list of losses",
-    "not known",
+    "yes",
     LEARN + "; losses.append(loss.item())",
     setup=STD + "losses = []\n",
     after="end(model=ddp, opt=opt, losses=losses)",
@@ -42,7 +42,7 @@ add(
 add(
     "best",
     "the best loss so far",
-    "not known",
+    "yes",
     LEARN + "; best = min(best, loss.item())",
     setup=STD + "best = 1e9\n",
     after="end(model=ddp, opt=opt, best=best)",
@@ -50,7 +50,7 @@ add(
 add(
     "in-object",
     "a counter on an object of the script",
-    "not known",
+    "yes",
     "t.n += 1\n" + LEARN,
     setup=STD + "class T:\n    n = 0\nt = T(); t.n = 0\n",
     after="end(model=ddp, opt=opt, n=t.n)",
@@ -73,7 +73,7 @@ loss = opt.step(closure)
 add(
     "in-closure",
     "a counter in a closure",
-    "not known",
+    "yes",
     "count()\n" + LEARN,
     setup=STD + "def make():\n    n = [0]\n    def count(): n[0] += 1; return n[0]\n    return count\ncount = make()\n",
     after="end(model=ddp, opt=opt, n=count())",
@@ -81,7 +81,7 @@ add(
 add(
     "in-function",
     "a loop in a function, with a local counter",
-    "not known",
+    "yes",
     "n += 1\n" + LEARN,
     setup=STD + "n = 0\n",
     after="end(model=ddp, opt=opt, n=n)",
@@ -90,7 +90,7 @@ add(
 add(
     "numpy-generator",
     "np.random.default_rng() that draws what nothing reads",
-    "not known",
+    "yes",
     "gen.normal()\n" + LEARN,
     setup=STD + "gen = np.random.default_rng(rank)\n",
     after="end(model=ddp, opt=opt, gen=gen.bit_generator.state)",
@@ -121,11 +121,13 @@ _KEEPERS = {
     "scaler": ("a GradScaler", SCALER, "scaler.scale(loss.detach()); scaler.step(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)) if False else None; scaler.update(scaler.get_scale() / 2)", "scaler"),
     "label-noise": ("numpy's default_rng() in the targets, which no model is called with", "gen = np.random.default_rng(rank)", "", "gen.bit_generator.state"),
 }  # fmt: skip
+# what a rank alone has changed behind its gate nobody has when it dies there, and an object that is made late has no place in a slot
+_ANSWERS = dict.fromkeys(("from-none", "made-late", "in-deque"), "not known")
 for _name, (_what, _before, _line, _value) in _KEEPERS.items():
     add(
         f"kept-{_name}",
         _what,
-        "not known",
+        _ANSWERS.get(_name, "yes"),
         ("y = y + float(gen.normal())\n" if _name == "label-noise" else "") + LEARN + "\n" + _line,
         setup=STD + _before + "\n",
         after=f"end(model=ddp, opt=opt, kept={_value})",
@@ -283,7 +285,7 @@ add(
 add(
     "noted-by-the-dead",
     "random numbers used after the update, and the replacement that knew of it killed in its first step",
-    "no",
+    "not known",
     LEARN + "\ntorch.rand(1)",
     at="update",
     step=3,

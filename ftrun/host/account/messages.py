@@ -317,21 +317,24 @@ def summary(
     them = "it" if incidents == 1 else "them"
     see = f"to see {them}: ftrun {'timeline' if drawn else 'events'} {run}" if run else f"nothing is left to draw {them} from ({_NO_LOGS})"
     lines = [f"{count(incidents, 'incident')}, {cost}; {see}"]
-    lines.append(_explained(f"result bit-identical to an uninterrupted run: {_answer(restarts, inexact, left_out)}"))
+    lines.append(_explained(_result(restarts, inexact, left_out)))
     return lines
 
 
-def _answer(restarts: int, inexact: Inexact, left_out: list[str]) -> str:
+def _result(restarts: int, inexact: Inexact, left_out: list[str]) -> str:
     """What differs comes before what may differ."""
     differs = [_INEXACT[flag] for flag in Inexact if flag & inexact & _DIFFERS]
     may = [_INEXACT[flag] for flag in Inexact if flag & inexact & ~_DIFFERS]
     if restarts:
-        return f"not known (the script was started anew {count(restarts, 'time')})"
-    if left_out:
+        may = [f"the script was started anew {count(restarts, 'time')}"]
+    elif left_out:
         may.append(f"changed by the loop and not kept, and what it feeds may differ: {shown(left_out)}")
-    if differs:
-        return f"no ({'; '.join(differs + may)})"
-    return f"not known ({'; '.join(may)})" if may else "yes"
+    why = "; ".join(differs + may)
+    if differs and not restarts:
+        return f"result bit-identical to an uninterrupted run: no ({why})"
+    if why:
+        return f"result bit-identical to an uninterrupted run: not known ({why})"
+    return "result bit-identical to an uninterrupted run: yes"
 
 
 def done(steps: int, took: float, equal: bool, logs: Path | None) -> str:

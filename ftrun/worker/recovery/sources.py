@@ -17,6 +17,7 @@ from ftrun.worker.kept.recovery_points import END, GATE, START, Slots
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state import serialization
 from ftrun.worker.state.variables import PREFIX, WHOLE
 
 SNAPSHOTS = "take host snapshots (--snapshot-every)"
@@ -116,7 +117,7 @@ def _of_update(slots: Slots, resume: int) -> RankState | None:
 def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others: Iterable[Slots], resume: int) -> None:
     """Put into `saved`, a rank's GATE slot, what the update region changed of its Python state, where that is the same on every rank.
 
-    Variables of the script that are not the same on every rank stay as they were at the gate, and are named.
+    What is this rank's own, so that nobody has its value after the update, stays as it was at the gate, and is named.
 
     What one of this rank's earlier update regions changed may have changed in this one as well. With no further rank to compare, this
     one might have made another value of it, also where they were equal before (a meter that is reset in each body): that is noted.
@@ -128,9 +129,6 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others
         of: All slots of that rank.
         others: Those of further ranks that should have the same, asked for only when something changed.
         resume: The step at whose start END slots are.
-
-    Raises:
-        NoSource: Something is this rank's own, so that nobody has its value after the update.
     """
     mine = saved.python
     changed = [*after.changed, *(key for key in saved.ever if key in mine and key not in after.changed)]
@@ -159,18 +157,27 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others
             if known:
                 continue
         variables.lose([variables.shown(key)])
-    alike = [key for key in changed if kit.state.python.is_alike(key) or grows_alike(key)]
+    taken, lost = [], []
     for key in changed:
         value = after.python[key]
         if at_gate.get(key) != mine[key] or any(end.get(key) != value for end in ends):
-            raise NoSource(
-                f"{key} is not the same on every rank and was changed after optimizer.step(), which this rank did not "
-                "complete: nobody has its value",
-                remedies=(SNAPSHOTS, "change it before optimizer.step()"),
-            )
+            lost += _parts_that_differ(key, mine[key], value)
+            continue
         mine[key] = value
-    if not ends and alike != changed:
+        taken.append(key)
+    variables.lose(lost)
+    if not ends and not all(kit.state.python.is_alike(key) or grows_alike(key) for key in taken):
         kit.context.note_inexact(Inexact.STATE_UNKNOWN)
+
+
+def _parts_that_differ(key: str, mine: bytes, theirs: bytes) -> list[str]:
+    """Of two state dicts, as a person reads them; `job.state` and the variables that it was given the names of are such as well."""
+    one, other = serialization.decode(mine), serialization.decode(theirs)
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return [key]
+    packed = [{name: serialization.pack(part, str(name)) for name, part in parts.items()} for parts in (one, other)]
+    names = sorted(str(name) for name in {*one, *other} if packed[0].get(name) != packed[1].get(name))
+    return names if key.partition(" ")[0] == "variables" else [f"{key}.{name}" for name in names]
 
 
 def note_draws(context: Context, own: RankState, after: RankState) -> None:
