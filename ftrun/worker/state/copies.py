@@ -61,9 +61,15 @@ class TooLarge(Exception):
 class Copied:
     """`data`: the copy. `left`: kinds of what is in it without a copy, each once, in the order in which they were met."""
 
-    def __init__(self, data: bytes, left: list[str]) -> None:
+    def __init__(self, data: bytes, copier: _Copier) -> None:
         self.data = data
-        self.left = left
+        self.left = list(dict.fromkeys(copier.left))
+        self._copier = copier
+
+    def held(self) -> list[int]:
+        """Ids of what in it can be changed in place. They are those of other things once this object is gone."""
+        met = self._copier.memo.copy().items()
+        return [mark for mark, (_, thing) in met if mark not in self._copier.by_name and _is_changed_in_place(thing)]
 
 
 def copied(value: Any, known: Mapping[int, str], most: int = sys.maxsize) -> Copied:
@@ -76,7 +82,7 @@ def copied(value: Any, known: Mapping[int, str], most: int = sys.maxsize) -> Cop
     file = _Limited(most)
     copier = _Copier(file, known)
     copier.dump(value)
-    return Copied(file.getvalue(), list(dict.fromkeys(copier.left)))
+    return Copied(file.getvalue(), copier)
 
 
 def placed(there: Any, data: bytes | memoryview, known: Mapping[str, Any]) -> Any:
@@ -123,12 +129,14 @@ class _Copier(pickle.Pickler):
     def __init__(self, file: io.BytesIO, known: Mapping[int, str]) -> None:
         super().__init__(file, 5)
         self.left: list[str] = []
+        self.by_name: set[int] = set()  # ids of what stands for itself
         self._known = known
 
     def reducer_override(self, thing: Any) -> Any:
         """For everything but atoms and plain containers."""
         name = self._known.get(id(thing))
         if name is not None:
+            self.by_name.add(id(thing))
             return _Known, (name,)
         kind = type(thing)
         if isinstance(thing, _BY_NAME):
@@ -146,6 +154,7 @@ class _Copier(pickle.Pickler):
             return _Generator, found
         library, _, part = kind.__module__.partition(".")
         if library == "torch" and part.startswith(_OF_TORCH):
+            self.by_name.add(id(thing))
             return _Stays, (kind.__qualname__,)
         if kind is object or isinstance(thing, _STAY):
             return self._stays(thing)
@@ -157,6 +166,7 @@ class _Copier(pickle.Pickler):
 
     def _stays(self, thing: Any) -> Any:
         self.left.append(type(thing).__qualname__)
+        self.by_name.add(id(thing))
         return _Stays, (type(thing).__qualname__,)
 
 
@@ -264,7 +274,7 @@ class _Placing:
         there = old if type(old) is kind and old is not new else None
         if isinstance(new, tuple):
             return self._tuple(there, new)
-        if isinstance(new, torch.Tensor | np.ndarray | bytearray | array.array):
+        if isinstance(new, _ARRAYS):
             return self._as(new, _array(there, new))
         if kind is types.MethodType or kind is functools.partial:
             return self._as(new, self._call(there, new))
@@ -347,6 +357,7 @@ class _Placing:
 
 
 _NONE = object()
+_ARRAYS = (torch.Tensor, np.ndarray, bytearray, array.array)
 
 
 def _held(thing: Any, like: Any) -> list[Any]:
@@ -388,6 +399,13 @@ def _is_open(kind: type) -> bool:
         return base in _BASES
     own = [name for name in ("__reduce_ex__", "__reduce__") if getattr(kind, name) is not getattr(object, name)]
     return not own and (hasattr(kind, "__dict__") or bool(list(_slots(kind))))
+
+
+def _is_changed_in_place(thing: Any) -> bool:
+    kind = type(thing)
+    if kind in _ATOMS or kind is tuple:
+        return False
+    return isinstance(thing, _ARRAYS) or _is_open(kind) or kind in generators.KINDS
 
 
 def _array(there: Any, new: Any) -> Any:

@@ -97,6 +97,7 @@ def found(
     modules: list[torch.nn.Module],
     passed_over: Callable[[Any], bool],
     counts: Callable[[Space, str], bool],
+    admits: Callable[[Space], bool],
 ) -> list[Space]:
     """All spaces, each once.
 
@@ -105,8 +106,9 @@ def found(
         modules: The protected ones: what they hold beside tensors and parts.
         passed_over: Is that thing not to be looked into?
         counts: Is what a name of a space is bound to looked into?
+        admits: Is that a space? What is none may be found at another place.
     """
-    walk = _Search(passed_over, counts)
+    walk = _Search(passed_over, counts, admits)
     depth: collections.Counter[str] = collections.Counter()
     for frame in frames:
         if frame.f_locals is not frame.f_globals:
@@ -127,9 +129,12 @@ def found(
 
 
 class _Search:
-    def __init__(self, passed_over: Callable[[Any], bool], counts: Callable[[Space, str], bool]) -> None:
+    def __init__(
+        self, passed_over: Callable[[Any], bool], counts: Callable[[Space, str], bool], admits: Callable[[Space], bool]
+    ) -> None:
         self._passed_over = passed_over
         self._counts = counts
+        self._admits = admits
         self._spaces: list[Space] = []
         self._root = ""  # of what is found now
         self._seen: set[int] = set()
@@ -137,9 +142,11 @@ class _Search:
 
     def add(self, space: Space, mark: int) -> None:
         if mark not in self._seen and space.key not in self._keys and len(self._spaces) < _MANY:
-            self._seen.add(mark)
-            self._keys.add(space.key)
-            self._spaces.append(dataclasses.replace(space, root=self._root or space.key))
+            space = dataclasses.replace(space, root=self._root or space.key)
+            if self._admits(space):
+                self._seen.add(mark)
+                self._keys.add(space.key)
+                self._spaces.append(space)
 
     def all(self) -> list[Space]:
         for space in self._spaces:  # it grows meanwhile

@@ -21,7 +21,7 @@ import torch
 
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.state import spaces
-from ftrun.worker.state.copies import TooLarge, copied, placed
+from ftrun.worker.state.copies import Copied, TooLarge, copied, placed
 from ftrun.worker.state.loop_names import loop_names, read_in_functions
 from ftrun.worker.state.spaces import Space
 
@@ -31,6 +31,7 @@ LARGEST = 1 << 20  # bytes of a copy that is kept with each step
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _NEW = object()
 _BEHIND = "|"  # between a space and a name
+_BESIDE = "\n"  # between names that are kept together
 # what is at its place in every process, and holds nothing that a loop changes
 _HARMLESS = frozenset(
     "function builtin_function_or_method method type module code lock RLock _thread.lock object weakref ReferenceType DataLoader "
@@ -113,9 +114,14 @@ class Variables:
         self._places_of: set[str] = set()  # keys of the spaces that were there when their root was seen first
         self._by_id: dict[int, str] = {}  # of what is bound and not copied
         self._stands: dict[str, Any] = {}  # place -> what stood for its value at the last look
+        self._things: dict[str, int] = {}  # and its id: an equal one may be a part of something else
         self._kept: dict[str, _Named] = {}  # those that changed
         self._wanted: set[str] = set()  # those that a predecessor kept
         self._whole: set[str] = set()  # where the loop binds one object after the other
+        self._beside: dict[str, list[str]] = {}  # kept -> those that hold a part of the same thing, itself among them
+        self._parts: dict[int, str] = {}  # id of what a value holds -> the name it was found under, at the last look
+        self._bound: dict[str, int] = {}  # kept -> id of its value at the last look
+        self._met: list[tuple[_Named, Copied]] | None = None  # copies that a look has made
         self._left: dict[str, str] = {}  # place as a person reads it -> why it is not kept
         self._since: dict[str, bool] = {}  # what was seen to change since a step was handed out: was it there before?
         self._at_start: list[_Bindings] = []  # when it was
@@ -139,30 +145,27 @@ class Variables:
             return
         self._frames = frames
         self._fresh = _fresh_names(frames)
-        self._find()
-        self._kept = {}
-        for place, value in self._places():
-            if place.key in self._wanted:
-                self._kept[place.key] = place
-            elif place.key not in self._stands:  # what is new is taken as it is found
-                self._stands[place.key] = self._stand(place, value)
-        self._watch()
+        self.look()  # a loop before this one, or what was between the two, may have changed something
 
     def leave(self) -> None:
         """A loop is over: the frames it was in may end."""
         self._frames, self._spaces, self._watched, self._in_turn, self._kept, self._at_start = [], [], [], [], {}, []
+        self._bound, self._beside = {}, {}
 
     def _find(self) -> None:
-        found = spaces.found(self._frames, self._modules, self._is_passed_over, self._counts)
-        roots = {space.root for space in found}
-        # what the loop makes later is a part of what was there: a replacement has no place for it
-        self._places_of |= {space.key for space in found if space.root not in self._roots}
-        self._roots |= roots
-        self._spaces = [space for space in found if space.key in self._places_of and not _under(space.key, self._whole)]
+        self._spaces = spaces.found(self._frames, self._modules, self._is_passed_over, self._counts, self._is_a_place)
+        self._places_of |= {space.key for space in self._spaces}
+        self._roots |= {space.root for space in self._spaces}
         self._by_id = {id(thing): name for name, thing in self._given.items()}
         for space in self._spaces:
             if space.owner is not None:
                 self._by_id.setdefault(id(space.owner), f"at {space.key}")
+
+    def _is_a_place(self, space: Space) -> bool:
+        """What the loop makes later is a part of what was there: a replacement has no place for it."""
+        if _under(space.key, self._whole):
+            return False
+        return space.root not in self._roots or space.key in self._places_of
 
     def _is_passed_over(self, thing: Any) -> bool:
         if isinstance(thing, list | tuple | dict):  # one that is iterated is a value as well
@@ -213,6 +216,8 @@ class Variables:
             why = "has a cache" if hasattr(value, "cache_info") else f"holds a {held[0]}" if held else ""
             if not why:
                 self._left.pop(place.shown, None)
+                if self._met is not None:
+                    self._met.append((place, made))
                 return made.data
         self._left[place.shown] = why
         return None
@@ -253,6 +258,8 @@ class Variables:
                 return True
             if place.shown not in self._left:
                 self._compare(place, value)
+                if place.key in self._kept and type(value) not in _ATOMS:
+                    return True  # it may hold a part of what others hold
         renewed = self._bindings_of(space)
         for each in (self._watched, self._in_turn):
             if bindings in each:
@@ -260,11 +267,12 @@ class Variables:
         return False
 
     def _compare(self, place: _Named, value: Any) -> None:
-        """Is that another value than at the last look? Then it is kept from here on."""
+        """Is that another value than at the last look, or another thing? Then it is kept from here on."""
         stand, before = self._stand(place, value), self._stands.get(place.key, _NEW)
-        if stand == before:
+        is_same = self._things.get(place.key) == id(value) or not isinstance(stand, bytes) or type(value) is tuple
+        if stand == before and is_same:
             return
-        self._stands[place.key] = stand
+        self._stands[place.key], self._things[place.key] = stand, id(value)
         if stand is not None:
             self._kept[place.key] = place
             self._wanted.add(place.key)
@@ -274,14 +282,39 @@ class Variables:
         """Look at everything: what changed since the last look is kept from here on."""
         if not self._frames:
             return
+        before = {*self._roots}
         self._find()
-        self._kept = {}
+        self._kept, self._bound, self._met = {}, {}, []
         for place, value in self._places():
             if place.key in self._wanted:
                 self._kept[place.key] = place
+                if type(value) not in _ATOMS:
+                    self._bound[place.key] = id(value)
+                    self._copy(place, value)
+            elif place.space.root not in before:  # a function or module that is new is taken as it is found
+                self._stands[place.key], self._things[place.key] = self._stand(place, value), id(value)
             else:
                 self._compare(place, value)
+        self._find_shared(self._met)
+        self._met = None
         self._watch()
+
+    def _find_shared(self, met: list[tuple[_Named, Copied]]) -> None:
+        """What two names hold a part of is one thing, also in a replacement: they are kept together, once one of them changed."""
+        self._parts, groups = {}, {place.key: [place] for place, _ in met}
+        for place, made in met:
+            for mark in made.held():
+                ours, theirs = groups[place.key], groups[self._parts.setdefault(mark, place.key)]
+                if ours is not theirs:
+                    theirs += ours
+                    groups |= {one.key: theirs for one in ours}
+        self._beside = {}
+        for key, group in groups.items():
+            if len(group) > 1 and key in self._kept and key not in self._beside:
+                names = [one.key for one in group]
+                self._beside |= dict.fromkeys(names, names)
+                self._kept |= {one.key: one for one in group}
+                self._wanted.update(names)
 
     def capture(self, whole: bool) -> dict[str, bytes]:
         """What changed since the loop began, for a slot.
@@ -303,7 +336,7 @@ class Variables:
             if now is None or (not all(map(operator.is_, now, before)) and self._is_elsewhere(bindings, now)):
                 whole = True  # there are new names, or other objects
                 break
-        if whole:
+        if whole or self._is_a_part_by_now():
             self.look()
         state: dict[str, bytes] = {WHOLE: pickle.dumps(sorted(self._whole), 5)} if self._whole else {}
         read: dict[str, Mapping[str, Any]] = {}
@@ -311,12 +344,45 @@ class Variables:
             values = read.get(space.key)
             if values is None:
                 values = read[space.key] = space.read()
-            if name in values:
+            if key in self._beside:
+                if key == self._beside[key][0]:
+                    self._add_together(self._beside[key], state)
+            elif name in values:
                 value = values[name]
                 data = pickle.dumps(value, 5) if type(value) in _ATOMS else self._copy(_Named(space, name), value)
                 if data is not None:
                     state[PREFIX + key] = data
         return state
+
+    def _is_a_part_by_now(self) -> bool:
+        """Is something that is kept bound to another thing, which was a part of something else at the last look?"""
+        read: dict[str, Mapping[str, Any]] = {}
+        for key, before in self._bound.items():
+            space, name = self._kept[key]
+            values = read.get(space.key)
+            if values is None:
+                values = read[space.key] = space.read()
+            mark = id(values.get(name))
+            if mark != before and self._parts.get(mark, key) != key and self._holds(self._parts.pop(mark), mark):
+                return True
+        return False
+
+    def _holds(self, key: str, mark: int) -> bool:
+        """Does the value of that name hold the thing of that id, which was another's when it was found there, maybe?"""
+        for place, value in self._places():
+            if place.key == key:
+                return mark in copied(value, self._by_id, LARGEST).held()
+        return False
+
+    def _add_together(self, keys: list[str], state: dict[str, bytes]) -> None:
+        """Names that hold parts of the same thing, in one copy."""
+        places = [self._kept[key] for key in keys]
+        there = [(place, values[place.name]) for place in places if place.name in (values := place.space.read())]
+        data = self._copy(places[0], tuple(value for _, value in there)) if there else None
+        if data is not None:
+            state[PREFIX + _BESIDE.join(place.key for place, _ in there)] = data
+        elif there:
+            self._left |= dict.fromkeys([place.shown for place, _ in there], self._left[places[0].shown])
 
     # -- putting back ------------------------------------------------------------------------------------------------
 
@@ -329,7 +395,7 @@ class Variables:
         if whole is not None and self._frames:
             self._whole |= set(placed(None, whole, {}))
             self._find()
-        self._wanted |= wanted.keys()
+        self._wanted.update(name for key in wanted for name in key.split(_BESIDE))
         by_key = {space.key: space for space in self._spaces}
         things = {
             **self._given,
@@ -337,21 +403,21 @@ class Variables:
         }
         lost = []
         for key, data in wanted.items():
-            where, _, name = key.rpartition(_BEHIND)
-            space = by_key.get(where)
-            if space is None:
+            parts = [name.rpartition(_BEHIND) for name in key.split(_BESIDE)]
+            places = [_Named(by_key[where], name) for where, _, name in parts if where in by_key]
+            if len(places) < len(parts):
                 lost.append(self.shown(key))
                 continue
-            place, values = _Named(space, name), space.read()
             try:
-                value = placed(values.get(name), data, things)
-                if name not in values or value is not values[name]:
-                    space.bind(name, value)
+                _place(places, data, things)
             except Exception as error:  # CannotPlace, or what the script's own setter raises
-                self._left[place.shown] = str(error)
-                lost.append(place.shown)
+                self._left |= dict.fromkeys([place.shown for place in places], str(error))
+                lost += [place.shown for place in places]
                 continue
-            self._kept[key] = place
+            self._kept |= {place.key: place for place in places}
+            if len(places) > 1:
+                names = [place.key for place in places]
+                self._beside.update((name, names) for name in names)
         self._watch()
         self.lose(lost)
 
@@ -403,10 +469,23 @@ class Variables:
     def shown(self, key: str) -> str:
         """The name that a person reads, of one among what slots keep."""
         key = key.removeprefix(PREFIX)
+        if _BESIDE in key:
+            return ", ".join(map(self.shown, key.split(_BESIDE)))
         if key in self._kept:
             return self._kept[key].shown
         where, _, name = key.rpartition(_BEHIND)
         return where.rpartition("().")[2].removeprefix("global ") + name
+
+
+def _place(places: list[_Named], data: bytes, things: Mapping[str, Any]) -> None:
+    """Put back a copy of one value, or of several together. Errors: CannotPlace; what the script's own setter raises."""
+    spaces_now = [place.space.read() for place in places]
+    there = [values.get(place.name) for place, values in zip(places, spaces_now, strict=True)]
+    together = len(places) > 1
+    new = placed(tuple(there) if together else there[0], data, things)
+    for place, values, value in zip(places, spaces_now, new if together else [new], strict=True):
+        if place.name not in values or value is not values[place.name]:
+            place.space.bind(place.name, value)
 
 
 def _under(name: str, holders: Iterable[str]) -> bool:
