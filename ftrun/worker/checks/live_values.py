@@ -226,7 +226,7 @@ def _is_filled(cell: Any) -> bool:
 def _place(iterator: Any) -> Any:
     """How far an iterator is; of one that does not say, something that is equal to nothing."""
     if isinstance(iterator, io.IOBase):
-        return None
+        return _place_in_file(iterator)
     if inspect.isgenerator(iterator):
         frame = iterator.gi_frame
         if frame is None or iterator.gi_code.co_filename.startswith(OWN_FILES):
@@ -236,6 +236,16 @@ def _place(iterator: Any) -> Any:
         return attributes(iterator)
     left = operator.length_hint(iterator, -1) if type(iterator).__module__ == "builtins" else -1
     return left if left >= 0 else Unknown()
+
+
+def _place_in_file(file: io.IOBase) -> Any:
+    """Of one that is read, and only read: what a loop writes is a log, most likely."""
+    if file.closed or file.writable() or not file.readable() or not file.seekable():
+        return None
+    try:
+        return file.tell()
+    except OSError:  # of text, between two lines of an iteration
+        return Unknown()
 
 
 def _state_of(value: Any) -> Any:

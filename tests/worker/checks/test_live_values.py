@@ -189,11 +189,22 @@ def test_the_order_of_a_dict_is_no_change(values: Looks) -> None:
     assert values.of({"a": 1, "b": [2]}) == values.of({"b": [2], "a": 1}) != values.of({"a": 2, "b": [1]})
 
 
-def test_a_file_is_no_state(values: Looks, tmp_path: Path) -> None:
+def test_a_file_that_is_written_is_no_state(values: Looks, tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         before = values.of(file)
         file.write("x")
         assert values.of(file) == before
+
+
+@pytest.mark.parametrize("iterated", [False, True])
+def test_the_place_in_a_file_that_is_read_is_state(values: Looks, tmp_path: Path, iterated: bool) -> None:
+    (tmp_path / "data").write_text("1\n2\n3\n")
+    with (tmp_path / "data").open() as file:
+        before = values.of(file)
+        assert values.of(file) == before
+        line = next(file) if iterated else file.readline()
+        assert line == "1\n" and values.of(file) != before
+    assert values.of(file) == values.of(file), "a closed one has no place"
 
 
 def test_what_a_loop_around_makes_anew_is_told_from_what_this_one_does() -> None:
