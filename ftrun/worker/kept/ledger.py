@@ -199,8 +199,10 @@ class Ledger:
         """A replacement does not run what is between two bodies, so nothing that is guarded may change there."""
         if self._at_end is None or self._at_end[0] != step:
             return
-        streams, packed = self._at_end[1]
-        changed = [name for name, value in now[1].items() if value != packed.get(name)] if now[1] != packed else []
+        (streams, packed), python = self._at_end[1], now[1]
+        if self.variables.as_before is not None:  # what is kept together by now did not change by that
+            python = {name: value for name, value in python.items() if not name.startswith(PREFIX)} | self.variables.as_before
+        changed = [name for name, value in python.items() if value != packed.get(name)] if python != packed else []
         self.changed_between = (
             step,
             [name for name in changed if name.startswith(PREFIX) and name != WHOLE] if changed else changed,

@@ -120,6 +120,9 @@ class Variables:
         self._whole: set[str] = set()  # where the loop binds one object after the other
         self._beside: dict[str, list[str]] = {}  # kept -> those that hold a part of the same thing, itself among them
         self._parts: dict[int, str] = {}  # id of what a value holds -> the name it was found under, at the last look
+        self._in_body = False  # a step was handed out; what is kept together stays so until the next is
+        self._due = False  # may more be to be kept together then?
+        self.as_before: dict[str, bytes] | None = None  # what `capture` gave, had no more been kept together than at the one before
         self._bound: dict[str, int] = {}  # kept -> id of its value at the last look
         self._met: list[tuple[_Named, Copied]] | None = None  # copies that a look has made
         self._left: dict[str, str] = {}  # place as a person reads it -> why it is not kept
@@ -133,6 +136,7 @@ class Variables:
 
     def here(self) -> None:
         """The loop is about to give something to the script, in whose frames it is called."""
+        self._in_body = False
         if self._only is not None and not self._only:
             return
         one = inspect.currentframe() if self._frames else None
@@ -295,19 +299,27 @@ class Variables:
                 self._stands[place.key], self._things[place.key] = self._stand(place, value), id(value)
             else:
                 self._compare(place, value)
-        self._find_shared(self._met)
+        self._due = self._in_body
+        if not self._in_body:
+            self._find_shared(self._met)
         self._met = None
         self._watch()
 
     def _find_shared(self, met: list[tuple[_Named, Copied]]) -> None:
         """What two names hold a part of is one thing, also in a replacement: they are kept together, once one of them changed."""
         self._parts, groups = {}, {place.key: [place] for place, _ in met}
+
+        def unite(ours: list[_Named], theirs: list[_Named]) -> None:
+            if ours is not theirs:
+                theirs += ours
+                groups.update((one.key, theirs) for one in ours)
+
+        for first, *others in ([key for key in names if key in groups] or [""] for names in self._beside.values()):
+            for key in others:  # for good: they may share something again
+                unite(groups[key], groups[first])
         for place, made in met:
             for mark in made.held():
-                ours, theirs = groups[place.key], groups[self._parts.setdefault(mark, place.key)]
-                if ours is not theirs:
-                    theirs += ours
-                    groups |= {one.key: theirs for one in ours}
+                unite(groups[place.key], groups[self._parts.setdefault(mark, place.key)])
         self._beside = {}
         for key, group in groups.items():
             if len(group) > 1 and key in self._kept and key not in self._beside:
@@ -336,22 +348,32 @@ class Variables:
             if now is None or (not all(map(operator.is_, now, before)) and self._is_elsewhere(bindings, now)):
                 whole = True  # there are new names, or other objects
                 break
-        if whole or self._is_a_part_by_now():
+        before = self._beside
+        self.as_before = None
+        if whole or (not self._in_body and (self._due or self._is_a_part_by_now())):
             self.look()
+        if before != self._beside:
+            after, self._beside = self._beside, before
+            self.as_before, self._beside = self._copies(), after
+        return self._copies()
+
+    def _copies(self) -> dict[str, bytes]:
         state: dict[str, bytes] = {WHOLE: pickle.dumps(sorted(self._whole), 5)} if self._whole else {}
         read: dict[str, Mapping[str, Any]] = {}
+        together: dict[int, list[str]] = {}
         for key, (space, name) in self._kept.items():
             values = read.get(space.key)
             if values is None:
                 values = read[space.key] = space.read()
             if key in self._beside:
-                if key == self._beside[key][0]:
-                    self._add_together(self._beside[key], state)
+                together.setdefault(id(self._beside[key]), self._beside[key])
             elif name in values:
                 value = values[name]
                 data = pickle.dumps(value, 5) if type(value) in _ATOMS else self._copy(_Named(space, name), value)
                 if data is not None:
                     state[PREFIX + key] = data
+        for keys in together.values():
+            self._add_together(keys, state)
         return state
 
     def _is_a_part_by_now(self) -> bool:
@@ -376,13 +398,14 @@ class Variables:
 
     def _add_together(self, keys: list[str], state: dict[str, bytes]) -> None:
         """Names that hold parts of the same thing, in one copy."""
-        places = [self._kept[key] for key in keys]
-        there = [(place, values[place.name]) for place in places if place.name in (values := place.space.read())]
-        data = self._copy(places[0], tuple(value for _, value in there)) if there else None
+        places = [self._kept[key] for key in keys if key in self._kept]
+        there = [(place, now[place.name]) for place in places if place.name in (now := place.space.read())]
+        values = [value for _, value in there]
+        data = self._copy(there[0][0], tuple(values) if len(values) > 1 else values[0]) if there else None
         if data is not None:
             state[PREFIX + _BESIDE.join(place.key for place, _ in there)] = data
         elif there:
-            self._left |= dict.fromkeys([place.shown for place, _ in there], self._left[places[0].shown])
+            self._left |= dict.fromkeys([place.shown for place, _ in there], self._left[there[0][0].shown])
 
     # -- putting back ------------------------------------------------------------------------------------------------
 
@@ -425,6 +448,7 @@ class Variables:
         """A step is handed out, and its START slot written or put back."""
         self._at_start = [*self._watched, *self._in_turn]
         self._since = {}
+        self._in_body = True
 
     def stopped(self, rewind: bool) -> None:
         """The world was stopped. `rewind`: in a body, which is done again: names are bound as at its start.
@@ -450,8 +474,9 @@ class Variables:
         if any(_under(name, (shown,)) for name in self._left):
             return False
         for place, value in self._places():
-            with_the_data = id(value) in self.iterated and ".dataset" not in shown and _under(shown, (place.shown,))
-            if with_the_data or _under(place.shown, (shown,)):
+            with_the_data = id(value) in self.iterated and ".dataset" not in shown
+            as_a_whole = id(value) not in self._by_id and not self._is_passed_over(value)
+            if _under(place.shown, (shown,)) or ((with_the_data or as_a_whole) and _under(shown, (place.shown,))):
                 return True
         return False
 
