@@ -478,6 +478,11 @@ class Variables:
             as_a_whole = id(value) not in self._by_id and not self._is_passed_over(value)
             if _under(place.shown, (shown,)) or ((with_the_data or as_a_whole) and _under(shown, (place.shown,))):
                 return True
+            if shown.startswith(f"{place.shown}.") and not as_a_whole:  # it may have another name
+                others = [space.shown for space in self._spaces if space.owner is value]
+                elsewhere = [other + shown[len(place.shown) + 1 :] for other in others]
+                if any(name != shown and self.covers(name) for name in elsewhere):
+                    return True
         return False
 
     def lose(self, names: Iterable[str]) -> None:
