@@ -114,8 +114,8 @@ class LeftOut(StepObserver):
         for frame in frames:
             if frame.f_code not in self._names:
                 self._names[frame.f_code] = _names_of(frame)
+        # a thing is named as Variables names it, by the innermost function that has it
         spaces = [("", {**(mine := _locals(frame)), **self._left(frame.f_globals), **mine}) for frame in frames]
-        spaces = [("", {**(own := _locals(frame)), **self._left(frame.f_globals), **own}) for frame in frames]
         looked_at = {id(frame.f_globals) for frame in frames}
         spaces += [(f"{n}.", dict(vars(m))) for n, m in script_modules() if id(vars(m)) not in looked_at]
         spaces.append(("torch.", _settings()))
