@@ -350,12 +350,12 @@ class Variables:
                 break
         before = self._beside
         self.as_before = None
-        if whole or (not self._in_body and (self._due or self._is_a_part_by_now())):
+        if whole or (not self._in_body and (self._due or (self._bound and self._is_a_part_by_now()))):
             self.look()
         if before != self._beside:
             after, self._beside = self._beside, before
             self.as_before, self._beside = self._copies(), after
-        return self._copies()
+        return self._copies() if self._kept or self._whole else {}
 
     def _copies(self) -> dict[str, bytes]:
         state: dict[str, bytes] = {WHOLE: pickle.dumps(sorted(self._whole), 5)} if self._whole else {}

@@ -125,4 +125,4 @@ def test_a_spare_that_is_killed_a_long_call_and_control_c(ftrun: Ftrun) -> None:
 
 def test_buffers_that_were_lost_are_not_said_to_be_on_a_device() -> None:
     (_, line) = messages.summary("brave-otter", 1, True, 0, 1, 0.5, Inexact.BUFFERS_FROM_PEER, [])
-    assert line.endswith("[ftrun explain F407]") and "lost with its memory" in line and "device" not in line
+    assert line.endswith("[ftrun explain F406]") and "lost with its memory" in line and "device" not in line

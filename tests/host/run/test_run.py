@@ -164,7 +164,7 @@ def test_restart_gives_a_second_chance(ftrun: Ftrun) -> None:
     assert run.wait() == 0, run.stderr
     assert run.stdout.count("attempt 1") == 3
     assert "rank 0 failed (exit 3); all workers start again" in run.stderr
-    assert "unknown (the script was started anew" in run.stderr
+    assert "not known (the script was started anew" in run.stderr
 
 
 def test_restarts_are_counted(ftrun: Ftrun) -> None:
