@@ -92,7 +92,7 @@ CASES: dict[str, Case] = {
     "persistent-workers": Case("persistent_workers", strike="1:1:1", env={"CASE_METHOD": "fork"}),
     # models
     "module-attribute": Case("module_attribute", faults=TWO),
-    "averaged-model": Case("averaged_model", faults=TWO),
+    "averaged-model": Case("averaged_model", faults=TWO, often=True),
     "average-in-place": Case("average_in_place", faults=TWO),
     "channels-last": Case("channels_last", faults=TWO),
     "quantization": Case("quantization", (YES, REFUSED), TWO),

@@ -323,17 +323,17 @@ def summary(
 
 def _result(restarts: int, inexact: Inexact, left_out: list[str]) -> str:
     """What differs comes before what may differ."""
-    differs = [_INEXACT[flag] for flag in Inexact if flag & inexact & _DIFFERS]
-    may = [_INEXACT[flag] for flag in Inexact if flag & inexact & ~_DIFFERS]
-    if restarts:
-        may = [f"the script was started anew {count(restarts, 'time')}"]
-    elif left_out:
-        may.append(f"changed by the loop and not kept, and what it feeds may differ: {shown(left_out)}")
-    why = "; ".join(differs + may)
-    if differs and not restarts:
-        return f"result bit-identical to an uninterrupted run: no ({why})"
+    seen = [flag for flag in Inexact if flag & inexact]
+    differs = any(flag & _DIFFERS for flag in seen)
+    why = [_INEXACT[flag] for flag in sorted(seen, key=lambda flag: not flag & _DIFFERS)]
+    if left_out:
+        why.append(f"changed by the loop and not kept, and what it feeds may differ: {shown(left_out)}")
+    if restarts:  # what was seen may be of an attempt before
+        differs, why = False, [f"the script was started anew {count(restarts, 'time')}"]
+    if differs:
+        return f"result bit-identical to an uninterrupted run: no ({'; '.join(why)})"
     if why:
-        return f"result bit-identical to an uninterrupted run: not known ({why})"
+        return f"result bit-identical to an uninterrupted run: not known ({'; '.join(why)})"
     return "result bit-identical to an uninterrupted run: yes"
 
 

@@ -157,16 +157,17 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others
             if known:
                 continue
         variables.lose([variables.shown(key)])
-    taken, lost = [], []
+    lost: list[str] = []
+    alike = True
     for key in changed:
         value = after.python[key]
         if at_gate.get(key) != mine[key] or any(end.get(key) != value for end in ends):
             lost += _parts_that_differ(key, mine[key], value)
             continue
+        alike = alike and (kit.state.python.is_alike(key) or grows_alike(key))  # before it is replaced
         mine[key] = value
-        taken.append(key)
     variables.lose(lost)
-    if not ends and not all(kit.state.python.is_alike(key) or grows_alike(key) for key in taken):
+    if not ends and not alike:
         kit.context.note_inexact(Inexact.STATE_UNKNOWN)
 
 

@@ -7,8 +7,10 @@ was fetched ahead. A replacement does not have its value, and a step done again 
 from __future__ import annotations
 
 import ast
+import linecache
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import FrameType
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _CLOCKS = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "monotonic_ns")
@@ -53,6 +55,17 @@ def loop_names(source: str, line: int) -> LoopNames | None:
     outside = {name for loop in around[:-1] for name in _stores(loop)} - walk.stored_anywhere
     fresh, always = walk.stored_anywhere - carried, walk.stored - walk.early
     return LoopNames(frozenset(carried), frozenset(fresh), frozenset(outside), frozenset(always))
+
+
+def made_anew(frame: FrameType) -> frozenset[str]:
+    """Names that the loop which a frame is in writes in each iteration before anybody reads them."""
+    source = "".join(linecache.getlines(frame.f_code.co_filename))
+    names = loop_names(source, frame.f_lineno)
+    if names is None:
+        return frozenset()
+    if frame.f_locals is not frame.f_globals:
+        return names.always
+    return names.always - read_in_functions(source)  # one that the loop calls may read a name before the loop writes it
 
 
 def read_in_functions(source: str) -> frozenset[str]:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import linecache
 import operator
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.state import spaces
+from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, shared
 from ftrun.worker.state.copies import Copied, TooLarge, copied, placed
-from ftrun.worker.state.loop_names import loop_names, read_in_functions
+from ftrun.worker.state.loop_names import made_anew
 from ftrun.worker.state.spaces import Space
 
 PREFIX = "variable "  # of a name among what slots keep of the Python state
@@ -30,7 +30,6 @@ WHOLE = PREFIX + "whole"  # of which objects there are copies, and not of what t
 LARGEST = 1 << 20  # bytes of a copy that is kept with each step
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _NEW = object()
-_BEHIND = "|"  # between a space and a name
 _BESIDE = "\n"  # between names that are kept together
 # what is at its place in every process, and holds nothing that a loop changes
 _HARMLESS = frozenset(
@@ -40,43 +39,6 @@ _HARMLESS = frozenset(
 
 
 _TURN = 24  # spaces whose names are looked at in each step, beside those of the loop's own functions and modules
-
-
-class _Named(NamedTuple):
-    space: Space
-    name: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.space.key}{_BEHIND}{self.name}"
-
-    @property
-    def shown(self) -> str:
-        return self.space.shown + self.name
-
-
-class _Bindings(NamedTuple):
-    """Names of a space, and what they were bound to when that was looked at."""
-
-    space: Space
-    names: list[str]
-    get: Callable[[Any], Any]
-    before: Any
-    length: int
-
-    def rebound(self) -> list[str]:
-        """Those that are bound to another thing by now, as a person reads them."""
-        values = self.space.read()
-        pairs = zip(self.names, self.before, strict=False)
-        return [self.space.shown + name for name, before in pairs if values.get(name, _NEW) is not before]
-
-    def undo(self) -> list[str]:
-        """Bind them again as they were."""
-        found = self.rebound()
-        for name, before in zip(self.names, self.before, strict=False):
-            if self.space.shown + name in found:
-                self.space.bind(name, before)
-        return found
 
 
 class Variables:
@@ -115,7 +77,7 @@ class Variables:
         self._by_id: dict[int, str] = {}  # of what is bound and not copied
         self._stands: dict[str, Any] = {}  # place -> what stood for its value at the last look
         self._things: dict[str, int] = {}  # and its id: an equal one may be a part of something else
-        self._kept: dict[str, _Named] = {}  # those that changed
+        self._kept: dict[str, Named] = {}  # those that changed
         self._wanted: set[str] = set()  # those that a predecessor kept
         self._whole: set[str] = set()  # where the loop binds one object after the other
         self._beside: dict[str, list[str]] = {}  # kept -> those that hold a part of the same thing, itself among them
@@ -124,12 +86,12 @@ class Variables:
         self._due = False  # may more be to be kept together then?
         self.as_before: dict[str, bytes] | None = None  # what `capture` gave, had no more been kept together than at the one before
         self._bound: dict[str, int] = {}  # kept -> id of its value at the last look
-        self._met: list[tuple[_Named, Copied]] | None = None  # copies that a look has made
+        self._met: list[tuple[Named, Copied]] | None = None  # copies that a look has made
         self._left: dict[str, str] = {}  # place as a person reads it -> why it is not kept
         self._since: dict[str, bool] = {}  # what was seen to change since a step was handed out: was it there before?
-        self._at_start: list[_Bindings] = []  # when it was
-        self._watched: list[_Bindings] = []
-        self._in_turn: list[_Bindings] = []
+        self._at_start: list[Bindings] = []  # when it was
+        self._watched: list[Bindings] = []
+        self._in_turn: list[Bindings] = []
         self._turn = 0
 
     # -- finding -----------------------------------------------------------------------------------------------------
@@ -148,8 +110,17 @@ class Variables:
         if [*map(id, frames)] == [*map(id, self._frames)]:
             return
         self._frames = frames
-        self._fresh = _fresh_names(frames)
+        self._fresh = self._fresh_names()
         self.look()  # a loop before this one, or what was between the two, may have changed something
+
+    def _fresh_names(self) -> tuple[str, frozenset[str]]:
+        """Key of the space of the innermost function or module, and the names there that its loop makes anew."""
+        if not self._frames:
+            return "", frozenset()
+        frame = self._frames[0]
+        is_module = frame.f_locals is frame.f_globals
+        key = f"global {spaces.module_prefix(frame.f_globals)}" if is_module else f"{frame.f_code.co_name}()."
+        return key, made_anew(frame)
 
     def leave(self) -> None:
         """A loop is over: the frames it was in may end."""
@@ -177,12 +148,12 @@ class Variables:
         known = id(thing) in self._passed_over or id(thing) in self.iterated
         return known or type(thing).__module__.startswith("ftrun.")
 
-    def _places(self) -> Iterator[tuple[_Named, Any]]:
+    def _places(self) -> Iterator[tuple[Named, Any]]:
         """With their values."""
         for space in self._spaces:
             for name, value in list(space.read().items()):
                 if self._counts(space, name):
-                    yield _Named(space, name), value
+                    yield Named(space, name), value
 
     def _counts(self, space: Space, name: str) -> bool:
         if name[:2] == "__" or name[:1] in ".@" or space.shown + name in self._ignored:
@@ -191,7 +162,7 @@ class Variables:
             return _under(space.shown + name, self._only)
         return space.key != self._fresh[0] or name not in self._fresh[1]
 
-    def _stand(self, place: _Named, value: Any) -> Any:
+    def _stand(self, place: Named, value: Any) -> Any:
         """Something small that is equal as long as the value is; None for what is not kept."""
         if type(value) in _ATOMS:
             return type(value).__name__, value
@@ -203,7 +174,7 @@ class Variables:
         data = self._copy(place, value)
         return None if data is None else hashlib.blake2b(data, digest_size=16).digest()
 
-    def _copy(self, place: _Named, value: Any) -> bytes | None:
+    def _copy(self, place: Named, value: Any) -> bytes | None:
         if type(value) in _ATOMS:
             return pickle.dumps(value, 5)
         why = ""
@@ -237,25 +208,25 @@ class Variables:
                 often = space.frame is not None or space.owner is None
                 (self._watched if often else self._in_turn).append(bindings)
 
-    def _bindings_of(self, space: Space) -> _Bindings | None:
+    def _bindings_of(self, space: Space) -> Bindings | None:
         """None of a class or a closure: they are looked at as a whole."""
         if space.raw is None and space.frame is None:
             return None
         values = space.read()
-        names = [name for name in values if self._counts(space, name) and _Named(space, name).key not in self._kept]
+        names = [name for name in values if self._counts(space, name) and Named(space, name).key not in self._kept]
         if not names:
             return None
         get: Any = operator.itemgetter(*names, names[0])  # of one name it would give no tuple
         raw = space.raw if space.raw is not None else values
-        return _Bindings(space, names, get, get(raw), len(raw))
+        return Bindings(space, names, get, get(raw), len(raw))
 
-    def _is_elsewhere(self, bindings: _Bindings, now: Any) -> bool:
+    def _is_elsewhere(self, bindings: Bindings, now: Any) -> bool:
         """Look at names that are bound anew. True: an object of the script's is, so what it holds is to be found."""
         space = bindings.space
         for name, value, before in zip(bindings.names, now, bindings.before, strict=False):
             if value is before:
                 continue
-            place = _Named(space, name)
+            place = Named(space, name)
             leads_on = id(value) not in self._by_id and spaces.is_open(value)
             if leads_on and space.key + name not in self._whole:
                 self._whole.add(space.key + name)
@@ -270,7 +241,7 @@ class Variables:
                 each[each.index(bindings)] = renewed or bindings._replace(before=now)
         return False
 
-    def _compare(self, place: _Named, value: Any) -> None:
+    def _compare(self, place: Named, value: Any) -> None:
         """Is that another value than at the last look, or another thing? Then it is kept from here on."""
         stand, before = self._stand(place, value), self._stands.get(place.key, _NEW)
         is_same = self._things.get(place.key) == id(value) or not isinstance(stand, bytes) or type(value) is tuple
@@ -305,27 +276,16 @@ class Variables:
         self._met = None
         self._watch()
 
-    def _find_shared(self, met: list[tuple[_Named, Copied]]) -> None:
+    def _find_shared(self, met: list[tuple[Named, Copied]]) -> None:
         """What two names hold a part of is one thing, also in a replacement: they are kept together, once one of them changed."""
-        self._parts, groups = {}, {place.key: [place] for place, _ in met}
-
-        def unite(ours: list[_Named], theirs: list[_Named]) -> None:
-            if ours is not theirs:
-                theirs += ours
-                groups.update((one.key, theirs) for one in ours)
-
-        for first, *others in ([key for key in names if key in groups] or [""] for names in self._beside.values()):
-            for key in others:  # for good: they may share something again
-                unite(groups[key], groups[first])
-        for place, made in met:
-            for mark in made.held():
-                unite(groups[place.key], groups[self._parts.setdefault(mark, place.key)])
+        places = {place.key: place for place, _ in met}
+        held = {place.key: made.held() for place, made in met}
+        self._parts, groups = shared(held, self._beside.values())
         self._beside = {}
-        for key, group in groups.items():
-            if len(group) > 1 and key in self._kept and key not in self._beside:
-                names = [one.key for one in group]
+        for names in groups:
+            if not self._kept.keys().isdisjoint(names):
                 self._beside |= dict.fromkeys(names, names)
-                self._kept |= {one.key: one for one in group}
+                self._kept |= {name: places[name] for name in names}
                 self._wanted.update(names)
 
     def capture(self, whole: bool) -> dict[str, bytes]:
@@ -369,7 +329,7 @@ class Variables:
                 together.setdefault(id(self._beside[key]), self._beside[key])
             elif name in values:
                 value = values[name]
-                data = pickle.dumps(value, 5) if type(value) in _ATOMS else self._copy(_Named(space, name), value)
+                data = pickle.dumps(value, 5) if type(value) in _ATOMS else self._copy(Named(space, name), value)
                 if data is not None:
                     state[PREFIX + key] = data
         for keys in together.values():
@@ -426,13 +386,13 @@ class Variables:
         }
         lost = []
         for key, data in wanted.items():
-            parts = [name.rpartition(_BEHIND) for name in key.split(_BESIDE)]
-            places = [_Named(by_key[where], name) for where, _, name in parts if where in by_key]
+            parts = [name.rpartition(BEHIND) for name in key.split(_BESIDE)]
+            places = [Named(by_key[where], name) for where, _, name in parts if where in by_key]
             if len(places) < len(parts):
                 lost.append(self.shown(key))
                 continue
             try:
-                _place(places, data, things)
+                put_back(places, data, things)
             except Exception as error:  # CannotPlace, or what the script's own setter raises
                 self._left |= dict.fromkeys([place.shown for place in places], str(error))
                 lost += [place.shown for place in places]
@@ -503,19 +463,8 @@ class Variables:
             return ", ".join(map(self.shown, key.split(_BESIDE)))
         if key in self._kept:
             return self._kept[key].shown
-        where, _, name = key.rpartition(_BEHIND)
+        where, _, name = key.rpartition(BEHIND)
         return where.rpartition("().")[2].removeprefix("global ") + name
-
-
-def _place(places: list[_Named], data: bytes, things: Mapping[str, Any]) -> None:
-    """Put back a copy of one value, or of several together. Errors: CannotPlace; what the script's own setter raises."""
-    spaces_now = [place.space.read() for place in places]
-    there = [values.get(place.name) for place, values in zip(places, spaces_now, strict=True)]
-    together = len(places) > 1
-    new = placed(tuple(there) if together else there[0], data, things)
-    for place, values, value in zip(places, spaces_now, new if together else [new], strict=True):
-        if place.name not in values or value is not values[place.name]:
-            place.space.bind(place.name, value)
 
 
 def _under(name: str, holders: Iterable[str]) -> bool:
@@ -525,18 +474,3 @@ def _under(name: str, holders: Iterable[str]) -> bool:
 
 def _size(value: Any) -> int:
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else getattr(value, "nbytes", 0)
-
-
-def _fresh_names(frames: list[FrameType]) -> tuple[str, frozenset[str]]:
-    """Names that the loop of the innermost frame writes in each iteration before anybody reads them, and the space they are in."""
-    if not frames:
-        return "", frozenset()
-    frame = frames[0]
-    source = "".join(linecache.getlines(frame.f_code.co_filename))
-    names = loop_names(source, frame.f_lineno)
-    if names is None:
-        return "", frozenset()
-    if frame.f_locals is not frame.f_globals:
-        return f"{frame.f_code.co_name}().", names.always
-    # a function that the loop calls may read one before the loop writes it
-    return f"global {spaces.module_prefix(frame.f_globals)}", names.always - read_in_functions(source)

@@ -13,8 +13,8 @@ from ftrun.core.system import procfs
 
 DUMP = signal.SIGRTMIN + 5  # see stacks/sitecustomize.py
 _PR_SET_CHILD_SUBREAPER = 36
-_ONE = 0.05  # seconds that one of them gets
-_ANSWER = 3.0  # seconds that all processes get to write their stacks
+_ANSWER = 0.5  # seconds that a process gets to write its stacks
+_LOOK = 0.02
 
 
 def adopt_orphans() -> None:
@@ -65,9 +65,10 @@ def where(pids: list[int], folder: Path) -> str:
         status = procfs.status(pid)
         lines.append(f"-- pid {pid} {status.get('Name', '(gone)')}, state {status.get('State', '?')}, {_kernel(pid)}")
         if int(status.get("SigCgt", "0"), 16) >> (DUMP - 1) & 1:
+            sizes = _sizes(folder)
             with contextlib.suppress(OSError):
                 os.kill(pid, DUMP)
-                time.sleep(_ONE)  # one after the other: they write to one file, word by word
+                _await_answer(folder, sizes)  # one after the other: they write to one file, word by word
     for path, text in _added(folder, before).items():
         lines += [f"-- stacks, from {path.relative_to(folder)}", text]
     return "\n".join(lines)
@@ -78,15 +79,19 @@ def _sizes(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_size for path in (folder / "log", *folder.glob("**/output.txt")) if path.exists()}
 
 
-def _added(folder: Path, before: dict[Path, int]) -> dict[Path, str]:
-    """What came to the logs since, once nothing more comes."""
+def _await_answer(folder: Path, before: dict[Path, int]) -> None:
+    """Until something came to the logs and nothing more comes, or for as long as a process gets."""
     deadline, seen = time.monotonic() + _ANSWER, before
     while time.monotonic() < deadline:
-        time.sleep(0.3)
+        time.sleep(_LOOK)
         now = _sizes(folder)
         if now == seen and now != before:
-            break
+            return
         seen = now
+
+
+def _added(folder: Path, before: dict[Path, int]) -> dict[Path, str]:
+    """What came to the logs since."""
     found = {}
     for path in _sizes(folder):
         with path.open("rb") as file:

@@ -9,19 +9,25 @@ import pytest
 from tests.e2e import harness
 from tests.truth.harness import PRELUDE, Seen, under_ftrun, under_torchrun
 
-BODY = """
-import time
-ddp = DDP(net()); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)
-sched = torch.optim.lr_scheduler.StepLR(opt, 2)
-job = ftrun.protect(ddp, opt, sched)
-kept = job.state(total=0.0)
+LOOP = """
 for step in job.steps(STEPS):
     with step:
         x, y = data(step.index)
         {before}
         loss = loss_of(ddp(x), y); loss.backward(); opt.step(); opt.zero_grad()
         {inside}
-end(model=ddp, opt=opt, sched=sched, total=kept.total)
+"""
+TOTAL = """
+import time
+ddp = DDP(net()); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)
+sched = torch.optim.lr_scheduler.StepLR(opt, 2)
+job = ftrun.protect(ddp, opt, sched)
+kept = job.state(total=0.0)
+"""
+BUFFER = """
+m = net(); m.register_buffer("seen", torch.zeros(3))
+ddp = DDP(m, broadcast_buffers=False); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)
+job = ftrun.protect(ddp, opt)
 """
 LOSS = "kept.total += loss.item()"
 
@@ -29,7 +35,8 @@ LOSS = "kept.total += loss.item()"
 def both(folder: Path, inside: str, step: int, ranks: int, before: str = "pass") -> tuple[Seen, Seen]:
     """Under ftrun with rank 1 killed in an update, and under torchrun."""
     script = folder / "script.py"
-    script.write_text(PRELUDE + BODY.format(inside=inside, before=before))
+    end = "end(model=ddp, opt=opt, sched=sched, total=kept.total)\n"
+    script.write_text(PRELUDE + TOTAL + LOOP.format(inside=inside, before=before) + end)
     killed = under_ftrun(folder / "killed", script, [harness.kill(1, "update", step)], ranks=ranks)
     return killed, under_torchrun(folder / "stock", script, ranks)
 
@@ -68,20 +75,6 @@ def test_what_every_rank_changes_alike(tmp_path: Path) -> None:
     assert killed.ranks == stock.ranks and killed.answer == "yes", killed.output
 
 
-BUFFER = """
-m = net(); m.register_buffer("seen", torch.zeros(3))
-ddp = DDP(m, broadcast_buffers=False); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)
-job = ftrun.protect(ddp, opt)
-for step in job.steps(STEPS):
-    with step:
-        x, y = data(step.index)
-        {before}
-        loss = loss_of(ddp(x), y); loss.backward(); opt.step(); opt.zero_grad()
-        {inside}
-end(model=ddp, opt=opt)
-"""
-
-
 @pytest.mark.parametrize(
     ("inside", "before", "answer"),
     [
@@ -95,7 +88,7 @@ def test_a_buffer_that_updates_write_is_the_only_replicas_to_give_where_it_was_a
     tmp_path: Path, inside: str, before: str, answer: str
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(PRELUDE + BUFFER.format(inside=inside, before=before))
+    script.write_text(PRELUDE + BUFFER + LOOP.format(inside=inside, before=before) + "end(model=ddp, opt=opt)\n")
     killed = under_ftrun(tmp_path / "killed", script, [harness.kill(1, "update", 5)], ranks=2)
     assert killed.code == 0 and killed.answer == answer, killed.output
     if answer == "yes":

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.worker.state.test_variables import Steps, run
+from tests.worker.state.kept_values import Steps
+from tests.worker.state.test_variables import run
 
 
 class Meter:

@@ -1,0 +1,89 @@
+"""Names in the spaces of a script: what they are bound to, when that is another thing, and which of them hold parts of one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ftrun.worker.state.copies import placed
+from ftrun.worker.state.spaces import Space
+
+BEHIND = "|"  # between a space and a name
+_ABSENT = object()
+
+
+class Named(NamedTuple):
+    space: Space
+    name: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.space.key}{BEHIND}{self.name}"
+
+    @property
+    def shown(self) -> str:
+        return self.space.shown + self.name
+
+
+class Bindings(NamedTuple):
+    """Names of a space, and what they were bound to when that was looked at."""
+
+    space: Space
+    names: list[str]
+    get: Callable[[Any], Any]
+    before: Any
+    length: int
+
+    def rebound(self) -> list[str]:
+        """Those that are bound to another thing by now, as a person reads them."""
+        values = self.space.read()
+        pairs = zip(self.names, self.before, strict=False)
+        return [self.space.shown + name for name, before in pairs if values.get(name, _ABSENT) is not before]
+
+    def undo(self) -> list[str]:
+        """Bind them again as they were."""
+        found = self.rebound()
+        for name, before in zip(self.names, self.before, strict=False):
+            if self.space.shown + name in found:
+                self.space.bind(name, before)
+        return found
+
+
+def put_back(places: list[Named], data: bytes, things: Mapping[str, Any]) -> None:
+    """Put back a copy of one value, or of several together. Errors: CannotPlace; what the script's own setter raises."""
+    spaces_now = [place.space.read() for place in places]
+    there = [values.get(place.name) for place, values in zip(places, spaces_now, strict=True)]
+    together = len(places) > 1
+    new = placed(tuple(there) if together else there[0], data, things)
+    for place, values, value in zip(places, spaces_now, new if together else [new], strict=True):
+        if place.name not in values or value is not values[place.name]:
+            place.space.bind(place.name, value)
+
+
+def shared(held: Mapping[str, Iterable[int]], before: Iterable[list[str]]) -> tuple[dict[int, str], list[list[str]]]:
+    """Which names hold parts of one thing.
+
+    Args:
+        held: Name -> ids of all that its value holds.
+        before: Groups that were found earlier: they stay together, since they may share something again.
+
+    Returns:
+        Each id with the first name that holds it, and the names that belong together, groups of at least two.
+    """
+    groups = {name: [name] for name in held}
+    first: dict[int, str] = {}
+
+    def unite(one: str, other: str) -> None:
+        ours, theirs = groups[one], groups[other]
+        if ours is not theirs:
+            theirs += ours
+            groups.update((name, theirs) for name in ours)
+
+    for group in before:
+        present = [name for name in group if name in held]
+        for name in present[1:]:
+            unite(name, present[0])
+    for name, marks in held.items():
+        for mark in marks:
+            unite(name, first.setdefault(mark, name))
+    return first, list({id(group): group for group in groups.values() if len(group) > 1}.values())

@@ -1,0 +1,51 @@
+"""What a stop of the world does to the variables of a rank that lives on."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftrun.worker.state.variables import Variables
+from tests.worker.state.test_variables import LOOP
+
+
+@pytest.mark.parametrize("rewind", [True, False])
+def test_what_changed_unseen_is_named_when_the_world_stops(rewind: bool) -> None:
+    variables = Variables([], {}, ["slots", "lost"])
+    lost: list[str] = []
+    variables.told = lost.extend
+    table = {"a": {"n": 0}}
+    for step in LOOP(variables, 0, None, {}):
+        if step == 5:
+            table["a"]["n"] += 1  # in place, and never before
+            variables.stopped(rewind)
+            break
+    assert lost == ["table"]
+
+
+def test_what_was_bound_after_the_body_stays_when_the_next_step_is_not_handed_out() -> None:
+    variables = Variables([], {}, ["slots", "lost"])
+    lost: list[str] = []
+    variables.told = lost.extend
+    best = 0
+    for step in LOOP(variables, 0, None, {}):
+        if step == 5:
+            variables.capture(False)  # at the end of the body
+            best = step
+            variables.stopped(rewind=False)
+            break
+    assert best == 5 and not lost
+
+
+@pytest.mark.parametrize("rewind", [True, False])
+def test_a_name_that_a_body_binds_first_is_not_lost_when_the_world_stops(rewind: bool) -> None:
+    """The body that is done again makes it, and the slot of one that was complete has it."""
+    variables = Variables([], {}, ["slots", "lost"])
+    lost: list[str] = []
+    variables.told = lost.extend
+    for step in LOOP(variables, 0, None, {}):
+        if step == 5:
+            each = 7
+            variables.capture(False)
+            variables.stopped(rewind)
+            break
+    assert each == 7 and not lost
