@@ -100,5 +100,12 @@ class HiddenWrites(StepObserver):
         self._state.check_places()
         self._after = self._mark()
 
+    def loop_ending(self, number: int) -> None:
+        """No body may have been looked at since a parameter was given other memory, and nobody may call such an end right.
+
+        Errors: UsageError.
+        """
+        self._state.check_places()
+
     def aborted(self, raised: bool) -> None:
         self._after, self._suspect = None, False
