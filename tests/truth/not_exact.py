@@ -39,6 +39,23 @@ add(
     setup=STD + "losses = []\n",
     after="end(model=ddp, opt=opt, losses=losses)",
 )
+for _at in ("forward", "update", "idle"):
+    add(
+        f"long-history-{_at}",
+        f"lists that are too long to be copied in each step, and rows of numbers, killed at {_at}",
+        "yes",
+        """
+loss = loss_of(ddp(x), y); loss.backward()
+losses += [loss.item() * n for n in range(60)]
+history["rows"] += [{"step": step.index, "loss": loss.item() + n} for n in range(60)]
+opt.step(); opt.zero_grad()
+""",
+        setup=STD + "losses = [float(n) for n in range(200_000)]\nhistory = {'rows': []}\n",
+        after="end(model=ddp, opt=opt, losses=losses, rows=history['rows'])",
+        at=_at,
+        step=8,
+        often=_at == "update",
+    )
 add(
     "best",
     "the best loss so far",

@@ -245,6 +245,7 @@ def _kit(
     variables.iterated = state.iterated
     ledger = Ledger(state, variables)
     snapshots = Snapshots(context, state, ledger)
+    ledger.variables.retains = snapshots.every > 0
     reducers, sharded = Reducers(state.modules, groups), FullySharded(state.shards)
     looks = Looks(state, context.cell.words(), context.check_every)
     kit = Kit(context, groups, state, ledger, reducers, sharded, Kept(context, state, ledger), snapshots, logged, looks)

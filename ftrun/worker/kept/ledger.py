@@ -33,7 +33,7 @@ class Ledger:
     """The slots of this rank, with what has to be remembered between writing one and the next."""
 
     def __init__(self, state: ProtectedState, variables: Variables) -> None:
-        self.slots: Slots
+        self._slots: Slots
         self.variables = variables
         self.loader: Any = None  # position and batch in flight, kept by job.batches
         self.loader_state: Any = None  # the place from a slot, until job.batches takes it
@@ -61,6 +61,15 @@ class Ledger:
         self._recorded: tuple[int, bytes] = (-1, b"")  # gate number and content of a GATE slot that is not written yet
         self._sealed = SealedGradients()
         self._seals: Grads | None = None  # gradients to be sealed with it
+
+    @property
+    def slots(self) -> Slots:
+        return self._slots
+
+    @slots.setter
+    def slots(self, slots: Slots) -> None:
+        self._slots = slots
+        self.variables.histories.logs = slots.histories
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -137,7 +146,7 @@ class Ledger:
     def log(self, records: list[dict[str, Any]]) -> None:
         """Keep what collectives outside the loops gave."""
         for record in records:
-            self.slots.append(serialization.plain(record))
+            self.slots.log.append(serialization.plain(record))
 
     def _encoded(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> bytes:
         region, drew_before = self.region, self._drew
@@ -247,7 +256,7 @@ class Ledger:
         return saved
 
     def read(self, slot: int) -> RankState:
-        """What START, GATE or END of this rank holds. Errors: DamagedSlot."""
+        """What START, GATE or END of this rank holds. Errors: Damaged."""
         return read_state(self.slots, slot)
 
     def put_back(self, saved: RankState, index: int, in_call: bool = False) -> None:

@@ -23,10 +23,11 @@ from ftrun.native import cuda
 from ftrun.native.transfer import Extent, TransferError
 from ftrun.worker.kept.handover import fetch, fetch_gpu, use_gpu
 from ftrun.worker.kept.rank_state import RankState, read_state
-from ftrun.worker.kept.recovery_points import END, GATE, START, DamagedSlot, Slots
+from ftrun.worker.kept.recovery_points import END, GATE, START, Slots
 from ftrun.worker.kept.snapshot import newest_common
 from ftrun.worker.kept.snapshot_store import BadSnapshot
 from ftrun.worker.memory.arena import Arena, Manifest
+from ftrun.worker.memory.log import Damaged
 from ftrun.worker.parallel import pipelines
 from ftrun.worker.recovery import own_update, transfer
 from ftrun.worker.recovery.completed import ends_of
@@ -72,7 +73,7 @@ class Restorer:
             raise NoSource(f"device {self.state.gpu}: {error.strerror}") from error
         except TransferError as error:
             raise NoSource(f"the copy of a replica's buffers failed: {error}") from error
-        except DamagedSlot as error:
+        except Damaged as error:
             raise NoSource(str(error)) from error
         finally:
             self._unmap()

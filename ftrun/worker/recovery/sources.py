@@ -60,7 +60,7 @@ def resume_of(context: Context) -> int:
 
 
 def read_log(context: Context) -> list[dict[str, Any]]:
-    """What the replaced rank's collectives gave before its first step and between its loops. Errors: NoSource, DamagedSlot."""
+    """What the replaced rank's collectives gave before its first step and between its loops. Errors: NoSource, Damaged."""
     segment = fetch(context, context.rank, "slots")
     if segment is not None:
         context.mapped[(context.rank, "slots")] = segment
@@ -69,7 +69,7 @@ def read_log(context: Context) -> list[dict[str, Any]]:
         slots = _slots_of_another(context)  # the fd store that had this rank's died with it
     if slots is None:
         raise NoSource("the fd store has no slots of this rank (its fd store died, or the rank died before protect)")
-    return list(slots.log())
+    return list(map(serialization.decode, slots.log.records()))
 
 
 def _slots_of_another(context: Context) -> Slots | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ftrun.worker.state.copies import placed
+from ftrun.worker.state import histories
+from ftrun.worker.state.copies import CannotPlace, placed
 from ftrun.worker.state.spaces import Space
 
 BEHIND = "|"  # between a space and a name
@@ -54,10 +55,23 @@ def put_back(places: list[Named], data: bytes, things: Mapping[str, Any]) -> Non
     spaces_now = [place.space.read() for place in places]
     there = [values.get(place.name) for place, values in zip(places, spaces_now, strict=True)]
     together = len(places) > 1
-    new = placed(tuple(there) if together else there[0], data, things)
+    pickled, named = histories.parts_of(data)
+    new = placed(tuple(there) if together else there[0], pickled, things, named)
     for place, values, value in zip(places, spaces_now, new if together else [new], strict=True):
         if place.name not in values or value is not values[place.name]:
             place.space.bind(place.name, value)
+
+
+def put_back_as_it_stood(place: Named, stand: Any, things: Mapping[str, Any]) -> None:
+    """Put back a value of which there is what `Variables` took to stand for it. Errors: CannotPlace; as `put_back`."""
+    if isinstance(stand, bytes):
+        put_back([place], stand, things)
+        return
+    if stand is None:
+        raise CannotPlace("it could not be copied before it changed")
+    value = stand[-1] if len(stand) > 1 else things[stand[0]]
+    if place.space.read().get(place.name, _ABSENT) is not value:
+        place.space.bind(place.name, value)
 
 
 def shared(held: Mapping[str, Iterable[int]], before: Iterable[list[str]]) -> tuple[dict[int, str], list[list[str]]]:

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,42 +61,49 @@ class TooLarge(Exception):
 class Copied:
     """`data`: the copy. `left`: kinds of what is in it without a copy, each once, in the order in which they were met."""
 
-    def __init__(self, data: bytes, copier: _Copier) -> None:
+    def __init__(self, data: bytes, copier: _Copier, named: Iterable[int]) -> None:
         self.data = data
         self.left = list(dict.fromkeys(copier.left))
         self._copier = copier
+        self._named = named
 
     def held(self) -> list[int]:
         """Ids of what in it can be changed in place. They are those of other things once this object is gone."""
         met = self._copier.memo.copy().items()
-        return [mark for mark, (_, thing) in met if mark not in self._copier.by_name and _is_changed_in_place(thing)]
+        held = [mark for mark, (_, thing) in met if mark not in self._copier.by_name and _is_changed_in_place(thing)]
+        return [*held, *self._named]
 
 
-def copied(value: Any, known: Mapping[int, str], most: int = sys.maxsize) -> Copied:
+def copied(value: Any, known: Mapping[int, str], most: int = sys.maxsize, named: Mapping[int, Any] | None = None) -> Copied:
     """A copy of `value`. `known`: id -> name of the things that are not copied, as `placed` knows them.
+
+    `named`: id -> what stands for a container in the copy, of which the `named` of `placed` makes one.
 
     Equal values of the same structure give equal bytes in one process, as far as their own parts of the protocol do.
 
     Errors: TooLarge for one of more than `most` bytes, before it is made; what the script's own part of the protocol raises.
     """
     file = _Limited(most)
-    copier = _Copier(file, known)
+    copier = _NamingCopier(file, known, named) if named else _Copier(file, known)
     copier.dump(value)
-    return Copied(file.getvalue(), copier)
+    return Copied(file.getvalue(), copier, named or ())
 
 
-def placed(there: Any, data: bytes | memoryview, known: Mapping[str, Any]) -> Any:
+def placed(
+    there: Any, data: bytes | memoryview, known: Mapping[str, Any], named: Callable[[Any], Any] | None = None
+) -> Any:
     """What a name that holds `there` is to be bound to: `there` itself, changed in place, where it can be.
 
     Args:
         there: The value now; an object of another kind is left as it is.
         data: A copy.
         known: Name -> thing, for what `copied` knew.
+        named: Makes a container of what stands for it.
 
     Raises:
         CannotPlace: Nothing is changed then, but for things that were reached before.
     """
-    reader = _CopyReader(io.BytesIO(data), known)
+    reader = _CopyReader(io.BytesIO(data), known, named)
     try:
         new = reader.load()
     except CannotPlace:
@@ -108,6 +115,11 @@ def placed(there: Any, data: bytes | memoryview, known: Mapping[str, Any]) -> An
     if placing.met < reader.left:
         raise CannotPlace("what holds it has a copy protocol of its own")
     return result
+
+
+def read(file: io.BytesIO) -> Any:
+    """The value of which a copy begins here in the file, a new one. Raises: CannotPlace."""
+    return _CopyReader(file, {}).load()
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
@@ -170,6 +182,17 @@ class _Copier(pickle.Pickler):
         return _Stays, (type(thing).__qualname__,)
 
 
+class _NamingCopier(_Copier):
+    """It is asked for each thing, also for those that have a way of their own in Python: hence only where containers are named."""
+
+    def __init__(self, file: io.BytesIO, known: Mapping[int, str], named: Mapping[int, Any]) -> None:
+        super().__init__(file, known)
+        self._named = named
+
+    def persistent_id(self, thing: Any) -> Any:
+        return self._named.get(id(thing))
+
+
 def _is_importable(thing: Any) -> bool:
     """Is it found under its name in its module?"""
     found: Any = sys.modules.get(getattr(thing, "__module__", None) or "builtins")
@@ -214,12 +237,24 @@ def _tensor(data: bytes, requires_grad: bool, is_parameter: bool) -> Any:
 
 
 class _CopyReader(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, known: Mapping[str, Any]) -> None:
+    def __init__(
+        self, file: io.BytesIO, known: Mapping[str, Any], named: Callable[[Any], Any] | None = None
+    ) -> None:
         super().__init__(file)
         self._known = known
+        self._made: dict[int, Any] = {}  # number of a container that is named -> itself
+        self._make = named
         self.named: list[Any] = []  # what stands in the copy by its name
         self.left = 0  # things that have to be met at their places
         self._read_here: dict[str, Any] = {"_Known": self._named, "_Stays": self._staying}
+
+    def persistent_load(self, named: tuple[Any, ...]) -> Any:
+        """The container that this stands for, the same one each time."""
+        if self._make is None:
+            raise CannotPlace("it names a list that is not here")
+        if named[0] not in self._made:
+            self._made[named[0]] = self._make(named)
+        return self._made[named[0]]
 
     def find_class(self, module: str, name: str) -> Any:
         """Only what is imported in this process."""

@@ -20,14 +20,14 @@ import torch
 
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.state import spaces
-from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, shared
+from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, put_back_as_it_stood, shared
 from ftrun.worker.state.copies import Copied, TooLarge, copied, placed
+from ftrun.worker.state.histories import LARGEST, Histories, whole
 from ftrun.worker.state.loop_names import made_anew
 from ftrun.worker.state.spaces import Space
 
 PREFIX = "variable "  # of a name among what slots keep of the Python state
 WHOLE = PREFIX + "whole"  # of which objects there are copies, and not of what they hold
-LARGEST = 1 << 20  # bytes of a copy that is kept with each step
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _NEW = object()
 _BESIDE = "\n"  # between names that are kept together
@@ -62,6 +62,7 @@ class Variables:
         self._only = None if only is None else frozenset(only)
         self.loop: object = None  # the one that is left by `leave`, for who has several
         self.told: Callable[[Iterable[str]], None] = lambda names: None  # hears the names of what is lost
+        self.histories = Histories()
         self._given = dict(known)
         for number, root in enumerate(modules):
             self._given |= {f"model {number}.{name}": part for name, part in root.named_modules()}
@@ -76,6 +77,8 @@ class Variables:
         self._places_of: set[str] = set()  # keys of the spaces that were there when their root was seen first
         self._by_id: dict[int, str] = {}  # of what is bound and not copied
         self._stands: dict[str, Any] = {}  # place -> what stood for its value at the last look
+        self.retains = False  # may all ranks go back to a step in which less had changed?
+        self._first: dict[str, Any] = {}  # what stood for a value before it changed
         self._things: dict[str, int] = {}  # and its id: an equal one may be a part of something else
         self._kept: dict[str, Named] = {}  # those that changed
         self._wanted: set[str] = set()  # those that a predecessor kept
@@ -163,7 +166,7 @@ class Variables:
         return space.key != self._fresh[0] or name not in self._fresh[1]
 
     def _stand(self, place: Named, value: Any) -> Any:
-        """Something small that is equal as long as the value is; None for what is not kept."""
+        """Something that is equal as long as the value is; None for what is not kept. A copy where it may be needed, else small."""
         if type(value) in _ATOMS:
             return type(value).__name__, value
         name = self._by_id.get(id(value))
@@ -172,16 +175,17 @@ class Variables:
         if self._is_passed_over(value):
             return None
         data = self._copy(place, value)
-        return None if data is None else hashlib.blake2b(data, digest_size=16).digest()
+        return data if data is None or self.retains else hashlib.blake2b(data, digest_size=16).digest()
 
-    def _copy(self, place: Named, value: Any) -> bytes | None:
+    def _copy(self, place: Named, value: Any, kept_as: str = "") -> bytes | None:
+        """`kept_as`: the name under which a slot has it; "" = the copy only stands for the value."""
         if type(value) in _ATOMS:
             return pickle.dumps(value, 5)
         why = ""
         try:
             if _size(value) > LARGEST:
                 raise TooLarge
-            made = copied(value, self._by_id, LARGEST)
+            made = self.histories.copied(kept_as or place.key, value, self._by_id, bool(kept_as), self._met is not None)
         except TooLarge:
             why = "too large"
         except Exception as error:  # the script's own code, too
@@ -248,6 +252,7 @@ class Variables:
         if stand == before and is_same:
             return
         self._stands[place.key], self._things[place.key] = stand, id(value)
+        self._first.setdefault(place.key, before)
         if stand is not None:
             self._kept[place.key] = place
             self._wanted.add(place.key)
@@ -265,7 +270,7 @@ class Variables:
                 self._kept[place.key] = place
                 if type(value) not in _ATOMS:
                     self._bound[place.key] = id(value)
-                    self._copy(place, value)
+                    self._copy(place, value, "" if place.key in self._beside else place.key)
             elif place.space.root not in before:  # a function or module that is new is taken as it is found
                 self._stands[place.key], self._things[place.key] = self._stand(place, value), id(value)
             else:
@@ -329,7 +334,7 @@ class Variables:
                 together.setdefault(id(self._beside[key]), self._beside[key])
             elif name in values:
                 value = values[name]
-                data = pickle.dumps(value, 5) if type(value) in _ATOMS else self._copy(Named(space, name), value)
+                data = pickle.dumps(value, 5) if type(value) in _ATOMS else self._copy(Named(space, name), value, key)
                 if data is not None:
                     state[PREFIX + key] = data
         for keys in together.values():
@@ -361,9 +366,10 @@ class Variables:
         places = [self._kept[key] for key in keys if key in self._kept]
         there = [(place, now[place.name]) for place in places if place.name in (now := place.space.read())]
         values = [value for _, value in there]
-        data = self._copy(there[0][0], tuple(values) if len(values) > 1 else values[0]) if there else None
+        key = _BESIDE.join(place.key for place, _ in there)
+        data = self._copy(there[0][0], tuple(values) if len(values) > 1 else values[0], key) if there else None
         if data is not None:
-            state[PREFIX + _BESIDE.join(place.key for place, _ in there)] = data
+            state[PREFIX + key] = data
         elif there:
             self._left |= dict.fromkeys([place.shown for place, _ in there], self._left[there[0][0].shown])
 
@@ -372,11 +378,11 @@ class Variables:
     def put_back(self, saved: Mapping[str, bytes]) -> None:
         """Put back what `capture` gave, here or in a predecessor; what cannot be is lost."""
         wanted = {key.removeprefix(PREFIX): data for key, data in saved.items() if key.startswith(PREFIX)}
-        whole = wanted.pop(WHOLE.removeprefix(PREFIX), None)
-        if not wanted:
+        bound_anew = wanted.pop(WHOLE.removeprefix(PREFIX), None)
+        if not wanted and not (self.retains and self._kept):
             return
-        if whole is not None and self._frames:
-            self._whole |= set(placed(None, whole, {}))
+        if bound_anew is not None and self._frames:
+            self._whole |= set(placed(None, bound_anew, {}))
             self._find()
         self._wanted.update(name for key in wanted for name in key.split(_BESIDE))
         by_key = {space.key: space for space in self._spaces}
@@ -391,8 +397,9 @@ class Variables:
             if len(places) < len(parts):
                 lost.append(self.shown(key))
                 continue
+            self.histories.put_back(key)
             try:
-                put_back(places, data, things)
+                put_back(places, whole(data, self.histories.logs), things)
             except Exception as error:  # CannotPlace, or what the script's own setter raises
                 self._left |= dict.fromkeys([place.shown for place in places], str(error))
                 lost += [place.shown for place in places]
@@ -401,8 +408,24 @@ class Variables:
             if len(places) > 1:
                 names = [place.key for place in places]
                 self._beside.update((name, names) for name in names)
+        if self.retains:
+            lost += self._not_changed_yet({name for key in wanted for name in key.split(_BESIDE)}, things)
         self._watch()
         self.lose(lost)
+
+    def _not_changed_yet(self, saved: set[str], things: Mapping[str, Any]) -> list[str]:
+        """Put back what no copy has since it had not changed when that was made. Returns what cannot be, as a person reads it."""
+        lost = []
+        for key, place in self._kept.items():
+            before = self._first.get(key, self._stands.get(key, _NEW))
+            if key in saved or before is _NEW:  # a body makes it
+                continue
+            try:
+                put_back_as_it_stood(place, before, things)
+            except Exception as error:  # as above
+                self._left[place.shown] = str(error)
+                lost.append(place.shown)
+        return lost
 
     def begins(self) -> None:
         """A step is handed out, and its START slot written or put back."""
@@ -415,6 +438,7 @@ class Variables:
 
         What changed without being seen until then, in things that are not kept, is lost: a replacement of another rank does not have it.
         """
+        unseen = [place.shown for place, value in self._places() if self.histories.has_changed_unseen(place.key, value)]
         if rewind:
             bound = [name for bindings in self._at_start for name in bindings.undo()]
             self.look()
@@ -424,7 +448,7 @@ class Variables:
             self._since = {}  # the END slot has those
             self.look()
             lost = {*self._since}
-        self.lose(sorted(lost - {*bound}))
+        self.lose(sorted({*unseen, *lost} - {*bound}))
         self._since = {}
 
     # -- telling -----------------------------------------------------------------------------------------------------

@@ -192,7 +192,7 @@ class Loop:
         recorder, ledger = self.kit.registry.recorder, self.kit.ledger
         if mark not in recorder.marks:
             recorder.marks.append(mark)
-            if ledger.slots.logged:
+            if ledger.slots.log.used:
                 ledger.log([mark])
 
     def _outside_body(self, what: str) -> None:
@@ -255,7 +255,7 @@ class Loop:
         kit, recorder = self.kit, self.kit.registry.recorder
         for number, pipeline in enumerate(pipelines.found(kit.state.python.objects)):
             self._take_in(f"pipeline {number}", pipeline)
-        if not kit.ledger.slots.logged:  # a first incarnation, or the predecessor's slots are lost
+        if not kit.ledger.slots.log.used:  # a first incarnation, or the predecessor's slots are lost
             kit.ledger.log(recorder.opening([group.key for group in kit.registry.groups]))
         if not recorder.replaying:
             kit.ledger.end(0, accumulating=False)  # what the script did since protect() counts
