@@ -71,7 +71,7 @@ def test_what_belongs_to_the_program(installed: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "path", ["/project", str(installed), *sys.path[1:]])
     training, library = str(installed / "prog" / "training.py"), str(installed / "lib" / "__init__.py")
     main("/project/train.py")
-    assert callers.is_script("/project/train.py") and callers.is_script("/project/parts/model.py") and callers.is_script("/elsewhere/src/own.py")
+    assert all(map(callers.is_script, ("/project/train.py", "/project/parts/model.py", "/elsewhere/src/own.py")))
     assert not callers.is_script(training) and not callers.is_script(library) and not callers.is_script(json.__file__)
 
     main(str(installed / "prog" / "__main__.py"), "prog")
