@@ -78,7 +78,7 @@ def test_what_is_fixed_and_what_is_each_tensors() -> None:
 
 def test_what_is_kept_is_compared_with_what_is_not() -> None:
     row = lines(cost.table(found()), "f: 1 rank, 10 ")[cost.WALL]
-    assert row[2:] == ["100 µs (50 to 200, n=3) more than not kept", "100 µs more than not kept", "yes"]
+    assert row[2:] == ["100.0 µs (50.0 to 200.0, n=3) more than not kept", "100 µs more than not kept", "yes"]
 
 
 def test_another_commit_has_lines_of_its_own_without_a_goal() -> None:
