@@ -273,7 +273,7 @@ def _lay_out(kit: Kit) -> None:
     """First incarnation of a rank: lay everything out and seal it for step 0."""
     rank, state = kit.context.rank, kit.state
     arena = Arena.create(rank, max(state.bytes_now(), 1), use_gpu(kit.context, state))
-    kit.ledger.slots = Slots.create(rank)
+    kit.ledger.use(Slots.create(rank))
     state.move_in(arena)
     kit.reducers.record()
     kit.ledger.end(0, accumulating=False)

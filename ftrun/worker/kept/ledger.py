@@ -33,7 +33,7 @@ class Ledger:
     """The slots of this rank, with what has to be remembered between writing one and the next."""
 
     def __init__(self, state: ProtectedState, variables: Variables) -> None:
-        self._slots: Slots
+        self.slots: Slots
         self.variables = variables
         self.loader: Any = None  # position and batch in flight, kept by job.batches
         self.loader_state: Any = None  # the place from a slot, until job.batches takes it
@@ -62,13 +62,9 @@ class Ledger:
         self._sealed = SealedGradients()
         self._seals: Grads | None = None  # gradients to be sealed with it
 
-    @property
-    def slots(self) -> Slots:
-        return self._slots
-
-    @slots.setter
-    def slots(self, slots: Slots) -> None:
-        self._slots = slots
+    def use(self, slots: Slots) -> None:
+        """These are the rank's slots from here on."""
+        self.slots = slots
         self.variables.histories.logs = slots.histories
 
     # -- writing -----------------------------------------------------------------------------------------------------

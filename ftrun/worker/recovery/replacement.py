@@ -106,7 +106,7 @@ class Restorer:
         if segment is None or slots is None:
             own = self._without_own(gpu)
         else:
-            self.kit.ledger.slots = Slots(slots)
+            self.kit.ledger.use(Slots(slots))
             own = self._usable(Arena(segment), gpu, "taking a replica's instead")
         replica: Replica | None = None
         if (
@@ -194,7 +194,7 @@ class Restorer:
         )
         self.context.note_inexact(Inexact.OWN_STATE_LOST)
         self._lost = True
-        self.kit.ledger.slots = Slots.create(self.context.rank)
+        self.kit.ledger.use(Slots.create(self.context.rank))
         return self._new_arena(gpu)
 
     def _new_arena(self, gpu: int | None) -> Arena:
@@ -230,7 +230,7 @@ class Restorer:
         if self._may_still_run():
             raise NoSource("its predecessor may still run, so its memory cannot be used")
         self.kit.snapshots.adopt()
-        self.kit.ledger.slots = Slots(slots)
+        self.kit.ledger.use(Slots(slots))
         gpu, instead = use_gpu(context, self.state), "the snapshot is loaded into new memory"
         arena = self._usable(Arena(segment), gpu, instead) if segment else self._new_arena(gpu)
         try:
