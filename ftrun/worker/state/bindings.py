@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ftrun.worker.state.copies import placed
+from ftrun.worker.state.in_place import InPlace
 from ftrun.worker.state.spaces import Space
 
 BEHIND = "|"  # between a space and a name
@@ -49,15 +50,26 @@ class Bindings(NamedTuple):
         return found
 
 
-def put_back(places: list[Named], data: bytes, things: Mapping[str, Any]) -> None:
+def put_back(places: list[Named], data: bytes, things: Mapping[str, Any], in_place: InPlace) -> None:
     """Put back a copy of one value, or of several together. Errors: CannotPlace; what the script's own setter raises."""
     spaces_now = [place.space.read() for place in places]
     there = [values.get(place.name) for place, values in zip(places, spaces_now, strict=True)]
     together = len(places) > 1
-    new = placed(tuple(there) if together else there[0], data, things)
+    new = placed(tuple(there) if together else there[0], data, things, in_place)
     for place, values, value in zip(places, spaces_now, new if together else [new], strict=True):
         if place.name not in values or value is not values[place.name]:
             place.space.bind(place.name, value)
+
+
+def together(held: Mapping[str, Iterable[int]]) -> dict[int, set[str]]:
+    """Id of what several names hold -> those names. `held`: name -> ids of all that its value holds."""
+    first: dict[int, str] = {}
+    found: dict[int, set[str]] = {}
+    for name, marks in held.items():
+        for mark in marks:
+            if first.setdefault(mark, name) != name:
+                found.setdefault(mark, {first[mark]}).add(name)
+    return found
 
 
 def shared(held: Mapping[str, Iterable[int]], before: Iterable[list[str]]) -> tuple[dict[int, str], list[list[str]]]:
