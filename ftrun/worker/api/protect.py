@@ -50,6 +50,7 @@ from ftrun.worker.recovery.replacement import restore
 from ftrun.worker.runtime import compiling, pipeline_private, sharded_private, torch_private
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state.guarded_memory import GuardedMemory
 from ftrun.worker.state.logged_values import LOGGED, LoggedValues
 from ftrun.worker.state.looks import Looks
 from ftrun.worker.state.meshes import show_mesh
@@ -134,7 +135,7 @@ def protect(
     state.holders.void = lambda: bool(context.board[Head.VOID])
     given = [*modules, *optimizers, *wrapped, *stateful.values()]
     known = {**{f"optimizer {i}": one for i, one in enumerate([*optimizers, *wrapped])}, **stateful}
-    kept = Variables(modules, known, list(ignore), _names_of(variables))
+    kept = Variables(modules, known, list(ignore), _names_of(variables), GuardedMemory(state))
     left_out = LeftOut(context, state, kept, given, list(ignore))
     _job = Job(_guard(context, state, kept, left_out, logged), modules, optimizers, stateful)
     return _job

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from ftrun.worker.state.copies import Copied, TooLarge, copied, read
+from ftrun.worker.state.guarded_memory import GuardedMemory
 
 LARGEST = 1 << 20  # bytes of a copy that is kept with each step
 BLOCK, _SMALL_BLOCK = 64, 16  # entries: of numbers and strings, and of others, which cost more
@@ -159,7 +160,8 @@ class _History:
 class Histories:
     """Of one rank. `logs`: where they are written; without any, every list is copied as a whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: GuardedMemory | None = None) -> None:
+        self._memory = memory  # what the job guards
         self.logs: Sequence[Records] = ()
         self._large: set[str] = set()  # names of values that are searched for long lists
         self._unfit: set[str] = set()
@@ -174,7 +176,7 @@ class Histories:
         """
         if name not in self._large:
             try:
-                made = copied(value, known, LARGEST)
+                made = copied(value, known, LARGEST, self._memory)
             except TooLarge:
                 self._large.add(name)
             else:
@@ -191,11 +193,11 @@ class Histories:
         elif lists and not self.logs:
             lists = []
         try:
-            return copied(value, known, LARGEST)
+            return copied(value, known, LARGEST, self._memory)
         except TooLarge:
             if not lists or is_kept:
                 raise
-        return _by_length(value, known, lists)
+        return _by_length(value, known, self._memory, lists)
 
     def _in_parts(self, name: str, value: Any, known: Mapping[int, str], lists: list[Any], looks: bool) -> Copied:
         ours = self._of.setdefault(name, [])
@@ -209,7 +211,7 @@ class Histories:
             place, rest = history.follow(one, looks)
             places.append(_AT.pack(*place))
             named[id(one)] = _named(number, one, pickle.dumps(rest, 5) if _are_atoms(rest) else rest)
-        made = copied(value, known, LARGEST, named)
+        made = copied(value, known, LARGEST, self._memory, named)
         made.data = b"".join((_IN_LOG, _COUNT.pack(len(places)), *places, made.data))
         return made
 
@@ -225,7 +227,7 @@ class Histories:
             one.forget()
 
 
-def _by_length(value: Any, known: Mapping[int, str], lists: list[Any]) -> Copied:
+def _by_length(value: Any, known: Mapping[int, str], memory: GuardedMemory | None, lists: list[Any]) -> Copied:
     """Stands for a value whose lists are too long to be copied: it tells that they grew."""
     named = {}
     for number, one in enumerate(lists):
@@ -234,7 +236,7 @@ def _by_length(value: Any, known: Mapping[int, str], lists: list[Any]) -> Copied
             named[id(one)] = _named(number, one, b"%d " % len(one) + _packed(rest))
         except _Unfit:
             raise TooLarge from None
-    return copied(value, known, LARGEST, named)
+    return copied(value, known, LARGEST, memory, named)
 
 
 # -- lists ---------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """What the loop of a script changes is kept with the step, without a word in the script.
 
-A value that has changed since the loop began is copied into every slot from then on, and put back in place in a replacement and in a
-survivor that does the step again. Which ones that are is looked for as a whole in the bodies that are looked at; in between each name
-that is bound to another thing is found by one comparison of identities. What never changed is the replacement's own: its script makes
-it. What cannot be kept (an iterator, a file, what is too large) is for the search for what was left out to name.
+A value that has changed since the loop began, or that the loop is seen to carry from one iteration to the next, is copied into every
+slot from then on, and put back in place in a replacement and in a survivor that does the step again. Which ones that are is looked for
+as a whole in the bodies that are looked at; in between each name that is bound to another thing is found by one comparison of
+identities. What never changed is the replacement's own: its script makes it. What cannot be kept (an iterator, a file, what is too
+large) is for the search for what was left out to name.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import torch
 
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.state import spaces
-from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, put_back_as_it_stood, shared
+from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, put_back_as_it_stood, shared, together
 from ftrun.worker.state.copies import Copied, TooLarge, copied, placed
+from ftrun.worker.state.guarded_memory import GuardedMemory
 from ftrun.worker.state.histories import LARGEST, Histories, whole
-from ftrun.worker.state.loop_names import made_anew
+from ftrun.worker.state.in_place import InPlace
+from ftrun.worker.state.loop_names import carried, made_anew
 from ftrun.worker.state.spaces import Space
 
 PREFIX = "variable "  # of a name among what slots keep of the Python state
@@ -49,6 +52,7 @@ class Variables:
         known: Name -> thing of what the job keeps itself: it is bound, and not copied.
         ignored: Names, and things, that are to stay out.
         only: Names, of variables or `self.meters`, that alone are kept; None = all.
+        memory: What the job guards.
     """
 
     def __init__(
@@ -57,12 +61,14 @@ class Variables:
         known: Mapping[str, Any],
         ignored: Iterable[Any] = (),
         only: Iterable[str] | None = None,
+        memory: GuardedMemory | None = None,
     ) -> None:
         self._modules = modules
+        self._memory = memory
         self._only = None if only is None else frozenset(only)
         self.loop: object = None  # the one that is left by `leave`, for who has several
         self.told: Callable[[Iterable[str]], None] = lambda names: None  # hears the names of what is lost
-        self.histories = Histories()
+        self.histories = Histories(memory)
         self._given = dict(known)
         for number, root in enumerate(modules):
             self._given |= {f"model {number}.{name}": part for name, part in root.named_modules()}
@@ -72,6 +78,7 @@ class Variables:
         self.iterated: set[int] = set()  # ids of loaders and samplers that are kept with the place in the data
         self._frames: list[FrameType] = []
         self._fresh: tuple[str, frozenset[str]] = ("", frozenset())  # key of a space, and names there
+        self._carried: frozenset[str] = frozenset()  # names that loops on the stack carry from one iteration to the next
         self._spaces: list[Space] = []
         self._roots: set[str] = set()  # of spaces: frames and modules that were seen
         self._places_of: set[str] = set()  # keys of the spaces that were there when their root was seen first
@@ -85,6 +92,8 @@ class Variables:
         self._whole: set[str] = set()  # where the loop binds one object after the other
         self._beside: dict[str, list[str]] = {}  # kept -> those that hold a part of the same thing, itself among them
         self._parts: dict[int, str] = {}  # id of what a value holds -> the name it was found under, at the last look
+        self._together: dict[int, set[str]] = {}  # id of what several names hold, at the last look -> those
+        self._had_steps = False
         self._in_body = False  # a step was handed out; what is kept together stays so until the next is
         self._due = False  # may more be to be kept together then?
         self.as_before: dict[str, bytes] | None = None  # what `capture` gave, had no more been kept together than at the one before
@@ -114,6 +123,8 @@ class Variables:
             return
         self._frames = frames
         self._fresh = self._fresh_names()
+        found = [(carried(frame), spaces.module_prefix(frame.f_globals)) for frame in frames]
+        self._carried = frozenset(prefix + name for names, of_module in found for prefix in ("", of_module) for name in names)
         self.look()  # a loop before this one, or what was between the two, may have changed something
 
     def _fresh_names(self) -> tuple[str, frozenset[str]]:
@@ -183,7 +194,7 @@ class Variables:
             return pickle.dumps(value, 5)
         why = ""
         try:
-            if _size(value) > LARGEST:
+            if _size(value) > LARGEST and (self._memory is None or self._memory.over(value) is None):
                 raise TooLarge
             made = self.histories.copied(kept_as or place.key, value, self._by_id, bool(kept_as), self._met is not None)
         except TooLarge:
@@ -266,6 +277,11 @@ class Variables:
         self._find()
         self._kept, self._bound, self._met = {}, {}, []
         for place, value in self._places():
+            if place.shown in self._carried and place.key not in self._wanted and self._is_plain(place, value):
+                # not changed yet, and maybe another one in a replacement: from a checkpoint that was written meanwhile
+                self._wanted.add(place.key)
+                if self.retains:
+                    self._first.setdefault(place.key, self._stand(place, value))
             if place.key in self._wanted:
                 self._kept[place.key] = place
                 if type(value) not in _ATOMS:
@@ -276,15 +292,19 @@ class Variables:
             else:
                 self._compare(place, value)
         self._due = self._in_body
+        held = {place.key: made.held() for place, made in self._met}
+        self._together = together(held)
         if not self._in_body:
-            self._find_shared(self._met)
-        self._met = None
+            self._find_shared({place.key: place for place, _ in self._met}, held)
+        self._met = None  # ids of what it held are good as long as it is
         self._watch()
 
-    def _find_shared(self, met: list[tuple[Named, Copied]]) -> None:
+    def _is_plain(self, place: Named, value: Any) -> bool:
+        """Is that a value, and no object whose attributes are looked at by themselves, nor nothing yet?"""
+        return value is not None and id(value) not in self._by_id and not spaces.is_open(value) and self._stand(place, value) is not None
+
+    def _find_shared(self, places: Mapping[str, Named], held: Mapping[str, Iterable[int]]) -> None:
         """What two names hold a part of is one thing, also in a replacement: they are kept together, once one of them changed."""
-        places = {place.key: place for place, _ in met}
-        held = {place.key: made.held() for place, made in met}
         self._parts, groups = shared(held, self._beside.values())
         self._beside = {}
         for names in groups:
@@ -358,7 +378,7 @@ class Variables:
         """Does the value of that name hold the thing of that id, which was another's when it was found there, maybe?"""
         for place, value in self._places():
             if place.key == key:
-                return mark in copied(value, self._by_id, LARGEST).held()
+                return mark in copied(value, self._by_id, LARGEST, self._memory).held()
         return False
 
     def _add_together(self, keys: list[str], state: dict[str, bytes]) -> None:
@@ -391,15 +411,21 @@ class Variables:
             **{f"at {space.key}": space.owner for space in self._spaces if space.owner is not None},
         }
         lost = []
+        in_place = InPlace(self._memory)
+        by_name = {id(thing) for thing in things.values()}
         for key, data in wanted.items():
-            parts = [name.rpartition(BEHIND) for name in key.split(_BESIDE)]
+            names = key.split(_BESIDE)
+            # in a replacement: what its script has made of one thing its predecessor may have had as several by then
+            apart = {} if self._had_steps else self._together
+            in_place.apart = by_name | {mark for mark, holders in apart.items() if not holders <= {*names}}
+            parts = [name.rpartition(BEHIND) for name in names]
             places = [Named(by_key[where], name) for where, _, name in parts if where in by_key]
             if len(places) < len(parts):
                 lost.append(self.shown(key))
                 continue
             self.histories.put_back(key)
             try:
-                put_back(places, whole(data, self.histories.logs), things)
+                put_back(places, whole(data, self.histories.logs), things, in_place)
             except Exception as error:  # CannotPlace, or what the script's own setter raises
                 self._left |= dict.fromkeys([place.shown for place in places], str(error))
                 lost += [place.shown for place in places]
@@ -409,11 +435,12 @@ class Variables:
                 names = [place.key for place in places]
                 self._beside.update((name, names) for name in names)
         if self.retains:
-            lost += self._not_changed_yet({name for key in wanted for name in key.split(_BESIDE)}, things)
+            lost += self._not_changed_yet({name for key in wanted for name in key.split(_BESIDE)}, things, in_place)
+        self._together = {}
         self._watch()
         self.lose(lost)
 
-    def _not_changed_yet(self, saved: set[str], things: Mapping[str, Any]) -> list[str]:
+    def _not_changed_yet(self, saved: set[str], things: Mapping[str, Any], in_place: InPlace) -> list[str]:
         """Put back what no copy has since it had not changed when that was made. Returns what cannot be, as a person reads it."""
         lost = []
         for key, place in self._kept.items():
@@ -421,7 +448,7 @@ class Variables:
             if key in saved or before is _NEW:  # a body makes it
                 continue
             try:
-                put_back_as_it_stood(place, before, things)
+                put_back_as_it_stood(place, before, things, in_place)
             except Exception as error:  # as above
                 self._left[place.shown] = str(error)
                 lost.append(place.shown)
@@ -431,7 +458,7 @@ class Variables:
         """A step is handed out, and its START slot written or put back."""
         self._at_start = [*self._watched, *self._in_turn]
         self._since = {}
-        self._in_body = True
+        self._in_body = self._had_steps = True
 
     def stopped(self, rewind: bool) -> None:
         """The world was stopped. `rewind`: in a body, which is done again: names are bound as at its start.
