@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from types import FrameType
 
+from ftrun.worker.runtime.frames_private import has_own_locals
+
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _CLOCKS = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "monotonic_ns")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -63,7 +65,7 @@ def made_anew(frame: FrameType) -> frozenset[str]:
     names = loop_names(source, frame.f_lineno)
     if names is None:
         return frozenset()
-    if frame.f_locals is not frame.f_globals:
+    if has_own_locals(frame):
         return names.always
     return names.always - read_in_functions(source)  # one that the loop calls may read a name before the loop writes it
 
