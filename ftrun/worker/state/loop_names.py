@@ -7,8 +7,10 @@ was fetched ahead. A replacement does not have its value, and a step done again 
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -16,6 +18,7 @@ from ftrun.worker.runtime.frames_private import has_own_locals
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _CLOCKS = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "monotonic_ns")
+_TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # from Python 3.11 on
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -34,9 +37,8 @@ class LoopNames:
 
 def loop_names(source: str, line: int) -> LoopNames | None:
     """The names of the innermost loop that holds `line`; None when there is no such loop, or the source is no Python."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    tree = _parsed(source)
+    if tree is None:
         return None
     around = [
         node
@@ -59,6 +61,17 @@ def loop_names(source: str, line: int) -> LoopNames | None:
     return LoopNames(frozenset(carried), frozenset(fresh), frozenset(outside), frozenset(always))
 
 
+@functools.lru_cache(maxsize=4)
+def _parsed(source: str) -> ast.Module | None:
+    """None when it is no Python."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python has warned of an escape like "\\d" already, by the name of the file
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError):
+            return None
+
+
 def made_anew(frame: FrameType) -> frozenset[str]:
     """Names that the loop which a frame is in writes in each iteration before anybody reads them."""
     source = "".join(linecache.getlines(frame.f_code.co_filename))
@@ -72,9 +85,8 @@ def made_anew(frame: FrameType) -> frozenset[str]:
 
 def read_in_functions(source: str) -> frozenset[str]:
     """Names that a function, a method or a lambda of this source reads."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    tree = _parsed(source)
+    if tree is None:
         return frozenset()
     found: set[str] = set()
     for function in ast.walk(tree):
@@ -93,7 +105,15 @@ def _stores(loop: ast.AST) -> set[str]:
 
 
 def _written(node: ast.AST) -> str:
+    if isinstance(node, ast.MatchAs | ast.MatchStar):
+        return node.name or ""
+    if isinstance(node, ast.MatchMapping):
+        return node.rest or ""
     return _dotted(node) if isinstance(getattr(node, "ctx", None), ast.Store) else ""
+
+
+def _takes_all(case: ast.match_case) -> bool:
+    return case.guard is None and isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
 
 
 def _dotted(node: ast.AST) -> str:
@@ -114,7 +134,7 @@ class _Walk:
         self.early: set[str] = set()  # read when they were not stored for sure
         self.clocks: set[str] = set()  # hold a time of day: no state of a training
 
-    def body(self, statements: Iterable[ast.stmt]) -> None:
+    def body(self, statements: Iterable[ast.AST]) -> None:
         for statement in statements:
             self.visit(statement)
 
@@ -131,7 +151,7 @@ class _Walk:
         if name not in self.stored:
             self.early.add(name)
 
-    def branches(self, *each: list[ast.stmt]) -> None:
+    def branches(self, *each: Sequence[ast.AST]) -> None:
         """Ways of which one is taken: stored for sure is what all of them store."""
         before, ends = set(self.stored), []
         for statements in each:
@@ -172,7 +192,13 @@ class _Walk:
         elif isinstance(node, ast.While):
             self.visit(node.test)
             self.body([*node.body, *node.orelse])
-        elif isinstance(node, ast.Try):
+        elif isinstance(node, ast.Match):
+            self.visit(node.subject)
+            self.branches(*([case] for case in node.cases), *([] if _takes_all(node.cases[-1]) else [[]]))
+        elif isinstance(node, ast.match_case):
+            self.store(node.pattern)
+            self.body([part for part in (node.guard, *node.body) if part is not None])
+        elif isinstance(node, _TRIES):
             self.branches([*node.body, *node.orelse], *(handler.body for handler in node.handlers))
             self.body(node.finalbody)
         elif isinstance(node, ast.With | ast.AsyncWith):

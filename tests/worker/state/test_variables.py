@@ -176,6 +176,21 @@ class Holder:
     pass
 
 
+def test_what_one_case_of_several_writes() -> None:
+    def staged(steps: Steps) -> list[str]:
+        stage, found = "first", []
+        for step in steps:
+            match step:
+                case 2:
+                    stage = "second"
+            found.append(stage)
+        return found
+
+    wanted, slots, _, _ = run(staged)
+    found, _, _, lost = run(staged, CUT, slots[CUT])
+    assert found == wanted and not lost
+
+
 COMPREHENSION = """
 total = 0
 
@@ -196,7 +211,7 @@ def test_a_comprehension_in_a_module(tmp_path: Path) -> None:
         exec(compile(COMPREHENSION, str(tmp_path / "script.py"), "exec"), space)  # noqa: S102
         return int(str(space["total"]))
 
-    _, slots, variables, _ = run(module)
+    _, slots, _, _ = run(module)
     keys = {key for kept in slots.values() for key in kept}
     assert keys - {"variable <listcomp>().|step"} == {"variable global |total"}
     found, _, _, lost = run(module, CUT, slots[CUT])
