@@ -26,7 +26,7 @@ ENVIRONMENT = ROOT / ".venv-versions"
 BEGIN, END = "<!-- rows: make versions -->\n", "<!-- end of rows -->\n"
 NEEDS = ("hypothesis", "prometheus-client", "pyte", "pytest", "pytest-timeout", "pytest-xdist")
 # kills in every phase, once as tests and once as `ftrun verify`; the same of sharded models and pipelines; what a worker sees beside
-# torchrun; a status; a pretended GPU
+# torchrun; a status; a pretended GPU; the script's variables: frames, copies, forty scripts, kills of some more; a loader's processes
 CORE = (
     "tests/e2e/test_exact.py::test_what_is_compared_with_is_what_torchrun_gives[adamw]",
     "tests/e2e/test_exact.py::test_clean_run_equals_torchrun[adamw]",
@@ -50,6 +50,17 @@ CORE = (
     "tests/cli/test_side_by_side.py::test_workers_see_the_same[usual]",
     "tests/view/test_status.py::test_healthy",
     "tests/view/test_status.py::test_recovering",
+    "tests/worker/runtime/test_frames_private.py",
+    "tests/worker/state/test_copies.py",
+    "tests/worker/state/test_variables.py",
+    "tests/worker/state/test_shared_values.py",
+    "tests/worker/state/test_stopped_variables.py",
+    "tests/worker/checks/test_carried.py",
+    "tests/worker/process/test_torch_private.py::test_every_name_is_there_and_behaves",
+    "tests/cases/test_cases.py::test_case[replay-buffer]",
+    "tests/cases/test_cases.py::test_case[epoch-meters]",
+    "tests/cases/test_cases.py::test_case[trainer-state]",
+    "tests/e2e/test_loader_processes.py::test_a_run_ends_as_without_ftrun[distributed]",
 )
 FACTS = "import json, platform, torch; print(json.dumps([torch.__version__, torch.version.cuda, platform.python_version()]))"
 

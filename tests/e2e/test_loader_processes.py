@@ -17,6 +17,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in (folder / "out").glob("digest-*")}
 
 
+@pytest.mark.timeout(400)  # from Python 3.14 on each process of a loader imports torch anew
 @pytest.mark.parametrize(
     ("kind", "faults"),
     [

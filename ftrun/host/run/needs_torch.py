@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,9 @@ def wants_torch(kind: str, argv: Sequence[str]) -> bool:
         source = Path(argv[0]).read_bytes()
         if len(source) > _MOST or b"torch" in source:
             return True
-        tree = ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the script's own process warns of an escape like "\\d"
+            tree = ast.parse(source)
     except (OSError, ValueError, SyntaxError, RecursionError):
         return True
     folder = Path(argv[0]).resolve().parent

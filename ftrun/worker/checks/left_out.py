@@ -10,7 +10,7 @@ import functools
 import inspect
 import linecache
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.shared.left_out import file_name, shown
 from ftrun.worker.checks.live_values import LiveValues, attributes
+from ftrun.worker.runtime.frames_private import has_own_locals, locals_of
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.loop_names import LoopNames, loop_names
@@ -163,9 +164,9 @@ def _names_of(frame: FrameType) -> LoopNames:
     return loop_names(source, frame.f_lineno) or LoopNames(frozenset(), frozenset(), frozenset())
 
 
-def _locals(frame: FrameType) -> dict[str, Any]:
+def _locals(frame: FrameType) -> Mapping[str, Any]:
     """A function's own variables; none of a module's code."""
-    return {} if frame.f_locals is frame.f_globals else frame.f_locals
+    return locals_of(frame) if has_own_locals(frame) else {}
 
 
 @functools.cache

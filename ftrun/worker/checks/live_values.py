@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.runtime import loader_private
 from ftrun.worker.runtime.callers import is_script
+from ftrun.worker.runtime.frames_private import locals_of
 from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.torch_private import writes_to
 from ftrun.worker.runtime.trees import checksum
@@ -231,7 +232,7 @@ def _place(iterator: Any) -> Any:
         frame = iterator.gi_frame
         if frame is None or iterator.gi_code.co_filename.startswith(OWN_FILES):
             return None
-        return [frame.f_lasti, dict(frame.f_locals)]
+        return [frame.f_lasti, dict(locals_of(frame))]
     if of_the_script(type(iterator)):
         return attributes(iterator)
     left = operator.length_hint(iterator, -1) if type(iterator).__module__ == "builtins" else -1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import inspect
 import json
 import os
 import platform
@@ -25,6 +26,7 @@ from ftrun.worker.runtime import torch_private as private
 
 NAMES = [*private.NAMES, *frames_private.NAMES, *loader_private.NAMES, *pipeline_private.NAMES, *sharded_private.NAMES]
 THERE, MISSING, DIFFERS, BEFORE = "there", "missing", "behaves differently", "not in this torch yet"
+AFTER = "not needed on this Python"
 
 
 class Answer(NamedTuple):
@@ -36,7 +38,7 @@ class Answer(NamedTuple):
 
     @property
     def good(self) -> bool:
-        return self.state in (THERE, BEFORE)
+        return self.state in (THERE, BEFORE, AFTER)
 
     def as_json(self) -> dict[str, Any]:
         entry = self.entry
@@ -51,6 +53,8 @@ def ask(entry: private.Private) -> Answer:
     """Look for a name, and try it."""
     if entry.before_its_time():
         return Answer(entry, BEFORE)
+    if entry.after_its_time():
+        return Answer(entry, AFTER)
     lacking = entry.lacking()
     if lacking:
         return Answer(entry, MISSING, ", ".join(lacking))
@@ -264,6 +268,16 @@ def _binds_locals() -> bool:
     return next(begun) == 2
 
 
+def _leaves_locals() -> bool:
+    def holder(first: int) -> bool:
+        taken = locals()
+        frame = inspect.currentframe()
+        seen = dict(frames_private.locals_of(frame)) if frame is not None else {}
+        return taken == {"first": 1} and seen.keys() == {"first", "taken", "frame"}
+
+    return holder(1)
+
+
 def _makes_capsules() -> bool:
     from ftrun.worker.memory import dlpack
 
@@ -408,8 +422,12 @@ def _finds_groups() -> bool:
 def _takes_a_folder() -> bool:
     from multiprocessing import util
 
+    before = util.get_temp_dir()  # a loader's processes may need it: those of a fork server do, which Python 3.14 has by default
     private.use_temporary_folder("/nowhere")
-    return str(util.get_temp_dir()) == "/nowhere"
+    try:
+        return str(util.get_temp_dir()) == "/nowhere"
+    finally:
+        private.use_temporary_folder(before)
 
 
 def _copies_each() -> bool:
@@ -443,6 +461,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "PyThreadState_SetAsyncExc": _interrupts,
     "PyCapsule_New": _makes_capsules,
     "PyFrame_LocalsToFast": _binds_locals,
+    "f_locals": _leaves_locals,
     "_current_frames": lambda: private.frame_of(threading.get_ident()) is not None,
     "__class__": _watches,
     "PF_EXITING (0x4)": _dying_is_seen,
@@ -470,8 +489,8 @@ def table(answers: list[Answer]) -> list[str]:
     """Aligned text: state, need and name, and below each what it is for."""
     lines = [f"torch {torch.__version__}, Python {platform.python_version()}"]
     for state, needs, entry, detail in ((a.state, a.entry.needs, a.entry, a.detail) for a in answers):
-        lines.append(f"{state:<21} {needs:<13} {entry.name}{f' ({detail})' if detail else ''}")
-        lines.append(f"{'':<35} to {entry.why}; without: {entry.without}")
+        lines.append(f"{state:<25} {needs:<13} {entry.name}{f' ({detail})' if detail else ''}")
+        lines.append(f"{'':<39} to {entry.why}; without: {entry.without}")
     return lines
 
 

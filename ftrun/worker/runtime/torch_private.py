@@ -46,6 +46,7 @@ class Private(NamedTuple):
     without: str
     of_instance: bool = False  # the class has no such attribute, its methods set it in each instance
     since: tuple[int, ...] | None = None  # torch's release; None: in the oldest that was tried, and maybe before
+    until: tuple[int, ...] | None = None  # Python's release, from which on nobody asks for it
 
     @property
     def name(self) -> str:
@@ -54,6 +55,10 @@ class Private(NamedTuple):
     def before_its_time(self) -> bool:
         """Is this torch older than the name?"""
         return self.since is not None and version_of(str(importlib.import_module("torch").__version__)) < self.since
+
+    def after_its_time(self) -> bool:
+        """Does this Python do without the name?"""
+        return self.until is not None and sys.version_info >= self.until
 
     def lacking(self) -> list[str]:
         """Which of the names are not there. Cheap: it looks, and tries nothing."""
@@ -81,7 +86,8 @@ def require(names: Iterable[Private], *needs: str, torch: str = TORCH_RANGE) -> 
     `torch`: the releases that have them.
     """
     for entry in names:
-        lacking = entry.lacking() if entry.needs in needs and not entry.before_its_time() else []
+        is_asked = entry.needs in needs and not entry.before_its_time() and not entry.after_its_time()
+        lacking = entry.lacking() if is_asked else []
         if lacking:
             version = (
                 importlib.import_module("torch").__version__ if entry.owner == "torch" else platform.python_version()

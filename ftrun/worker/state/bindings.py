@@ -28,13 +28,17 @@ class Named(NamedTuple):
 
 
 class Bindings(NamedTuple):
-    """Names of a space, and what they were bound to when that was looked at."""
+    """Names of a space, and what they were bound to when that was looked at.
+
+    `locals_dict`: where a look at the variables of a frame leaves them, unless somebody makes that again what it was.
+    """
 
     space: Space
     names: list[str]
     get: Callable[[Any], Any]
     before: Any
     length: int
+    locals_dict: dict[str, Any] | None
 
     def rebound(self) -> list[str]:
         """Those that are bound to another thing by now, as a person reads them."""

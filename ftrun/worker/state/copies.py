@@ -478,8 +478,8 @@ _CONTAINERS: dict[Any, Callable[[_Placing, Any, Any, Any], None]] = {
 def _slots(kind: type) -> Iterator[tuple[str, Any]]:
     """Name and descriptor of each slot of a class."""
     for one in kind.__mro__:
-        for name, found in vars(one).items():
-            if isinstance(found, types.MemberDescriptorType) and one.__flags__ & _HEAP_TYPE:
+        for name, found in vars(one).items() if "__slots__" in vars(one) else ():
+            if isinstance(found, types.MemberDescriptorType):
                 yield name, found
 
 
@@ -491,7 +491,8 @@ def _is_open(kind: type) -> bool:
 
     Others are taken as they are made: nobody but their class knows what they hold.
     """
-    base = next(one for one in kind.__mro__ if not one.__flags__ & _HEAP_TYPE)
+    # a deque is made as a class statement makes a class, from Python 3.12 on
+    base = next(one for one in kind.__mro__ if one in _BASES or not one.__flags__ & _HEAP_TYPE)
     if base is not object:
         return base in _BASES
     own = [name for name in ("__reduce_ex__", "__reduce__") if getattr(kind, name) is not getattr(object, name)]

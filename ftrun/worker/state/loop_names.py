@@ -9,12 +9,16 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
+from ftrun.worker.runtime.frames_private import has_own_locals
+
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _CLOCKS = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "monotonic_ns")
+_TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # from Python 3.11 on
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -44,9 +48,8 @@ def loop_names(source: str, line: int) -> LoopNames | None:
 
 def _loops(source: str, line: int) -> list[ast.For | ast.AsyncFor | ast.While]:
     """Those that hold `line`, the outermost first."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    tree = _parsed(source)
+    if tree is None:
         return []
     around = [
         node
@@ -76,22 +79,32 @@ def _carried(source: str, line: int) -> frozenset[str]:
     return frozenset(name for loop in _loops(source, line) for name in _walked(loop).carried)
 
 
+@functools.lru_cache(maxsize=4)
+def _parsed(source: str) -> ast.Module | None:
+    """None when it is no Python."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python has warned of an escape like "\\d" already, by the name of the file
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError):
+            return None
+
+
 def made_anew(frame: FrameType) -> frozenset[str]:
     """Names that the loop which a frame is in writes in each iteration before anybody reads them."""
     source = "".join(linecache.getlines(frame.f_code.co_filename))
     names = loop_names(source, frame.f_lineno)
     if names is None:
         return frozenset()
-    if frame.f_locals is not frame.f_globals:
+    if has_own_locals(frame):
         return names.always
     return names.always - read_in_functions(source)  # one that the loop calls may read a name before the loop writes it
 
 
 def read_in_functions(source: str) -> frozenset[str]:
     """Names that a function, a method or a lambda of this source reads."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    tree = _parsed(source)
+    if tree is None:
         return frozenset()
     found: set[str] = set()
     for function in ast.walk(tree):
@@ -110,7 +123,15 @@ def _stores(loop: ast.AST) -> set[str]:
 
 
 def _written(node: ast.AST) -> str:
+    if isinstance(node, ast.MatchAs | ast.MatchStar):
+        return node.name or ""
+    if isinstance(node, ast.MatchMapping):
+        return node.rest or ""
     return _dotted(node) if isinstance(getattr(node, "ctx", None), ast.Store) else ""
+
+
+def _takes_all(case: ast.match_case) -> bool:
+    return case.guard is None and isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
 
 
 def _dotted(node: ast.AST) -> str:
@@ -135,7 +156,7 @@ class _Walk:
     def carried(self) -> set[str]:
         return (self.early & self.stored_anywhere) - self.clocks
 
-    def body(self, statements: Iterable[ast.stmt]) -> None:
+    def body(self, statements: Iterable[ast.AST]) -> None:
         for statement in statements:
             self.visit(statement)
 
@@ -152,7 +173,7 @@ class _Walk:
         if name not in self.stored:
             self.early.add(name)
 
-    def branches(self, *each: list[ast.stmt]) -> None:
+    def branches(self, *each: Sequence[ast.AST]) -> None:
         """Ways of which one is taken: stored for sure is what all of them store."""
         before, ends = set(self.stored), []
         for statements in each:
@@ -193,7 +214,13 @@ class _Walk:
         elif isinstance(node, ast.While):
             self.visit(node.test)
             self.body([*node.body, *node.orelse])
-        elif isinstance(node, ast.Try):
+        elif isinstance(node, ast.Match):
+            self.visit(node.subject)
+            self.branches(*([case] for case in node.cases), *([] if _takes_all(node.cases[-1]) else [[]]))
+        elif isinstance(node, ast.match_case):
+            self.store(node.pattern)
+            self.body([part for part in (node.guard, *node.body) if part is not None])
+        elif isinstance(node, _TRIES):
             self.branches([*node.body, *node.orelse], *(handler.body for handler in node.handlers))
             self.body(node.finalbody)
         elif isinstance(node, ast.With | ast.AsyncWith):

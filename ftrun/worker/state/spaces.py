@@ -11,6 +11,7 @@ import collections
 import contextvars
 import dataclasses
 import enum
+import functools
 import inspect
 import os
 import sys
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ftrun.worker.runtime.callers import is_script
-from ftrun.worker.runtime.frames_private import bind_local
+from ftrun.worker.runtime.frames_private import bind_local, has_own_locals, locals_of
 
 _MANY = 20_000  # spaces
 _FEW = 200  # elements of a container that is searched for objects
@@ -111,7 +112,7 @@ def found(
     walk = _Search(passed_over, counts, admits)
     depth: collections.Counter[str] = collections.Counter()
     for frame in frames:
-        if frame.f_locals is not frame.f_globals:
+        if has_own_locals(frame):
             depth[frame.f_code.co_name] += 1
             walk.add(_of_frame(frame, depth[frame.f_code.co_name]), id(frame))
     main = sys.modules.get("__main__")
@@ -197,7 +198,7 @@ def _of_dict(key: str, shown: str, space: dict[str, Any]) -> Space:
 
 def _of_frame(frame: FrameType, count: int) -> Space:
     name = f"{frame.f_code.co_name}{count if count > 1 else ''}()."
-    return Space(name, "", lambda: frame.f_locals, lambda name, value: bind_local(frame, name, value), frame=frame)
+    return Space(name, "", functools.partial(locals_of, frame), functools.partial(bind_local, frame), frame=frame)
 
 
 def _of_object(key: str, thing: Any, shown: str = "") -> Space:

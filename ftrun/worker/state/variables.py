@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ftrun.core.paths import OWN_FILES
+from ftrun.worker.runtime.frames_private import dict_of_locals, has_own_locals
 from ftrun.worker.state import spaces
 from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, put_back_as_it_stood, shared, together
 from ftrun.worker.state.copies import Copied, TooLarge, copied, placed
@@ -132,8 +133,7 @@ class Variables:
         if not self._frames:
             return "", frozenset()
         frame = self._frames[0]
-        is_module = frame.f_locals is frame.f_globals
-        key = f"global {spaces.module_prefix(frame.f_globals)}" if is_module else f"{frame.f_code.co_name}()."
+        key = f"{frame.f_code.co_name}()." if has_own_locals(frame) else f"global {spaces.module_prefix(frame.f_globals)}"
         return key, made_anew(frame)
 
     def leave(self) -> None:
@@ -233,7 +233,7 @@ class Variables:
             return None
         get: Any = operator.itemgetter(*names, names[0])  # of one name it would give no tuple
         raw = space.raw if space.raw is not None else values
-        return Bindings(space, names, get, get(raw), len(raw))
+        return Bindings(space, names, get, get(raw), len(raw), dict_of_locals(space.frame) if space.frame else None)
 
     def _is_elsewhere(self, bindings: Bindings, now: Any) -> bool:
         """Look at names that are bound anew. True: an object of the script's is, so what it holds is to be found."""
@@ -324,12 +324,16 @@ class Variables:
         if self._turn >= len(self._in_turn):
             self._turn = 0
         for bindings in () if whole else self._watched + self._in_turn[first : first + _TURN]:
-            space, _, get, before, length = bindings
+            space, _, get, before, length, found = bindings
+            theirs = found.copy() if found else {}
             now: Any = space.raw if space.frame is None else space.frame.f_locals
             try:
                 now = get(now) if len(now) == length else None
             except KeyError:
                 now = None
+            if found is not None:  # `frames_private.leave`, without a call
+                found.clear()
+                found.update(theirs)
             if now is None or (not all(map(operator.is_, now, before)) and self._is_elsewhere(bindings, now)):
                 whole = True  # there are new names, or other objects
                 break

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 import pytest
 
 from ftrun.worker.state.loop_names import loop_names
@@ -30,6 +33,9 @@ for epoch in range(3):
         ("dt = time.time() - t0; t0 = time.time()", set()),
         ("z = [i for i in range(3)]; total = sum(i for i in z)", set()),
         ("(last := get()); use(last)", set()),
+        ("match k:\n                case 0: a = 1\n                case _: b = 2\n            use(a)", {"a"}),
+        ("match k:\n                case 0: a = 1\n                case [b, *c] if b: a = c\n            use(a, b)", {"a", "b"}),
+        ("match k:\n                case {'x': a, **b}: use(a, b)\n                case _: a = 2\n            use(a)", set()),
     ],
 )
 def test_what_is_read_before_it_is_written(body: str, carried: set[str]) -> None:
@@ -38,10 +44,24 @@ def test_what_is_read_before_it_is_written(body: str, carried: set[str]) -> None
     assert "epoch" in names.outside and "step" in names.fresh
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="except* came with Python 3.11")
+def test_groups_of_errors_are_not_caught_in_each_iteration() -> None:
+    body = "try: a = get()\n            except* ValueError: b = 1\n            use(a, b)"
+    names = loop_names(LOOP.format(body=body), 8)
+    assert names is not None and set(names.carried) == {"a", "b"}
+
+
 def test_a_loss_of_the_last_of_some_backwards_is_fresh() -> None:
     body = "for half in halves:\n                loss = net(half)\n            print(loss)"
     names = loop_names(LOOP.format(body=body), 8)
     assert names is not None and not names.carried and "loss" in names.fresh
+
+
+def test_of_what_python_has_warned_nobody_warns_again() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        names = loop_names(LOOP.format(body=r"found = match('\d', x)"), 8)
+    assert names is not None and "found" in names.fresh
 
 
 def test_without_a_loop_or_with_no_python_nothing_is_known() -> None:

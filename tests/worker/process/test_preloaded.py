@@ -26,8 +26,8 @@ import bisect, platform, statistics
 print(bisect.__file__, statistics.__file__, statistics.mean([1, 2]), platform.__file__)
 import random
 print("in the library:", random._bisect is bisect.bisect)
-import torch, profile, uuid
-print("in torch:", torch.platform is platform, uuid.platform is platform, hasattr(profile, "run"), sys.path[0])
+import torch, profile, pydoc
+print("in torch:", torch.platform is platform, pydoc.platform is platform, hasattr(profile, "run"), sys.path[0])
 """
 
 
@@ -138,7 +138,8 @@ if FT:
 else:
     for step in range(12):
         work()
-print("END", dist.get_rank(), torch.get_num_threads(), sum(p.double().sum().item() for p in model.parameters()).hex())
+total = sum(p.double().sum().item() for p in model.parameters())
+print(f"END {dist.get_rank()} {torch.get_num_threads()} {total.hex()}\\n", end="")  # in one piece: both ranks write into one pipe
 """
 PLAN = """
 [[fault]]

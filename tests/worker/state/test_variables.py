@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,6 +160,82 @@ def test_an_iterator_is_not_kept_and_not_covered(make: Callable[[], Any]) -> Non
     drawn(LOOP(variables, 0, None, slots))
     assert not any("numbers" in name for kept in slots.values() for name in kept)
     assert any("total" in name for name in slots[CUT])
+
+
+def test_what_locals_gave_stays_as_it_is() -> None:
+    """Until Python 3.12 that is a dict that each look at the variables of a frame writes into."""
+
+    def main(steps: Steps) -> list[list[str]]:
+        taken, found, rate = locals(), [], 1.0
+        for _ in steps:
+            rate *= 0.5
+            found.append([*taken])
+        return found
+
+    slots: dict[int, Any] = {}
+    found = main(LOOP(Variables([], {}, ["slots", "lost"]), 0, None, slots))
+    assert found == [["steps"]] * 7 and {*slots[CUT]} == {"variable main().|rate", "variable main().|found"}
+
+
+def test_what_the_loop_lets_go_is_gone() -> None:
+    def main(steps: Steps) -> list[bool]:
+        gone = []
+        for step in steps:
+            large = Holder() if step % 2 else None
+            reference = weakref.ref(large) if large else Holder
+            variables.capture(False)  # at the gate
+            del large
+            gone.append(reference() is None)
+        return gone
+
+    variables = Variables([], {}, ["slots", "lost"])
+    assert main(LOOP(variables, 0, None, {})) == [False, True] * 3 + [False]
+
+
+class Holder:
+    pass
+
+
+def test_what_one_case_of_several_writes() -> None:
+    def staged(steps: Steps) -> list[str]:
+        stage, found = "first", []
+        for step in steps:
+            match step:
+                case 2:
+                    stage = "second"
+            found.append(stage)
+        return found
+
+    wanted, slots, _, _ = run(staged)
+    found, _, _, lost = run(staged, CUT, slots[CUT])
+    assert found == wanted and not lost
+
+
+COMPREHENSION = """
+total = 0
+
+def one(step):
+    global total
+    total += step
+    return total
+
+last = [one(step) for step in steps][-1]
+"""
+
+
+def test_a_comprehension_in_a_module(tmp_path: Path) -> None:
+    """It has a frame of its own until Python 3.11."""
+
+    def module(steps: Steps) -> int:
+        space = {"__name__": "__main__", "steps": steps}
+        exec(compile(COMPREHENSION, str(tmp_path / "script.py"), "exec"), space)  # noqa: S102
+        return int(str(space["total"]))
+
+    _, slots, _, _ = run(module)
+    keys = {key for kept in slots.values() for key in kept}
+    assert keys - {"variable <listcomp>().|step"} == {"variable global |total"}
+    found, _, _, lost = run(module, CUT, slots[CUT])
+    assert found == sum(range(7)) and not lost
 
 
 def test_off_and_names() -> None:
