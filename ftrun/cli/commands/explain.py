@@ -45,7 +45,8 @@ def explain(
         if re.fullmatch(r"[Ff]?\d+", what) and find(what) is None:
             raise UsageError(f"there is no code {what}; all of them: ftrun explain")
         run = require(what)
-        print(page("\n".join(_values(run) or [f"run {run.run_id}: nobody has told of values: it made no step with protect() yet"])))
+        unknown = f"run {run.run_id}: no rank has told of values, which takes protect(), and three steps or the end of a loop"
+        print(page("\n".join(_values(run) or [unknown])))
         return 0
     lines = [_text(code.page).rstrip()]
     newest = newest_here() if code.name in _OF_A_RUN else None

@@ -105,7 +105,7 @@ class DigestRecorder(StepObserver):
 
     def arrived(self, number: int) -> None:
         """At the gate at the end of a loop, for which all of the script's variables were looked at."""
-        if self._at_loop_end:
+        if self._at_loop_end and self._position.where is Where.LOOP:  # and not stopped before it came there
             self._at_loop_end = False
             self._write("end", self._position.index_of(number), list(self._variables()))
 
