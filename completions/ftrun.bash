@@ -176,7 +176,7 @@ _ftrun_argument() {
         'completions 0') printf '%s\n' 'words bash zsh fish' ;;
         'drain 0') printf '%s\n' 'run' ;;
         'events 0') printf '%s\n' 'run' ;;
-        'explain 0') printf '%s\n' 'other' ;;
+        'explain 0') printf '%s\n' 'run' ;;
         'inject-fault 0') printf '%s\n' 'words kill term segv abort exit: exception oom freeze hang gil slow: nan bitflip comm xid: gpu-lost ecc launcher-kill node-kill' ;;
         'inject-fault 1') printf '%s\n' 'run' ;;
         'metrics 0') printf '%s\n' 'run' ;;

@@ -47,7 +47,7 @@ complete -c ftrun -n __ftrun_at_start -a completions -d 'Print the completion fi
 complete -c ftrun -n __ftrun_at_start -a doctor -d 'Look at everything that ftrun needs of this machine, and say how to mend what is wrong.'
 complete -c ftrun -n __ftrun_at_start -a drain -d 'Move a rank to a spare, between two steps: for a device that is to be serviced, or that one does not trust.'
 complete -c ftrun -n __ftrun_at_start -a events -d 'List what happened in a run, from its journal (default: the newest run).'
-complete -c ftrun -n __ftrun_at_start -a explain -d 'Explain the code that a message of ftrun ended with: what happened, why, and what to do. Without CODE: all of them.'
+complete -c ftrun -n __ftrun_at_start -a explain -d 'Explain the code that a message of ftrun ended with: what happened, why, and what to do. Without CODE: all of them. Of a RUN: which of its script\'s values are kept with each step, and which are not, and why.'
 complete -c ftrun -n __ftrun_at_start -a inject-fault -d 'Strike a live run with a fault, now or where it is asked for. KIND is one of kill, term, segv, abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, xid:N, gpu-lost, ecc, launcher-kill, node-kill. Exit code 0: it fired; 1: it did not.'
 complete -c ftrun -n __ftrun_at_start -a metrics -d 'Print the figures of a live run for Prometheus (default: the newest run).'
 complete -c ftrun -n __ftrun_at_start -a run -d 'Run a training script with one worker per GPU or CPU slot. Everything after the script belongs to the script.'
@@ -72,6 +72,7 @@ complete -c ftrun -n '__ftrun_in events' -s f -l follow -d 'Go on until the run 
 complete -c ftrun -n '__ftrun_in events' -l json -d 'The journal\'s own lines (JSON, one a line).'
 complete -c ftrun -n '__ftrun_in events' -f -a '(__ftrun_runs)'
 complete -c ftrun -n '__ftrun_in explain' -s h -l help -d 'Show this message and exit.'
+complete -c ftrun -n '__ftrun_in explain' -f -a '(__ftrun_runs)'
 complete -c ftrun -n '__ftrun_in inject-fault' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in inject-fault' -l rank -d 'Whom to strike [default: the last rank].' -x
 complete -c ftrun -n '__ftrun_in inject-fault' -l at -d 'forward, backward, gate, update, idle, stop, reset or restore [default: now, or the next phase of a step].' -x -a 'forward backward gate update idle stop reset restore'

@@ -39,6 +39,7 @@ from ftrun.faults.trigger import fired
 from ftrun.host.account import messages, transfer_times
 from ftrun.host.account.attempt import Attempt
 from ftrun.host.account.incident import Incident, Victim
+from ftrun.host.account.kept_record import KeptRecord
 from ftrun.host.account.mesh_record import MeshRecord
 from ftrun.host.account.phase_record import PhaseRecord
 from ftrun.host.base.context import SERVICES_LOG, LaunchContext
@@ -82,6 +83,7 @@ class Narrator:
         self._claimed: set[str] = set()  # injected faults already matched with a death
         self._protection: str | None = None  # as far as it was said
         self._meshes = MeshRecord(context.run_dir, context.listener.note)
+        self.values = KeptRecord(context.run_dir, context.listener.note, context.listener.log)
         self._since = time.monotonic()
         self.holders: dict[int, int] = {}
         self.incidents = 0
@@ -428,6 +430,7 @@ class Narrator:
             at = {rank: cells[rank][F.LOOKED_AT] - 1 + cells[rank].shift for rank in looked}
             compared = max((sum_of(cell[F.SUM_AT])[0] + cell.shift for cell in cells.values() if cell[F.REPLICAS]), default=None)
             self._note("checks", steps=looked, last=at, replicas=compared)
+        self.values.note()
         facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
         forgotten = left_out.names(self._run_dir)
         exact = code == 0 and not self.inexact and not self.restarts and not (self.incidents and forgotten)

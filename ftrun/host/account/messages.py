@@ -16,6 +16,7 @@ from ftrun.core.amounts import count, duration, milliseconds, place, seconds, si
 from ftrun.core.ended import can_be_named
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import Inexact
+from ftrun.core.shared.kept import KeptValues, in_words
 from ftrun.core.shared.left_out import shown
 from ftrun.core.shared.moment import Moment
 from ftrun.faults.trigger import UNFELT
@@ -111,6 +112,11 @@ _NO_LOGS = "its logs are gone with the run, see --log-dir"
 def started(run_id: str, workers: int, spares: int, device: str, logs: str) -> str:
     plus = f" + {count(spares, 'spare')}" if spares else ""
     return f"run {run_id}, {count(workers, 'worker')}{plus}, {device}, logs in {logs}"
+
+
+def kept(told: KeptValues, others: int) -> str:
+    """The line at the start of training. `others`: how many values the loop changes that are not kept; a worker has named them."""
+    return f"kept with each step: {in_words(told)}" + (f"; not kept: {others}" if others else "")
 
 
 PROTECTED = "protected: a rank that dies is replaced in place, and its step repeated"

@@ -152,6 +152,7 @@ class Agent:
         os.eventfd_read(bell)
         self._pool.scan()
         self._faults.look()
+        self._narrator.values.look()
         if self._state.phase is RunPhase.RUNNING and self._whole():
             self._detectors.compare(self._state.generation, [w for w in self._holders() if not w.reported])
 

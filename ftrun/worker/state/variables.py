@@ -198,12 +198,13 @@ class Variables:
                 raise TooLarge
             made = self.histories.copied(kept_as or place.key, value, self._by_id, bool(kept_as), self._met is not None)
         except TooLarge:
-            why = "too large"
+            why = f"larger than {LARGEST >> 20} MB"
         except Exception as error:  # the script's own code, too
             why = f"{type(error).__name__}: {error}"
         else:
             held = [kind for kind in made.left if kind not in _HARMLESS]
-            why = "has a cache" if hasattr(value, "cache_info") else f"holds a {held[0]}" if held else ""
+            verb = "is" if held and held[0] == type(value).__qualname__ else "holds"
+            why = "has a cache" if hasattr(value, "cache_info") else f"{verb} a {held[0]}" if held else ""
             if not why:
                 self._left.pop(place.shown, None)
                 if self._met is not None:
@@ -510,6 +511,26 @@ class Variables:
     def names(self) -> list[str]:
         """Of what is kept, as a person reads them."""
         return sorted({place.shown for place in self._kept.values()})
+
+    def sizes(self) -> list[tuple[list[str], int]]:
+        """Of what is kept: names that are in one copy, as a person reads them, and its bytes."""
+        copies = {key.removeprefix(PREFIX): data for key, data in self._copies().items() if key != WHOLE}
+        return [([self.shown(one) for one in key.split(_BESIDE)], len(data)) for key, data in copies.items()]
+
+    def why_not(self, shown: str) -> str:
+        """Why what that name stands for is not kept; "" = it is, or nobody knows."""
+        if self._only is not None and not _under(shown, self._only):
+            return "protect(..., variables=...) does not name it" if self._only else 'protect(..., variables="off")'
+        near = [why for name, why in self._left.items() if _under(shown, (name,)) or _under(name, (shown,))]
+        return near[0] if near else ""
+
+    def values(self) -> Iterator[tuple[Named, bytes | None, bool]]:
+        """Each place, kept or not, with a copy of its value, None for what has none; and is it kept?"""
+        for place, value in self._places():
+            if id(value) in self._by_id:
+                yield place, pickle.dumps(self._by_id[id(value)], 5), place.key in self._kept
+            elif not self._is_passed_over(value):
+                yield place, self._copy(place, value), place.key in self._kept
 
     def shown(self, key: str) -> str:
         """The name that a person reads, of one among what slots keep."""
