@@ -515,7 +515,9 @@ class Variables:
     def sizes(self) -> list[tuple[list[str], int]]:
         """Of what is kept: names that are in one copy, as a person reads them, and its bytes."""
         copies = {key.removeprefix(PREFIX): data for key, data in self._copies().items() if key != WHOLE}
-        return [([self.shown(one) for one in key.split(_BESIDE)], len(data)) for key, data in copies.items()]
+        return [
+            ([self.shown(one) for one in key.split(_BESIDE)], len(whole(data, self.histories.logs))) for key, data in copies.items()
+        ]
 
     def why_not(self, shown: str) -> str:
         """Why what that name stands for is not kept; "" = it is, or nobody knows."""
