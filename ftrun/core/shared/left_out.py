@@ -14,15 +14,21 @@ def file_name(cell: int) -> str:
 
 def names(run_dir: Path) -> list[str]:
     """Of all workers; a file that cannot be read says nothing."""
-    found: set[str] = set()
+    return sorted({name for found in by_cell(run_dir).values() for name in found})
+
+
+def by_cell(run_dir: Path, since: int = 0) -> dict[int, list[str]]:
+    """What the workers from cell `since` on found, each; a file that cannot be read says nothing."""
+    found: dict[int, list[str]] = {}
     for path in sorted((run_dir / "errors").glob("*-left-out.json")):
         try:
-            facts = json.loads(path.read_text())
+            cell, facts = int(path.name.partition("-")[0]), json.loads(path.read_text())
         except (OSError, ValueError):
             continue
         listed = facts.get("names") if isinstance(facts, dict) else None
-        found.update(str(name) for name in (listed if isinstance(listed, list) else ()))
-    return sorted(found)
+        if cell >= since and isinstance(listed, list):
+            found[cell] = [str(name) for name in listed]
+    return found
 
 
 def shown(left_out: list[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ftrun.core.shared.left_out import file_name, shown
+from ftrun.core.shared.left_out import shown
 from ftrun.worker.checks.live_values import LiveValues, attributes
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
@@ -97,7 +97,7 @@ class LeftOut(StepObserver):
     def _lost(self, names: Iterable[str]) -> None:
         """For the closing line."""
         self._told.update(names)
-        self._context.report(file_name(self._context.cell.index), {"names": sorted(self._told)})
+        self._context.note_left_out(self._told)
 
     def live(self) -> Iterator[tuple[str, str]]:
         """For `ftrun verify`: every live value that is no text, such as may differ from run to run, and what stands for it."""
