@@ -117,9 +117,9 @@ class SameInputs(StepObserver):
 
 
 def _chained(leaf: Any, digest: int, from_device: bool = False) -> int:
-    """`from_device`: read a tensor on a GPU, too, which waits for the device."""
+    """`from_device`: read a plain tensor on a GPU, too, which waits for the device."""
     if isinstance(leaf, torch.Tensor):
-        value = content(leaf, digest) if from_device and not leaf.is_cpu else sketch(leaf, digest)
+        value = content(leaf, digest) if from_device and leaf.is_cuda and type(leaf) is torch.Tensor else sketch(leaf, digest)
         return digest if value is None else value
     if isinstance(leaf, np.ndarray):
         return _chained(torch.from_numpy(leaf), digest) if leaf.dtype.kind in "iuf" else digest

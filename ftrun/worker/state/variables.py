@@ -90,6 +90,7 @@ class Variables:
         self._left: dict[str, str] = {}  # place as a person reads it -> why it is not kept
         self._since: dict[str, bool] = {}  # what was seen to change since a step was handed out: was it there before?
         self._at_start: list[Bindings] = []  # when it was
+        self._held: dict[str, bytes] = {}  # place -> a copy from then of what no slot has, where the step may be begun once more
         self._watched: list[Bindings] = []
         self._in_turn: list[Bindings] = []
         self._turn = 0
@@ -404,11 +405,24 @@ class Variables:
         self._watch()
         self.lose(lost)
 
-    def begins(self) -> None:
-        """A step is handed out, and its START slot written or put back."""
+    def begins(self, again: bool = False) -> None:
+        """A step is handed out, and its START slot written or put back, `again`: what no slot has is held here for another time."""
         self._at_start = [*self._watched, *self._in_turn]
         self._since = {}
         self._in_body = True
+        self._held = self._all_others() if again else {}
+
+    def _all_others(self) -> dict[str, bytes]:
+        places = [(place, value) for place, value in self._places() if place.key not in self._kept and type(value) not in _ATOMS]
+        copies = [(place.key, self._copy(place, value)) for place, value in places if id(value) not in self._by_id]
+        return {key: data for key, data in copies if data is not None}
+
+    def _undo_held(self) -> set[str]:
+        """Put back what a body has changed of it."""
+        held = [(place, value) for place, value in self._places() if place.key in self._held]
+        changed = [place for place, value in held if self._copy(place, value) != self._held[place.key]]
+        self.put_back({PREFIX + place.key: self._held[place.key] for place in changed})
+        return {place.shown for place in changed}
 
     def stopped(self, rewind: bool) -> None:
         """The world was stopped. `rewind`: in a body, which is done again: names are bound as at its start.
@@ -419,6 +433,7 @@ class Variables:
             bound = [name for bindings in self._at_start for name in bindings.undo()]
             self.look()
             lost = {name for name, was_there in self._since.items() if was_there}  # the body makes the others again
+            lost -= self._undo_held() if self._held else set()
         else:
             bound = [name for bindings in [*self._watched, *self._in_turn] for name in bindings.rebound()]
             self._since = {}  # the END slot has those

@@ -376,7 +376,7 @@ class Loop:
             kit.ledger.start(number)
             if crash_points.armed:
                 crash_points.point("slot-start", number, context.rank)
-        kit.ledger.variables.begins()
+        kit.ledger.variables.begins(puts_back)
         if kit.ledger.between == number or kit.pending.redo is not None:
             self._survivor.tell_missed(number)
         context.phase(Phase.IDLE)
