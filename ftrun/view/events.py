@@ -151,6 +151,8 @@ class _Sentences:
             yield f"{who} raised {event['signature']} in step {event['step']}"
         elif kind == "Unconnected":
             yield f"{who} could not be connected with the others: {event.get('evidence', '')}"
+        elif kind == "Doubted":
+            yield f"{who} found why a repaired run may not be called exact: {event['why']}"
         elif kind == "Parked":
             yield f"{who} is ready as a spare"
         elif kind == "Stage":

@@ -16,12 +16,21 @@ def file_name(cell: int) -> str:
     return f"{cell}-left-out"
 
 
-def reasons(run_dir: Path) -> dict[str, str]:
-    """Of all workers, by name; "": nobody knows. A file that cannot be read says nothing."""
-    found: dict[str, str] = {}
+def by_cell(run_dir: Path, since: int = 0) -> dict[int, dict[str, str]]:
+    """What the workers from cell `since` on found, each: names, and why; "": nobody knows. A file that cannot be read says nothing."""
+    found = {}
     for path in sorted((run_dir / "errors").glob("*-left-out.json")):
-        told = files.read_json(path)
-        for name, why in (told["names"] if _TOLD(told) else {}).items():
+        cell, told = path.name.partition("-")[0], files.read_json(path)
+        if cell.isdecimal() and int(cell) >= since and _TOLD(told):
+            found[int(cell)] = told["names"]
+    return found
+
+
+def reasons(run_dir: Path) -> dict[str, str]:
+    """Of all workers, by name."""
+    found: dict[str, str] = {}
+    for told in by_cell(run_dir).values():
+        for name, why in told.items():
             found[name] = found.get(name) or why
     return dict(sorted(found.items()))
 

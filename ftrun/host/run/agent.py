@@ -413,6 +413,7 @@ def _config(settings: Settings, shared: bool) -> Config:
         replacement_window=settings.window,
         device_faults=settings.device_faults,
         wait_for_device=settings.wait_for_device,
+        inexact_stops=settings.inexact == "stop",
         policy=settings.policy,
     )
 

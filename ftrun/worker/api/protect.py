@@ -229,7 +229,8 @@ def _guard(
     compiling.stay_out()
     compiling.excuse(context)
     for module in state.modules:
-        module.register_forward_pre_hook(loop.body.model_called, with_kwargs=True)
+        # what shards a model gathers it in such a hook: a call is looked at before anybody else takes part in it
+        module.register_forward_pre_hook(loop.body.model_called, with_kwargs=True, prepend=state.is_sharded)
         module.register_forward_hook(_after_forward(loop.body))
     context.phase(Phase.IDLE)
     return loop

@@ -20,7 +20,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.shared import kept
-from ftrun.core.shared.left_out import file_name, shown
+from ftrun.core.shared.left_out import shown
 from ftrun.worker.checks.live_values import LiveValues, attributes
 from ftrun.worker.runtime.frames_private import has_own_locals, locals_of
 from ftrun.worker.runtime.observer import StepObserver
@@ -109,7 +109,7 @@ class LeftOut(StepObserver):
     def _lost(self, names: Iterable[str], why: str = "") -> None:
         """For the closing line."""
         self._told |= {name: self._variables.why_not(name) or why for name in names}
-        self._context.report(file_name(self._context.cell.index), {"names": self._told})
+        self._context.note_left_out(self._told)
 
     def _tell_kept(self, number: int) -> None:
         """For the launcher, which says it once, and for who asks later."""

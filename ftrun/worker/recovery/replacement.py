@@ -218,7 +218,7 @@ class Restorer:
         if replica.slots.tag(START) == self.resume:
             self.state.rewind_buffers()
         if self.state.buffers:
-            self.context.note_inexact(Inexact.BUFFERS_FROM_PEER)
+            self.context.note_inexact(Inexact.BUFFERS_FROM_PEER, [name for name, _, _ in self.state.buffers])
 
     def _from_snapshot(self) -> None:
         """As every other rank of this world: the survivors do the same."""
@@ -460,13 +460,13 @@ class Restorer:
         alone = [e.name for e in self.state.manifest.entries if e.name in ever and e.name not in written]
         mine, theirs = (one.zone_checksum(alone, self.state.manifest) for one in (self.state.arena, replica.arena))
         if mine != theirs:
-            self.context.note_inexact(Inexact.BUFFERS_UNKNOWN)
+            self.context.note_inexact(Inexact.BUFFERS_UNKNOWN, alone)
         if not written:
             return
         arenas = [fetch(self.context, rank, "arena") for rank in self.state.holders.of_everything() - {self.context.rank}]
         sums = [Arena(one).zone_checksum(written, self.state.manifest) for one in arenas if one is not None]
         if len(set(sums)) > 1 or (len(sums) < 2 and not (saved is not None and self._are_written_alike(written, saved, after))):
-            self.context.note_inexact(Inexact.BUFFERS_UNKNOWN)
+            self.context.note_inexact(Inexact.BUFFERS_UNKNOWN, written)
         self.state.copy_buffers(written, replica.arena)
 
     def _are_written_alike(self, names: Sequence[str], saved: RankState, after: RankState) -> bool:

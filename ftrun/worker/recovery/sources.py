@@ -158,17 +158,18 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others
                 continue
         variables.lose([variables.shown(key)])
     lost: list[str] = []
-    alike = True
+    unsure: list[str] = []
     for key in changed:
         value = after.python[key]
         if at_gate.get(key) != mine[key] or any(end.get(key) != value for end in ends):
             lost += _parts_that_differ(key, mine[key], value)
             continue
-        alike = alike and (kit.state.python.is_alike(key) or grows_alike(key))  # before it is replaced
+        if not (kit.state.python.is_alike(key) or grows_alike(key)):  # before it is replaced
+            unsure.append(key)
         mine[key] = value
     variables.lose(lost)
-    if not ends and not alike:
-        kit.context.note_inexact(Inexact.STATE_UNKNOWN)
+    if not ends and unsure:
+        kit.context.note_inexact(Inexact.STATE_UNKNOWN, unsure)
 
 
 def _parts_that_differ(key: str, mine: bytes, theirs: bytes) -> list[str]:

@@ -103,6 +103,7 @@ class Variables:
         self._left: dict[str, str] = {}  # place as a person reads it -> why it is not kept
         self._since: dict[str, bool] = {}  # what was seen to change since a step was handed out: was it there before?
         self._at_start: list[Bindings] = []  # when it was
+        self._held: dict[str, bytes] = {}  # place -> a copy from then of what no slot has, where the step may be begun once more
         self._watched: list[Bindings] = []
         self._in_turn: list[Bindings] = []
         self._turn = 0
@@ -400,11 +401,12 @@ class Variables:
 
     # -- putting back ------------------------------------------------------------------------------------------------
 
-    def put_back(self, saved: Mapping[str, bytes]) -> None:
-        """Put back what `capture` gave, here or in a predecessor; what cannot be is lost."""
+    def put_back(self, saved: Mapping[str, bytes], is_all: bool = True) -> None:
+        """Put back what `capture` gave, here or in a predecessor, or a part of that; what cannot be is lost."""
         wanted = {key.removeprefix(PREFIX): data for key, data in saved.items() if key.startswith(PREFIX)}
         bound_anew = wanted.pop(WHOLE.removeprefix(PREFIX), None)
-        if not wanted and not (self.retains and self._kept):
+        is_all = is_all and self.retains
+        if not wanted and not (is_all and self._kept):
             return
         if bound_anew is not None and self._frames:
             self._whole |= set(placed(None, bound_anew, {}))
@@ -439,7 +441,7 @@ class Variables:
             if len(places) > 1:
                 names = [place.key for place in places]
                 self._beside.update((name, names) for name in names)
-        if self.retains:
+        if is_all:
             lost += self._not_changed_yet({name for key in wanted for name in key.split(_BESIDE)}, things, in_place)
         self._together = {}
         self._watch()
@@ -459,11 +461,24 @@ class Variables:
                 lost.append(place.shown)
         return lost
 
-    def begins(self) -> None:
-        """A step is handed out, and its START slot written or put back."""
+    def begins(self, again: bool = False) -> None:
+        """A step is handed out, and its START slot written or put back, `again`: what no slot has is held here for another time."""
         self._at_start = [*self._watched, *self._in_turn]
         self._since = {}
         self._in_body = self._had_steps = True
+        self._held = self._all_others() if again else {}
+
+    def _all_others(self) -> dict[str, bytes]:
+        places = [(place, value) for place, value in self._places() if place.key not in self._kept and type(value) not in _ATOMS]
+        copies = [(place.key, self._copy(place, value)) for place, value in places if id(value) not in self._by_id]
+        return {key: data for key, data in copies if data is not None}
+
+    def _undo_held(self) -> set[str]:
+        """Put back what a body has changed of it."""
+        held = [(place, value) for place, value in self._places() if place.key in self._held]
+        changed = [place for place, value in held if self._copy(place, value) != self._held[place.key]]
+        self.put_back({PREFIX + place.key: self._held[place.key] for place in changed}, is_all=False)
+        return {place.shown for place in changed}
 
     def stopped(self, rewind: bool) -> None:
         """The world was stopped. `rewind`: in a body, which is done again: names are bound as at its start.
@@ -475,6 +490,7 @@ class Variables:
             bound = [name for bindings in self._at_start for name in bindings.undo()]
             self.look()
             lost = {name for name, was_there in self._since.items() if was_there}  # the body makes the others again
+            lost -= self._undo_held() if self._held else set()
         else:
             bound = [name for bindings in [*self._watched, *self._in_turn] for name in bindings.rebound()]
             self._since = {}  # the END slot has those

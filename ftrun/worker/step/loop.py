@@ -87,7 +87,10 @@ class Loop:
                 raise UsageError(f"step {step.index} was taken from the loop, but its `with step:` was skipped")
             if step.let_out:
                 give_up(context, step.index)
-            number = number + 1 if step.is_committed else self._survivor.rejoin(rewind=True)
+            if step.is_committed:
+                number += 1
+            elif not (step.alone_again and self._survivor.begins_again()):
+                number = self._survivor.rejoin(rewind=True)
 
     def keep(self, name: str, thing: Any) -> None:
         """From here on `thing` is kept with the steps, as what `protect` was given. Errors: UsageError."""
@@ -373,7 +376,7 @@ class Loop:
             kit.ledger.start(number)
             if crash_points.armed:
                 crash_points.point("slot-start", number, context.rank)
-        kit.ledger.variables.begins()
+        kit.ledger.variables.begins(puts_back)
         if kit.ledger.between == number or kit.pending.redo is not None:
             self._survivor.tell_missed(number)
         context.phase(Phase.IDLE)
