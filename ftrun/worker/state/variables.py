@@ -414,20 +414,21 @@ class Variables:
         self._since = {}
         self._in_body = True
 
-    def stopped(self, rewind: bool) -> None:
+    def stopped(self, rewind: bool, handed_out: bool = False) -> None:
         """The world was stopped. `rewind`: in a body, which is done again: names are bound as at its start.
+
+        `handed_out`: before the body of a step that was handed out, and goes on. Else the step before is done, and the next one to come.
 
         What changed without being seen until then, in things that are not kept, is lost: a replacement of another rank does not have it.
         """
-        if rewind:
-            bound = [name for bindings in self._at_start for name in bindings.undo()]
-            self.look()
-            lost = {name for name, was_there in self._since.items() if was_there}  # the body makes the others again
-        else:
-            bound = [name for bindings in [*self._watched, *self._in_turn] for name in bindings.rebound()]
+        bindings = self._at_start if rewind else [*self._watched, *self._in_turn]
+        bound = [name for each in bindings for name in (each.undo() if rewind else each.rebound())]
+        if not rewind and not handed_out:
             self._since = {}  # the END slot has those
-            self.look()
-            lost = {*self._since}
+        self.look()
+        lost = {*self._since}
+        if rewind or handed_out:  # the script makes the others, behind the place where the step is handed out
+            lost = {name for name, was_there in self._since.items() if was_there}
         self.lose(sorted(lost - {*bound}))
         self._since = {}
 
