@@ -37,7 +37,7 @@ class LoopNames:
 
 def loop_names(source: str, line: int) -> LoopNames | None:
     """The names of the innermost loop that holds `line`; None when there is no such loop, or the source is no Python."""
-    tree = _parsed(source)
+    tree = parsed(source)
     if tree is None:
         return None
     around = [
@@ -62,7 +62,7 @@ def loop_names(source: str, line: int) -> LoopNames | None:
 
 
 @functools.lru_cache(maxsize=4)
-def _parsed(source: str) -> ast.Module | None:
+def parsed(source: str) -> ast.Module | None:
     """None when it is no Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python has warned of an escape like "\\d" already, by the name of the file
@@ -85,7 +85,7 @@ def made_anew(frame: FrameType) -> frozenset[str]:
 
 def read_in_functions(source: str) -> frozenset[str]:
     """Names that a function, a method or a lambda of this source reads."""
-    tree = _parsed(source)
+    tree = parsed(source)
     if tree is None:
         return frozenset()
     found: set[str] = set()
