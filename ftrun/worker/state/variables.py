@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ftrun.core.paths import OWN_FILES
+from ftrun.worker.runtime.callers import module_of
 from ftrun.worker.runtime.frames_private import dict_of_locals, has_own_locals
 from ftrun.worker.state import spaces
 from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, shared
@@ -34,8 +35,8 @@ _NEW = object()
 _BESIDE = "\n"  # between names that are kept together
 # what is at its place in every process, and holds nothing that a loop changes
 _HARMLESS = frozenset(
-    "function builtin_function_or_method method type module code lock RLock _thread.lock object weakref ReferenceType DataLoader "
-    "ProcessGroup SwapGroup DeviceMesh Thread Condition StreamHandler FileHandler Stream frame".split()
+    "function builtin_function_or_method builtin_method method type module code lock RLock _thread.lock object weakref ReferenceType "
+    "DataLoader ProcessGroup SwapGroup DeviceMesh Thread Condition StreamHandler FileHandler Stream frame".split()
 )
 
 
@@ -146,7 +147,7 @@ class Variables:
         if isinstance(thing, list | tuple | dict):  # one that is iterated is a value as well
             return id(thing) in self._passed_over
         known = id(thing) in self._passed_over or id(thing) in self.iterated
-        return known or type(thing).__module__.startswith("ftrun.")
+        return known or module_of(type(thing)).startswith("ftrun.")
 
     def _places(self) -> Iterator[tuple[Named, Any]]:
         """With their values."""
