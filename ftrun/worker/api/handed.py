@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ftrun.core.errors import UsageError
+from ftrun.worker.api.collected import collector
 
 T = TypeVar("T")
 
@@ -44,11 +45,17 @@ class Handed(Iterator[T]):
         return self._next()
 
     def _refuse_counters(self) -> None:
-        """A replacement begins in the middle, where an iterator of Python's own around this one begins anew. Errors: UsageError."""
+        """A replacement begins in the middle, where what Python's own iterators and comprehensions hold begins anew. Errors: UsageError."""
         place = self._caller()
         if place in self._places:
             return  # to search all objects takes some 50 ms
         self._places.add(place)
+        collects = collector()
+        if collects:
+            raise UsageError(
+                f"{collects} over {self._call}(...), at {place}: what it has collected could not be put back in a replacement; "
+                f"write `{_LOOPS[self._call]}` and append to a list in the loop"
+            )
         around = _around(self)
         if around:
             how = _CURES.get(around, _OTHER).format(loop=_LOOPS[self._call], call=self._call)

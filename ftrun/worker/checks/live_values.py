@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.runtime import loader_private
-from ftrun.worker.runtime.callers import is_script
+from ftrun.worker.runtime.callers import is_script, module_of
 from ftrun.worker.runtime.frames_private import locals_of
 from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.torch_private import writes_to
@@ -235,7 +235,7 @@ def _place(iterator: Any) -> Any:
         return [frame.f_lasti, dict(locals_of(frame))]
     if of_the_script(type(iterator)):
         return attributes(iterator)
-    left = operator.length_hint(iterator, -1) if type(iterator).__module__ == "builtins" else -1
+    left = operator.length_hint(iterator, -1) if module_of(type(iterator)) == "builtins" else -1
     return left if left >= 0 else Unknown()
 
 

@@ -54,7 +54,7 @@ class Survivor:
         world = self._stop(wanted)
         if world is None:
             return None
-        self._clean(world, rewind)
+        self._clean(world, rewind, handed_out=wanted is not None)
         if world.rollback and kit.pending.went_back != world.generation:
             survivor_goes_back(kit)
         self._reset(world)
@@ -106,13 +106,13 @@ class Survivor:
         board = self._context.board
         return world is not None and any(board.cell(p.cell)[F.RAISED] == world.generation for p in world.places)
 
-    def _clean(self, world: World, rewind: bool) -> None:
+    def _clean(self, world: World, rewind: bool, handed_out: bool) -> None:
         kit, context = self._kit, self._context
         kit.registry.drain(world.generation)  # an old collective may be of a buffer that is rewound now
         kit.sharded.reset()
         if self._looked_in != world.generation:
             self._looked_in = world.generation
-            kit.ledger.variables.stopped(rewind)
+            kit.ledger.variables.stopped(rewind, handed_out)
         if rewind:
             self._rewind(world.resume)
         self._answer_once(F.CLEANED, world.generation)

@@ -94,6 +94,12 @@ def _has_packages(folder: str) -> bool:
         return False
 
 
+def module_of(kind: type) -> str:
+    """Name of the module that a class says it is of; "" for one of Cython's, which says it of its objects and not of itself."""
+    name = kind.__module__
+    return name if isinstance(name, str) else ""
+
+
 def caller() -> str:
     """File and line of the script that led here; of another library where the script is none of the user's files."""
     frame = inspect.currentframe()

@@ -34,6 +34,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
+from ftrun.worker.runtime.callers import module_of
 from ftrun.worker.state import generators, serialization
 from ftrun.worker.state.guarded_memory import GuardedMemory, Over
 from ftrun.worker.state.in_place import ARRAYS, InPlace, layout
@@ -182,7 +183,7 @@ class _Copier(pickle.Pickler):
         found = generators.read(thing)
         if found is not None:
             return _Generator, found
-        library, _, part = kind.__module__.partition(".")
+        library, _, part = module_of(kind).partition(".")
         if library == "torch" and part.startswith(_OF_TORCH):
             self.by_name.add(id(thing))
             return _Stays, (kind.__qualname__,)
@@ -214,7 +215,10 @@ class _NamingCopier(_Copier):
 
 
 def _is_importable(thing: Any) -> bool:
-    """Is it found under its name in its module?"""
+    """Is it found under its name in its module, or in its class?"""
+    owner = getattr(thing, "__self__", None)
+    if isinstance(owner, type):
+        return bool(getattr(owner, thing.__name__, None) == thing) and _is_importable(owner)
     found: Any = sys.modules.get(getattr(thing, "__module__", None) or "builtins")
     for name in getattr(thing, "__qualname__", "?").split("."):
         found = getattr(found, name, None)

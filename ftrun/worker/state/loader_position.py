@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from ftrun.core.errors import UsageError
 from ftrun.worker.runtime import crash_points, loader_private
+from ftrun.worker.runtime.callers import module_of
 from ftrun.worker.runtime.torch_private import writes_to
 from ftrun.worker.runtime.trees import leaves, sketch
 from ftrun.worker.state import rng
@@ -254,7 +255,7 @@ def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_torchs(thing: Any) -> bool:
-    return type(thing).__module__.partition(".")[0] == "torch"
+    return module_of(type(thing)).partition(".")[0] == "torch"
 
 
 def _makes_processes(part: Any) -> bool:

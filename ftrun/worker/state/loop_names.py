@@ -48,7 +48,7 @@ def loop_names(source: str, line: int) -> LoopNames | None:
 
 def _loops(source: str, line: int) -> list[ast.For | ast.AsyncFor | ast.While]:
     """Those that hold `line`, the outermost first."""
-    tree = _parsed(source)
+    tree = parsed(source)
     if tree is None:
         return []
     around = [
@@ -80,7 +80,7 @@ def _carried(source: str, line: int) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=4)
-def _parsed(source: str) -> ast.Module | None:
+def parsed(source: str) -> ast.Module | None:
     """None when it is no Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python has warned of an escape like "\\d" already, by the name of the file
@@ -103,7 +103,7 @@ def made_anew(frame: FrameType) -> frozenset[str]:
 
 def read_in_functions(source: str) -> frozenset[str]:
     """Names that a function, a method or a lambda of this source reads."""
-    tree = _parsed(source)
+    tree = parsed(source)
     if tree is None:
         return frozenset()
     found: set[str] = set()

@@ -25,7 +25,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from ftrun.worker.runtime.callers import is_script
+from ftrun.worker.runtime.callers import is_script, module_of
 from ftrun.worker.runtime.frames_private import bind_local, has_own_locals, locals_of
 
 _MANY = 20_000  # spaces
@@ -83,14 +83,14 @@ def module_prefix(space: dict[str, Any]) -> str:
 
 def of_the_script(kind: type) -> bool:
     """Is that class defined in a file of the script's?"""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    file = getattr(sys.modules.get(module_of(kind)), "__file__", None)
     return file is not None and is_script(file)
 
 
 def is_open(thing: Any) -> bool:
     """Is that an object whose attributes the script writes?"""
     kind = type(thing)
-    return isinstance(thing, _BAGS) or kind.__module__.startswith("torch.utils.data") or of_the_script(kind)
+    return isinstance(thing, _BAGS) or module_of(kind).startswith("torch.utils.data") or of_the_script(kind)
 
 
 def found(

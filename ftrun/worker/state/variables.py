@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ftrun.core.paths import OWN_FILES
+from ftrun.worker.runtime.callers import module_of
 from ftrun.worker.runtime.frames_private import dict_of_locals, has_own_locals
 from ftrun.worker.state import spaces
 from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, put_back_as_it_stood, shared, together
@@ -37,8 +38,8 @@ _NEW = object()
 _BESIDE = "\n"  # between names that are kept together
 # what is at its place in every process, and holds nothing that a loop changes
 _HARMLESS = frozenset(
-    "function builtin_function_or_method method type module code lock RLock _thread.lock object weakref ReferenceType DataLoader "
-    "ProcessGroup SwapGroup DeviceMesh Thread Condition StreamHandler FileHandler Stream frame".split()
+    "function builtin_function_or_method builtin_method method type module code lock RLock _thread.lock object weakref ReferenceType "
+    "DataLoader ProcessGroup SwapGroup DeviceMesh Thread Condition StreamHandler FileHandler Stream frame".split()
 )
 
 
@@ -161,7 +162,7 @@ class Variables:
         if isinstance(thing, list | tuple | dict):  # one that is iterated is a value as well
             return id(thing) in self._passed_over
         known = id(thing) in self._passed_over or id(thing) in self.iterated
-        return known or type(thing).__module__.startswith("ftrun.")
+        return known or module_of(type(thing)).startswith("ftrun.")
 
     def _places(self) -> Iterator[tuple[Named, Any]]:
         """With their values."""
@@ -480,22 +481,24 @@ class Variables:
         self.put_back({PREFIX + place.key: self._held[place.key] for place in changed}, is_all=False)
         return {place.shown for place in changed}
 
-    def stopped(self, rewind: bool) -> None:
+    def stopped(self, rewind: bool, handed_out: bool = False) -> None:
         """The world was stopped. `rewind`: in a body, which is done again: names are bound as at its start.
+
+        `handed_out`: before the body of a step that was handed out, and goes on. Else the step before is done, and the next one to come.
 
         What changed without being seen until then, in things that are not kept, is lost: a replacement of another rank does not have it.
         """
         unseen = [place.shown for place, value in self._places() if self.histories.has_changed_unseen(place.key, value)]
-        if rewind:
-            bound = [name for bindings in self._at_start for name in bindings.undo()]
-            self.look()
-            lost = {name for name, was_there in self._since.items() if was_there}  # the body makes the others again
-            lost -= self._undo_held() if self._held else set()
-        else:
-            bound = [name for bindings in [*self._watched, *self._in_turn] for name in bindings.rebound()]
+        bindings = self._at_start if rewind else [*self._watched, *self._in_turn]
+        bound = [name for each in bindings for name in (each.undo() if rewind else each.rebound())]
+        if not rewind and not handed_out:
             self._since = {}  # the END slot has those
-            self.look()
-            lost = {*self._since}
+        self.look()
+        lost = {*self._since}
+        if rewind or handed_out:  # the script makes the others, behind the place where the step is handed out
+            lost = {name for name, was_there in self._since.items() if was_there}
+        if rewind and self._held:
+            lost -= self._undo_held()
         self.lose(sorted({*unseen, *lost} - {*bound}))
         self._since = {}
 

@@ -8,8 +8,8 @@ from ftrun.worker.state.variables import Variables
 from tests.worker.state.test_variables import LOOP
 
 
-@pytest.mark.parametrize("rewind", [True, False])
-def test_what_changed_unseen_is_named_when_the_world_stops(rewind: bool) -> None:
+@pytest.mark.parametrize(("rewind", "handed_out"), [(True, False), (False, True), (False, False)])
+def test_what_changed_unseen_is_named_when_the_world_stops(rewind: bool, handed_out: bool) -> None:
     variables = Variables([], {}, ["slots", "lost"])
     lost: list[str] = []
     variables.told = lost.extend
@@ -17,7 +17,7 @@ def test_what_changed_unseen_is_named_when_the_world_stops(rewind: bool) -> None
     for step in LOOP(variables, 0, None, {}):
         if step == 5:
             table["a"]["n"] += 1  # in place, and never before
-            variables.stopped(rewind)
+            variables.stopped(rewind, handed_out)
             break
     assert lost == ["table"]
 
@@ -49,3 +49,16 @@ def test_a_name_that_a_body_binds_first_is_not_lost_when_the_world_stops(rewind:
             variables.stopped(rewind)
             break
     assert each == 7 and not lost
+
+
+def test_a_name_that_is_bound_before_the_body_is_not_lost_when_the_world_stops_there() -> None:
+    """Whoever is handed out that step binds it."""
+    variables = Variables([], {}, ["slots", "lost"])
+    lost: list[str] = []
+    variables.told = lost.extend
+    for step in LOOP(variables, 0, None, {}):
+        if step == 0:
+            batch = [1.0]
+            variables.stopped(rewind=False, handed_out=True)
+            break
+    assert batch and not lost

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from numpy.random import default_rng
 
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.state.variables import Variables
@@ -210,6 +211,26 @@ def test_what_one_case_of_several_writes() -> None:
     found, _, _, lost = run(staged, CUT, slots[CUT])
     assert found == wanted and not lost
 
+
+def test_a_class_that_does_not_say_its_module() -> None:
+    """As functions of Cython's up to 3.1 (in numpy 2.2, the last one for Python 3.10)."""
+
+    def main(steps: Steps) -> int:
+        draw, odd, n = default_rng, Odd(), 0
+        for _ in steps:
+            n += 1
+        return n + (draw is default_rng) + isinstance(odd, Odd)
+
+    wanted, slots, _, _ = run(main)
+    found, _, _, lost = run(main, CUT, slots[CUT])
+    assert found == wanted == 9 and {*slots[CUT]} == {"variable main().|n"} and not lost
+
+
+class Odd:
+    pass
+
+
+Odd.__module__ = property(lambda self: __name__)  # type: ignore[assignment]
 
 COMPREHENSION = """
 total = 0
