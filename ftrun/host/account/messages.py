@@ -383,9 +383,9 @@ def inexact(
     why = [_reason(flag, doubts) + whose(doubt.cell for doubt in doubts if doubt.why is flag) for flag in _in_order(flags)]
     if names := sorted({name for found in left_out.values() for name in found}):
         why.append(_NOT_KEPT.format(shown(names)) + whose(left_out))
-    what = f"the repair of {ranks(repaired)}" if repaired else "the repair"
+    of = f" of {ranks(repaired)}" if repaired else ""
     return _explained(
-        f"{what} cannot be called exact: {'; '.join(why)}; the run ends (--inexact stop): start it again, from its last checkpoint"
+        f"the repair{of} cannot be called exact: {'; '.join(why)}; the run ends (--inexact stop): start it again, from its last checkpoint"
     )
 
 
