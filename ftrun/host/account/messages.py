@@ -390,9 +390,9 @@ def inexact(
     reasons = {name: because for found in left_out.values() for name, because in found.items()}
     if reasons:
         why.append(_NOT_KEPT.format(shown(sorted(reasons), reasons)) + whose(left_out))
-    what = f"the repair of {ranks(repaired)}" if repaired else "the repair"
+    of = f" of {ranks(repaired)}" if repaired else ""
     return _explained(
-        f"{what} cannot be called exact: {'; '.join(why)}; the run ends (--inexact stop): start it again, from its last checkpoint"
+        f"the repair{of} cannot be called exact: {'; '.join(why)}; the run ends (--inexact stop): start it again, from its last checkpoint"
     )
 
 
