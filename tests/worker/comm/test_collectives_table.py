@@ -95,8 +95,8 @@ def test_a_recorded_result_is_handed_out_as_it_was(tensor: torch.Tensor) -> None
     kept.reserve("allreduce").store([tensor])
     slots = Slots.create(0)
     for record in kept.opening(["world"]):
-        slots.append(serialization.plain(record))
-    again.load(list(slots.log()))
+        slots.log.append(serialization.plain(record))
+    again.load([*map(serialization.decode, slots.log.records())])
     output = torch.zeros_like(tensor)
     again.replay("allreduce", [output])
     assert output.layout == tensor.layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 
 import numpy as np
@@ -13,7 +14,7 @@ from ftrun.worker.kept import recovery_points
 from ftrun.worker.kept.recovery_points import END, GATE, Slots
 from ftrun.worker.state import rng, serialization
 
-LOG = recovery_points._LOG * recovery_points._ROOM + recovery_points._HEADER  # where its first record begins
+LOG = recovery_points._LOG * recovery_points._ROOM + mmap.PAGESIZE  # where its first record begins
 
 
 @pytest.mark.parametrize("size", [0, 3 << 20])
@@ -116,22 +117,22 @@ def test_numpy_may_have_another_generator(kind: str) -> None:
 def _logged(*records: bytes) -> Slots:
     slots = Slots.create(0)
     for record in records:
-        slots.append(serialization.plain(record))
+        slots.log.append(serialization.plain(record))
     return slots
 
 
 def test_a_log_grows_by_records() -> None:
     slots = _logged()
-    assert slots.logged == 0 and list(slots.log()) == []
+    assert slots.log.used == 0 and [*map(serialization.decode, slots.log.records())] == []
     slots = _logged(b"first", b"", b"s" * (3 << 20))
-    assert list(slots.log()) == [b"first", b"", b"s" * (3 << 20)]
+    assert [*map(serialization.decode, slots.log.records())] == [b"first", b"", b"s" * (3 << 20)]
 
 
 def test_a_record_that_was_overwritten_is_noticed() -> None:
     slots = _logged(b"first", b"second")
-    before = slots.logged
-    slots.append(serialization.plain(b"third"))
-    records = slots.log()
+    before = slots.log.used
+    slots.log.append(serialization.plain(b"third"))
+    records = map(serialization.decode, slots.log.records())
     assert next(records) == b"first"
     slots.segment.view(LOG + before - 1, 1)[0] ^= 1
     with pytest.raises(WorkerError, match="overwritten"):
@@ -141,7 +142,7 @@ def test_a_record_that_was_overwritten_is_noticed() -> None:
 def test_a_record_that_is_not_whole_does_not_count() -> None:
     """A rank that dies while it appends has changed only what lies behind the log's end."""
     slots = _logged(b"first")
-    slots.segment.view(LOG + slots.logged, 16)[:] = b"\xff" * 16
-    assert list(slots.log()) == [b"first"]
-    slots.append(serialization.plain(b"second"))
-    assert list(slots.log()) == [b"first", b"second"]
+    slots.segment.view(LOG + slots.log.used, 16)[:] = b"\xff" * 16
+    assert [*map(serialization.decode, slots.log.records())] == [b"first"]
+    slots.log.append(serialization.plain(b"second"))
+    assert [*map(serialization.decode, slots.log.records())] == [b"first", b"second"]
