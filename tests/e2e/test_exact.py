@@ -166,7 +166,7 @@ def test_negative_control_of_the_commit_mark(folder: Path) -> None:
     outcome = harness.ftrun(folder, [], [kill(1, "update", 5)], env={"FTRUN_TEST_BREAK": "seal"}, timeout=60)
     assert outcome.code == 0, outcome.tail()
     assert "rank 1 became corrupt at the gate of step 6" in outcome.output, outcome.tail()
-    assert "bit-identical to an uninterrupted run: no (a rank's weights were corrupt" in outcome.output
+    assert "bit-identical to an uninterrupted run: no (seen at step 6: a rank's weights were corrupt" in outcome.output
 
 
 def test_other_ends_of_a_worker(stock: Reference, folder: Path) -> None:

@@ -80,7 +80,8 @@ class SameInputs(StepObserver):
     def _begin_twice(self, number: int, inputs: list[Any]) -> None:
         """Nobody knows what this step got when it was begun first. Raises Again, once."""
         asked, self._asked = self._asked, None
-        if self._words[F.COLLECTIVE]:  # others took part, and would not do so again: it stays open where they come from
+        if self._words[F.COLLECTIVE] or self._context.position.called:
+            # others took part, and would not do so again, or an evaluation would be made twice: it stays open where they come from
             self._doubted = False
             return
         digest = 0

@@ -38,6 +38,7 @@ class Position:
         self.first = 0  # its step index; between two loops, that after the last one
         self.number = -1  # gate number that was handed out last
         self.attempt = 0  # how often it was done again
+        self.called = False  # job.call was, since then
         self.interruptible = False  # before its gate, an Interrupt may be raised in its thread anywhere
         self.interrupt_sent = False  # and may not have arrived yet
         self.raised_after_gate = False  # an exception left a body whose update had begun

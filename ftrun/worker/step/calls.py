@@ -31,6 +31,7 @@ class Calls:
     def forget(self) -> None:
         """A step is handed out: its iteration has made no call yet."""
         self.made = []
+        self._kit.position.called = False
 
     def run(self, fn: Callable[[], T]) -> T:
         """The result of `fn`, called until it completes in a world that nobody stops. Errors: UsageError."""
@@ -46,6 +47,7 @@ class Calls:
         if not self.made:
             self._before = self._kit.ledger.captured()
         self.made.append(fn)
+        position.called = True
         again = False
         while True:
             try:
