@@ -38,12 +38,13 @@ _NOTES = {
     "epochs": "A replacement begins in the epoch that runs: `job.epochs`. The evaluation communicates, so all ranks make it again when one "
     "dies in it: `job.call`. What follows runs at least once on each rank. `best` is kept with the step, as is all that the loop changes.",
     "prefetch": "The batch that was fetched ahead, the counter and the lowest loss stay as they are: what the loop changes is kept with "
-    "the step. The counter counts, also in a replacement, and ends the loop as before.",
+    "the step. The counter counts, also in a replacement. `job.steps` ends the loop, and no `break`, behind which nobody waits for a "
+    "rank that dies in the last update.",
     "nanogpt": "`iter_num`, the batch that was fetched ahead and `best_val_loss` stay as they are: what the loop changes is kept with the "
-    "step. `t0` and `running_mfu` are for the log only, and are written after the update, each rank its own: without `ignore` a death in "
-    "the update puts them back as they were before it, and the closing line says *not known*, with their names. The evaluation on one rank "
-    "does not communicate, so it stays where it is, and is made again with its step. nanoGPT's `train.py --backend=ftrun` does for the "
-    "second line. This is its loop on a small model; nanoGPT's own files are not part of the tests.",
+    "step. `job.steps` ends the loop. `t0` and `running_mfu` are for the log only, and are written after the update, each rank its own: "
+    "without `ignore` a death in the update puts them back as they were before it, and the closing line says *not known*, with their "
+    "names. The evaluation on one rank does not communicate, so it stays where it is, and is made again with its step. nanoGPT's "
+    "`train.py --backend=ftrun` does for the second line. This is its loop on a small model; nanoGPT's own files are no part of the tests.",
     "accelerate_loop": "The process group is made before accelerate makes its own. `rng_types=[]`: a prepared loader would "
     "broadcast random numbers whenever it begins, which a replacement cannot do alone; with the same seed on all ranks the order "
     "is the same without. The evaluation communicates: `job.call`. `best` is kept with the step. `make compat` runs these two.",

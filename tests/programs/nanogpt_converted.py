@@ -119,6 +119,4 @@ for step in job.steps(max_iters + 1, start=iter_num):
             print(f"iter {iter_num}: loss {loss.item() * gradient_accumulation_steps:.4f}")
         iter_num += 1
         local_iter_num += 1
-        if iter_num > max_iters:
-            break
 finish(raw_model, optimizer, best=float(best_val_loss))

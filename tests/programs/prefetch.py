@@ -33,6 +33,7 @@ while True:
     lowest = min(lowest, loss.item())
     number += 1
     optimizer.step()
+    reach(f"updated-{number}")
     optimizer.zero_grad()
     if number == STEPS:
         break

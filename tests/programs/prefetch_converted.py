@@ -37,7 +37,6 @@ for step in job.steps(STEPS):
         lowest = min(lowest, loss.item())
         number += 1
         optimizer.step()
+        reach(f"updated-{number}")
         optimizer.zero_grad()
-        if number == STEPS:
-            break
 finish(model, optimizer, lowest=lowest)

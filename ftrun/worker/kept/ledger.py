@@ -146,7 +146,7 @@ class Ledger:
 
     def _encoded(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> bytes:
         region, drew_before = self.region, self._drew
-        changed: list[str] = []
+        changed: dict[str, bytes | None] = {}
         buffers: list[str] = []
         drew = False
         if slot == END and self._at_gate is not None:
@@ -179,12 +179,13 @@ class Ledger:
         )
         return serialization.plain(fields_of(state))
 
-    def _update_changed(self, tag: int, before: Captured, now: Captured) -> tuple[list[str], list[str], bool]:
-        """What the update region changed: Python state, buffers, and whether it drew random numbers.
+    def _update_changed(self, tag: int, before: Captured, now: Captured) -> tuple[dict[str, bytes | None], list[str], bool]:
+        """What the update region changed: Python state (and what it was before), buffers, and whether it drew random numbers.
 
         A replacement that has its own GATE slot takes just this from ours.
         """
-        changed = [] if now[1] == before[1] else [name for name, value in now[1].items() if value != before[1].get(name)]
+        was = before[1]
+        changed = {} if now[1] == was else {name: was.get(name) for name, value in now[1].items() if value != was.get(name)}
         buffers = self._state.buffers_written(self._buffers_at_gate) if self._state.buffers else []
         if changed or buffers:
             self._ever.update(changed, buffers)

@@ -40,7 +40,7 @@ class RankState:
     ever: list[str]  # what some update region changed so far: Python state and buffers
     stands: dict[str, int]  # of the buffers among `ever`, what stands for their values; in an END slot as of the gate before
     # of an END slot: what its update region changed
-    changed: list[str] = field(default_factory=list)  # of the Python state
+    changed: dict[str, bytes | None] = field(default_factory=dict)  # of the Python state, and what it was at the gate
     buffers: list[str] = field(default_factory=list)
     drew: bool = False
 
@@ -52,7 +52,8 @@ fields_of = attrgetter(*(one.name for one in dataclasses.fields(RankState)))
 def read_state(slots: Slots, slot: int) -> RankState:
     """What a rank's START, GATE or END slot holds. Errors: Damaged."""
     state = RankState(*slots.read(slot))
-    for name, data in state.python.items():
-        if name.startswith(PREFIX):
-            state.python[name] = whole(data, slots.histories)
+    for values in (state.python, state.changed):
+        for name, data in values.items():
+            if name.startswith(PREFIX) and data is not None:
+                values[name] = whole(data, slots.histories)
     return state

@@ -82,7 +82,7 @@ def apply_to(saved: RankState, kit: Kit, resume: int, newest: Newest) -> RankSta
             requeue=True,
             remedies=(SNAPSHOTS,),
         )
-    take_changed(kit, saved, after, slots, others, resume)
+    take_changed(kit, saved, after, others, resume)
     note_draws(kit.context, saved, after)
     alone = next(end for one in (slots, *others) if (end := read_state(one, END)).alone)  # `make` found one
     course = Course(saved.course)

@@ -429,7 +429,7 @@ class Restorer:
             # our predecessor copied the weights and died before its first hand-out
             replica = self._replica(lambda slots, arena: slots.tag(END) == resume)
         after = read_state(replica.slots, END)
-        take_changed(self.kit, saved, after, replica.slots, self._others(replica), resume)
+        take_changed(self.kit, saved, after, self._others(replica), resume)
         note_draws(self.context, saved, after)
         if not self._lost:
             self._take_updated_buffers(replica, saved)

@@ -114,7 +114,7 @@ def _of_update(slots: Slots, resume: int) -> RankState | None:
     return None
 
 
-def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others: Iterable[Slots], resume: int) -> None:
+def take_changed(kit: Kit, saved: RankState, after: RankState, others: Iterable[Slots], resume: int) -> None:
     """Put into `saved`, a rank's GATE slot, what the update region changed of its Python state, where that is the same on every rank.
 
     What is this rank's own, so that nobody has its value after the update, stays as it was at the gate, and is named.
@@ -126,7 +126,6 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others
         kit: This rank's.
         saved: Its values are replaced.
         after: The END slot of another rank, which has the values.
-        of: All slots of that rank.
         others: Those of further ranks that should have the same, asked for only when something changed.
         resume: The step at whose start END slots are.
     """
@@ -141,7 +140,7 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others
         """Was it the same on both ranks after updates that changed it, and only they do: are they alike on every rank, then?"""
         return key in saved.ever and at_start.get(key) == mine[key]
 
-    at_gate = read_state(of, GATE).python if of.tag(GATE) == resume - 1 else {}
+    at_gate = {**after.python, **after.changed}
     ends = [read_state(slots, END).python for slots in others if slots.tag(END) == resume]
     variables = kit.ledger.variables
     for key in [key for key in changed if key.startswith(PREFIX)]:
