@@ -24,12 +24,12 @@ _ftrun_options() {
         explain) echo '--help' ;;
         inject-fault) echo '--help --rank --at --step --epoch --after --for --wait --yes --random --seed --json' ;;
         metrics) echo '--help --file --port --interval --json' ;;
-        run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-every --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --keep-logs --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-every --inexact --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --keep-logs --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
         runs) echo '--help --all --json' ;;
         status) echo '--help --once --interval --json' ;;
         stop) echo '--help --wait --yes' ;;
         timeline) echo '--help --incident --format --output --json' ;;
-        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-every --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --log-format --log-prefix --keep-logs --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-every --inexact --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --log-format --log-prefix --keep-logs --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
     esac
 }
 
@@ -64,6 +64,7 @@ _ftrun_value() {
         'run --hang-ceiling' | 'run --hang_ceiling') echo 'other' ;;
         'run --nonfinite') echo 'words redo stop ignore' ;;
         'run --check-every' | 'run --check_every') echo 'other' ;;
+        'run --inexact') echo 'words go-on stop' ;;
         'run --stop-timeout' | 'run --stop_timeout') echo 'other' ;;
         'run --recover-timeout' | 'run --recover_timeout') echo 'other' ;;
         'run --start-timeout' | 'run --start_timeout') echo 'other' ;;
@@ -126,6 +127,7 @@ _ftrun_value() {
         'verify --hang-ceiling' | 'verify --hang_ceiling') echo 'other' ;;
         'verify --nonfinite') echo 'words redo stop ignore' ;;
         'verify --check-every' | 'verify --check_every') echo 'other' ;;
+        'verify --inexact') echo 'words go-on stop' ;;
         'verify --stop-timeout' | 'verify --stop_timeout') echo 'other' ;;
         'verify --recover-timeout' | 'verify --recover_timeout') echo 'other' ;;
         'verify --start-timeout' | 'verify --start_timeout') echo 'other' ;;
@@ -176,7 +178,7 @@ _ftrun_argument() {
         'completions 0') printf '%s\n' 'words bash zsh fish' ;;
         'drain 0') printf '%s\n' 'run' ;;
         'events 0') printf '%s\n' 'run' ;;
-        'explain 0') printf '%s\n' 'other' ;;
+        'explain 0') printf '%s\n' 'run' ;;
         'inject-fault 0') printf '%s\n' 'words kill term segv abort exit: exception oom freeze hang gil slow: nan bitflip comm xid: gpu-lost ecc launcher-kill node-kill' ;;
         'inject-fault 1') printf '%s\n' 'run' ;;
         'metrics 0') printf '%s\n' 'run' ;;

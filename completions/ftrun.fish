@@ -31,7 +31,7 @@ function __ftrun_in
         if test $value = 1
             set value 0
         else if string match -q -- '-*' $token
-            contains -- $token --check-every --check_every --config --debug-rank --debug_rank --duplicate-stderr-filters --duplicate-stdout-filters --duplicate_stderr_filters --duplicate_stdout_filters --event-log-handler --event_log_handler --fault-plan --fault-seed --fault_plan --fault_seed --faults --forward-signals --forward_signals --hang-ceiling --hang-floor --hang-timeout --hang_ceiling --hang_floor --hang_timeout --heartbeat-interval --heartbeat-timeout --heartbeat_interval --heartbeat_timeout --keep-logs --keep_logs --local-addr --local-ranks-filter --local_addr --local_ranks_filter --log-dir --log-format --log-line-prefix-template --log-prefix --log_dir --log_format --log_line_prefix_template --log_prefix --logs-specs --logs_specs --master-addr --master-port --master_addr --master_port --max-replacements --max-restarts --max_replacements --max_restarts --metrics-file --metrics-port --metrics_file --metrics_port --monitor-interval --monitor_interval --nnodes --node-rank --node_rank --nonfinite --nproc-per-node --nproc_per_node --numa-binding --numa_binding --on-exhausted --on_exhausted --print-completion --print_completion --quarantine-file --quarantine_file --random-faults --random_faults --rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id --rdzv_backend --rdzv_conf --rdzv_endpoint --rdzv_id --recover-timeout --recover_timeout --redirects --role --run-id --run_id --shutdown-timeout --shutdown_timeout --signals-to-handle --signals_to_handle --snapshot-every --snapshot_every --spares --start-method --start-timeout --start_method --start_timeout --stop-timeout --stop_timeout --tee --worker-start --worker_start --xid-policy --xid_policy -r -t; and set value 1
+            contains -- $token --check-every --check_every --config --debug-rank --debug_rank --duplicate-stderr-filters --duplicate-stdout-filters --duplicate_stderr_filters --duplicate_stdout_filters --event-log-handler --event_log_handler --fault-plan --fault-seed --fault_plan --fault_seed --faults --forward-signals --forward_signals --hang-ceiling --hang-floor --hang-timeout --hang_ceiling --hang_floor --hang_timeout --heartbeat-interval --heartbeat-timeout --heartbeat_interval --heartbeat_timeout --inexact --keep-logs --keep_logs --local-addr --local-ranks-filter --local_addr --local_ranks_filter --log-dir --log-format --log-line-prefix-template --log-prefix --log_dir --log_format --log_line_prefix_template --log_prefix --logs-specs --logs_specs --master-addr --master-port --master_addr --master_port --max-replacements --max-restarts --max_replacements --max_restarts --metrics-file --metrics-port --metrics_file --metrics_port --monitor-interval --monitor_interval --nnodes --node-rank --node_rank --nonfinite --nproc-per-node --nproc_per_node --numa-binding --numa_binding --on-exhausted --on_exhausted --print-completion --print_completion --quarantine-file --quarantine_file --random-faults --random_faults --rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id --rdzv_backend --rdzv_conf --rdzv_endpoint --rdzv_id --recover-timeout --recover_timeout --redirects --role --run-id --run_id --shutdown-timeout --shutdown_timeout --signals-to-handle --signals_to_handle --snapshot-every --snapshot_every --spares --start-method --start-timeout --start_method --start_timeout --stop-timeout --stop_timeout --tee --worker-start --worker_start --xid-policy --xid_policy -r -t; and set value 1
         else
             return 1
         end
@@ -47,7 +47,7 @@ complete -c ftrun -n __ftrun_at_start -a completions -d 'Print the completion fi
 complete -c ftrun -n __ftrun_at_start -a doctor -d 'Look at everything that ftrun needs of this machine, and say how to mend what is wrong.'
 complete -c ftrun -n __ftrun_at_start -a drain -d 'Move a rank to a spare, between two steps: for a device that is to be serviced, or that one does not trust.'
 complete -c ftrun -n __ftrun_at_start -a events -d 'List what happened in a run, from its journal (default: the newest run).'
-complete -c ftrun -n __ftrun_at_start -a explain -d 'Explain the code that a message of ftrun ended with: what happened, why, and what to do. Without CODE: all of them.'
+complete -c ftrun -n __ftrun_at_start -a explain -d 'Explain the code that a message of ftrun ended with: what happened, why, and what to do. Without CODE: all of them. Of a RUN: which of its script\'s values are kept with each step, and which are not, and why.'
 complete -c ftrun -n __ftrun_at_start -a inject-fault -d 'Strike a live run with a fault, now or where it is asked for. KIND is one of kill, term, segv, abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, xid:N, gpu-lost, ecc, launcher-kill, node-kill. Exit code 0: it fired; 1: it did not.'
 complete -c ftrun -n __ftrun_at_start -a metrics -d 'Print the figures of a live run for Prometheus (default: the newest run).'
 complete -c ftrun -n __ftrun_at_start -a run -d 'Run a training script with one worker per GPU or CPU slot. Everything after the script belongs to the script.'
@@ -72,6 +72,7 @@ complete -c ftrun -n '__ftrun_in events' -s f -l follow -d 'Go on until the run 
 complete -c ftrun -n '__ftrun_in events' -l json -d 'The journal\'s own lines (JSON, one a line).'
 complete -c ftrun -n '__ftrun_in events' -f -a '(__ftrun_runs)'
 complete -c ftrun -n '__ftrun_in explain' -s h -l help -d 'Show this message and exit.'
+complete -c ftrun -n '__ftrun_in explain' -f -a '(__ftrun_runs)'
 complete -c ftrun -n '__ftrun_in inject-fault' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in inject-fault' -l rank -d 'Whom to strike [default: the last rank].' -x
 complete -c ftrun -n '__ftrun_in inject-fault' -l at -d 'forward, backward, gate, update, idle, stop, reset or restore [default: now, or the next phase of a step].' -x -a 'forward backward gate update idle stop reset restore'
@@ -106,6 +107,7 @@ complete -c ftrun -n '__ftrun_in run' -l hang-floor -d 'The least that auto may 
 complete -c ftrun -n '__ftrun_in run' -l hang-ceiling -d 'The most, and the patience with first steps, compilation, job.call and code between steps.' -x
 complete -c ftrun -n '__ftrun_in run' -l nonfinite -d 'Gradients that are not finite: do the step again and then stop, stop at once, or ignore them.' -x -a 'redo stop ignore'
 complete -c ftrun -n '__ftrun_in run' -l check-every -d 'Check everything in every Nth step; 0 = as often as 0.5 % of the time pays for, replicas in every 100th.' -x
+complete -c ftrun -n '__ftrun_in run' -l inexact -d 'A repair after which the result may not be called exact: go on and say so, or end with code 75.' -x -a 'go-on stop'
 complete -c ftrun -n '__ftrun_in run' -l stop-timeout -d 'Seconds a worker gets to leave its step.' -x
 complete -c ftrun -n '__ftrun_in run' -l recover-timeout -d 'Seconds a repair may make no progress; then who holds it up is replaced.' -x
 complete -c ftrun -n '__ftrun_in run' -l start-timeout -d 'Seconds a worker gets to start.' -x
@@ -192,6 +194,7 @@ complete -c ftrun -n '__ftrun_in verify' -l hang-floor -d 'The least that auto m
 complete -c ftrun -n '__ftrun_in verify' -l hang-ceiling -d 'The most, and the patience with first steps, compilation, job.call and code between steps.' -x
 complete -c ftrun -n '__ftrun_in verify' -l nonfinite -d 'Gradients that are not finite: do the step again and then stop, stop at once, or ignore them.' -x -a 'redo stop ignore'
 complete -c ftrun -n '__ftrun_in verify' -l check-every -d 'Check everything in every Nth step; 0 = as often as 0.5 % of the time pays for, replicas in every 100th.' -x
+complete -c ftrun -n '__ftrun_in verify' -l inexact -d 'A repair after which the result may not be called exact: go on and say so, or end with code 75.' -x -a 'go-on stop'
 complete -c ftrun -n '__ftrun_in verify' -l stop-timeout -d 'Seconds a worker gets to leave its step.' -x
 complete -c ftrun -n '__ftrun_in verify' -l recover-timeout -d 'Seconds a repair may make no progress; then who holds it up is replaced.' -x
 complete -c ftrun -n '__ftrun_in verify' -l start-timeout -d 'Seconds a worker gets to start.' -x

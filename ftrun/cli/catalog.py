@@ -29,7 +29,7 @@ COMMANDS: dict[str, Listed] = {
     "doctor": Listed("doctor", TEST, "Look at what ftrun needs of this machine."),
     "stop": Listed("runs", MANAGE, "End a run, and wait for its end."),
     "drain": Listed("drain", MANAGE, "Move a rank to a spare, between two steps."),
-    "explain": Listed("explain", MANAGE, "Explain the code that a message ended with."),
+    "explain": Listed("explain", MANAGE, "Explain a message's code, or a run's values."),
     "completions": Listed("completions", MANAGE, "Print the completion file of a shell."),
 }
 

@@ -24,7 +24,7 @@ DEFAULT = "run"
 # what a value or an argument may be; a tuple is a choice of words
 FLAG, FILE, FOLDER, PLACE, SCRIPT, RUN, OTHER = "flag", "file", "folder", "place", "script", "run", "other"
 Kind = str | tuple[str, ...]
-_METAVARS: dict[str, Kind] = {"FILE": FILE, "DIR": FOLDER, "WHERE": PLACE, "SCRIPT": SCRIPT, "RUN": RUN, "ARGS": FILE}
+_METAVARS: dict[str, Kind] = {"FILE": FILE, "DIR": FOLDER, "WHERE": PLACE, "SCRIPT": SCRIPT, "RUN": RUN, "CODE|RUN": RUN, "ARGS": FILE}
 
 
 @dataclass(frozen=True)

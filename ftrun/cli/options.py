@@ -124,6 +124,10 @@ OPTIONS: tuple[Option, ...] = (
         "check-every", REPAIR,
         "Check everything in every Nth step; 0 = as often as 0.5 % of the time pays for, replicas in every 100th.", "0", "N", **_WHOLE,
     ),
+    _own(
+        "inexact", REPAIR, "A repair after which the result may not be called exact: go on and say so, or end with code 75.",
+        "go-on", "go-on|stop", check=checks.one_of("go-on", "stop"),
+    ),
     _own("stop-timeout", REPAIR, "Seconds a worker gets to leave its step.", "10", "S", **_TIME),
     _own("recover-timeout", REPAIR, "Seconds a repair may make no progress; then who holds it up is replaced.", "600", "S", **_TIME),
     _own("start-timeout", REPAIR, "Seconds a worker gets to start.", "300", "S", **_TIME),

@@ -32,7 +32,7 @@ _MORE_VARIABLES = {
 _DEBUGGING = 86400.0  # seconds that the others wait at least
 _AS_THEY_ARE = (
     "max-restarts max-replacements snapshot-every log-dir keep-logs stop-timeout heartbeat-interval heartbeat-timeout hang-timeout "
-    "hang-floor hang-ceiling nonfinite check-every start-timeout recover-timeout shutdown-timeout role virtual-local-rank "
+    "hang-floor hang-ceiling nonfinite check-every inexact start-timeout recover-timeout shutdown-timeout role virtual-local-rank "
     "metrics-port"
 ).split()
 _NOT_A_NAME = "none"  # torchrun's default for --rdzv-id

@@ -240,6 +240,15 @@ class Stuck(Event):
 
 
 @dataclass(frozen=True)
+class Doubted(Event):
+    """A worker found a reason why the result of a repaired run may not be called exact; `why` is for the journal."""
+
+    t: float
+    worker: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Noticed(Event):
     """Something is wrong that stops nobody (a straggler, a full disk): a report. `worker` None: not one worker's.
 

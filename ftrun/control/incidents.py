@@ -110,6 +110,7 @@ def stop(config: Config, state: State) -> Result:
         published=False,
         opened=False,
         recovering=True,
+        repaired=True,
         store_lost=False,
     )
     return state, (CloseGate(state.generation), Deadline("stop", state.generation, config.stop_timeout))
@@ -166,6 +167,9 @@ def progress(config: Config, state: State) -> Result:
         phase = _phase(state)
         least = min(w.answered for w in state.ranked())
         if least >= WorkerStage.RESTORED and not state.opened:
+            if _may_not_go_on(config, state):
+                state, ending = _end_inexact(state)
+                return state, (*orders, *ending)
             state = replace(state, opened=True)
             orders.append(OpenGate(state.generation))
         state = replace(state, phase=phase)
@@ -179,6 +183,25 @@ def progress(config: Config, state: State) -> Result:
         state = replace(state, recovering=False, reconnected=False, stood_still=())
         orders.append(Say("recovered", detail=str(state.generation)))
     return state, tuple(orders)
+
+
+def doubted(config: Config, state: State, event: events.Doubted) -> Result:
+    """A reason not to call the result exact: in a repair all of them are gathered until its gate would open, later one is enough."""
+    worker = state.worker(event.worker)
+    if worker is None or worker.rank is None:
+        return state, ()
+    state = replace(state, doubted=True)
+    gathering = state.phase in INCIDENT and not state.opened
+    return (state, ()) if gathering or not _may_not_go_on(config, state) else _end_inexact(state)
+
+
+def _may_not_go_on(config: Config, state: State) -> bool:
+    return config.inexact_stops and state.repaired and state.doubted
+
+
+def _end_inexact(state: State) -> Result:
+    """Nothing is wrong with the script or the machine, and what was saved is as it should be: the run may be started again."""
+    return budgets.finish(state, EXIT_REQUEUE, "a repair that is not exact", Say("inexact"))
 
 
 def raised(config: Config, state: State, event: events.Raised) -> Result:
@@ -411,9 +434,10 @@ def _vacate(state: State, worker: WorkerState) -> State:
 def _tail(config: Config, state: State) -> Result:
     """Deaths after the loop: nobody is stopped and the gate keeps its generation; the new holders run the tail."""
     empty = tuple(r for r, cell in enumerate(state.holder) if cell is None)
-    state = replace(
-        state, generation=state.generation + 1, tail=tuple(sorted({*state.tail, *empty})), opened=False, recovering=True
-    )
+    tail = tuple(sorted({*state.tail, *empty}))
+    state = replace(state, generation=state.generation + 1, tail=tail, opened=False, recovering=True, repaired=True)
+    if _may_not_go_on(config, state):
+        return _end_inexact(state)
     state, publish, spawns = _refill(config, state, AFTER_LOOP, tail=True)
     state, more = budgets.replenish(config, state)
     return state, (publish, *spawns, *more)

@@ -10,7 +10,7 @@ What the agent must know:
 - Every action is idempotent: the machine may order the same one twice (a Spawn after the fork server's return, a
   CloseGate whose answer is late).
 - In one look at a cell report in this order: Started, Parked, Grouped, Protected, Stepped, Raised (with its
-  generation), Stage, LoopDone, Unrestorable, death. A death is reported once, by Died or by Finished; Dying may come before Died.
+  generation), Doubted, Stage, LoopDone, Unrestorable, death. A death is reported once, by Died or by Finished; Dying may come before Died.
 - After a Terminate comes End in the same answer: end the workers, then leave with End's code.
 """
 
@@ -245,6 +245,7 @@ _EVENTS: tuple[type[Event], ...] = (
     ev.Unrestorable,
     ev.Stalled,
     ev.Stuck,
+    ev.Doubted,
     ev.Noticed,
     ev.Expired,
     ev.Signalled,
@@ -288,6 +289,8 @@ _ROWS: tuple[tuple[Iterable[RunPhase], type[Event], Handler], ...] = (
     ((RunPhase.STARTING, RunPhase.RESTARTING), ev.Stalled, late),
     ((RunPhase.RUNNING,), ev.Stuck, incidents.stuck),
     ((RunPhase.STARTING, *INCIDENT, RunPhase.RESTARTING), ev.Stuck, late),
+    (_STABLE, ev.Doubted, incidents.doubted),
+    ((RunPhase.RESTARTING,), ev.Doubted, late),
     ((RunPhase.NEW, *LIVE), ev.Noticed, incidents.noticed),
     # deadlines
     ((RunPhase.STARTING,), ev.Expired, restarts.start_expired),

@@ -122,6 +122,8 @@ def _restart(config: Config, state: State, t: float, said: Say) -> Result:
         published=False,
         opened=False,
         recovering=False,
+        repaired=False,
+        doubted=False,
         rollback=-1,
         early_failures=failures,
         store_ready=False,

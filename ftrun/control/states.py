@@ -51,6 +51,7 @@ class Config:
     shared: bool = False  # one of several nodes: what ends a world is decided by all of them
     device_faults: int = 3  # per device and `replacement_window`
     wait_for_device: bool = False  # what to do without a healthy device, instead of ending
+    inexact_stops: bool = False  # a repair after which the result may not be called exact ends the run
     policy: Overrides = field(default_factory=Overrides)
 
     def __post_init__(self) -> None:
@@ -117,6 +118,8 @@ class State:
     published: bool = False  # the world file of an incident's generation was ordered
     opened: bool = False  # ... and its gate opened again
     recovering: bool = False  # "recovered" is still to be said
+    repaired: bool = False  # something was repaired in place in this attempt, or is
+    doubted: bool = False  # and a worker of this attempt knows why a result with repairs may not be called exact
     reconnected: bool = False  # in this incident all connections were made again, since a rank had none
     stood_still: tuple[int, ...] = ()  # ranks that held this incident up, and were given to another worker for that
     rollback: int = -1  # gate number of the host snapshot that everyone goes back to in this incident, -1 = nobody does

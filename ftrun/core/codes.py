@@ -76,6 +76,7 @@ CODES = (
     Code("F405", "not-finite", ("is not finite",)),
     Code("F406", "not-known", ("uninterrupted run: not known",)),
     Code("F407", "result-no", ("uninterrupted run: no (",)),
+    Code("F408", "inexact-repair", ("the run ends (--inexact stop)",)),
 )  # fmt: skip
 
 BY_NAME = {code.name: code for code in CODES}

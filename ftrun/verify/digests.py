@@ -1,7 +1,8 @@
 """Reads what the ranks of a run recorded (`ftrun/worker/instruments/digest_recorder.py`) and finds the first place where two runs differ.
 
 Knows no torch and starts nothing. A place is (loop, step, point): at `start` the state that a step begins with, at `gate`
-what was computed in it; the state at the script's end comes last. Each attempt at a step must have found the same.
+what was computed in it, at `end`, that of a loop, the script's own values (see values.py); the state at the script's end comes last.
+Each attempt at a step must have found the same.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,17 +19,21 @@ from ftrun.core.amounts import count
 from ftrun.core.shared import mesh
 
 _FILE = re.compile(r"rank-(\d+)-(\d+)\.jsonl")
-_POINTS = {"start": 0, "gate": 1, "exit": 2}
+_POINTS = {"start": 0, "gate": 1, "end": 2, "exit": 3}
 _LAST = 1 << 60
 Part = dict[str, Any]  # of a sharded tensor, see ftrun/worker/state/shard_places.py
 
 
 class DigestPlace(NamedTuple):
-    """Sorted by time. `point` is 0 start, 1 gate, 2 exit; the exit is after every loop."""
+    """Sorted by time. `point` is 0 start, 1 gate, 2 the end of the loop, 3 exit, which is after every loop."""
 
     loop: int
     step: int
     point: int
+
+    @property
+    def ends_loop(self) -> bool:
+        return self.point == _POINTS["end"]
 
 
 EXIT = DigestPlace(_LAST, _LAST, _POINTS["exit"])
@@ -142,11 +147,16 @@ class Difference:
         return bool(self.at_end or self.missing or self.place == EXIT)
 
 
-def compare(clean: Digests, other: Digests) -> Difference | None:
-    """The first difference, None when every tensor and stream of every rank is the same at every step and at the end."""
-    at_end, compared = _end_differences(clean, other)
-    places = sorted({p for digests in (clean, other) for found in digests.ranks.values() for p in found})
-    for place in places:
+def compare(clean: Digests, other: Digests, unstable: Collection[str] = ()) -> Difference | None:
+    """The first difference, None when every tensor and stream of every rank is the same at every step and at the end.
+
+    The script's own values at the ends of loops are no part of that, and neither are those that are `unstable`.
+    """
+    at_end, compared = end_differences(clean, other)
+    passed_over = {f"live:{name}" for name in unstable}
+    for place in places(clean, other):
+        if place.ends_loop:
+            continue
         names: dict[str, list[int]] = {}
         missing: list[int] = []
         redone = False
@@ -159,7 +169,9 @@ def compare(clean: Digests, other: Digests) -> Difference | None:
                     missing.append(rank)
                 continue
             records[rank] = ours[0]
-            for name in _differing(ours, theirs):
+            for name in differing(ours, theirs):
+                if name in passed_over:
+                    continue
                 names.setdefault(name, []).append(rank)
             redone = redone or len(theirs) > len(ours) or theirs[-1].cell != ours[-1].cell
         if names or missing:
@@ -171,23 +183,29 @@ def compare(clean: Digests, other: Digests) -> Difference | None:
     return None
 
 
+def places(*runs: Digests) -> list[DigestPlace]:
+    """All of them, by time."""
+    return sorted({place for digests in runs for found in digests.ranks.values() for place in found})
+
+
 def _is_unsummed(name: str, records: dict[int, DigestRecord]) -> bool:
     """Is that a gradient of which nobody recorded the ranks' own ones?"""
     kind, _, what = name.partition(":")
     return kind == "gradient" and not any(f"local:{what}" in record.names for record in records.values())
 
 
-def _end_differences(clean: Digests, other: Digests) -> tuple[int, int]:
-    differing = compared = 0
+def end_differences(clean: Digests, other: Digests) -> tuple[int, int]:
+    """How many tensors and streams differ at the script's end, of how many."""
+    found = compared = 0
     for rank, places in clean.ranks.items():
         ours, theirs = places.get(EXIT), other.ranks.get(rank, {}).get(EXIT)
         if ours and theirs:
             compared += len(ours[-1].names)
-            differing += len(_differing(ours[-1:], theirs[-1:]))
-    return differing, compared
+            found += len(differing(ours[-1:], theirs[-1:]))
+    return found, compared
 
 
-def _differing(ours: list[DigestRecord], theirs: list[DigestRecord]) -> list[str]:
+def differing(ours: list[DigestRecord], theirs: list[DigestRecord]) -> list[str]:
     """Names whose digests are not the same in all records."""
     expected = dict(zip(ours[0].names, ours[0].values, strict=True))
     found: dict[str, None] = {}
@@ -219,7 +237,7 @@ def _telling(name: str, place: DigestPlace) -> int:
 
 RNG, SEED, LOADER, BUCKETS, SHARDED, OP, UPDATE, STATE, BUFFERS, INPUT, FORGOTTEN, MISSING = (
     "rng", "unseeded", "loader-position", "bucket-order", "sharded-gradient", "non-deterministic-op", "update", "python-state",
-    "buffers", "input", "not-given", "missing",
+    "buffers", "input", "not-kept", "missing",
 )  # fmt: skip
 
 _EXPLAINED = {
@@ -235,7 +253,8 @@ _EXPLAINED = {
     STATE: "state of a Python object (scheduler, hyperparameters, an object given to protect) was not put back",
     BUFFERS: "buffers (running statistics) that the forward pass changed were not put back",
     INPUT: "input that ftrun does not keep in place: a loader outside job.batches, the time, a file or a counter of the script",
-    FORGOTTEN: "state that protect() was not given: give it what has a state_dict(), or leave it out by protect(..., ignore=[...])",
+    FORGOTTEN: "a value of the script's own that is not kept, or that a rank lost, as one that it changed behind optimizer.step() is when "
+    "it dies in its update: the closing line of that run names it",
     MISSING: "the ranks did not do the same steps",
 }
 
@@ -258,6 +277,7 @@ def cause(difference: Difference, deterministic: bool, has_loader: bool) -> str:
         "python": STATE,
         "buffer": BUFFERS,
         "live": FORGOTTEN,
+        "value": FORGOTTEN,
     }.get(kind, UPDATE)
 
 
@@ -273,7 +293,8 @@ _WORDS = {
     "buffer": "buffer {}",
     "weight": "weight {}",
     "optimizer": "optimizer's {}",
-    "live": "{}, which protect() was not given",
+    "live": "value {}",
+    "value": "value {}",
     "output": "output of {}",
     "local": "gradient of {} before the sum over ranks",
     "gradient": "gradient of {}",

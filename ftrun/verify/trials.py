@@ -13,7 +13,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,10 @@ Watch = Callable[[int, int], None]  # steps begun, steps there are (0 = not know
 
 @dataclass(frozen=True)
 class Trial:
-    """A finished run. `folder` holds output.log, digests/ and the run's own logs. `fired` and `unfired` are of its plan."""
+    """A finished run. `folder` holds output.log, digests/ and the run's own logs. `fired` and `unfired` are of its plan.
+
+    `not_kept`: of the script's values that the loop changes, and why.
+    """
 
     name: str
     folder: Path
@@ -44,6 +47,7 @@ class Trial:
     unfired: tuple[str, ...] = ()
     restarts: int = 0
     incidents: int = 0
+    not_kept: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def digests(self) -> Path:
@@ -148,7 +152,7 @@ def _steps(progress: Path) -> tuple[int, int]:
 
 def _journalled(logs: Path) -> dict[str, Any]:
     """What the run's journal says of its plan and its incidents."""
-    fired, unfired = 0, []
+    fired, unfired, not_kept = 0, [], {}
     summary: dict[str, Any] = {}
     for path in logs.glob(f"*/{paths.JOURNAL}"):
         for entry in journal.lines(path):
@@ -157,10 +161,12 @@ def _journalled(logs: Path) -> dict[str, Any]:
                 fired += 1
             elif note == "unfired":
                 unfired.append(str(entry["fault"]))
+            elif note == "kept":
+                not_kept = entry["not_kept"]
             elif note == "summary":
                 summary = entry
     counted = {name: int(summary.get(name, 0)) for name in ("restarts", "incidents")}
-    return {"fired": fired, "unfired": tuple(unfired), **counted}
+    return {"fired": fired, "unfired": tuple(unfired), "not_kept": not_kept, **counted}
 
 
 def usable_name(folder: Path) -> Path:

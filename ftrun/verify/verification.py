@@ -16,15 +16,17 @@ from ftrun.core.text import printable, tell
 from ftrun.faults import everyphase
 from ftrun.faults.everyphase import Kill
 from ftrun.host.base.settings import Settings
-from ftrun.verify import digests, trials
+from ftrun.verify import digests, trials, values
 from ftrun.verify.digests import Difference, Digests
 from ftrun.verify.progress import ProgressBar
 from ftrun.verify.trials import Trial
+from ftrun.verify.values import ComparedValues
 
 EQUAL, DIFFERENT, UNSTABLE, FAILED = "equal", "different", "not-deterministic", "failed"
 _SCHEMA = 1
 _PLACEHOLDER = "${verify}"
 _SHARDS = 8  # ranks whose shards are named
+_AGAIN = "again"  # the second run without faults
 _TRIES = 3  # further runs for kills whose moment did not come
 
 
@@ -45,6 +47,7 @@ class Result:
     difference: Difference | None = None
     cause: str = ""
     passing: list[str] = field(default_factory=list)
+    values: ComparedValues = field(default_factory=ComparedValues)
 
     @property
     def code(self) -> int:
@@ -59,9 +62,12 @@ class Result:
         faults = f"{self.fired} of {_count(self.planned, 'fault')} fired"
         if self.verdict == EQUAL:
             equal = "equal at the end" if self.passing else "equal"
+            own = len(self.values.equal)
+            are = f"; {_count(own, 'value')} of the script's own {'is' if own == 1 else 'are'} equal at the end of each loop"
             return [
                 f"{equal}: {_count(self.ranks, 'rank')}, {_count(self.steps, 'step')}; {_count(self.tensors, 'tensor')} and "
-                f"{_count(self.streams, 'random stream')} of each rank are bit for bit the same with faults as without",
+                f"{_count(self.streams, 'random stream')} of each rank are bit for bit the same with faults as without{are if own else ''}",
+                *values.in_words(self.values),
                 *self.passing,
                 faults,
             ]
@@ -71,7 +77,7 @@ class Result:
             failed = f"failed: the run {self.trial.name} ended with exit code {self.trial.code}, the one without faults did not"
             return [failed, *(_told(FAILED, self.difference, self.cause) if self.difference else ()), *end]
         assert self.difference is not None
-        return [*_told(self.verdict, self.difference, self.cause), *end]
+        return [*_told(self.verdict, self.difference, self.cause), *values.in_words(self.values), *end]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -81,6 +87,7 @@ class Result:
             "steps": self.steps,
             "tensors_per_rank": self.tensors,
             "random_streams_per_rank": self.streams,
+            "values": values.as_json(self.values),
             "faults": {
                 "planned": self.planned,
                 "fired": self.fired,
@@ -98,12 +105,20 @@ class Result:
         }  # fmt: skip
 
 
+def _take_in(known: ComparedValues, found: ComparedValues) -> None:
+    """One more run was like the clean one."""
+    known.uncompared |= found.uncompared
+    known.equal = (known.equal | found.equal) - known.uncompared.keys()
+
+
 def _found(difference: Difference) -> tuple[str, str]:
     """Where two runs differ first, and what."""
     place = difference.place
     where = "at the script's end" if place == digests.EXIT else f"in step {place.step}"
     if place.point == 0:
         where = f"at the start of step {place.step}"
+    if place.ends_loop:
+        where = f"at the end of loop {place.loop}"
     if difference.missing:
         what = f"{_ranks(difference.missing)} {'was' if len(difference.missing) == 1 else 'were'} not there"
     else:
@@ -155,6 +170,8 @@ class Verification:
         self._plan = plan
         self._folder = Path()
         self._runs: list[Trial] = []
+        self._again: Digests | None = None  # of a second run without faults
+        self._unstable: set[str] = set()  # the script's values that are not the same in both
 
     def run(self) -> Result:
         """Errors: UsageError for a script that cannot be compared, ConfigError for a plan of which nothing fired, OSError."""
@@ -198,9 +215,15 @@ class Verification:
                 if before is not None and before.names:
                     result.difference, result.cause = before, self._cause(before, True, clean)
                 return result
-            difference = self._compared(clean, trial)
-            if difference is not None and difference.lasting:
-                return self._explained(result, clean, trial, difference, progress)
+            found = self._read(clean, trial)
+            difference, own = self._compared(clean, found)
+            if difference is not None or own.different:
+                again = self._run_again(clean, progress)
+                difference, own = self._compared(clean, found)
+                lasting = difference if difference is not None and difference.lasting else values.difference(own, clean, found)
+                if lasting is not None:
+                    return self._explained(replace(result, values=own, trial=trial), clean, again, difference or lasting)
+            _take_in(result.values, own)
             if difference is not None:
                 result.passing.append(on_the_way(difference, self._cause(difference, True, clean), trial))
         if not result.fired:
@@ -214,18 +237,25 @@ class Verification:
             shutil.rmtree(trial.digests, ignore_errors=True)
         return result
 
-    def _explained(
-        self, result: Result, clean: Digests, trial: Trial, difference: Difference, progress: ProgressBar
-    ) -> Result:
-        again = self._trial("again", [], progress)
-        self._need(again)
-        unstable = self._compared(clean, again)
-        if unstable is not None:
-            result.verdict, result.trial, result.difference = UNSTABLE, again, unstable
-        else:
-            result.verdict, result.trial, result.difference = DIFFERENT, trial, difference
-        result.cause = self._cause(result.difference, unstable is None, clean)
+    def _explained(self, result: Result, clean: Digests, again: Digests, difference: Difference) -> Result:
+        """`difference`: of the run with faults `result.trial`."""
+        chance, _ = self._compared(clean, again)
+        result.verdict, result.difference = DIFFERENT, difference
+        if chance is not None:
+            result.verdict, result.difference = UNSTABLE, digests.compare(clean, again)
+            result.trial = next(trial for trial in self._runs if trial.name == _AGAIN)
+        assert result.difference is not None
+        result.cause = self._cause(result.difference, chance is None, clean)
         return result
+
+    def _run_again(self, clean: Digests, progress: ProgressBar) -> Digests:
+        """What a second run without faults recorded: no difference is blamed on recovery that two such runs have, too."""
+        if self._again is None:
+            trial = self._trial(_AGAIN, [], progress)
+            self._need(trial)
+            self._again = self._read(clean, trial)
+            self._unstable = values.unstable(clean, self._again)
+        return self._again
 
     def _cause(self, difference: Difference, deterministic: bool, clean: Digests) -> str:
         return digests.cause(difference, deterministic, digests.has_loader(clean))
@@ -275,7 +305,13 @@ class Verification:
                 f"{_ranks(absent)} of the run {trial.name} did not reach the end of {script} (os._exit?); see {trial.folder}"
             )
 
-    def _compared(self, clean: Digests, trial: Trial) -> Difference | None:
+    def _compared(self, clean: Digests, found: Digests) -> tuple[Difference | None, ComparedValues]:
+        own = values.compare(clean, found, self._unstable)
+        own.uncompared = {**self._runs[0].not_kept, **own.uncompared}
+        return digests.compare(clean, found, self._unstable), own
+
+    def _read(self, clean: Digests, trial: Trial) -> Digests:
+        """Errors: UsageError for a run that did not begin where the clean one did."""
         found = digests.read(trial.digests)
         if found.first_step is not None and found.first_step != clean.first_step:
             raise UsageError(
@@ -283,7 +319,7 @@ class Verification:
                 "found a checkpoint of an earlier run; keep the runs apart with ${verify} in its arguments, which is "
                 "the name of the run"
             )
-        return digests.compare(clean, found)
+        return found
 
     def _plans(self, clean: Digests) -> list[list[Kill]]:
         """The kills of each run; one run without any of ours for a plan of the user's."""

@@ -9,7 +9,7 @@ from typing import Any
 from ftrun.control.phases import OVER
 from ftrun.core.amounts import count
 from ftrun.core.journal import Tail, whole
-from ftrun.core.shared import mesh
+from ftrun.core.shared import kept, left_out, mesh
 from ftrun.core.shared.moment import Moment
 from ftrun.core.symptoms import cause_of
 from ftrun.core.text import ranks as named
@@ -40,6 +40,14 @@ def _protection(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
     yield "protected" if raw["protected"] else "not protected: the script does not call ftrun.protect"
 
 
+def _kept(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    told, others = kept.of_json(raw), raw["not_kept"]
+    if told is not None and told.values:
+        yield f"kept with each step, as of step {told.step}: {kept.in_words(told)}"
+    if others:
+        yield f"changed by the loop, and not kept: {left_out.shown([*others], others)}"
+
+
 def _told(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
     yield f"{named(raw['ranks']) if raw['ranks'] else 'nobody'} told to end ({raw['signal']})"
 
@@ -68,6 +76,7 @@ def _checks(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
 _NOTES = {
     "checks": _checks,
     "failure": _failure,
+    "kept": _kept,
     "summary": _summary,
     "protection": _protection,
     "told-to-end": _told,
@@ -142,6 +151,8 @@ class _Sentences:
             yield f"{who} raised {event['signature']} in step {event['step']}"
         elif kind == "Unconnected":
             yield f"{who} could not be connected with the others: {event.get('evidence', '')}"
+        elif kind == "Doubted":
+            yield f"{who} found why a repaired run may not be called exact: {event['why']}"
         elif kind == "Parked":
             yield f"{who} is ready as a spare"
         elif kind == "Stage":

@@ -15,7 +15,7 @@ from pathlib import Path
 from ftrun.core import paths
 from ftrun.core.ended import ended_runs, without_logs
 from ftrun.core.errors import NoRunError
-from ftrun.core.runs import RunInfo, find_run, read_run
+from ftrun.core.runs import RunInfo, find_run, list_runs, read_run
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,19 @@ def find(name: str | None, log_dir: str | None = None) -> Found | None:
         return _at(Path(name))
     run = find_run(name)
     if run is not None:
-        return Found(run.run_id, run.path / paths.JOURNAL, run)
+        return _living(run)
     logs = Path(log_dir or os.environ.get("PET_LOG_DIR") or paths.LOG_DIR)
     return _killed(name) or _ended(name, logs) or _ended_elsewhere(name)
+
+
+def newest_here() -> Found | None:
+    """The newest run of this folder: the newest live one that was started here, else the newest that left its logs here."""
+    live = next((run for run in list_runs() if run.raw.get("cwd") == os.getcwd()), None)
+    return _ended(None, Path(os.environ.get("PET_LOG_DIR") or paths.LOG_DIR)) if live is None else _living(live)
+
+
+def _living(run: RunInfo) -> Found:
+    return Found(run.run_id, run.path / paths.JOURNAL, run)
 
 
 def require(name: str | None) -> Found:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ftrun.core.amounts import count
 from ftrun.core.journal import Tail
+from ftrun.core.shared import kept
 from ftrun.view import text
 from ftrun.view.find import Found
 from ftrun.view.journal import Account
@@ -26,7 +27,7 @@ def read(found: Found) -> Account:
 def ended_picture(found: Found) -> dict[str, Any]:
     """As `status --json` prints it. Errors: OSError."""
     account = read(found)
-    summary = account.summary or {}
+    summary, told = account.summary or {}, kept.of_json(account.kept)
     return {
         "schema": SCHEMA,
         "run": found.run_id,
@@ -37,6 +38,8 @@ def ended_picture(found: Found) -> dict[str, Any]:
         "lost_seconds": round(account.lost(account.ended or account.latest), 3),
         "effective_training_time": account.effective(account.latest),
         "exact": summary.get("exact"),
+        "kept": told.to_json() if told else None,
+        "not_kept": account.kept["not_kept"],
         "journal": str(found.journal),
     }
 

@@ -34,6 +34,7 @@ class Account:
         self.faults: list[dict[str, Any]] = []
         self.mesh: dict[str, int] = {}  # sizes of the dimensions of the script's mesh, by name
         self.places: dict[str, dict[str, int]] = {}  # rank -> where it is on it
+        self.kept: dict[str, Any] = {"not_kept": {}}  # what was told last of the script's values
         self.summary: dict[str, Any] | None = None
         self.exit_code: int | None = None
         self.unread = 0  # lines that are damaged, or not as this version writes them
@@ -152,6 +153,8 @@ class Account:
             self.stalled -= self._counted_twice()
         elif note == "mesh":
             self.mesh, self.places = raw["dims"], raw["ranks"]
+        elif note == "kept":
+            self.kept = raw
         elif note == "summary":
             self.summary = raw
         elif note == "fault":

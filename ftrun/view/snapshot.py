@@ -19,7 +19,7 @@ from ftrun.core.errors import PlatformError
 from ftrun.core.journal import Tail
 from ftrun.core.runs import RunInfo
 from ftrun.core.shape import listed, loads, maybe, number, record, row, text, whole
-from ftrun.core.shared import gate, left_out
+from ftrun.core.shared import gate, kept, left_out
 from ftrun.core.shared.board import (
     Board,
     Busy,
@@ -102,6 +102,7 @@ class RunWatcher:
         state = self._state(head, len(spares), len(holders) - well + stopped, found, protected, seconds)
         pace, step, steps = Pace.of(board.openings(word.last), now), _next_step(word.last, first), first[F.LOOP_END] if first else 0
         effective = account.effective(now / 1e9)
+        told, not_kept = kept.read(self.run.path), left_out.reasons(self.run.path)
         return {
             "schema": SCHEMA,
             "run": self.run.run_id,
@@ -138,7 +139,9 @@ class RunWatcher:
             "replacements": account.replacements,
             "restarts": account.restarts,
             "inexact": self._inexact(),
-            "left_out": left_out.names(self.run.path),
+            "kept": told.to_json() if told else None,
+            "left_out": [*not_kept],
+            "not_kept": not_kept,
             "stall": _stall(stall, now / 1e9),
             "current": self._current(now / 1e9, head["phase"], head["incident"]),
             "incidents": [_incident(i, account) for i in reversed(account.incidents[-_INCIDENTS:])],

@@ -60,11 +60,14 @@ FTRUN, TORCHRUN = System("ftrun", "ftrun"), System("torchrun", "torchrun")
 UNSEALED = System("gradients not sealed", "ftrun", env={"FTRUN_TEST_BREAK": "sealed"})
 
 
+NOT_KEPT = System("variables not kept", "ftrun", env={"BENCH_VARIABLES": "off"})
+
+
 @dataclass(frozen=True)
 class Load:
     """What is run. `warm`: steps before the count begins, some seconds: caches are filled, the spare is ready.
 
-    `steps` are counted, `middle`: by their median, not by their mean. `wall`, `cpu`: the goals, times torchrun's.
+    `steps` are counted, `middle`: by their median, not by their mean. `wall`, `cpu`: the goals, times torchrun's; of row f µs.
     """
 
     row: str
@@ -83,6 +86,13 @@ class Load:
 GPT = "GPT of 10.6 M parameters"
 FEW, MANY = 8, 200  # tensors
 FIXED_GOAL, TENSOR_GOAL = 150.0, 1.0  # µs
+VALUES = (
+    ("10 numbers that the loop changes", ("--values", "10"), 100.0),  # µs
+    ("100 numbers that the loop changes", ("--values", "100"), None),
+    ("1,000 numbers that the loop changes", ("--values", "1000"), None),
+    ("a list of 1,000 entries that grows", ("--history", "1000"), None),
+    ("a list of 1,000,000 entries that grows", ("--history", "1000000"), None),
+)
 LOADS = (
     Load("a", f"1 rank, {FEW} tiny tensors", 1, "many_tensors.py", ("--tensors", str(FEW)), 3000, 2000, middle=True),
     Load("a", f"1 rank, {MANY} tiny tensors", 1, "many_tensors.py", ("--tensors", str(MANY)), 1000, 2000, middle=True),
@@ -92,6 +102,8 @@ LOADS = (
     Load("d", f"4 ranks on 2 cores, {GPT}, 16 tokens", 4, "train.py", (), 20, 100, wall=1.04),
     Load("e", f"FSDP2, 2 ranks, {GPT}, 16 tokens", 2, "train.py", ("--layout", "fsdp2"), 20, 50, wall=1.03, more=(UNSEALED,)),
     Load("e", f"HSDP, 2 replicas of 1 shard, {GPT}, 16 tokens", 2, "train.py", ("--layout", "hsdp"), 20, 100, wall=1.03),
+    *(Load("f", f"1 rank, {what}", 1, "many_tensors.py", arguments, 3000, 2000, middle=True, wall=goal, more=(NOT_KEPT,))
+      for what, arguments, goal in VALUES),
 )  # fmt: skip
 ROWS = sorted({load.row for load in LOADS})
 WALL, CPU, BESIDE = "wall clock", "processor time, all processes", "of that, processes beside the ranks"
@@ -170,8 +182,18 @@ HEAD = ["run", "a step", "ftrun", "torchrun", "cost", "goal", "reached"]
 def table(found: Mapping[Load, Found]) -> list[list[str]]:
     """The lines of all that was measured."""
     lines = [line for load, costs in found.items() if not load.middle for line in _compared(load, costs)]
-    tiny = {load.name: (load, costs) for load, costs in found.items() if load.middle}
-    return [*(_overhead(*tiny.values()) if tiny else []), *lines]
+    tiny = {load.name: (load, costs) for load, costs in found.items() if load.row == "a"}
+    kept = [_kept(load, costs) for load, costs in found.items() if load.row == "f"]
+    return [*(_overhead(*tiny.values()) if tiny else []), *lines, *kept]
+
+
+def _kept(load: Load, found: Found) -> list[str]:
+    """Microseconds more than where the same values are not kept."""
+    ours, without, theirs = (found[system.name] for system in (FTRUN, NOT_KEPT, TORCHRUN))
+    more = [(a.wall - b.wall) * 1e3 for a, b in zip(ours, without, strict=True)]
+    of_goal = [f"{load.wall:g} µs more than not kept", reached(more, load.wall)] if load.wall else ["", ""]
+    cells = [_micro([cost.wall for cost in costs]) for costs in (ours, theirs)]
+    return [_named(load, FTRUN.name), WALL, *cells, f"{tables.figure(more, 'µs')} more than not kept", *of_goal]
 
 
 def reached(values: Sequence[float], goal: float) -> str:
@@ -297,7 +319,8 @@ def notes(loads: Sequence[Load]) -> str:
     counted = "; ".join(f"{row} {', '.join(words)}" for row, words in steps.items())
     return (
         "Whole runs, one of each program in turn, no fault, no checkpoint, ftrun with its defaults; medians of runs, with the smallest and "
-        "the largest. Cost: of each pair of neighbouring runs, goal: of its median. Row a: the median step of a run, elsewhere the mean. "
+        "the largest. Cost: of each pair of neighbouring runs, goal: of its median. Rows a, f: the median step of a run, elsewhere the "
+        "mean. "
         f"Steps that are counted: {counted}."
     )
 

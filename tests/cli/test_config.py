@@ -50,6 +50,17 @@ def test_pyproject(folder: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) ->
     assert plan()["settings"]["spares"] == 7
 
 
+def test_what_an_inexact_repair_does_by_file_variable_and_command_line(
+    folder: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert plan()["settings"]["inexact"] == "go-on"
+    (folder / "run.toml").write_text('inexact = "stop"\n')
+    assert plan("--config=run.toml")["settings"]["inexact"] == "stop"
+    monkeypatch.setenv("FTRUN_INEXACT", "go-on")
+    assert plan("--config=run.toml")["settings"]["inexact"] == "go-on"
+    assert plan("--config=run.toml", "--inexact=stop")["settings"]["inexact"] == "stop"
+
+
 def test_a_flag_of_the_file_is_turned_off_by_its_variable(
     folder: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:

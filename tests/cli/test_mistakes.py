@@ -77,6 +77,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("--nproc-per-node= train.py", 2, "--nproc-per-node must be a number, auto, cpu, gpu or xpu, not ''"),
     ("--hang-timeout soon train.py", 2, "--hang-timeout must be auto or a number of seconds above 0, not 'soon'"),
     ("--heartbeat-interval 0 train.py", 2, "--heartbeat-interval must be a number of seconds from 0.01 to 60, not 0"),
+    ("--inexact ignore train.py", 2, "--inexact must be go-on or stop, not 'ignore'"),
     ("--worker-start thread train.py", 2, "--worker-start must be forkserver or exec, not 'thread'"),
     (
         "--on-exhausted shrink train.py", 2,

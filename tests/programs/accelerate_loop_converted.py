@@ -36,7 +36,6 @@ def evaluate(epoch: int) -> float:
 
 
 job = ftrun.protect(model, optimizer, scheduler)
-job.state("best")
 for epoch in job.epochs(int(os.environ["EPOCHS"])):
     model.train()
     for step, (x, y) in job.batches(train_loader):

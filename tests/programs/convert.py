@@ -32,22 +32,21 @@ _TITLES = {
     "lightning_trainer": "Lightning",
 }
 _NOTES = {
-    "loop": "The scheduler goes to `protect`, since it must be put back when a step is done again.",
+    "loop": "What had the number of the step has it from `body.index`: an iterator of the script's own would begin anew in a replacement.",
     "resume": "What stands between `for` and `with` runs again with its step, so a rank that dies in its checkpoint writes it again. "
     "A replacement finds a newer checkpoint than its rank began with: `start` stays what the rank began with.",
-    "epochs": 'A replacement begins in the epoch that runs. `job.state("best")` keeps the global variable, so that a replacement '
-    "of rank 0 writes the right one; a function's own variable is kept by `kept = job.state(best=best)` and used as "
-    "`kept.best`. `job.call` makes the evaluation again, on all ranks, when one dies in it. What follows runs at least once on each rank.",
-    "prefetch": "The batch that was fetched ahead, the counter and the lowest loss are global variables: `job.state` keeps them with "
-    "the step.",
-    "nanogpt": "The number of the iteration is the step's: `iter_num = step.index`. What lives from step to step and the master alone "
-    "writes, or each rank for itself, goes into `job.state` and is written before `scaler.step`; what is for the log only is named in "
-    "`ignore`. The evaluation on one rank does not communicate, so it stays where it is, and is made again with its step. nanoGPT's "
-    "`train.py --backend=ftrun` does for the second line. This is its loop on a small model; nanoGPT's own files are not part "
-    "of the tests.",
+    "epochs": "A replacement begins in the epoch that runs: `job.epochs`. The evaluation communicates, so all ranks make it again when one "
+    "dies in it: `job.call`. What follows runs at least once on each rank. `best` is kept with the step, as is all that the loop changes.",
+    "prefetch": "The batch that was fetched ahead, the counter and the lowest loss stay as they are: what the loop changes is kept with "
+    "the step. The counter counts, also in a replacement, and ends the loop as before.",
+    "nanogpt": "`iter_num`, the batch that was fetched ahead and `best_val_loss` stay as they are: what the loop changes is kept with the "
+    "step. `t0` and `running_mfu` are for the log only, and are written after the update, each rank its own: without `ignore` a death in "
+    "the update puts them back as they were before it, and the closing line says *not known*, with their names. The evaluation on one rank "
+    "does not communicate, so it stays where it is, and is made again with its step. nanoGPT's `train.py --backend=ftrun` does for the "
+    "second line. This is its loop on a small model; nanoGPT's own files are not part of the tests.",
     "accelerate_loop": "The process group is made before accelerate makes its own. `rng_types=[]`: a prepared loader would "
     "broadcast random numbers whenever it begins, which a replacement cannot do alone; with the same seed on all ranks the order "
-    "is the same without. `make compat` runs these two.",
+    "is the same without. The evaluation communicates: `job.call`. `best` is kept with the step. `make compat` runs these two.",
     "lightning_trainer": "The Trainer is a subclass of Lightning's own, with strategy `ddp`; `fit` protects the model, and "
     "`trainer.job` is the job. A validation, the end of an epoch and a checkpoint come between two steps, and may be made again after "
     "a fault; callbacks are kept by their `state_dict()`, and what `self.log` has collected is kept with the step. "
@@ -58,14 +57,16 @@ _NOTES = {
     "the job. Callbacks, logs, evaluations and checkpoints come between two steps, and may be made again after a fault; callbacks that "
     "are `ExportableState`, such as EarlyStoppingCallback, are kept with the steps. DeepSpeed, FSDP, `auto_find_batch_size` and data sets "
     "without a length are refused. `make compat` runs these two.",
-    "trainer": "`protect` stands behind `DDP(...)`. The snapshot is loaded and saved by the class as before.",
+    "trainer": "`protect` stands behind `DDP(...)`. The snapshot is loaded and saved by the class as before, and what its attributes hold "
+    "is kept with the step.",
 }
 _HEAD = """# What changes in a program
 
 `ftrun train.py` runs a program as it is, as torchrun does; after a failure all its workers start again. For repair in place it is
-converted, in about six lines. Each of these programs (`tests/programs`) is run by the tests: as it is, under torchrun; and
-converted, under ftrun, with kills in steps, in evaluations and around checkpoints, and where it writes a checkpoint, a clean
-restart from it. Weights, optimizer, random numbers and checkpoints are the same. Converted programs run under torchrun, too.
+converted, in about six lines: what the loop changes is [kept with the step](../variables.md) without a word. Each of these programs
+(`tests/programs`) is run by the tests: as it is, under torchrun; and converted, under ftrun, with kills in steps, in evaluations and around
+checkpoints, and where it writes a checkpoint, a clean restart from it. Weights, optimizer, random numbers and checkpoints are the same.
+Converted programs run under torchrun, too.
 
 | kind of program | lines that change |
 |---|---|

@@ -37,7 +37,6 @@ def evaluate(epoch: int) -> float:
 
 
 job = ftrun.protect(model, optimizer, scheduler)
-job.state("best")
 for epoch in job.epochs(int(os.environ["EPOCHS"]), start=first):
     train_loader.sampler.set_epoch(epoch)
     model.train()

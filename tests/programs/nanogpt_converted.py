@@ -85,11 +85,9 @@ def get_lr(it: int) -> float:
 X, Y = get_batch("train")
 t0, local_iter_num, running_mfu = time.time(), 0, -1.0
 raw_model = model.module
-job = ftrun.protect(model, optimizer, scaler, ignore=["iter_num", "local_iter_num", "running_mfu", "t0"])
-job.state("best_val_loss", "X", "Y")
+job = ftrun.protect(model, optimizer, scaler, ignore=["t0", "running_mfu"])
 for step in job.steps(max_iters + 1, start=iter_num):
     with step:
-        iter_num = step.index
         lr = get_lr(iter_num)
         for param_group in optimizer.param_groups:
             param_group["lr"] = lr
@@ -121,4 +119,6 @@ for step in job.steps(max_iters + 1, start=iter_num):
             print(f"iter {iter_num}: loss {loss.item() * gradient_accumulation_steps:.4f}")
         iter_num += 1
         local_iter_num += 1
+        if iter_num > max_iters:
+            break
 finish(raw_model, optimizer, best=float(best_val_loss))

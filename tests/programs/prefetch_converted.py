@@ -23,7 +23,6 @@ def fetch() -> tuple[torch.Tensor, torch.Tensor]:
 number, lowest = 0, 1e9
 x, y = fetch()
 job = ftrun.protect(model, optimizer)
-job.state("number", "lowest", "x", "y")
 for step in job.steps(STEPS):
     with step:
         for group in optimizer.param_groups:

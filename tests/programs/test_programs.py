@@ -84,7 +84,7 @@ def test_killed_it_ends_as_it_would(folder: Path, kind: str) -> None:
     found = run(folder / "ours", kind, ours, KILLS[kind])
     for (theirs, _), (mine, output) in zip(wanted, found, strict=True):
         assert mine == theirs, output
-        assert "bit-identical to an uninterrupted run: yes" in output, output
+        assert "bit-identical to an uninterrupted run: yes" in output and "not kept" not in output, output
     assert checkpoint(folder / "ours") == checkpoint(folder / "stock")
 
 
@@ -103,4 +103,4 @@ def test_the_page_shows_what_is_run() -> None:
 
 @pytest.mark.parametrize("kind", convert.KINDS)
 def test_few_lines_change(kind: str) -> None:
-    assert convert.added(kind) <= {"epochs": 8, "accelerate_loop": 9, "nanogpt": 7}.get(kind, 6), convert.changes(kind)
+    assert convert.added(kind) <= {"epochs": 7, "accelerate_loop": 8}.get(kind, 6), convert.changes(kind)

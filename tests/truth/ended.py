@@ -51,6 +51,7 @@ add(
     setup=METER,
     after="end(model=ddp, opt=opt, meter=meter)",
     at="update",
+    named="meter.n",
     often=True,
 )
 
@@ -64,6 +65,7 @@ add(
     setup=METER,
     after="end(model=ddp, opt=opt, meter=meter)",
     at="update",
+    named="meter.n",
 )
 add(
     "rare-buffer",
@@ -72,6 +74,7 @@ add(
     LEARN + "\nif rank == 2 and step.index in (3, 6): m.seen += 1",
     setup="m = net(); m.register_buffer('seen', torch.zeros(()))\nddp = DDP(m, broadcast_buffers=False); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)\njob = ftrun.protect(model=ddp, optimizer=opt)",
     at="update",
+    named="seen",
 )
 add(
     "new-memory",

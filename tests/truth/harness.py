@@ -15,7 +15,7 @@ from tests.e2e import harness
 RANKS = 4
 NOTHING: Mapping[str, str] = MappingProxyType({})
 PRELUDE = "from tests.truth.prelude import *\n"
-_ANSWER = re.compile(r"result bit-identical to an uninterrupted run: (yes|not known|no)")
+_ANSWER = re.compile(r"result bit-identical to an uninterrupted run: (yes|not known|no)(?: \((.*)\))?")
 _LOST = "is known to hold the same values|nobody has its value|no other rank"
 
 
@@ -38,6 +38,16 @@ class Seen:
         if self.code == 1:
             return "lost" if re.search(_LOST, self.output) else "error"
         return "no incident" if self.code == 0 else f"exit {self.code}"
+
+    @property
+    def reason(self) -> str:
+        """What the closing line names, "" without one."""
+        said = _ANSWER.search(self.output)
+        return (said[2] or "") if said else ""
+
+    def names(self, what: str) -> bool:
+        """Does the closing line name what could not be kept or may differ, `what` among it?"""
+        return re.search(rf"(?<!\w){re.escape(what)}(?!\w)", self.reason) is not None
 
 
 def _environment(folder: Path, more: Mapping[str, str]) -> dict[str, str]:

@@ -39,6 +39,23 @@ add(
     setup=STD + "losses = []\n",
     after="end(model=ddp, opt=opt, losses=losses)",
 )
+for _at in ("forward", "update", "idle"):
+    add(
+        f"long-history-{_at}",
+        f"lists that are too long to be copied in each step, and rows of numbers, killed at {_at}",
+        "yes",
+        """
+loss = loss_of(ddp(x), y); loss.backward()
+losses += [loss.item() * n for n in range(60)]
+history["rows"] += [{"step": step.index, "loss": loss.item() + n} for n in range(60)]
+opt.step(); opt.zero_grad()
+""",
+        setup=STD + "losses = [float(n) for n in range(200_000)]\nhistory = {'rows': []}\n",
+        after="end(model=ddp, opt=opt, losses=losses, rows=history['rows'])",
+        at=_at,
+        step=8,
+        often=_at == "update",
+    )
 add(
     "best",
     "the best loss so far",
@@ -122,16 +139,17 @@ _KEEPERS = {
     "label-noise": ("numpy's default_rng() in the targets, which no model is called with", "gen = np.random.default_rng(rank)", "", "gen.bit_generator.state"),
 }  # fmt: skip
 # what a rank alone has changed behind its gate nobody has when it dies there, and an object that is made late has no place in a slot
-_ANSWERS = dict.fromkeys(("from-none", "made-late", "in-deque"), "not known")
+_LOST = {"from-none": "best", "made-late": "ema", "in-deque": "last"}
 for _name, (_what, _before, _line, _value) in _KEEPERS.items():
     add(
         f"kept-{_name}",
         _what,
-        _ANSWERS.get(_name, "yes"),
+        "not known" if _name in _LOST else "yes",
         ("y = y + float(gen.normal())\n" if _name == "label-noise" else "") + LEARN + "\n" + _line,
         setup=STD + _before + "\n",
         after=f"end(model=ddp, opt=opt, kept={_value})",
         at="update",
+        named=_LOST.get(_name, ""),
     )
 PATTERNS["kept-in-epoch"] = Pattern(
     "losses of an epoch, in a list that each epoch makes anew",
@@ -147,6 +165,7 @@ for epoch in range(2):
 end(model=ddp, opt=opt, losses=losses)
 """,
     ("update", 3, 2),
+    named="losses",
 )
 add(
     "late-hook",
@@ -154,6 +173,7 @@ add(
     "not known",
     LEARN + "\nif step.index == 4: ddp.module[0].register_forward_hook(lambda m, i, o: o / 2)",
     at="update",
+    named="hooks",
 )
 EITHER = "no or not known"  # whether a step was done twice, and its inputs compared, is a matter of time
 for _at in ("update", "idle"):
@@ -165,6 +185,7 @@ for _at in ("update", "idle"):
         setup=STD + "it = iter([data(i) for i in range(100)])\n",
         batch=False,
         at=_at,
+        named="it",
     )
 add(
     "own-generator",
@@ -174,6 +195,7 @@ add(
     setup=STD + "def each():\n    i = 0\n    while True: yield data(i); i += 1\nit = each()\n",
     batch=False,
     at="update",
+    named="it",
 )
 add(
     "own-loader-iterator",
@@ -183,6 +205,49 @@ add(
     setup=LOADER.replace("8 * STEPS", "40 * STEPS") + "it = iter(loader)\n",
     batch=False,
     at="update",
+    named="it",
+)
+CONNECTION = """
+import os, socket
+ours, theirs = socket.socketpair()
+if os.fork() == 0:
+    ours.close(); n = 0
+    while theirs.recv(1): theirs.send(bytes([n])); n += 1
+    os._exit(0)
+theirs.close()
+def get(): ours.send(b'.'); return data(ours.recv(1)[0])
+"""
+SERVICE = """
+import os, time
+place = os.path.join(os.environ['TRUTH_OUT'], f'count-{rank}'); os.makedirs(os.path.dirname(place), exist_ok=True)
+def get():
+    n = int(open(place).read()) if os.path.exists(place) else 0
+    open(place, 'w').write(str(n + 1)); return data(n)
+"""
+NOT_KEPT = "a rank's inputs do not come from what is kept"
+for _step in (0, 6):
+    add(
+        f"own-connection-{_step}",
+        f"batches over a connection to a process of the rank's own, killed in step {_step}",
+        EITHER,
+        "x, y = get()\n" + LEARN,
+        setup=STD + CONNECTION,
+        batch=False,
+        at="update",
+        step=_step,
+        often=_step == 6,
+        named=NOT_KEPT,
+    )
+add(
+    "counting-service",
+    "batches from a service that counts what it was asked for, killed before the model was called, while the others are not there yet",
+    EITHER,
+    LEARN,
+    setup=STD + SERVICE,
+    loop="for step in job.steps(STEPS):\n    x, y = get()",
+    between="time.sleep(0.5 if rank != 2 and step.index == 5 else 0)",
+    batch=False,
+    named=NOT_KEPT,
 )
 add(
     "optimizer-own",
@@ -200,6 +265,7 @@ class Decaying(torch.optim.SGD):
 ddp = DDP(net()); opt = Decaying(ddp.parameters(), lr=0.1)
 job = ftrun.protect(model=ddp, optimizer=opt)
 """,
+    named="optimizer 0.t",
 )
 add(
     "optimizer-own-shard",
@@ -222,6 +288,7 @@ job = ftrun.protect(model=model, optimizer=opt)
 """,
     after="end(model=[p.detach().to_local() for p in model.parameters()])",
     often=True,
+    named="optimizer 0.t",
 )
 
 
@@ -244,6 +311,7 @@ add(
     "loss = loss_of(ddp(x), y); x, y = next(it); loss.backward(); opt.step(); opt.zero_grad()",
     setup=STD + "it = iter([data(i) for i in range(100)])\nx, y = next(it)\n",
     batch=False,
+    named="it",
 )
 add(
     "own-iterator",
@@ -291,4 +359,5 @@ add(
     step=3,
     rank=1,
     then=kill(1, "forward", 4),
+    named="random numbers",
 )

@@ -24,7 +24,7 @@ SCALER = "scaler = torch.amp.GradScaler('cpu', init_scale=4.0, growth_interval=3
 
 @dataclass(frozen=True)
 class Pattern:
-    """`often`: runs in every `make test`; the others in `make truth`."""
+    """`often`: runs in every `make test`; the others in `make truth`. `named`: what a closing line "not known" must name."""
 
     what: str
     answer: str
@@ -32,6 +32,7 @@ class Pattern:
     kill: tuple[str, int, int]  # phase, step, rank
     often: bool = False
     then: str = ""  # another fault
+    named: str = ""
 
     @property
     def faults(self) -> list[str]:
@@ -63,7 +64,8 @@ def add(
     batch: bool = True,
     between: str = "",
     then: str = "",
+    named: str = "",
 ) -> None:
     head = "x, y = data(step.index)\n" if batch else ""
     after = f"    {between}\n{after}" if between else after
-    PATTERNS[name] = Pattern(what, answer, _source(setup, head + body, after, loop), (at, step, rank), often, then)
+    PATTERNS[name] = Pattern(what, answer, _source(setup, head + body, after, loop), (at, step, rank), often, then, named)

@@ -14,8 +14,9 @@ and compares everything that the four ranks hold at the end. The closing line of
 
 - **yes**: everything that `protect` was given is equal on all replicas (compared), every step that was done again got the
   inputs of its first try (compared), and what the loop changes was kept.
-- **not known**: nothing was seen to differ; the line names what could not be kept or was lost, and what it feeds may differ.
-- **no**: the line says what differs.
+- **not known**: nothing was seen to differ; the line names what could not be kept or was lost, and what it feeds may differ. Here that
+  stands behind the answer.
+- **no**: the line says what differs, and since which step.
 
 The others end the run: *lost* (nobody has the rank's state; the message names the option that would have helped, exit 1),
 *refused* (exit 2, in the step in which it happens, in a clean run as well), *error* (the script's own, as under torchrun).
@@ -26,7 +27,7 @@ The others end the run: *lost* (nobody has the rank's state; the message names t
 
 
 def text() -> str:
-    rows = [f"| {p.what} | {p.kill[0] or 'nowhere'} | {p.answer} |" for p in PATTERNS.values()]
+    rows = [f"| {p.what} | {p.kill[0] or 'nowhere'} | {p.answer}{f': `{p.named}`' if p.named else ''} |" for p in PATTERNS.values()]
     return _HEAD + "\n".join(rows) + "\n"
 
 

@@ -21,6 +21,8 @@ def test_pattern(name: str, tmp_path: Path) -> None:
     assert not runs.false_yes, runs.killed.output
     assert not runs.silent, f"a clean run ends elsewhere than torchrun's\n{runs.clean.output}"
     assert runs.killed.answer in pattern.answer.split(" or "), runs.killed.output
+    if runs.killed.answer == "not known":
+        assert runs.killed.names(pattern.named), f"{pattern.named} is not named\n{runs.killed.output}"
     if pattern.answer in ("refused", "error"):
         assert runs.clean.answer == pattern.answer, runs.clean.output
     else:
@@ -38,6 +40,12 @@ def test_random_script(seed: int, tmp_path: Path) -> None:
     runs = harness.three(tmp_path, source, faults)
     told = f"seed {seed}\n{source}\n{runs.killed.output}\n{runs.clean.output}"
     assert not runs.false_yes and not runs.silent, told
+    assert runs.killed.answer != "not known" or runs.killed.reason, told
+
+
+def test_each_pattern_that_may_be_not_known_says_what_is_to_be_named() -> None:
+    unnamed = [name for name, p in PATTERNS.items() if "not known" in p.answer and not p.named]
+    assert not unnamed, unnamed
 
 
 def test_the_table_in_the_docs_is_that_of_the_patterns() -> None:

@@ -13,7 +13,7 @@ from ftrun.host.account.messages import WORDS
 A = TypeVar("A", bound=ev.Action)
 STAGES = tuple(m.STAGES)
 # every key of a Say for which the launcher has words, in a template or in its own code
-SAID = WORDS.keys() | {"died", "raised", "raised_again", "recovered", "spare_unneeded", "signalled", "done"}
+SAID = WORDS.keys() | {"died", "raised", "raised_again", "recovered", "spare_unneeded", "signalled", "done", "inexact"}
 
 
 class Driver:

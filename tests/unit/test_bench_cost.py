@@ -33,10 +33,12 @@ def found() -> dict[cost.Load, cost.Found]:
         few: {FTRUN.name: costs(0.9, 0.8, 0.7), TORCHRUN.name: costs(0.6, 0.5, 0.4)},
         many: {FTRUN.name: costs(2.492, 2.392, 2.592), TORCHRUN.name: costs(2.0, 1.9, 2.1)},
     }
-    others = [load for load in LOADS if load.row != "a"]
+    others = [load for load in LOADS if load.row not in "af"]
+    kept = {FTRUN.name: costs(0.55, 0.6, 0.7), cost.NOT_KEPT.name: costs(0.5, 0.5, 0.5), TORCHRUN.name: costs(0.2, 0.2, 0.2)}
     return {
         **tiny,
         **{load: {FTRUN.name: costs(510, 499, 520), TORCHRUN.name: costs(500, 500, 500)} for load in others},
+        **dict.fromkeys(of("f"), kept),
     }
 
 
@@ -72,6 +74,11 @@ def test_what_is_fixed_and_what_is_each_tensors() -> None:
     assert lines(rows, "a: 1 rank, of that fixed")[cost.WALL][2:] == ["292 µs (292 to 292, n=3)", "150 µs", "no"]
     assert lines(rows, "a: 1 rank, of that for each")[cost.WALL][2] == "1.00 µs (1.00 to 1.00, n=3)"
     assert lines(rows, "a: 1 rank, 8 ")[cost.WALL][2] == "300 µs (300 to 300, n=3)"
+
+
+def test_what_is_kept_is_compared_with_what_is_not() -> None:
+    row = lines(cost.table(found()), "f: 1 rank, 10 ")[cost.WALL]
+    assert row[2:] == ["100.0 µs (50.0 to 200.0, n=3) more than not kept", "100 µs more than not kept", "yes"]
 
 
 def test_another_commit_has_lines_of_its_own_without_a_goal() -> None:
@@ -121,7 +128,7 @@ def test_the_last_step_is_read_from_the_end_of_a_file(tmp_path: Path) -> None:
 
 def test_rows_are_chosen_by_letter() -> None:
     assert cost.chosen("a, d") == ["a", "d"]
-    with pytest.raises(argparse.ArgumentTypeError, match="no row x; there are a, b, c, d, e"):
+    with pytest.raises(argparse.ArgumentTypeError, match="no row x; there are a, b, c, d, e, f"):
         cost.chosen("a,x")
 
 

@@ -53,6 +53,7 @@ EVENTS: list[ev.Event] = [
     ev.Unconnected(1.0, 0, 1, "link", "closed by peer"),
     ev.Stalled(1.0, 1, (0,), 30.0, "train.py:7"),
     ev.Stuck(1.0, 5, 1, "allreduce"),
+    ev.Doubted(1.0, 0, "1 not kept"),
     ev.Noticed(1.0, None, "disk-full", "no room"),
     ev.Expired(1.0, "stop", 1),
     ev.Signalled(1.0, 15),

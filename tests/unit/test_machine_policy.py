@@ -168,3 +168,65 @@ def test_poisoned_gradients_have_a_row_of_their_own(response: str, expected: lis
     assert says(run.send(raised)) == expected
     run = Driver(policy=Overrides((("nonfinite", response),))).up()
     assert says(run.send(ev.Raised(0.0, run.holder(1), 5, "ValueError at train.py:3", 1))) == ["raised"]
+
+
+def test_an_inexact_repair_ends_the_run_before_its_gate_opens_when_that_is_known() -> None:
+    """All ranks have said by then what they know of it."""
+    run = Driver(3, inexact_stops=True).up()
+    run.kill(1)
+    run.close()
+    for stage in ("stopped", "cleaned", "reset"):
+        run.answer(stage)
+    assert run.send(ev.Doubted(0.0, run.holder(1), "buffers unknown")) == ()
+    assert run.answer("restored", (0, 1)) == ()
+    actions = run.answer("restored", (2,))
+    assert kinds(actions) == ["Say", "Terminate", "End"] and says(actions) == ["inexact"]
+    assert only(actions, ev.End).code == 75
+
+
+def test_what_is_found_out_later_ends_a_run_with_repairs_then() -> None:
+    run = Driver(inexact_stops=True).up()
+    run.kill(1)
+    run.recover()
+    actions = run.send(ev.Doubted(0.0, run.holder(0), "replicas differ"))
+    assert says(actions) == ["inexact"] and only(actions, ev.End).code == 75
+
+
+def test_what_was_known_before_the_first_repair_ends_the_run_in_it() -> None:
+    run = Driver(inexact_stops=True).up()
+    assert run.send(ev.Doubted(0.0, 0, "1 not kept")) == ()
+    assert kinds(run.kill(1))[-2:] == ["CloseGate", "Deadline"]
+    run.close()
+    for stage in ("stopped", "cleaned", "reset"):
+        run.answer(stage)
+    assert says(run.answer("restored")) == ["inexact"]
+
+
+def test_a_death_after_the_loop_counts_as_well() -> None:
+    run = Driver(inexact_stops=True).up()
+    run.send(ev.Doubted(0.0, 0, "1 not kept"))
+    for rank in range(2):
+        run.send(ev.LoopDone(0.0, run.holder(rank)))
+    assert says(run.kill(run.holder(1), loop_done=True)) == ["died", "inexact"]
+
+
+def test_an_exact_repair_goes_on_and_so_does_an_inexact_one_that_nobody_asked_to_stop() -> None:
+    exact = Driver(inexact_stops=True).up()
+    exact.kill(1)
+    exact.recover()
+    inexact = Driver().up()
+    inexact.send(ev.Doubted(0.0, 0, "1 not kept"))
+    inexact.kill(1)
+    inexact.recover()
+
+
+def test_a_start_from_the_scripts_checkpoint_is_no_repair() -> None:
+    """And what was found out in the attempt before says nothing of this one."""
+    run = Driver(max_restarts=1, inexact_stops=True).up()
+    run.send(ev.Doubted(0.0, 0, "1 not kept"))
+    assert "restarting" in says(run.kill(1, outside="after the update", fault="exception", signature="E"))
+    run.leave()
+    run.send(ev.ServiceReady(0.0, "store"))
+    run.raise_world()
+    run.kill(run.holder(1))
+    run.recover()

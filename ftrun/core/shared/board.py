@@ -19,7 +19,7 @@ from ftrun.core.errors import PlatformError
 from ftrun.core.shared import gate
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
-VERSION = 6
+VERSION = 7
 CELL_BYTES = 2048
 ROWS_KEPT = 5  # attempts at a step whose phases stay readable, see ftrun.core.shared.steps
 ROW_WORDS = 8
@@ -96,7 +96,7 @@ class F:
     RAISED = 32  # generation in which its body raised; details in the error file
     RAISED_NS = 33
     REDONE_NS = 34  # finished doing `resume` again
-    INEXACT = 35  # see Inexact: bit set of reasons why exactness is not promised
+    INEXACT = 35  # see Inexact: bit set of reasons why exactness is not promised; where they were seen: ftrun.core.shared.doubts
     # written by the launcher
     EXITED = 36  # 1 = reaped
     EXIT_STATUS = 37  # exit code, or 128 + signal
@@ -140,6 +140,7 @@ class F:
     # written by the worker: of the bodies that its checks looked at as a whole, how many, and the gate number + 1 of the last; 0 = none
     LOOKS = 150
     LOOKED_AT = 151
+    LEFT_OUT = 152  # names in its file of what the loop changes and nobody keeps, see ftrun.core.shared.left_out
 
 
 class Phase(enum.IntEnum):
@@ -217,6 +218,7 @@ class Inexact(enum.IntFlag):
     STATE_UNKNOWN = 2048
     DREW_BETWEEN = 4096
     UPDATE_DOUBTED = 8192
+    INPUTS_UNKNOWN = 16384
 
 
 class Cell:

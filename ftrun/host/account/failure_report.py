@@ -39,6 +39,7 @@ _GAVE_UP = {
     "too_many_replacements": "the rank died {detail}",
     "cannot_recover": "{detail}",
     "stalled_again": "its repair stood still a second time",
+    "inexact": "that repair cannot be called exact (--inexact stop)",
     "unrestorable": "its state could not be restored ({detail})",
 }
 

@@ -30,7 +30,7 @@ from ftrun.control.events import (
 )
 from ftrun.control.machine import INCIDENT, RunPhase
 from ftrun.core.faults import Fault
-from ftrun.core.shared import gate, left_out, replicas
+from ftrun.core.shared import doubts, gate, left_out, replicas
 from ftrun.core.shared.board import Cell, F, Flag, Head, Inexact, sum_of
 from ftrun.core.shared.moment import AFTER_LOOP, CALL_AFTER, LOOP_END, Moment
 from ftrun.core.shared.protection import PROTECTED, protection
@@ -39,6 +39,7 @@ from ftrun.faults.trigger import fired
 from ftrun.host.account import messages, transfer_times
 from ftrun.host.account.attempt import Attempt
 from ftrun.host.account.incident import Incident, Victim
+from ftrun.host.account.kept_record import KeptRecord
 from ftrun.host.account.mesh_record import MeshRecord
 from ftrun.host.account.phase_record import PhaseRecord
 from ftrun.host.base.context import SERVICES_LOG, LaunchContext
@@ -71,6 +72,8 @@ class Narrator:
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
         self._logged: set[tuple[int, int]] = set()  # (rank, cell) of the replacements told in this incident
         self._replaced: set[int] = set()  # ranks with a new worker since the last incident was over
+        self._repaired: set[int] = set()  # and since all workers were started
+        self._first_cell = 0  # of those
         self._shift = 0  # step index minus gate number
         self._reached = 0  # steps that some rank had begun when the gate was closed, as a gate number + 1
         self._attempt = Attempt()
@@ -82,6 +85,7 @@ class Narrator:
         self._claimed: set[str] = set()  # injected faults already matched with a death
         self._protection: str | None = None  # as far as it was said
         self._meshes = MeshRecord(context.run_dir, context.listener.note)
+        self.values = KeptRecord(context.run_dir, context.listener.note, context.listener.log)
         self._since = time.monotonic()
         self.holders: dict[int, int] = {}
         self.incidents = 0
@@ -98,8 +102,9 @@ class Narrator:
         self.holders = dict(enumerate(publish.workers))
         self._spares_used.update(spares)
         self._replaced = set() if publish.fresh else self._replaced | set(publish.replaced)
+        self._repaired |= self._replaced
         if publish.fresh:
-            self._attempt = Attempt()
+            self._attempt, self._repaired, self._first_cell = Attempt(), set(), min(publish.workers)
         if self._incident is not None:
             self._incident.generation = publish.generation
             self._incident.resume = max(publish.resume + self._shift, 0)
@@ -273,6 +278,8 @@ class Narrator:
             self._log((messages.said(say) or "") + (f"; it failed {late}" if late else ""), messages.level(say.what))
         elif say.what == "recovered":
             self._recovered()
+        elif say.what == "inexact":
+            self._log(self._why_inexact(), messages.level(say.what))
         elif say.what == "spare_unneeded":
             self._note("spare-unneeded", worker=say.worker, why="the script ended without asking for its rank")
         elif say.what == "failed" and isinstance(event, Died) and event.early and not event.final:
@@ -392,6 +399,14 @@ class Narrator:
         if self._board[Head.VOID]:  # whoever saw it may be dead
             self.inexact |= Inexact.REPLICAS_DIFFER
 
+    def _why_inexact(self) -> str:
+        """What makes a repair of this attempt one that cannot be called exact."""
+        found, left = doubts.read(self._run_dir, self._first_cell), left_out.by_cell(self._run_dir, self._first_cell)
+        flags = Inexact(0)
+        for bits in (*(doubt.why for doubt in found), *(cell[F.INEXACT] for cell in self._cells())):
+            flags |= Inexact(bits)
+        return messages.inexact(sorted(self._repaired), flags, found, left, lambda cell: self._board.cell(cell).rank)
+
     def end(self, code: int) -> None:
         """Sum up the run that ended with `code`."""
         self._settle(0)
@@ -414,6 +429,7 @@ class Narrator:
                 lost,
                 self.inexact,
                 left_out.names(self._run_dir),
+                doubts.read(self._run_dir),
             )
             # a run that failed has no result to speak of, and its report says who raised
             for line in lines if code == 0 else lines[:1]:
@@ -428,6 +444,7 @@ class Narrator:
             at = {rank: cells[rank][F.LOOKED_AT] - 1 + cells[rank].shift for rank in looked}
             compared = max((sum_of(cell[F.SUM_AT])[0] + cell.shift for cell in cells.values() if cell[F.REPLICAS]), default=None)
             self._note("checks", steps=looked, last=at, replicas=compared)
+        self.values.note()
         facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
         forgotten = left_out.names(self._run_dir)
         exact = code == 0 and not self.inexact and not self.restarts and not (self.incidents and forgotten)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ from ftrun.core.amounts import count, duration, milliseconds, place, seconds, si
 from ftrun.core.ended import can_be_named
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import Inexact
+from ftrun.core.shared.doubts import Doubt, earliest
+from ftrun.core.shared.kept import KeptValues, in_words
 from ftrun.core.shared.left_out import shown
 from ftrun.core.shared.moment import Moment
+from ftrun.core.text import ranks
 from ftrun.faults.trigger import UNFELT
 from ftrun.host.account.incident import Victim
 
@@ -30,6 +33,9 @@ _INEXACT = {
     Inexact.DDP_LAYOUT: "DDP's bucket layout could not be kept",
     Inexact.REPLICAS_DIFFER: "ranks that should hold the same differ",
     Inexact.OTHER_INPUTS: "a step that was done again got other inputs than the first time",
+    Inexact.INPUTS_UNKNOWN: (
+        "a rank's inputs do not come from what is kept: in a step that was begun twice after a repair they were others the second time"
+    ),
     Inexact.BUFFERS_UNKNOWN: "buffers that the update wrote were taken from a rank that may have had others",
     Inexact.STATE_UNKNOWN: "what the update changed in an object was taken from a rank that may have had another value",
     Inexact.OWN_STATE_LOST: "a rank's own random streams and place in the data were lost with the fd store, and taken from a peer",
@@ -40,6 +46,8 @@ _INEXACT = {
     Inexact.BUFFERS_FROM_PEER: "a rank's buffers were lost with its memory and taken from a peer, which may have had others",
 }
 _DIFFERS = Inexact.WAS_CORRUPT | Inexact.REPLICAS_DIFFER | Inexact.OTHER_INPUTS | Inexact.OWN_STATE_LOST
+_SEEN_LATER = Inexact.WAS_CORRUPT | Inexact.REPLICAS_DIFFER | Inexact.UPDATE_DOUBTED  # than where it came about
+_NOT_KEPT = "changed by the loop and not kept, and what it feeds may differ: {}"
 
 WORDS = {
     "failed_again": "rank {rank} failed a second time in the same way ({detail}); the run ends",
@@ -92,6 +100,7 @@ _CAUSE_SAYS_ALL = ("", Fault.EXIT, Fault.SIGNAL, Fault.EXCEPTION)
 # what ends the run; the rest of WORDS can be lived with
 _ENDS = {"failed", "stalled_again", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"} | {
     "stopped_by_policy",
+    "inexact",
     "node_failed",
     "devices_exhausted",
 }
@@ -111,6 +120,11 @@ _NO_LOGS = "its logs are gone with the run, see --log-dir"
 def started(run_id: str, workers: int, spares: int, device: str, logs: str) -> str:
     plus = f" + {count(spares, 'spare')}" if spares else ""
     return f"run {run_id}, {count(workers, 'worker')}{plus}, {device}, logs in {logs}"
+
+
+def kept(told: KeptValues, others: int) -> str:
+    """The line at the start of training. `others`: how many values the loop changes that are not kept; a worker has named them."""
+    return f"kept with each step: {in_words(told)}" + (f"; not kept: {others}" if others else "")
 
 
 PROTECTED = "protected: a rank that dies is replaced in place, and its step repeated"
@@ -304,10 +318,20 @@ def summary(
     seconds: float,
     inexact: Inexact,
     left_out: list[str],
+    doubts: Sequence[Doubt] = (),
 ) -> list[str]:
-    """The lines at the end of a run that had incidents; `drawn`: one of them came to its end, and can be drawn.
+    """The lines at the end of a run that had incidents.
 
-    `run`: what to write to see them, "" = nothing is kept; `redone` None: nobody could count the steps.
+    Args:
+        run: What to write to see them; "" = nothing is kept.
+        incidents: How many.
+        drawn: One of them came to its end, and can be drawn.
+        restarts: How often all workers started again.
+        redone: Steps; None: nobody could count them.
+        seconds: That were lost.
+        inexact: Why the result may not be called exact,
+        left_out: and the names of what the loop changes and nobody keeps.
+        doubts: Where those reasons were seen, as far as that is known.
     """
     cost = f"{count(redone or 0, 'step')} done again, {seconds:.2f} s lost"
     if redone is None:
@@ -317,17 +341,17 @@ def summary(
     them = "it" if incidents == 1 else "them"
     see = f"to see {them}: ftrun {'timeline' if drawn else 'events'} {run}" if run else f"nothing is left to draw {them} from ({_NO_LOGS})"
     lines = [f"{count(incidents, 'incident')}, {cost}; {see}"]
-    lines.append(_explained(_result(restarts, inexact, left_out)))
+    lines.append(_explained(_result(restarts, inexact, left_out, doubts)))
     return lines
 
 
-def _result(restarts: int, inexact: Inexact, left_out: list[str]) -> str:
+def _result(restarts: int, inexact: Inexact, left_out: list[str], doubts: Sequence[Doubt]) -> str:
     """What differs comes before what may differ."""
-    seen = [flag for flag in Inexact if flag & inexact]
+    seen = _in_order(inexact)
     differs = any(flag & _DIFFERS for flag in seen)
-    why = [_INEXACT[flag] for flag in sorted(seen, key=lambda flag: not flag & _DIFFERS)]
+    why = [_reason(flag, doubts) for flag in seen]
     if left_out:
-        why.append(f"changed by the loop and not kept, and what it feeds may differ: {shown(left_out)}")
+        why.append(_NOT_KEPT.format(shown(left_out)))
     if restarts:  # what was seen may be of an attempt before
         differs, why = False, [f"the script was started anew {count(restarts, 'time')}"]
     if differs:
@@ -335,6 +359,41 @@ def _result(restarts: int, inexact: Inexact, left_out: list[str]) -> str:
     if why:
         return f"result bit-identical to an uninterrupted run: not known ({'; '.join(why)})"
     return "result bit-identical to an uninterrupted run: yes"
+
+
+def _in_order(inexact: Inexact) -> list[Inexact]:
+    return sorted((flag for flag in Inexact if flag & inexact), key=lambda flag: not flag & _DIFFERS)
+
+
+def _reason(why: Inexact, doubts: Sequence[Doubt]) -> str:
+    """`since step 6: buffers that ...: buffer.0.seen`."""
+    about = [doubt for doubt in doubts if doubt.why is why]
+    first, names = earliest(about), sorted({name for doubt in about for name in doubt.names})
+    place = "" if first is None else f"{'seen at' if why & _SEEN_LATER else 'since'} {first.moment.what()}: "
+    return place + _INEXACT[why] + (f": {shown(names)}" if names else "")
+
+
+def inexact(
+    repaired: Sequence[int],
+    flags: Inexact,
+    doubts: Sequence[Doubt],
+    left_out: Mapping[int, Mapping[str, str]],
+    rank_of: Callable[[int], int | None],
+) -> str:
+    """The line when the run ends for want of exactness. `repaired`: ranks that were replaced; `left_out`: by cell, names and why."""
+
+    def whose(cells: Iterable[int]) -> str:
+        those = [rank for cell in cells if (rank := rank_of(cell)) is not None]
+        return f" ({ranks(those)})" if those else ""
+
+    why = [_reason(flag, doubts) + whose(doubt.cell for doubt in doubts if doubt.why is flag) for flag in _in_order(flags)]
+    reasons = {name: because for found in left_out.values() for name, because in found.items()}
+    if reasons:
+        why.append(_NOT_KEPT.format(shown(sorted(reasons), reasons)) + whose(left_out))
+    of = f" of {ranks(repaired)}" if repaired else ""
+    return _explained(
+        f"the repair{of} cannot be called exact: {'; '.join(why)}; the run ends (--inexact stop): start it again, from its last checkpoint"
+    )
 
 
 def done(steps: int, took: float, equal: bool, logs: Path | None) -> str:

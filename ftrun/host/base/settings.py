@@ -69,7 +69,7 @@ class Settings:
     `fault_text` is what was read there: a pipe cannot be read twice, and a file may be gone when a replacement needs it.
 
     `hang_timeout` None: learned from the run, between `hang_floor` and `hang_ceiling`. `nonfinite` is redo, stop or ignore;
-    `check_every` is in steps, 0 = as often as the checks' budget allows.
+    `check_every` is in steps, 0 = as often as the checks' budget allows; `inexact` is go-on or stop.
 
     `kind` is script, module or program (--no-python). `signals` end the run and are passed on to the workers;
     `forward` are passed on and change nothing.
@@ -96,6 +96,7 @@ class Settings:
     hang_ceiling: float = 600.0
     nonfinite: str = "redo"
     check_every: int = 0
+    inexact: str = "go-on"
     start_timeout: float = 300.0
     recover_timeout: float = 600.0
     shutdown_timeout: float = 30.0

@@ -152,6 +152,7 @@ class Agent:
         os.eventfd_read(bell)
         self._pool.scan()
         self._faults.look()
+        self._narrator.values.look()
         if self._state.phase is RunPhase.RUNNING and self._whole():
             self._detectors.compare(self._state.generation, [w for w in self._holders() if not w.reported])
 
@@ -412,6 +413,7 @@ def _config(settings: Settings, shared: bool) -> Config:
         replacement_window=settings.window,
         device_faults=settings.device_faults,
         wait_for_device=settings.wait_for_device,
+        inexact_stops=settings.inexact == "stop",
         policy=settings.policy,
     )
 

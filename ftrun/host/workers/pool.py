@@ -17,6 +17,7 @@ from ftrun import native
 from ftrun.control import blame
 from ftrun.control.events import (
     Died,
+    Doubted,
     Dying,
     Event,
     Finished,
@@ -34,7 +35,7 @@ from ftrun.control.events import (
 from ftrun.core import paths, symptoms
 from ftrun.core.errors import EXIT_SIGNAL
 from ftrun.core.faults import Fault
-from ftrun.core.shared.board import Cell, F, Flag
+from ftrun.core.shared.board import Cell, F, Flag, Inexact
 from ftrun.core.shared.moment import phase_of
 from ftrun.core.system import files, procfs
 from ftrun.core.waiting import wait_for
@@ -97,6 +98,7 @@ class Worker:
         self.raised = 0
         self.no_source = 0
         self.unconnected = 0
+        self.doubts = (0, 0)  # F.INEXACT, F.LEFT_OUT
         self.stages = [0] * len(_STAGES)
         self.fencing = False
         self.ours = False  # we had killed it before we learnt of its end
@@ -236,6 +238,10 @@ class WorkerPool:
             fault = str(worker.error.get("fault", Fault.EXCEPTION.value))
             evidence = str(worker.error.get("evidence", signature))
             self._emit(Raised(now, index, cell.step or 0, signature, raised, fault, evidence, cell.gate_number))
+        doubts = cell[F.INEXACT], cell[F.LEFT_OUT]
+        if doubts != worker.doubts:  # before the stage that it was found in: what follows from that depends on it
+            worker.doubts = doubts
+            self._emit(Doubted(now, index, _doubts(*doubts)))
         for at, (field, stage) in enumerate(_STAGES):
             generation = cell[field]
             if generation != worker.stages[at]:
@@ -543,3 +549,9 @@ class WorkerPool:
             self._board.ring_workers()
             if how == 1 and worker.pid and not worker.ended and not worker.cell[F.DEVICE]:
                 fence.step_aside(worker.pid)
+
+
+def _doubts(inexact: int, left_out: int) -> str:
+    """F.INEXACT and F.LEFT_OUT for the journal."""
+    flags = [str(flag.name).lower().replace("_", " ") for flag in Inexact if flag & inexact]
+    return ", ".join([*flags, *([f"{left_out} not kept"] if left_out else [])])

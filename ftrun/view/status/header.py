@@ -29,7 +29,7 @@ def header(picture: dict[str, Any], width: int, chart: int = 0) -> list[Line]:
     """Which run it is, how far it is, how fast. `chart`: lines for the drawing of the step times, fewer than CHART_LEAST = one,
     BRIEF = none and nothing else that could be missed."""
     script = [] if chart == BRIEF else [_script(picture, width)]
-    over = [] if chart == BRIEF else _mesh(picture)
+    over = [] if chart == BRIEF else [*_mesh(picture), *_kept(picture)]
     lines = [*_flow(_identity(picture), width), *script, *_flow([*_progress(picture), *over], width)]
     if chart != BRIEF:
         lines += _pace(picture, width, chart)
@@ -89,6 +89,15 @@ def _progress(picture: dict[str, Any]) -> list[Line]:
 
 def _mesh(picture: dict[str, Any]) -> list[Line]:
     return [[("mesh ", QUIET), (mesh.shape(picture["mesh"]), PLAIN)]] if picture["mesh"] else []
+
+
+def _kept(picture: dict[str, Any]) -> list[Line]:
+    """How many of the script's values; `ftrun explain RUN` names them."""
+    told, others = picture["kept"], len(picture["not_kept"])
+    number = sum(len(value["names"]) for value in told["values"]) if told else 0
+    if not number and not others:
+        return []
+    return [[("kept ", QUIET), (count(number, "value"), PLAIN), *([(f", {others} not", WARN)] if others else [])]]
 
 
 def _pace(picture: dict[str, Any], width: int, chart: int) -> list[Line]:

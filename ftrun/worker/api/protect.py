@@ -50,6 +50,7 @@ from ftrun.worker.recovery.replacement import restore
 from ftrun.worker.runtime import compiling, pipeline_private, sharded_private, torch_private
 from ftrun.worker.runtime.position import Where
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state.guarded_memory import GuardedMemory
 from ftrun.worker.state.logged_values import LOGGED, LoggedValues
 from ftrun.worker.state.looks import Looks
 from ftrun.worker.state.meshes import show_mesh
@@ -134,7 +135,7 @@ def protect(
     state.holders.void = lambda: bool(context.board[Head.VOID])
     given = [*modules, *optimizers, *wrapped, *stateful.values()]
     known = {**{f"optimizer {i}": one for i, one in enumerate([*optimizers, *wrapped])}, **stateful}
-    kept = Variables(modules, known, list(ignore), _names_of(variables))
+    kept = Variables(modules, known, list(ignore), _names_of(variables), GuardedMemory(state))
     left_out = LeftOut(context, state, kept, given, list(ignore))
     _job = Job(_guard(context, state, kept, left_out, logged), modules, optimizers, stateful)
     return _job
@@ -228,7 +229,8 @@ def _guard(
     compiling.stay_out()
     compiling.excuse(context)
     for module in state.modules:
-        module.register_forward_pre_hook(loop.body.model_called, with_kwargs=True)
+        # what shards a model gathers it in such a hook: a call is looked at before anybody else takes part in it
+        module.register_forward_pre_hook(loop.body.model_called, with_kwargs=True, prepend=state.is_sharded)
         module.register_forward_hook(_after_forward(loop.body))
     context.phase(Phase.IDLE)
     return loop
@@ -245,6 +247,7 @@ def _kit(
     variables.iterated = state.iterated
     ledger = Ledger(state, variables)
     snapshots = Snapshots(context, state, ledger)
+    ledger.variables.retains = snapshots.every > 0
     reducers, sharded = Reducers(state.modules, groups), FullySharded(state.shards)
     looks = Looks(state, context.cell.words(), context.check_every)
     kit = Kit(context, groups, state, ledger, reducers, sharded, Kept(context, state, ledger), snapshots, logged, looks)
@@ -272,7 +275,7 @@ def _lay_out(kit: Kit) -> None:
     """First incarnation of a rank: lay everything out and seal it for step 0."""
     rank, state = kit.context.rank, kit.state
     arena = Arena.create(rank, max(state.bytes_now(), 1), use_gpu(kit.context, state))
-    kit.ledger.slots = Slots.create(rank)
+    kit.ledger.use(Slots.create(rank))
     state.move_in(arena)
     kit.reducers.record()
     kit.ledger.end(0, accumulating=False)

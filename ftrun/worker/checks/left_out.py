@@ -1,11 +1,13 @@
 """What looks like training state and was not given to `protect`: found by looking at the script's live names, by name.
 
 It looks at the start of the first body, after the third step, and after the last step of a loop: whatever changed between
-two looks is state. A replacement has other values there, so a run that was repaired must not be called exact.
+two looks is state. A replacement has other values there, so a run that was repaired must not be called exact. Then the first
+rank of each node also tells what is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import linecache
@@ -17,7 +19,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ftrun.core.shared.left_out import file_name, shown
+from ftrun.core.shared import kept
+from ftrun.core.shared.left_out import shown
 from ftrun.worker.checks.live_values import LiveValues, attributes
 from ftrun.worker.runtime.frames_private import has_own_locals, locals_of
 from ftrun.worker.runtime.observer import StepObserver
@@ -45,7 +48,7 @@ class LeftOut(StepObserver):
         self._context = context
         self._state = state
         self._variables = variables
-        variables.told = self._lost
+        variables.told = functools.partial(self._lost, why="another value since a repair")
         self._known = {id(thing) for thing in [*given, *ignore]}
         self._ignored = {name for name in ignore if isinstance(name, str)}
         self._known |= {id(t) for _, t, _ in state.params} | {id(m) for root in state.modules for m in root.modules()}
@@ -55,10 +58,11 @@ class LeftOut(StepObserver):
         self._first: dict[str, Any] | None = None  # name -> digest at the first look
         self._loops = 0
         self._bodies = 0
-        self._told: set[str] = set()
+        self._told: dict[str, str] = {}  # name -> why it is not kept
 
     def loop_started(self, first: int, length: int) -> None:
         self._loops += length > 0  # a job.call between two loops is none
+        self.told_by.ignore("arrived", self)  # at the gates of steps: they are counted
 
     def body_started(self) -> None:
         self._bodies += 1
@@ -70,10 +74,17 @@ class LeftOut(StepObserver):
     def handed_out(self, number: int) -> None:
         if self._bodies == _SECOND_LOOK:
             self._compare()
+            self._tell_kept(number)
             self.told_by.ignore("handed_out", self)
 
     def loop_ending(self, number: int) -> None:
         self._compare()
+        self.told_by.listen("arrived", self)
+
+    def arrived(self, number: int) -> None:
+        """At the gate at the end of a loop: all variables were looked at for it."""
+        self._tell_kept(number)
+        self.told_by.ignore("arrived", self)
 
     def _compare(self) -> None:
         """Name what changed since the first look."""
@@ -88,17 +99,27 @@ class LeftOut(StepObserver):
         context = self._context
         if context.rank == 0:
             print(
-                f"ftrun: changed by the loop, and not kept: {shown(changed)}; after a repair a rank may go on with other values. "
-                "Index by step.index in place of an iterator, give what is large and has a state_dict() to protect(name=...), and "
+                f"ftrun: changed by the loop, and not kept: {shown(changed, self._told)}; after a repair a rank may go on with other "
+                "values. Index by step.index in place of an iterator, give what is large and has a state_dict() to protect(name=...), and "
                 "what is meant to stay out, or the name of its variable, to protect(..., ignore=[...])",
                 file=sys.stderr,
                 flush=True,
             )
 
-    def _lost(self, names: Iterable[str]) -> None:
+    def _lost(self, names: Iterable[str], why: str = "") -> None:
         """For the closing line."""
-        self._told.update(names)
-        self._context.report(file_name(self._context.cell.index), {"names": sorted(self._told)})
+        self._told |= {name: self._variables.why_not(name) or why for name in names}
+        self._context.note_left_out(self._told)
+
+    def _tell_kept(self, number: int) -> None:
+        """For the launcher, which says it once, and for who asks later."""
+        context = self._context
+        if context.local_rank:
+            return
+        told = kept.KeptValues(context.rank, context.position.index_of(number), self._bodies, self._variables.sizes())
+        with contextlib.suppress(OSError):  # where there is no room for it, nobody is told
+            context.report(kept.FILE, told.to_json())
+            context.board.ring_launcher()
 
     def live(self) -> Iterator[tuple[str, str]]:
         """For `ftrun verify`: every live value that is no text, such as may differ from run to run, and what stands for it."""

@@ -1,6 +1,8 @@
 """A step that is done again must get the inputs of the first try: digests of what the protected models are called with.
 
-They stand on the board as well, so that a replacement can be compared with the rank that it took over.
+They stand on the board as well, so that a replacement can be compared with the rank that it took over. Where there is nothing to compare
+with, since a rank died or was stopped before it called a model in the step that comes next, the step is begun twice: inputs that
+come from what is kept are the same again, and those that come from somewhere else (a connection, a queue, a service) are not.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import torch
 
 from ftrun.core.shared.board import F, Inexact, inputs_of, inputs_word
 from ftrun.worker.runtime.observer import StepObserver
+from ftrun.worker.runtime.position import Again
 from ftrun.worker.runtime.run_link import Context
-from ftrun.worker.runtime.trees import leaves, sketch
+from ftrun.worker.runtime.trees import content, leaves, sketch
 
 
 class SameInputs(StepObserver):
@@ -32,13 +35,18 @@ class SameInputs(StepObserver):
         self._calls = 0
         self._seen: dict[int, int] = {}  # calls -> digest after them, of the first try of the step `_number`
         self._number = -1
+        self._doubted = False  # nobody knows the first try of the step that comes next, or that is begun
+        self._asked: tuple[int, int] | None = None  # gate number, and what its first model was called with when it was begun once
 
     def body_started(self) -> None:
         position = self._context.position
+        number = position.number
         self._digest = self._calls = 0
-        if position.attempt == 0:
+        went_back = number < self._number  # to the host snapshot
+        if position.attempt == 0 or number != self._number:
             self._seen = {}
-            self._number = position.number
+            self._number = number
+        self._doubted = self._doubted or went_back or (position.attempt > 0 and not self._seen)
 
     def model_called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         number = self._context.position.number
@@ -49,8 +57,8 @@ class SameInputs(StepObserver):
         self._calls += 1
         self._words[F.INPUTS] = digest
         self._words[F.INPUTS_AT] = inputs_word(number, self._calls)
-        if number != self._number:
-            return
+        if self._doubted and self._calls == 1:
+            self._begin_twice(number, [args, kwargs])
         if self._seen.setdefault(self._calls, self._digest) != self._digest:
             self._seen[self._calls] = self._digest
             self._differs(number)
@@ -58,11 +66,43 @@ class SameInputs(StepObserver):
     def replaced(self) -> None:
         """What the predecessor's models were called with in the step that comes next, if it was in it."""
         context = self._context
-        lost = (context.world.lost or {}).get(str(context.rank)) if context.world is not None else None
+        world = context.world
+        lost = (world.lost or {}).get(str(context.rank)) if world is not None else None
+        number, calls, digest = -1, 0, 0
         if lost is not None:
             cell = context.board.cell(lost)
-            self._number, calls = inputs_of(cell[F.INPUTS_AT])
-            self._seen = {calls: cell[F.INPUTS]}
+            (number, calls), digest = inputs_of(cell[F.INPUTS_AT]), cell[F.INPUTS]
+        # one that nothing was read of (all of it is on a GPU) is none
+        self._doubted = world is None or number != world.resume or not digest
+        if not self._doubted:
+            self._number, self._seen = number, {calls: digest}
+
+    def _begin_twice(self, number: int, inputs: list[Any]) -> None:
+        """Nobody knows what this step got when it was begun first. Raises Again, once."""
+        asked, self._asked = self._asked, None
+        if self._words[F.COLLECTIVE]:  # others took part, and would not do so again: it stays open where they come from
+            self._doubted = False
+            return
+        digest = 0
+        for leaf in leaves(inputs):
+            digest = _chained(leaf, digest, from_device=True)
+        if asked is None or asked[0] != number:
+            self._asked = number, digest
+            raise Again
+        self._doubted = False
+        if asked[1] != digest:
+            self._is_unknown(number)
+
+    def _is_unknown(self, number: int) -> None:
+        context = self._context
+        context.note_inexact(Inexact.INPUTS_UNKNOWN)
+        print(
+            f"ftrun: rank {context.rank}, step {context.position.index_of(number)}: begun twice after a repair, the step called the model "
+            "with other inputs the second time, so they do not come from what is kept (a connection, a queue, a service?), and this "
+            "rank's may not be those of an uninterrupted run; fetch inside the loop from job.batches(loader), or by step.index",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _differs(self, number: int) -> None:
         context = self._context
@@ -76,9 +116,10 @@ class SameInputs(StepObserver):
         )
 
 
-def _chained(leaf: Any, digest: int) -> int:
+def _chained(leaf: Any, digest: int, from_device: bool = False) -> int:
+    """`from_device`: read a plain tensor on a GPU, too, which waits for the device."""
     if isinstance(leaf, torch.Tensor):
-        value = sketch(leaf, digest)
+        value = content(leaf, digest) if from_device and leaf.is_cuda and type(leaf) is torch.Tensor else sketch(leaf, digest)
         return digest if value is None else value
     if isinstance(leaf, np.ndarray):
         return _chained(torch.from_numpy(leaf), digest) if leaf.dtype.kind in "iuf" else digest

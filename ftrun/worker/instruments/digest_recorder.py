@@ -8,7 +8,8 @@ file of its own, so that a line torn by a kill is always the last. `ftrun/verify
     {"point": "start", "loop": 1, "step": 4, "attempt": 0, "values": [...]}
 
 `start`: the state as of the start of a step (a step done again, or begun by a replacement, must find the same), `gate`: the
-gradients of a step that passed its gate, and `exit`: the state when the script ends. Changes nothing of what is computed.
+gradients of a step that passed its gate, `end`: the script's own values at the end of a loop, and `exit`: the state when the script
+ends. Changes nothing of what is computed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 
 from ftrun.core.errors import DeviceError, FtrunError
 from ftrun.worker.checks.left_out import LeftOut
+from ftrun.worker.instruments import value_digest
 from ftrun.worker.kept.ledger import Ledger
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Where
@@ -65,6 +67,7 @@ class DigestRecorder(StepObserver):
         self._outputs: dict[str, int] = {}
         self._local: dict[str, int] = {}
         self._step = -1
+        self._at_loop_end = False
         for i, module in enumerate(state.modules):
             module.register_forward_hook(self._forward_hook(f"output:model {i}"))
         for name, param, _ in state.params:
@@ -96,6 +99,15 @@ class DigestRecorder(StepObserver):
         self._write(
             "gate", self._position.index_of(number), [*self._outputs.items(), *sorted(self._local.items()), *grads]
         )
+
+    def loop_ending(self, number: int) -> None:
+        self._at_loop_end = True
+
+    def arrived(self, number: int) -> None:
+        """At the gate at the end of a loop, for which all of the script's variables were looked at."""
+        if self._at_loop_end and self._position.where is Where.LOOP:  # and not stopped before it came there
+            self._at_loop_end = False
+            self._write("end", self._position.index_of(number), list(self._variables()))
 
     def _exit(self) -> None:
         """The script has ended."""
@@ -144,6 +156,18 @@ class DigestRecorder(StepObserver):
         """What the script holds beside what protect() was given."""
         for name, value in self._left_out.live():
             yield f"live:{name}", _digest(value.encode())
+
+    def _variables(self) -> Iterator[tuple[str, int]]:
+        """What is kept, and, to be compared with a run that keeps it, all else; without a copy that can be compared, the name alone."""
+        names: set[str] = set()
+        for place, copy, is_kept in list(self._ledger.variables.values()):
+            name = place.shown if place.shown not in names else f"{place.shown} ({place.key})"
+            names.add(name)
+            found = None if copy is None else value_digest.digest(copy)
+            if found is not None:
+                yield f"{'value' if is_kept else 'other'}:{name}", found
+            elif is_kept:
+                yield f"uncompared:{name}", 0
 
     def _digested(self, name: str, tensor: torch.Tensor, seed: int = 0) -> tuple[str, int]:
         """A name with the digest of what this rank holds of a tensor; which part that is, is kept."""

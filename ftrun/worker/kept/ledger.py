@@ -62,6 +62,11 @@ class Ledger:
         self._sealed = SealedGradients()
         self._seals: Grads | None = None  # gradients to be sealed with it
 
+    def use(self, slots: Slots) -> None:
+        """These are the rank's slots from here on."""
+        self.slots = slots
+        self.variables.histories.logs = slots.histories
+
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def start(self, step: int) -> None:
@@ -137,7 +142,7 @@ class Ledger:
     def log(self, records: list[dict[str, Any]]) -> None:
         """Keep what collectives outside the loops gave."""
         for record in records:
-            self.slots.append(serialization.plain(record))
+            self.slots.log.append(serialization.plain(record))
 
     def _encoded(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> bytes:
         region, drew_before = self.region, self._drew
@@ -247,7 +252,7 @@ class Ledger:
         return saved
 
     def read(self, slot: int) -> RankState:
-        """What START, GATE or END of this rank holds. Errors: DamagedSlot."""
+        """What START, GATE or END of this rank holds. Errors: Damaged."""
         return read_state(self.slots, slot)
 
     def put_back(self, saved: RankState, index: int, in_call: bool = False) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from ftrun.worker.kept.recovery_points import Slots
 from ftrun.worker.state import rng
+from ftrun.worker.state.histories import whole
+from ftrun.worker.state.variables import PREFIX
 
 
 @dataclass
@@ -48,5 +50,9 @@ fields_of = attrgetter(*(one.name for one in dataclasses.fields(RankState)))
 
 
 def read_state(slots: Slots, slot: int) -> RankState:
-    """What a rank's START, GATE or END slot holds. Errors: DamagedSlot."""
-    return RankState(*slots.read(slot))
+    """What a rank's START, GATE or END slot holds. Errors: Damaged."""
+    state = RankState(*slots.read(slot))
+    for name, data in state.python.items():
+        if name.startswith(PREFIX):
+            state.python[name] = whole(data, slots.histories)
+    return state

@@ -6,32 +6,29 @@ written. A slot is only overwritten when the protocol can no longer ask for it, 
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ftrun import native
-from ftrun.core.errors import WorkerError
+from ftrun.worker.memory.log import Damaged, Log
 from ftrun.worker.memory.segment import Segment
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.state import serialization
 
 START, GATE, END = 0, 1, 2
 LATE = 3  # gradients that turned out, in the middle of a body, to be accumulated on
-_LOG = 4  # what collectives outside the loops gave: records that are appended, each whole or not there
+_LOG = 4  # what collectives outside the loops gave
 SEALED = 5  # the gradients of a rank without replica, on its arrival at the gate
+_HISTORIES = 6  # what was added to long lists of the script: see state/histories.py
 _ROOM = 1 << 36  # address space for each; memory is taken as it is used
 _HEADER = native.SLOT_HEADER
 _TAG, _LENGTH, _SUM = 0, 8, 16
-_RECORD = struct.Struct("<QQ")  # length and checksum, before each record of the log
-LENGTH = 6 * _ROOM
+_MOST_HISTORIES = 16
+_ROOM_OF_HISTORY = 1 << 34
+LENGTH = _HISTORIES * _ROOM + _MOST_HISTORIES * _ROOM_OF_HISTORY
 _BROKEN = {GATE} if crash_points.broken("slots") else set()
-
-
-class DamagedSlot(WorkerError):
-    """A slot does not hold the bytes that were sealed."""
 
 
 class Slots:
@@ -39,6 +36,10 @@ class Slots:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
+        self.log = Log(segment, _LOG * _ROOM, _ROOM)  # of what collectives outside the loops gave
+        begin = _HISTORIES * _ROOM
+        places = range(begin, begin + _MOST_HISTORIES * _ROOM_OF_HISTORY, _ROOM_OF_HISTORY)
+        self.histories = [Log(segment, at, _ROOM_OF_HISTORY) for at in places]
 
     @classmethod
     def create(cls, rank: int) -> Slots:
@@ -86,46 +87,19 @@ class Slots:
         for slot in (START, GATE, END, LATE, SEALED):
             self.invalidate(slot)
 
-    @property
-    def logged(self) -> int:
-        """Bytes of the log."""
-        return self.segment.load(_LOG * _ROOM + _LENGTH)
-
-    def append(self, record: bytes) -> None:
-        """Add a record to the log."""
-        begin, base = self.logged, _LOG * _ROOM + _HEADER
-        content = begin + _RECORD.size
-        self.segment.view(base + content, len(record))[:] = record
-        checksum = native.checksum(self.segment.address + base + content, len(record))
-        self.segment.view(base + begin, _RECORD.size)[:] = _RECORD.pack(len(record), checksum)
-        self.segment.store(_LOG * _ROOM + _LENGTH, content + len(record))  # from here on it counts
-
-    def log(self) -> Iterator[Any]:
-        """The records in the order of `append`, decoded. Errors: DamagedSlot."""
-        at, base = 0, _LOG * _ROOM + _HEADER
-        while at < self.logged:
-            size, checksum = _RECORD.unpack(self.segment.view(base + at, _RECORD.size))
-            at += _RECORD.size
-            if at + size > self.logged or native.checksum(self.segment.address + base + at, size) != checksum:
-                raise DamagedSlot(
-                    "the log of a rank's collectives does not match its checksums: its memory was overwritten"
-                )
-            yield serialization.decode(self.segment.view(base + at, size))
-            at += size
-
     def data(self, slot: int) -> memoryview:
         """The bytes of a slot as they are, not copied."""
         base = slot * _ROOM
         return self.segment.view(base + _HEADER, self.segment.load(base + _LENGTH))
 
     def read(self, slot: int) -> Any:
-        """Decode a slot into fresh values. Errors: DamagedSlot."""
+        """Decode a slot into fresh values. Errors: Damaged."""
         return serialization.decode(self.sound(slot))
 
     def sound(self, slot: int) -> memoryview:
-        """The sealed bytes of a slot, not copied. Errors: DamagedSlot when they are not those that were sealed."""
+        """The sealed bytes of a slot, not copied. Errors: Damaged when they are not those that were sealed."""
         base, data = slot * _ROOM, self.data(slot)
         sum_now = native.checksum(self.segment.address + base + _HEADER, len(data))
         if sum_now != self.segment.load(base + _SUM):
-            raise DamagedSlot(f"slot {slot} of a rank does not match its checksum: its memory was overwritten")
+            raise Damaged(f"slot {slot} of a rank does not match its checksum: its memory was overwritten")
         return data

@@ -17,11 +17,13 @@ from ftrun.core.shared.board import F
 from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import Facts
 from ftrun.worker.kept.ledger import Ledger
+from ftrun.worker.kept.rank_state import fields_of
 from ftrun.worker.kept.recovery_points import END
 from ftrun.worker.kept.snapshot_store import HALVES, BadSnapshot, Places, Store
 from ftrun.worker.memory.arena import Manifest
 from ftrun.worker.memory.segment import Segment, room_for
 from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.state import serialization
 from ftrun.worker.state.protected_state import ProtectedState
 
 NAME = "snapshot"  # of the segment at the fd store
@@ -77,7 +79,7 @@ class Snapshots:
             pieces["buffers_gpu"] = Places(arena, [state.live_buffers_on_gpu()], True)
             pieces["private_gpu"] = Places(arena, own_places(state, manifest, world.size, True), True)
         pieces["manifest"] = manifest.to_bytes()
-        pieces["slot"] = bytes(self._ledger.slots.data(END))
+        pieces["slot"] = serialization.plain(fields_of(self._ledger.read(END)))  # it outlives what its histories lie in
         needed = sum(len(p) if isinstance(p, bytes) else p.size for p in pieces.values())
         more = max(0, needed - self._room)
         with room_for(2 * more, "a host snapshot"):

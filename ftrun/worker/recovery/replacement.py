@@ -23,10 +23,11 @@ from ftrun.native import cuda
 from ftrun.native.transfer import Extent, TransferError
 from ftrun.worker.kept.handover import fetch, fetch_gpu, use_gpu
 from ftrun.worker.kept.rank_state import RankState, read_state
-from ftrun.worker.kept.recovery_points import END, GATE, START, DamagedSlot, Slots
+from ftrun.worker.kept.recovery_points import END, GATE, START, Slots
 from ftrun.worker.kept.snapshot import newest_common
 from ftrun.worker.kept.snapshot_store import BadSnapshot
 from ftrun.worker.memory.arena import Arena, Manifest
+from ftrun.worker.memory.log import Damaged
 from ftrun.worker.parallel import pipelines
 from ftrun.worker.recovery import own_update, transfer
 from ftrun.worker.recovery.completed import ends_of
@@ -72,7 +73,7 @@ class Restorer:
             raise NoSource(f"device {self.state.gpu}: {error.strerror}") from error
         except TransferError as error:
             raise NoSource(f"the copy of a replica's buffers failed: {error}") from error
-        except DamagedSlot as error:
+        except Damaged as error:
             raise NoSource(str(error)) from error
         finally:
             self._unmap()
@@ -105,7 +106,7 @@ class Restorer:
         if segment is None or slots is None:
             own = self._without_own(gpu)
         else:
-            self.kit.ledger.slots = Slots(slots)
+            self.kit.ledger.use(Slots(slots))
             own = self._usable(Arena(segment), gpu, "taking a replica's instead")
         replica: Replica | None = None
         if (
@@ -193,7 +194,7 @@ class Restorer:
         )
         self.context.note_inexact(Inexact.OWN_STATE_LOST)
         self._lost = True
-        self.kit.ledger.slots = Slots.create(self.context.rank)
+        self.kit.ledger.use(Slots.create(self.context.rank))
         return self._new_arena(gpu)
 
     def _new_arena(self, gpu: int | None) -> Arena:
@@ -217,7 +218,7 @@ class Restorer:
         if replica.slots.tag(START) == self.resume:
             self.state.rewind_buffers()
         if self.state.buffers:
-            self.context.note_inexact(Inexact.BUFFERS_FROM_PEER)
+            self.context.note_inexact(Inexact.BUFFERS_FROM_PEER, [name for name, _, _ in self.state.buffers])
 
     def _from_snapshot(self) -> None:
         """As every other rank of this world: the survivors do the same."""
@@ -229,7 +230,7 @@ class Restorer:
         if self._may_still_run():
             raise NoSource("its predecessor may still run, so its memory cannot be used")
         self.kit.snapshots.adopt()
-        self.kit.ledger.slots = Slots(slots)
+        self.kit.ledger.use(Slots(slots))
         gpu, instead = use_gpu(context, self.state), "the snapshot is loaded into new memory"
         arena = self._usable(Arena(segment), gpu, instead) if segment else self._new_arena(gpu)
         try:
@@ -459,13 +460,13 @@ class Restorer:
         alone = [e.name for e in self.state.manifest.entries if e.name in ever and e.name not in written]
         mine, theirs = (one.zone_checksum(alone, self.state.manifest) for one in (self.state.arena, replica.arena))
         if mine != theirs:
-            self.context.note_inexact(Inexact.BUFFERS_UNKNOWN)
+            self.context.note_inexact(Inexact.BUFFERS_UNKNOWN, alone)
         if not written:
             return
         arenas = [fetch(self.context, rank, "arena") for rank in self.state.holders.of_everything() - {self.context.rank}]
         sums = [Arena(one).zone_checksum(written, self.state.manifest) for one in arenas if one is not None]
         if len(set(sums)) > 1 or (len(sums) < 2 and not (saved is not None and self._are_written_alike(written, saved, after))):
-            self.context.note_inexact(Inexact.BUFFERS_UNKNOWN)
+            self.context.note_inexact(Inexact.BUFFERS_UNKNOWN, written)
         self.state.copy_buffers(written, replica.arena)
 
     def _are_written_alike(self, names: Sequence[str], saved: RankState, after: RankState) -> bool:

@@ -60,7 +60,7 @@ def resume_of(context: Context) -> int:
 
 
 def read_log(context: Context) -> list[dict[str, Any]]:
-    """What the replaced rank's collectives gave before its first step and between its loops. Errors: NoSource, DamagedSlot."""
+    """What the replaced rank's collectives gave before its first step and between its loops. Errors: NoSource, Damaged."""
     segment = fetch(context, context.rank, "slots")
     if segment is not None:
         context.mapped[(context.rank, "slots")] = segment
@@ -69,7 +69,7 @@ def read_log(context: Context) -> list[dict[str, Any]]:
         slots = _slots_of_another(context)  # the fd store that had this rank's died with it
     if slots is None:
         raise NoSource("the fd store has no slots of this rank (its fd store died, or the rank died before protect)")
-    return list(slots.log())
+    return list(map(serialization.decode, slots.log.records()))
 
 
 def _slots_of_another(context: Context) -> Slots | None:
@@ -158,17 +158,18 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, of: Slots, others
                 continue
         variables.lose([variables.shown(key)])
     lost: list[str] = []
-    alike = True
+    unsure: list[str] = []
     for key in changed:
         value = after.python[key]
         if at_gate.get(key) != mine[key] or any(end.get(key) != value for end in ends):
             lost += _parts_that_differ(key, mine[key], value)
             continue
-        alike = alike and (kit.state.python.is_alike(key) or grows_alike(key))  # before it is replaced
+        if not (kit.state.python.is_alike(key) or grows_alike(key)):  # before it is replaced
+            unsure.append(key)
         mine[key] = value
     variables.lose(lost)
-    if not ends and not alike:
-        kit.context.note_inexact(Inexact.STATE_UNKNOWN)
+    if not ends and unsure:
+        kit.context.note_inexact(Inexact.STATE_UNKNOWN, unsure)
 
 
 def _parts_that_differ(key: str, mine: bytes, theirs: bytes) -> list[str]:

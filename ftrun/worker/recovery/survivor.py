@@ -67,6 +67,22 @@ class Survivor:
         self.tell_missed(world.resume)
         return world.resume
 
+    def begins_again(self) -> bool:
+        """Rewind the body that this rank alone leaves before the others wait for it. False: the world was stopped meanwhile."""
+        kit = self._kit
+        if self._context.stop_pending():
+            return False
+        kit.ledger.variables.stopped(True)
+        self._rewind(kit.position.number)
+        return True
+
+    def _rewind(self, resume: int) -> None:
+        kit = self._kit
+        kit.reducers.forget()
+        kit.state.set_grads([False] * len(kit.state.params), None)
+        if resume == kit.position.number:
+            kit.state.rewind_buffers()
+
     def _stop(self, wanted: int | None) -> World | None:
         """Answer that this rank stopped, and wait for the world that comes. None: it goes on with another step."""
         context = self._context
@@ -98,10 +114,7 @@ class Survivor:
             self._looked_in = world.generation
             kit.ledger.variables.stopped(rewind, handed_out)
         if rewind:
-            kit.reducers.forget()
-            kit.state.set_grads([False] * len(kit.state.params), None)
-            if world.resume == kit.position.number:
-                kit.state.rewind_buffers()
+            self._rewind(world.resume)
         self._answer_once(F.CLEANED, world.generation)
         if context.stop_pending():
             raise Interrupt

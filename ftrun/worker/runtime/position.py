@@ -10,6 +10,10 @@ class Interrupt(BaseException):
     """The world stops: leave the step body. A BaseException, so that `except Exception` does not swallow it."""
 
 
+class Again(Interrupt):
+    """Leave the step body, and begin it again: this rank alone, which no other one waits for in it yet."""
+
+
 class Where(IntEnum):
     """Which part of the run the script's training thread is in."""
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from ftrun.core import paths
 from ftrun.core.errors import WorkerError
-from ftrun.core.shared import gate
+from ftrun.core.shared import doubts, gate, left_out
 from ftrun.core.shared.board import Board, Busy, Cell, F, Flag, Head, Inexact, Phase
+from ftrun.core.shared.moment import Moment
 from ftrun.core.shared.steps import StepLog
 from ftrun.core.shared.world import World, newest_world
 from ftrun.core.system import files
@@ -75,6 +77,7 @@ class Context:
         self.mapped_epoch = self.board[Head.FD_STORE_EPOCH]  # fd store that the first of them came from
         self.on_fd_store: Callable[[], bool] | None = None  # called when there is a new one; False = call again
         self.position = Position()
+        self._doubts: dict[str, dict[str, Any]] = {}  # name of an Inexact -> what its file says of it
         self._pid = os.getpid()
 
     # -- the world ---------------------------------------------------------------------------------------------------
@@ -217,9 +220,26 @@ class Context:
         word = self.cell[F.BUSY]
         self.cell[F.BUSY] = word | why if on else word & ~why
 
-    def note_inexact(self, why: Inexact) -> None:
-        """The run does not end bit for bit where an uninterrupted one would, or that is not known any more."""
+    def note_inexact(self, why: Inexact, names: Iterable[str] = ()) -> None:
+        """The run does not end bit for bit where an uninterrupted one would, or that is not known any more.
+
+        `names`: of what it is about, where that has names. Where this rank is in its run is where the reason was seen first.
+        """
+        known = self._doubts.get(str(why.name))
+        if known is not None and known["names"] == sorted({*known["names"], *names}):
+            return
+        moment, before = (Moment.of(self.cell), ()) if known is None else (Moment.told(known["moment"]), known["names"])
+        self._doubts[str(why.name)] = doubts.facts(moment, {*before, *names})
+        with contextlib.suppress(OSError):  # without room for the file the reason stands without its place
+            self.report(doubts.file_name(self.cell.index), self._doubts)
         self.cell[F.INEXACT] = self.cell[F.INEXACT] | why
+        self.board.ring_launcher()
+
+    def note_left_out(self, names: Mapping[str, str]) -> None:
+        """All that this worker found changed by the loop and not kept, and why."""
+        self.report(left_out.file_name(self.cell.index), {"names": names})
+        self.cell[F.LEFT_OUT] = len(names)
+        self.board.ring_launcher()
 
     def report(self, name: str, facts: dict[str, Any]) -> None:
         """Write an error file (whole or not at all) for the launcher."""

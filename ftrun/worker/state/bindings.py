@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ftrun.worker.state.copies import placed
+from ftrun.worker.state import histories
+from ftrun.worker.state.copies import CannotPlace, placed
+from ftrun.worker.state.in_place import InPlace
 from ftrun.worker.state.spaces import Space
 
 BEHIND = "|"  # between a space and a name
@@ -53,15 +55,39 @@ class Bindings(NamedTuple):
         return found
 
 
-def put_back(places: list[Named], data: bytes, things: Mapping[str, Any]) -> None:
+def put_back(places: list[Named], data: bytes, things: Mapping[str, Any], in_place: InPlace) -> None:
     """Put back a copy of one value, or of several together. Errors: CannotPlace; what the script's own setter raises."""
     spaces_now = [place.space.read() for place in places]
     there = [values.get(place.name) for place, values in zip(places, spaces_now, strict=True)]
     together = len(places) > 1
-    new = placed(tuple(there) if together else there[0], data, things)
+    pickled, named = histories.parts_of(data)
+    new = placed(tuple(there) if together else there[0], pickled, things, in_place, named)
     for place, values, value in zip(places, spaces_now, new if together else [new], strict=True):
         if place.name not in values or value is not values[place.name]:
             place.space.bind(place.name, value)
+
+
+def put_back_as_it_stood(place: Named, stand: Any, things: Mapping[str, Any], in_place: InPlace) -> None:
+    """Put back a value of which there is what `Variables` took to stand for it. Errors: CannotPlace; as `put_back`."""
+    if isinstance(stand, bytes):
+        put_back([place], stand, things, in_place)
+        return
+    if stand is None:
+        raise CannotPlace("it could not be copied before it changed")
+    value = stand[-1] if len(stand) > 1 else things[stand[0]]
+    if place.space.read().get(place.name, _ABSENT) is not value:
+        place.space.bind(place.name, value)
+
+
+def together(held: Mapping[str, Iterable[int]]) -> dict[int, set[str]]:
+    """Id of what several names hold -> those names. `held`: name -> ids of all that its value holds."""
+    first: dict[int, str] = {}
+    found: dict[int, set[str]] = {}
+    for name, marks in held.items():
+        for mark in marks:
+            if first.setdefault(mark, name) != name:
+                found.setdefault(mark, {first[mark]}).add(name)
+    return found
 
 
 def shared(held: Mapping[str, Iterable[int]], before: Iterable[list[str]]) -> tuple[dict[int, str], list[list[str]]]:

@@ -3,7 +3,8 @@
 A copy is a pickle. In it stands by its name what the job guards itself (models, optimizers), and what Python cannot copy (a lock, a
 generator, a file) or what is not to be copied (a loader, a process group) stands for *the one that is there*: when the copy is put
 back, the thing at the same place stays. Everything else keeps its identity: containers, arrays, tensors and objects are changed in
-place to hold what the copy holds, so whoever else holds them sees it.
+place to hold what the copy holds, so whoever else holds them sees it. A tensor or an array over memory that the job guards (`p.data`)
+stands for that memory, and nothing is written through it.
 
 Copies lie in memory of the same user and are read by processes of the same run. They are read with classes and functions of modules
 that are imported there already, and nothing else is imported.
@@ -11,7 +12,6 @@ that are imported there already, and nothing else is imported.
 
 from __future__ import annotations
 
-import array
 import collections
 import concurrent.futures
 import copyreg
@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ from torch.utils.data import DataLoader
 
 from ftrun.worker.runtime.callers import module_of
 from ftrun.worker.state import generators, serialization
+from ftrun.worker.state.guarded_memory import GuardedMemory, Over
+from ftrun.worker.state.in_place import ARRAYS, InPlace, layout
 
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range))
 _BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType)
@@ -62,53 +64,77 @@ class TooLarge(Exception):
 class Copied:
     """`data`: the copy. `left`: kinds of what is in it without a copy, each once, in the order in which they were met."""
 
-    def __init__(self, data: bytes, copier: _Copier) -> None:
+    def __init__(self, data: bytes, copier: _Copier, named: Iterable[int]) -> None:
         self.data = data
         self.left = list(dict.fromkeys(copier.left))
         self._copier = copier
+        self._named = named
 
     def held(self) -> list[int]:
         """Ids of what in it can be changed in place. They are those of other things once this object is gone."""
         met = self._copier.memo.copy().items()
-        return [mark for mark, (_, thing) in met if mark not in self._copier.by_name and _is_changed_in_place(thing)]
+        held = [mark for mark, (_, thing) in met if mark not in self._copier.by_name and _is_changed_in_place(thing)]
+        return [*held, *self._named]
 
 
-def copied(value: Any, known: Mapping[int, str], most: int = sys.maxsize) -> Copied:
-    """A copy of `value`. `known`: id -> name of the things that are not copied, as `placed` knows them.
+def copied(
+    value: Any,
+    known: Mapping[int, str],
+    most: int = sys.maxsize,
+    memory: GuardedMemory | None = None,
+    named: Mapping[int, Any] | None = None,
+) -> Copied:
+    """A copy of `value`. `known`: id -> name of the things that are not copied, as `placed` knows them. `memory`: what the job guards.
+
+    `named`: id -> what stands for a container in the copy, of which the `named` of `placed` makes one.
 
     Equal values of the same structure give equal bytes in one process, as far as their own parts of the protocol do.
 
     Errors: TooLarge for one of more than `most` bytes, before it is made; what the script's own part of the protocol raises.
     """
     file = _Limited(most)
-    copier = _Copier(file, known)
+    copier = _NamingCopier(file, known, memory, named) if named else _Copier(file, known, memory)
     copier.dump(value)
-    return Copied(file.getvalue(), copier)
+    return Copied(file.getvalue(), copier, named or ())
 
 
-def placed(there: Any, data: bytes | memoryview, known: Mapping[str, Any]) -> Any:
+def placed(
+    there: Any,
+    data: bytes | memoryview,
+    known: Mapping[str, Any],
+    in_place: InPlace | None = None,
+    named: Callable[[Any], Any] | None = None,
+) -> Any:
     """What a name that holds `there` is to be bound to: `there` itself, changed in place, where it can be.
 
     Args:
         there: The value now; an object of another kind is left as it is.
         data: A copy.
         known: Name -> thing, for what `copied` knew.
+        in_place: Of the copies that are put back together with this one.
+        named: Makes a container of what stands for it.
 
     Raises:
         CannotPlace: Nothing is changed then, but for things that were reached before.
     """
-    reader = _CopyReader(io.BytesIO(data), known)
+    in_place = in_place or InPlace()
+    reader = _CopyReader(io.BytesIO(data), known, in_place.memory, named)
     try:
         new = reader.load()
     except CannotPlace:
         raise
     except Exception as error:  # the script's own code, too
         raise CannotPlace(f"{type(error).__name__}: {error}") from error
-    placing = _Placing(reader.named)
+    placing = _Placing(reader.named, in_place)
     result = placing.of(there, new)
     if placing.met < reader.left:
         raise CannotPlace("what holds it has a copy protocol of its own")
     return result
+
+
+def read(file: io.BytesIO) -> Any:
+    """The value of which a copy begins here in the file, a new one. Raises: CannotPlace."""
+    return _CopyReader(file, {}).load()
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
@@ -127,11 +153,12 @@ class _Limited(io.BytesIO):
 
 
 class _Copier(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, known: Mapping[int, str]) -> None:
+    def __init__(self, file: io.BytesIO, known: Mapping[int, str], memory: GuardedMemory | None) -> None:
         super().__init__(file, 5)
         self.left: list[str] = []
         self.by_name: set[int] = set()  # ids of what stands for itself
         self._known = known
+        self._memory = memory
 
     def reducer_override(self, thing: Any) -> Any:
         """For everything but atoms and plain containers."""
@@ -142,6 +169,9 @@ class _Copier(pickle.Pickler):
         kind = type(thing)
         if isinstance(thing, _BY_NAME):
             return NotImplemented if _is_importable(thing) else self._stays(thing)
+        if isinstance(thing, torch.Tensor | np.ndarray) and self._memory is not None and (over := self._memory.over(thing)):
+            self.by_name.add(id(thing))
+            return _over, (over, *layout(thing))
         if isinstance(thing, torch.Tensor) and serialization.takes(thing):
             return _tensor, (
                 serialization.pack(thing.detach(), "a tensor"),
@@ -169,6 +199,19 @@ class _Copier(pickle.Pickler):
         self.left.append(type(thing).__qualname__)
         self.by_name.add(id(thing))
         return _Stays, (type(thing).__qualname__,)
+
+
+class _NamingCopier(_Copier):
+    """It is asked for each thing, also for those that have a way of their own in Python: hence only where containers are named."""
+
+    def __init__(
+        self, file: io.BytesIO, known: Mapping[int, str], memory: GuardedMemory | None, named: Mapping[int, Any]
+    ) -> None:
+        super().__init__(file, known, memory)
+        self._named = named
+
+    def persistent_id(self, thing: Any) -> Any:
+        return self._named.get(id(thing))
 
 
 def _is_importable(thing: Any) -> bool:
@@ -217,13 +260,34 @@ def _tensor(data: bytes, requires_grad: bool, is_parameter: bool) -> Any:
     return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
 
+def _over(over: Over, kind: str, shape: list[int], stride: list[int], requires_grad: bool, is_parameter: bool) -> Any:
+    raise CannotPlace("it is read where it is known which memory that is")
+
+
 class _CopyReader(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, known: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        known: Mapping[str, Any],
+        memory: GuardedMemory | None = None,
+        named: Callable[[Any], Any] | None = None,
+    ) -> None:
         super().__init__(file)
         self._known = known
+        self._memory = memory
+        self._made: dict[int, Any] = {}  # number of a container that is named -> itself
+        self._make = named
         self.named: list[Any] = []  # what stands in the copy by its name
         self.left = 0  # things that have to be met at their places
-        self._read_here: dict[str, Any] = {"_Known": self._named, "_Stays": self._staying}
+        self._read_here: dict[str, Any] = {"_Known": self._named, "_Stays": self._staying, "_over": self._over}
+
+    def persistent_load(self, named: tuple[Any, ...]) -> Any:
+        """The container that this stands for, the same one each time."""
+        if self._make is None:
+            raise CannotPlace("it names a list that is not here")
+        if named[0] not in self._made:
+            self._made[named[0]] = self._make(named)
+        return self._made[named[0]]
 
     def find_class(self, module: str, name: str) -> Any:
         """Only what is imported in this process."""
@@ -238,6 +302,17 @@ class _CopyReader(pickle.Unpickler):
             raise CannotPlace(f"there is no {name} here")
         self.named.append(self._known[name])
         return self._known[name]
+
+    def _over(self, over: Over, kind: str, shape: list[int], stride: list[int], requires_grad: bool, is_parameter: bool) -> Any:
+        if self._memory is None:
+            raise CannotPlace("nothing is guarded here")
+        try:
+            if not kind.startswith("torch."):
+                return self._memory.array(over, kind, shape, stride)
+            tensor = self._memory.tensor(over, getattr(torch, kind.removeprefix("torch.")), shape, stride)
+        except KeyError:
+            raise CannotPlace(f"there is no {over[0]} here") from None
+        return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
     def _staying(self, kind: str) -> Any:
         self.left += 1
@@ -256,8 +331,10 @@ def _is_of_the_library(module: str) -> bool:
 class _Placing:
     """Of one copy. `met`: how many things that stay were found at their places."""
 
-    def __init__(self, named: list[Any]) -> None:
+    def __init__(self, named: list[Any], in_place: InPlace) -> None:
         self.met = 0
+        self._in_place = in_place
+        self._targets: dict[int, Any] = {}  # id -> thing that holds a part of this copy by now
         # id of a part of the copy -> that part, and what it became
         self._done: dict[int, tuple[Any, Any]] = {id(thing): (thing, thing) for thing in named}
 
@@ -274,23 +351,35 @@ class _Placing:
             self.met += 1
             return self._as(new, old)
         if kind is _Generator:
-            return self._as(new, generators.placed(new.kind, new.state, old))
+            free = self._is_free(old) and (id(old) not in self._in_place.taken or generators.read(old) == (new.kind, new.state))
+            return self._as(new, generators.placed(new.kind, new.state, self._target(old) if free else None))
         there = old if type(old) is kind and old is not new else None
         if isinstance(new, tuple):
             return self._tuple(there, new)
-        if isinstance(new, _ARRAYS):
-            return self._as(new, _array(there, new))
+        if isinstance(new, ARRAYS):
+            found = self._in_place.array(there if self._is_free(there) else None, new)
+            return self._as(new, self._target(found) if found is there else found)
         if kind is types.MethodType or kind is functools.partial:
             return self._as(new, self._call(there, new))
         if not _is_open(kind):
             return self._as(new, new)
-        target = self._as(new, new if there is None else there)
+        if there is not None and not (self._is_free(there) and (id(there) not in self._in_place.taken or _are_alike(there, new))):
+            there = None
+        target = self._as(new, new if there is None else self._target(there))
         for container, put in _CONTAINERS.items():
             if isinstance(new, container):
                 put(self, there, new, target)
                 break
         self._attributes(there, new, target)
         return target
+
+    def _is_free(self, there: Any) -> bool:
+        """May it be changed to hold a part of this copy? Else it holds another one, or something of its own."""
+        return id(there) not in self._targets and id(there) not in self._in_place.apart
+
+    def _target(self, there: Any) -> Any:
+        self._targets[id(there)] = self._in_place.taken[id(there)] = there
+        return there
 
     def _as(self, new: Any, result: Any) -> Any:
         self._done[id(new)] = new, result
@@ -361,7 +450,15 @@ class _Placing:
 
 
 _NONE = object()
-_ARRAYS = (torch.Tensor, np.ndarray, bytearray, array.array)
+_LARGE = 1 << 20  # bytes
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Two of a kind: do they hold the same, as far as copies tell?"""
+    try:
+        return copied(one, {}, _LARGE).data == copied(other, {}, _LARGE).data
+    except Exception:  # the script's own code, too
+        return False
 
 
 def _held(thing: Any, like: Any) -> list[Any]:
@@ -410,29 +507,4 @@ def _is_changed_in_place(thing: Any) -> bool:
     kind = type(thing)
     if kind in _ATOMS or kind is tuple:
         return False
-    return isinstance(thing, _ARRAYS) or _is_open(kind) or kind in generators.KINDS
-
-
-def _array(there: Any, new: Any) -> Any:
-    if there is None:
-        return new
-    if isinstance(new, torch.Tensor):
-        if (
-            there.shape != new.shape
-            or there.dtype != new.dtype
-            or there.device != new.device
-            or there.layout != new.layout
-        ):
-            return new
-        with torch.no_grad():
-            there.copy_(new)
-        return there.requires_grad_(new.requires_grad) if there.is_leaf else there
-    if isinstance(new, np.ndarray):
-        if there.shape != new.shape or there.dtype != new.dtype or not there.flags.writeable:
-            return new
-        np.copyto(there, new)
-        return there
-    if isinstance(new, array.array) and there.typecode != new.typecode:
-        return new
-    there[:] = new
-    return there
+    return isinstance(thing, ARRAYS) or _is_open(kind) or kind in generators.KINDS

@@ -37,28 +37,46 @@ class LoopNames:
 
 def loop_names(source: str, line: int) -> LoopNames | None:
     """The names of the innermost loop that holds `line`; None when there is no such loop, or the source is no Python."""
+    around = _loops(source, line)
+    if not around:
+        return None
+    walk = _walked(around[-1])
+    outside = {name for loop in around[:-1] for name in _stores(loop)} - walk.stored_anywhere
+    fresh, always = walk.stored_anywhere - walk.carried, walk.stored - walk.early
+    return LoopNames(frozenset(walk.carried), frozenset(fresh), frozenset(outside), frozenset(always))
+
+
+def _loops(source: str, line: int) -> list[ast.For | ast.AsyncFor | ast.While]:
+    """Those that hold `line`, the outermost first."""
     tree = parsed(source)
     if tree is None:
-        return None
+        return []
     around = [
         node
         for node in ast.walk(tree)
         if isinstance(node, _LOOPS) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
-    if not around:
-        return None
-    around.sort(key=lambda node: node.lineno)
-    inner = around[-1]
+    return sorted(around, key=lambda node: node.lineno)
+
+
+def _walked(loop: ast.For | ast.AsyncFor | ast.While) -> _Walk:
     walk = _Walk()
-    if isinstance(inner, ast.While):
-        walk.visit(inner.test)
+    if isinstance(loop, ast.While):
+        walk.visit(loop.test)
     else:
-        walk.store(inner.target)
-    walk.body(inner.body)
-    carried = (walk.early & walk.stored_anywhere) - walk.clocks
-    outside = {name for loop in around[:-1] for name in _stores(loop)} - walk.stored_anywhere
-    fresh, always = walk.stored_anywhere - carried, walk.stored - walk.early
-    return LoopNames(frozenset(carried), frozenset(fresh), frozenset(outside), frozenset(always))
+        walk.store(loop.target)
+    walk.body(loop.body)
+    return walk
+
+
+def carried(frame: FrameType) -> frozenset[str]:
+    """Names that the loops which a frame is in carry from one iteration to the next."""
+    return _carried("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
+
+
+@functools.lru_cache(64)  # a function with a loop is called in each epoch
+def _carried(source: str, line: int) -> frozenset[str]:
+    return frozenset(name for loop in _loops(source, line) for name in _walked(loop).carried)
 
 
 @functools.lru_cache(maxsize=4)
@@ -133,6 +151,10 @@ class _Walk:
         self.stored_anywhere: set[str] = set()
         self.early: set[str] = set()  # read when they were not stored for sure
         self.clocks: set[str] = set()  # hold a time of day: no state of a training
+
+    @property
+    def carried(self) -> set[str]:
+        return (self.early & self.stored_anywhere) - self.clocks
 
     def body(self, statements: Iterable[ast.AST]) -> None:
         for statement in statements:

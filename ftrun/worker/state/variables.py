@@ -1,9 +1,10 @@
 """What the loop of a script changes is kept with the step, without a word in the script.
 
-A value that has changed since the loop began is copied into every slot from then on, and put back in place in a replacement and in a
-survivor that does the step again. Which ones that are is looked for as a whole in the bodies that are looked at; in between each name
-that is bound to another thing is found by one comparison of identities. What never changed is the replacement's own: its script makes
-it. What cannot be kept (an iterator, a file, what is too large) is for the search for what was left out to name.
+A value that has changed since the loop began, or that the loop is seen to carry from one iteration to the next, is copied into every
+slot from then on, and put back in place in a replacement and in a survivor that does the step again. Which ones that are is looked for
+as a whole in the bodies that are looked at; in between each name that is bound to another thing is found by one comparison of
+identities. What never changed is the replacement's own: its script makes it. What cannot be kept (an iterator, a file, what is too
+large) is for the search for what was left out to name.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from ftrun.core.paths import OWN_FILES
 from ftrun.worker.runtime.callers import module_of
 from ftrun.worker.runtime.frames_private import dict_of_locals, has_own_locals
 from ftrun.worker.state import spaces
-from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, shared
+from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, put_back_as_it_stood, shared, together
 from ftrun.worker.state.copies import Copied, TooLarge, copied, placed
-from ftrun.worker.state.loop_names import made_anew
+from ftrun.worker.state.guarded_memory import GuardedMemory
+from ftrun.worker.state.histories import LARGEST, Histories, whole
+from ftrun.worker.state.in_place import InPlace
+from ftrun.worker.state.loop_names import carried, made_anew
 from ftrun.worker.state.spaces import Space
 
 PREFIX = "variable "  # of a name among what slots keep of the Python state
 WHOLE = PREFIX + "whole"  # of which objects there are copies, and not of what they hold
-LARGEST = 1 << 20  # bytes of a copy that is kept with each step
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _NEW = object()
 _BESIDE = "\n"  # between names that are kept together
@@ -51,6 +54,7 @@ class Variables:
         known: Name -> thing of what the job keeps itself: it is bound, and not copied.
         ignored: Names, and things, that are to stay out.
         only: Names, of variables or `self.meters`, that alone are kept; None = all.
+        memory: What the job guards.
     """
 
     def __init__(
@@ -59,11 +63,14 @@ class Variables:
         known: Mapping[str, Any],
         ignored: Iterable[Any] = (),
         only: Iterable[str] | None = None,
+        memory: GuardedMemory | None = None,
     ) -> None:
         self._modules = modules
+        self._memory = memory
         self._only = None if only is None else frozenset(only)
         self.loop: object = None  # the one that is left by `leave`, for who has several
         self.told: Callable[[Iterable[str]], None] = lambda names: None  # hears the names of what is lost
+        self.histories = Histories(memory)
         self._given = dict(known)
         for number, root in enumerate(modules):
             self._given |= {f"model {number}.{name}": part for name, part in root.named_modules()}
@@ -73,17 +80,22 @@ class Variables:
         self.iterated: set[int] = set()  # ids of loaders and samplers that are kept with the place in the data
         self._frames: list[FrameType] = []
         self._fresh: tuple[str, frozenset[str]] = ("", frozenset())  # key of a space, and names there
+        self._carried: frozenset[str] = frozenset()  # names that loops on the stack carry from one iteration to the next
         self._spaces: list[Space] = []
         self._roots: set[str] = set()  # of spaces: frames and modules that were seen
         self._places_of: set[str] = set()  # keys of the spaces that were there when their root was seen first
         self._by_id: dict[int, str] = {}  # of what is bound and not copied
         self._stands: dict[str, Any] = {}  # place -> what stood for its value at the last look
+        self.retains = False  # may all ranks go back to a step in which less had changed?
+        self._first: dict[str, Any] = {}  # what stood for a value before it changed
         self._things: dict[str, int] = {}  # and its id: an equal one may be a part of something else
         self._kept: dict[str, Named] = {}  # those that changed
         self._wanted: set[str] = set()  # those that a predecessor kept
         self._whole: set[str] = set()  # where the loop binds one object after the other
         self._beside: dict[str, list[str]] = {}  # kept -> those that hold a part of the same thing, itself among them
         self._parts: dict[int, str] = {}  # id of what a value holds -> the name it was found under, at the last look
+        self._together: dict[int, set[str]] = {}  # id of what several names hold, at the last look -> those
+        self._had_steps = False
         self._in_body = False  # a step was handed out; what is kept together stays so until the next is
         self._due = False  # may more be to be kept together then?
         self.as_before: dict[str, bytes] | None = None  # what `capture` gave, had no more been kept together than at the one before
@@ -92,6 +104,7 @@ class Variables:
         self._left: dict[str, str] = {}  # place as a person reads it -> why it is not kept
         self._since: dict[str, bool] = {}  # what was seen to change since a step was handed out: was it there before?
         self._at_start: list[Bindings] = []  # when it was
+        self._held: dict[str, bytes] = {}  # place -> a copy from then of what no slot has, where the step may be begun once more
         self._watched: list[Bindings] = []
         self._in_turn: list[Bindings] = []
         self._turn = 0
@@ -113,6 +126,8 @@ class Variables:
             return
         self._frames = frames
         self._fresh = self._fresh_names()
+        found = [(carried(frame), spaces.module_prefix(frame.f_globals)) for frame in frames]
+        self._carried = frozenset(prefix + name for names, of_module in found for prefix in ("", of_module) for name in names)
         self.look()  # a loop before this one, or what was between the two, may have changed something
 
     def _fresh_names(self) -> tuple[str, frozenset[str]]:
@@ -164,7 +179,7 @@ class Variables:
         return space.key != self._fresh[0] or name not in self._fresh[1]
 
     def _stand(self, place: Named, value: Any) -> Any:
-        """Something small that is equal as long as the value is; None for what is not kept."""
+        """Something that is equal as long as the value is; None for what is not kept. A copy where it may be needed, else small."""
         if type(value) in _ATOMS:
             return type(value).__name__, value
         name = self._by_id.get(id(value))
@@ -173,23 +188,25 @@ class Variables:
         if self._is_passed_over(value):
             return None
         data = self._copy(place, value)
-        return None if data is None else hashlib.blake2b(data, digest_size=16).digest()
+        return data if data is None or self.retains else hashlib.blake2b(data, digest_size=16).digest()
 
-    def _copy(self, place: Named, value: Any) -> bytes | None:
+    def _copy(self, place: Named, value: Any, kept_as: str = "") -> bytes | None:
+        """`kept_as`: the name under which a slot has it; "" = the copy only stands for the value."""
         if type(value) in _ATOMS:
             return pickle.dumps(value, 5)
         why = ""
         try:
-            if _size(value) > LARGEST:
+            if _size(value) > LARGEST and (self._memory is None or self._memory.over(value) is None):
                 raise TooLarge
-            made = copied(value, self._by_id, LARGEST)
+            made = self.histories.copied(kept_as or place.key, value, self._by_id, bool(kept_as), self._met is not None)
         except TooLarge:
-            why = "too large"
+            why = f"larger than {LARGEST >> 20} MB"
         except Exception as error:  # the script's own code, too
             why = f"{type(error).__name__}: {error}"
         else:
             held = [kind for kind in made.left if kind not in _HARMLESS]
-            why = "has a cache" if hasattr(value, "cache_info") else f"holds a {held[0]}" if held else ""
+            verb = "is" if held and held[0] == type(value).__qualname__ else "holds"
+            why = "has a cache" if hasattr(value, "cache_info") else f"{verb} a {held[0]}" if held else ""
             if not why:
                 self._left.pop(place.shown, None)
                 if self._met is not None:
@@ -249,6 +266,7 @@ class Variables:
         if stand == before and is_same:
             return
         self._stands[place.key], self._things[place.key] = stand, id(value)
+        self._first.setdefault(place.key, before)
         if stand is not None:
             self._kept[place.key] = place
             self._wanted.add(place.key)
@@ -262,25 +280,34 @@ class Variables:
         self._find()
         self._kept, self._bound, self._met = {}, {}, []
         for place, value in self._places():
+            if place.shown in self._carried and place.key not in self._wanted and self._is_plain(place, value):
+                # not changed yet, and maybe another one in a replacement: from a checkpoint that was written meanwhile
+                self._wanted.add(place.key)
+                if self.retains:
+                    self._first.setdefault(place.key, self._stand(place, value))
             if place.key in self._wanted:
                 self._kept[place.key] = place
                 if type(value) not in _ATOMS:
                     self._bound[place.key] = id(value)
-                    self._copy(place, value)
+                    self._copy(place, value, "" if place.key in self._beside else place.key)
             elif place.space.root not in before:  # a function or module that is new is taken as it is found
                 self._stands[place.key], self._things[place.key] = self._stand(place, value), id(value)
             else:
                 self._compare(place, value)
         self._due = self._in_body
+        held = {place.key: made.held() for place, made in self._met}
+        self._together = together(held)
         if not self._in_body:
-            self._find_shared(self._met)
-        self._met = None
+            self._find_shared({place.key: place for place, _ in self._met}, held)
+        self._met = None  # ids of what it held are good as long as it is
         self._watch()
 
-    def _find_shared(self, met: list[tuple[Named, Copied]]) -> None:
+    def _is_plain(self, place: Named, value: Any) -> bool:
+        """Is that a value, and no object whose attributes are looked at by themselves, nor nothing yet?"""
+        return value is not None and id(value) not in self._by_id and not spaces.is_open(value) and self._stand(place, value) is not None
+
+    def _find_shared(self, places: Mapping[str, Named], held: Mapping[str, Iterable[int]]) -> None:
         """What two names hold a part of is one thing, also in a replacement: they are kept together, once one of them changed."""
-        places = {place.key: place for place, _ in met}
-        held = {place.key: made.held() for place, made in met}
         self._parts, groups = shared(held, self._beside.values())
         self._beside = {}
         for names in groups:
@@ -334,7 +361,7 @@ class Variables:
                 together.setdefault(id(self._beside[key]), self._beside[key])
             elif name in values:
                 value = values[name]
-                data = pickle.dumps(value, 5) if type(value) in _ATOMS else self._copy(Named(space, name), value)
+                data = pickle.dumps(value, 5) if type(value) in _ATOMS else self._copy(Named(space, name), value, key)
                 if data is not None:
                     state[PREFIX + key] = data
         for keys in together.values():
@@ -358,7 +385,7 @@ class Variables:
         """Does the value of that name hold the thing of that id, which was another's when it was found there, maybe?"""
         for place, value in self._places():
             if place.key == key:
-                return mark in copied(value, self._by_id, LARGEST).held()
+                return mark in copied(value, self._by_id, LARGEST, self._memory).held()
         return False
 
     def _add_together(self, keys: list[str], state: dict[str, bytes]) -> None:
@@ -366,22 +393,24 @@ class Variables:
         places = [self._kept[key] for key in keys if key in self._kept]
         there = [(place, now[place.name]) for place in places if place.name in (now := place.space.read())]
         values = [value for _, value in there]
-        data = self._copy(there[0][0], tuple(values) if len(values) > 1 else values[0]) if there else None
+        key = _BESIDE.join(place.key for place, _ in there)
+        data = self._copy(there[0][0], tuple(values) if len(values) > 1 else values[0], key) if there else None
         if data is not None:
-            state[PREFIX + _BESIDE.join(place.key for place, _ in there)] = data
+            state[PREFIX + key] = data
         elif there:
             self._left |= dict.fromkeys([place.shown for place, _ in there], self._left[there[0][0].shown])
 
     # -- putting back ------------------------------------------------------------------------------------------------
 
-    def put_back(self, saved: Mapping[str, bytes]) -> None:
-        """Put back what `capture` gave, here or in a predecessor; what cannot be is lost."""
+    def put_back(self, saved: Mapping[str, bytes], is_all: bool = True) -> None:
+        """Put back what `capture` gave, here or in a predecessor, or a part of that; what cannot be is lost."""
         wanted = {key.removeprefix(PREFIX): data for key, data in saved.items() if key.startswith(PREFIX)}
-        whole = wanted.pop(WHOLE.removeprefix(PREFIX), None)
-        if not wanted:
+        bound_anew = wanted.pop(WHOLE.removeprefix(PREFIX), None)
+        is_all = is_all and self.retains
+        if not wanted and not (is_all and self._kept):
             return
-        if whole is not None and self._frames:
-            self._whole |= set(placed(None, whole, {}))
+        if bound_anew is not None and self._frames:
+            self._whole |= set(placed(None, bound_anew, {}))
             self._find()
         self._wanted.update(name for key in wanted for name in key.split(_BESIDE))
         by_key = {space.key: space for space in self._spaces}
@@ -390,14 +419,21 @@ class Variables:
             **{f"at {space.key}": space.owner for space in self._spaces if space.owner is not None},
         }
         lost = []
+        in_place = InPlace(self._memory)
+        by_name = {id(thing) for thing in things.values()}
         for key, data in wanted.items():
-            parts = [name.rpartition(BEHIND) for name in key.split(_BESIDE)]
+            names = key.split(_BESIDE)
+            # in a replacement: what its script has made of one thing its predecessor may have had as several by then
+            apart = {} if self._had_steps else self._together
+            in_place.apart = by_name | {mark for mark, holders in apart.items() if not holders <= {*names}}
+            parts = [name.rpartition(BEHIND) for name in names]
             places = [Named(by_key[where], name) for where, _, name in parts if where in by_key]
             if len(places) < len(parts):
                 lost.append(self.shown(key))
                 continue
+            self.histories.put_back(key)
             try:
-                put_back(places, data, things)
+                put_back(places, whole(data, self.histories.logs), things, in_place)
             except Exception as error:  # CannotPlace, or what the script's own setter raises
                 self._left |= dict.fromkeys([place.shown for place in places], str(error))
                 lost += [place.shown for place in places]
@@ -406,14 +442,44 @@ class Variables:
             if len(places) > 1:
                 names = [place.key for place in places]
                 self._beside.update((name, names) for name in names)
+        if is_all:
+            lost += self._not_changed_yet({name for key in wanted for name in key.split(_BESIDE)}, things, in_place)
+        self._together = {}
         self._watch()
         self.lose(lost)
 
-    def begins(self) -> None:
-        """A step is handed out, and its START slot written or put back."""
+    def _not_changed_yet(self, saved: set[str], things: Mapping[str, Any], in_place: InPlace) -> list[str]:
+        """Put back what no copy has since it had not changed when that was made. Returns what cannot be, as a person reads it."""
+        lost = []
+        for key, place in self._kept.items():
+            before = self._first.get(key, self._stands.get(key, _NEW))
+            if key in saved or before is _NEW:  # a body makes it
+                continue
+            try:
+                put_back_as_it_stood(place, before, things, in_place)
+            except Exception as error:  # as above
+                self._left[place.shown] = str(error)
+                lost.append(place.shown)
+        return lost
+
+    def begins(self, again: bool = False) -> None:
+        """A step is handed out, and its START slot written or put back, `again`: what no slot has is held here for another time."""
         self._at_start = [*self._watched, *self._in_turn]
         self._since = {}
-        self._in_body = True
+        self._in_body = self._had_steps = True
+        self._held = self._all_others() if again else {}
+
+    def _all_others(self) -> dict[str, bytes]:
+        places = [(place, value) for place, value in self._places() if place.key not in self._kept and type(value) not in _ATOMS]
+        copies = [(place.key, self._copy(place, value)) for place, value in places if id(value) not in self._by_id]
+        return {key: data for key, data in copies if data is not None}
+
+    def _undo_held(self) -> set[str]:
+        """Put back what a body has changed of it."""
+        held = [(place, value) for place, value in self._places() if place.key in self._held]
+        changed = [place for place, value in held if self._copy(place, value) != self._held[place.key]]
+        self.put_back({PREFIX + place.key: self._held[place.key] for place in changed}, is_all=False)
+        return {place.shown for place in changed}
 
     def stopped(self, rewind: bool, handed_out: bool = False) -> None:
         """The world was stopped. `rewind`: in a body, which is done again: names are bound as at its start.
@@ -422,6 +488,7 @@ class Variables:
 
         What changed without being seen until then, in things that are not kept, is lost: a replacement of another rank does not have it.
         """
+        unseen = [place.shown for place, value in self._places() if self.histories.has_changed_unseen(place.key, value)]
         bindings = self._at_start if rewind else [*self._watched, *self._in_turn]
         bound = [name for each in bindings for name in (each.undo() if rewind else each.rebound())]
         if not rewind and not handed_out:
@@ -430,7 +497,9 @@ class Variables:
         lost = {*self._since}
         if rewind or handed_out:  # the script makes the others, behind the place where the step is handed out
             lost = {name for name, was_there in self._since.items() if was_there}
-        self.lose(sorted(lost - {*bound}))
+        if rewind and self._held:
+            lost -= self._undo_held()
+        self.lose(sorted({*unseen, *lost} - {*bound}))
         self._since = {}
 
     # -- telling -----------------------------------------------------------------------------------------------------
@@ -461,6 +530,28 @@ class Variables:
     def names(self) -> list[str]:
         """Of what is kept, as a person reads them."""
         return sorted({place.shown for place in self._kept.values()})
+
+    def sizes(self) -> list[tuple[list[str], int]]:
+        """Of what is kept: names that are in one copy, as a person reads them, and its bytes."""
+        copies = {key.removeprefix(PREFIX): data for key, data in self._copies().items() if key != WHOLE}
+        return [
+            ([self.shown(one) for one in key.split(_BESIDE)], len(whole(data, self.histories.logs))) for key, data in copies.items()
+        ]
+
+    def why_not(self, shown: str) -> str:
+        """Why what that name stands for is not kept; "" = it is, or nobody knows."""
+        if self._only is not None and not _under(shown, self._only):
+            return "protect(..., variables=...) does not name it" if self._only else 'protect(..., variables="off")'
+        near = [why for name, why in self._left.items() if _under(shown, (name,)) or _under(name, (shown,))]
+        return near[0] if near else ""
+
+    def values(self) -> Iterator[tuple[Named, bytes | None, bool]]:
+        """Each place, kept or not, with a copy of its value, None for what has none; and is it kept?"""
+        for place, value in self._places():
+            if id(value) in self._by_id:
+                yield place, pickle.dumps(self._by_id[id(value)], 5), place.key in self._kept
+            elif not self._is_passed_over(value):
+                yield place, self._copy(place, value), place.key in self._kept
 
     def shown(self, key: str) -> str:
         """The name that a person reads, of one among what slots keep."""

@@ -21,7 +21,7 @@ from ftrun.worker.recovery.kit import Kit
 from ftrun.worker.recovery.survivor import WORLD, Survivor
 from ftrun.worker.runtime import crash_points
 from ftrun.worker.runtime.exception_report import final_code, report_exception
-from ftrun.worker.runtime.position import Interrupt, Where
+from ftrun.worker.runtime.position import Again, Interrupt, Where
 from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.runtime.torch_private import swallowed_in_backward, write_count
 from ftrun.worker.state.logged_values import LoggedValues
@@ -34,7 +34,7 @@ class Step:
 
     `index`: the step, from 0; with `job.epochs` and `job.batches` it begins anew in each epoch. `number`: how many
     steps of this run, in all its loops, come before it (those before a checkpoint are of another run). `attempt`: how often it was
-    done again. `committed`: the update of this step is part of the model (test it in code after the `with`). `generation`: of the
+    begun again. `committed`: the update of this step is part of the model (test it in code after the `with`). `generation`: of the
     world it ran in. `logged`: after the `with`, what `job.log` was given in it, as means over all ranks.
     """
 
@@ -45,6 +45,7 @@ class Step:
         self.is_committed = False
         self.logged: dict[str, float] = {}
         self.let_out = False  # an exception left the body: nobody may go on from here
+        self.alone_again = False  # it is begun again by this rank alone
         self.entered = False
         self._inside = False
         self._body = body
@@ -125,6 +126,7 @@ class Step:
             report_exception(body.kit.context, failure, "body")
             raise
         restore_modes(self._modes)
+        self.alone_again = isinstance(error, Again)
         if isinstance(error, Interrupt) and body.position.where is Where.PASSED:
             # the update is half done and cannot be undone: a replacement takes it from a replica
             os.kill(os.getpid(), signal.SIGKILL)

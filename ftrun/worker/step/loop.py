@@ -87,7 +87,10 @@ class Loop:
                 raise UsageError(f"step {step.index} was taken from the loop, but its `with step:` was skipped")
             if step.let_out:
                 give_up(context, step.index)
-            number = number + 1 if step.is_committed else self._survivor.rejoin(rewind=True)
+            if step.is_committed:
+                number += 1
+            elif not (step.alone_again and self._survivor.begins_again()):
+                number = self._survivor.rejoin(rewind=True)
 
     def keep(self, name: str, thing: Any) -> None:
         """From here on `thing` is kept with the steps, as what `protect` was given. Errors: UsageError."""
@@ -192,7 +195,7 @@ class Loop:
         recorder, ledger = self.kit.registry.recorder, self.kit.ledger
         if mark not in recorder.marks:
             recorder.marks.append(mark)
-            if ledger.slots.logged:
+            if ledger.slots.log.used:
                 ledger.log([mark])
 
     def _outside_body(self, what: str) -> None:
@@ -255,7 +258,7 @@ class Loop:
         kit, recorder = self.kit, self.kit.registry.recorder
         for number, pipeline in enumerate(pipelines.found(kit.state.python.objects)):
             self._take_in(f"pipeline {number}", pipeline)
-        if not kit.ledger.slots.logged:  # a first incarnation, or the predecessor's slots are lost
+        if not kit.ledger.slots.log.used:  # a first incarnation, or the predecessor's slots are lost
             kit.ledger.log(recorder.opening([group.key for group in kit.registry.groups]))
         if not recorder.replaying:
             kit.ledger.end(0, accumulating=False)  # what the script did since protect() counts
@@ -373,7 +376,7 @@ class Loop:
             kit.ledger.start(number)
             if crash_points.armed:
                 crash_points.point("slot-start", number, context.rank)
-        kit.ledger.variables.begins()
+        kit.ledger.variables.begins(puts_back)
         if kit.ledger.between == number or kit.pending.redo is not None:
             self._survivor.tell_missed(number)
         context.phase(Phase.IDLE)

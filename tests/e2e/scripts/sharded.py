@@ -228,6 +228,7 @@ def main() -> None:
     job = ftrun.protect(net, optimizer, scheduler=scheduler, record=record, replicas=replicas, ignore=ignored)
     striker = striker_of(args)
     first = True
+    curve: list[float] = []  # long enough that a copy names it
     for step in job.steps(args.steps):
         x, y = indexed(args, step.index, rank // 2 if "tp" in args.layout else rank)
         with step:
@@ -250,6 +251,7 @@ def main() -> None:
                 loss.backward()
                 total += loss.item()
             record.losses.append(total)
+            curve += [total * n for n in range(100)]
             if updates:
                 if args.layout == "tp":
                     for param in learned:  # data parallelism by hand
@@ -275,7 +277,7 @@ def main() -> None:
         "private": None,
         "buffers": sha(list(net.buffers())),
         "optimizer": sha([*parts, sorted(state["param_groups"][0].items())]),
-        "schedule": scheduler.last_epoch,
+        "schedule": [scheduler.last_epoch, sha([curve])],
         "scaler": None,
         "rng_python": sha([random.getstate()]),
         "rng_numpy": sha([part.tobytes() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]),

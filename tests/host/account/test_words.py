@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
+from ftrun.core.shared import doubts
 from ftrun.core.shared.board import Inexact
+from ftrun.core.shared.doubts import Doubt
 from ftrun.core.shared.moment import AFTER_LOOP, CALL, CALL_AFTER, LOOP_END, Moment, phase_from
 from ftrun.host.account import messages
 from tests.conftest import Ftrun, wait_for
@@ -126,3 +130,49 @@ def test_a_spare_that_is_killed_a_long_call_and_control_c(ftrun: Ftrun) -> None:
 def test_buffers_that_were_lost_are_not_said_to_be_on_a_device() -> None:
     (_, line) = messages.summary("brave-otter", 1, True, 0, 1, 0.5, Inexact.BUFFERS_FROM_PEER, [])
     assert line.endswith("[ftrun explain F406]") and "lost with its memory" in line and "device" not in line
+
+
+def told(why: Inexact, cell: int, step: int, epoch: int | None = None, names: tuple[str, ...] = (), phase: str = "forward") -> Doubt:
+    return Doubt(why, cell, Moment(phase, step, epoch, 40), names)
+
+
+def test_the_closing_line_says_since_when_by_the_rank_that_saw_it_first() -> None:
+    inputs, buffers = Inexact.OTHER_INPUTS, Inexact.BUFFERS_UNKNOWN
+    seen = [told(inputs, 1, 3, 2), told(inputs, 0, 8, 1), told(buffers, 4, 9, 1, ("seen",)), told(buffers, 5, 9, 1, ("mean",))]
+    (_, line) = messages.summary("brave-otter", 2, True, 0, 1, 0.5, inputs | buffers, ["it"], seen)
+    no, unknown, left = line.partition("run: ")[2].split("; ")
+    assert no == "no (since epoch 1, step 8 of 40: a step that was done again got other inputs than the first time"
+    assert unknown.startswith("since epoch 1, step 9 of 40: buffers ") and unknown.endswith(": mean, seen")
+    assert left == "changed by the loop and not kept, and what it feeds may differ: it) [ftrun explain F407]"
+
+
+def test_what_a_comparison_finds_was_seen_there_and_came_about_before() -> None:
+    seen = [told(Inexact.REPLICAS_DIFFER, 0, 40, phase=LOOP_END)]
+    (_, line) = messages.summary("brave-otter", 1, True, 0, 1, 0.5, Inexact.REPLICAS_DIFFER, [], seen)
+    assert "run: no (seen at the end of the loop: ranks that should hold the same differ)" in line
+
+
+def test_a_worker_that_had_no_room_for_its_file_costs_the_place_and_nothing_else() -> None:
+    (_, line) = messages.summary("brave-otter", 1, True, 0, 1, 0.5, Inexact.OTHER_INPUTS, [], [])
+    assert "run: no (a step that was done again got other inputs than the first time)" in line
+
+
+def test_the_end_for_want_of_exactness_says_whose_it_is() -> None:
+    seen = [told(Inexact.UPDATE_USED_RNG, 5, 7)]
+    line = messages.inexact([2], Inexact.UPDATE_USED_RNG, seen, {0: {"it": ""}, 5: {"best": "", "it": ""}, 9: {"it": ""}}, {0: 0, 5: 2}.get)
+    assert line.startswith("the repair of rank 2 cannot be called exact: since step 7: random numbers "), line
+    assert "may lack some (rank 2); changed by the loop and not kept, and what it feeds may differ: best, it (ranks 0, 2); the" in line
+    assert line.endswith("start it again, from its last checkpoint [ftrun explain F408]")
+
+
+def test_files_of_doubts_are_read_as_they_were_left(tmp_path: Path) -> None:
+    folder = tmp_path / "errors"
+    folder.mkdir()
+    moment = Moment("gate", 6, None, 12)
+    for cell in (1, 12):
+        facts = {"BUFFERS_UNKNOWN": doubts.facts(moment, ["b", "a"])}
+        (folder / f"{doubts.file_name(cell)}.json").write_text(json.dumps(facts))
+    (folder / "3-inexact.json").write_text('{"BUFFERS_')  # cut off
+    (folder / "4-inexact.json").write_text('{"A_REASON_OF_LATER": {"moment": {}, "names": []}}')
+    assert doubts.read(tmp_path, since=2) == [Doubt(Inexact.BUFFERS_UNKNOWN, 12, moment, ("a", "b"))]
+    assert len(doubts.read(tmp_path)) == 2

@@ -144,7 +144,7 @@ def test_a_thing_that_was_not_there_is_made(kind: str) -> None:
 @pytest.mark.parametrize(
     "value",
     [1, 1.5, "a", None, (1, 2), frozenset("a"), Point(1, [2]), np.float32(2.0), torch.float16, int, Holder, dict.fromkeys],
-    ids=lambda value: str(getattr(value, "__qualname__", value)),
+    ids=lambda value: getattr(value, "__qualname__", str(value)),  # no address: each process names the tests
 )
 def test_a_name_is_bound_anew(value: Any) -> None:
     result = placed(7, copied(value, {}).data, {})

@@ -14,7 +14,7 @@ from numpy.random import default_rng
 
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.state.variables import Variables
-from tests.worker.state.kept_values import SCRIPTS, Steps, best_and_when
+from tests.worker.state.kept_values import SCRIPTS, Meter, Steps, best_and_when
 
 CUT = 4
 
@@ -91,6 +91,26 @@ def test_a_step_that_is_done_again_finds_what_its_first_try_found() -> None:
             variables.put_back(slots[5])
             break
     assert (n, seen, stage) == (5, [0, 1, 2, 3, 4], "first") and not lost
+
+
+def test_what_the_loop_will_change_is_kept_before_it_does() -> None:
+    """A replacement may read another value from a checkpoint that was written meanwhile."""
+    read = {"best": 9.0, "bad": [1]}
+
+    def resumed(steps: Steps) -> Any:
+        best, bad, meter = read["best"], read["bad"], Meter()
+        meter.total = best
+        for step in steps:
+            if step == 5:
+                best = min(best, 7.0)  # type: ignore[call-overload]
+                bad = bad + [2]  # type: ignore[operator]  # noqa: RUF005
+                meter.total = meter.total / 2
+        return best, bad, meter.total
+
+    wanted, slots, _, _ = run(resumed)
+    read = {"best": 1.0, "bad": [5, 6]}
+    found, _, _, lost = run(resumed, CUT, slots[CUT])
+    assert found == wanted == (7.0, [1, 2], 4.5) and not lost
 
 
 def test_names_of_what_the_job_knows_are_bound_again() -> None:

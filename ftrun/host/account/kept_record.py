@@ -1,0 +1,42 @@
+"""What is kept of the script's values, for the person and the journal: read from the files that the workers left. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ftrun.core.shared import kept, left_out
+from ftrun.host.account import messages
+
+_LOOKED = 3  # bodies, of which the line speaks
+
+
+class KeptRecord:
+    """One per run. `note` writes to the journal, `log` says a sentence."""
+
+    def __init__(self, run_dir: Path, note: Callable[..., None], log: Callable[[str], None]) -> None:
+        self._run_dir = run_dir
+        self._note = note
+        self._log = log
+        self._is_told = False
+        self._noted: dict[str, Any] = {"not_kept": {}}
+
+    def look(self) -> None:
+        """A worker rang. Once the first bodies were looked at as a whole it has told what is kept."""
+        found = None if self._is_told else kept.read(self._run_dir)
+        if found is None or found.looked < _LOOKED:
+            return
+        self._is_told = True
+        not_kept = left_out.reasons(self._run_dir)
+        if found.values and found.rank == 0:
+            self._log(messages.kept(found, len(not_kept)))
+        self.note()
+
+    def note(self) -> None:
+        """Leave in the journal what is known by now, unless that is there."""
+        found = kept.read(self._run_dir)
+        facts = {**(found.to_json() if found else {}), "not_kept": left_out.reasons(self._run_dir)}
+        if facts != self._noted:
+            self._noted = facts
+            self._note("kept", **facts)

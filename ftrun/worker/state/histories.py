@@ -1,0 +1,355 @@
+"""Long lists that only grow are kept by what is added to them.
+
+A copy of a value names its long lists instead of holding them: what was in such a list long enough lies in a log, in memory that
+outlives the worker, and the copy holds where in the log, and the last entries themselves. So a step costs the same, however long
+the list is. Entries go to the log in blocks of the same size, as a function of the list's length alone: equal lists have equal logs.
+
+Entries that are in the log must not change any more. That is sure of numbers and strings, and of small containers of these that
+nobody but the list holds; others make no history, and the list is copied as a whole. That the script itself has changed old entries
+(sorted the list, put others there) is seen where its last logged entry is another one, and block by block at looks; the list is
+written anew then. All of it is compared before a repair, by `Variables.stopped`.
+"""
+
+from __future__ import annotations
+
+import array
+import io
+import itertools
+import pickle
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from ftrun.worker.state.copies import Copied, TooLarge, copied, read
+from ftrun.worker.state.guarded_memory import GuardedMemory
+
+LARGEST = 1 << 20  # bytes of a copy that is kept with each step
+BLOCK, _SMALL_BLOCK = 64, 16  # entries: of numbers and strings, and of others, which cost more
+_LONG = 2 * _SMALL_BLOCK
+_LARGE = 1 << 10  # bytes of a copy, from which on its long lists are looked for
+_LARGEST_LOG = 1 << 28
+_DEPTH = 4  # of containers in containers that are searched for long lists
+_FEW = 200  # elements of such a container
+_PER_LOOK = 8  # blocks that are compared
+_SOON = 32  # copies from one writing anew to the next, after which a list is none that grows
+_RETAINED = 12  # copies that slots may still hold: each is overwritten within two steps
+_IN_LOG, _WITH_LOG = b"L", b"W"  # begin a copy that names lists; a pickle begins with another byte
+_COUNT, _AT, _LENGTH = struct.Struct("<H"), struct.Struct("<HQQ"), struct.Struct("<Q")
+_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
+
+
+class Records(Protocol):
+    """A log: see memory/log.py."""
+
+    @property
+    def used(self) -> int: ...
+    def append(self, record: bytes) -> None: ...
+    def records(self, begin: int = 0, end: int | None = None) -> Iterator[memoryview]: ...
+    def start_over(self, held: int) -> int: ...
+    def forget(self, begin: int, end: int) -> None: ...
+
+
+class _Unfit(Exception):
+    """A list cannot be kept by what is added to it."""
+
+
+class _InLog(NamedTuple):
+    log: int
+    begin: int
+    end: int
+
+
+class _History:
+    """One list: its first `logged` entries lie in the log."""
+
+    def __init__(self, number: int, log: Records) -> None:
+        self._number = number
+        self._log = log
+        self._list: Any = None
+        self._block = BLOCK
+        self._ends = array.array("Q")  # of each block, in the log
+        self._begin = log.used
+        self._last: Any = None  # the last entry that was logged
+        self._turn = 0  # block that is compared next
+        self._copies = _SOON  # since it was written anew
+        self._recent: deque[int] = deque(maxlen=_RETAINED)  # where the log began for the last copies
+        self._free = log.used  # what lies from here to `_begin` is in no copy that counts, once `_recent` says so
+
+    @property
+    def logged(self) -> int:
+        return self._block * len(self._ends)
+
+    def follow(self, held: Any, looks: bool) -> tuple[_InLog, list[Any]]:
+        """Log what `held`, the list, has more. Where it is in the log, and the entries that are not.
+
+        `looks`: compare some of the others.
+
+        Raises:
+            _Unfit: It does not only grow, or its entries may change later.
+        """
+        self._copies += 1
+        count = self.logged
+        is_as_it_was = count == 0 or (self._seems_to_grow(held) if held is self._list else self._is_sound(held))
+        if is_as_it_was and looks:
+            is_as_it_was = all(self._is_as_logged(held) for _ in range(min(_PER_LOOK, len(self._ends))))
+        if not is_as_it_was:
+            self._anew()
+        if not self._ends:
+            self._block = BLOCK if type(held[0]) in _ATOMS else _SMALL_BLOCK
+        self._list = held
+        rest = _behind(held, self.logged)
+        done = 0
+        while len(rest) - done >= 2 * self._block:
+            self._log.append(_packed(rest[done : done + self._block]))
+            self._ends.append(self._log.used)
+            done += self._block
+            self._last = rest[done - 1]
+            if self._log.used - self._begin > _LARGEST_LOG:
+                raise TooLarge
+        del rest[:done]
+        self._give_back()
+        return _InLog(self._number, self._begin, self._log.used if self._ends else self._begin), rest
+
+    def has_changed_unseen(self, held: Any) -> bool:
+        """Were entries changed that `follow` would not look at?"""
+        return held is self._list and self.logged > 0 and self._seems_to_grow(held) and not self._is_sound(held)
+
+    def forget(self) -> None:
+        """The list has other entries now, equal or not: write it anew with the next copy."""
+        self._list, self._last, self._copies = None, None, _SOON
+
+    def _seems_to_grow(self, held: Any) -> bool:
+        return len(held) >= self.logged and held[self.logged - 1] is self._last
+
+    def _is_sound(self, held: Any) -> bool:
+        """Is all that was logged as it was? Takes as long as the list is."""
+        return len(held) >= self.logged and all(self._is_as_logged(held) for _ in self._ends)
+
+    def _is_as_logged(self, held: Any) -> bool:
+        """Compare one block, the next time another one."""
+        turn = self._turn = (self._turn + 1) % len(self._ends)
+        begin = self._ends[turn - 1] if turn else self._begin
+        first, last = turn * self._block, (turn + 1) * self._block
+        entries = held[first:last] if type(held) is list else [*itertools.islice(held, first, last)]
+        try:
+            return all(record == _packed(entries) for record in self._log.records(begin, self._ends[turn]))
+        except _Unfit:
+            return False
+
+    def _anew(self) -> None:
+        if self._copies < _SOON:
+            raise _Unfit
+        self._copies = 0
+        self._ends = array.array("Q")
+        self._begin = self._log.start_over(min(self._recent, default=0))
+
+    def _give_back(self) -> None:
+        """Memory of what no copy names any more."""
+        self._recent.append(self._begin)
+        if self._free != self._begin and self._recent.count(self._begin) == _RETAINED:
+            if self._free < self._begin:
+                self._log.forget(self._free, self._begin)
+            self._free = self._begin
+
+
+class Histories:
+    """Of one rank. `logs`: where they are written; without any, every list is copied as a whole."""
+
+    def __init__(self, memory: GuardedMemory | None = None) -> None:
+        self._memory = memory  # what the job guards
+        self.logs: Sequence[Records] = ()
+        self._large: set[str] = set()  # names of values that are searched for long lists
+        self._unfit: set[str] = set()
+        self._of: dict[str, list[_History]] = {}
+        self._count = 0
+
+    def copied(self, name: str, value: Any, known: Mapping[int, str], is_kept: bool, looks: bool) -> Copied:
+        """As `copies.copied`. `name`: of the value; `is_kept`: it goes into a slot, else it only stands for the value.
+
+        Raises:
+            TooLarge: Also without its long lists.
+        """
+        if name not in self._large:
+            try:
+                made = copied(value, known, LARGEST, self._memory)
+            except TooLarge:
+                self._large.add(name)
+            else:
+                if len(made.data) > _LARGE:
+                    self._large.add(name)
+                return made
+        lists = [*_long_lists(value)] if name not in self._unfit else []
+        if lists and is_kept and self.logs:
+            try:
+                return self._in_parts(name, value, known, lists, looks)
+            except _Unfit:
+                self._unfit.add(name)
+                self._of.pop(name, None)
+        elif lists and not self.logs:
+            lists = []
+        try:
+            return copied(value, known, LARGEST, self._memory)
+        except TooLarge:
+            if not lists or is_kept:
+                raise
+        return _by_length(value, known, self._memory, lists)
+
+    def _in_parts(self, name: str, value: Any, known: Mapping[int, str], lists: list[Any], looks: bool) -> Copied:
+        ours = self._of.setdefault(name, [])
+        while len(ours) < len(lists):
+            if self._count == len(self.logs):
+                raise _Unfit
+            ours.append(_History(self._count, self.logs[self._count]))
+            self._count += 1
+        places, named = [], {}
+        for number, (one, history) in enumerate(zip(lists, ours, strict=False)):
+            place, rest = history.follow(one, looks)
+            places.append(_AT.pack(*place))
+            named[id(one)] = _named(number, one, pickle.dumps(rest, 5) if _are_atoms(rest) else rest)
+        made = copied(value, known, LARGEST, self._memory, named)
+        made.data = b"".join((_IN_LOG, _COUNT.pack(len(places)), *places, made.data))
+        return made
+
+    def has_changed_unseen(self, name: str, value: Any) -> bool:
+        """Were old entries of a list in that value changed, which the next copy would not see?"""
+        histories = self._of.get(name, [])
+        lists = _long_lists(value) if histories else ()
+        return any(one.has_changed_unseen(held) for one, held in zip(histories, lists, strict=False))
+
+    def put_back(self, name: str) -> None:
+        """The lists of that value have other entries from here on, equal or not."""
+        for one in self._of.get(name, []):
+            one.forget()
+
+
+def _by_length(value: Any, known: Mapping[int, str], memory: GuardedMemory | None, lists: list[Any]) -> Copied:
+    """Stands for a value whose lists are too long to be copied: it tells that they grew."""
+    named = {}
+    for number, one in enumerate(lists):
+        rest = _behind(one, len(one) - _SMALL_BLOCK)
+        try:
+            named[id(one)] = _named(number, one, b"%d " % len(one) + _packed(rest))
+        except _Unfit:
+            raise TooLarge from None
+    return copied(value, known, LARGEST, memory, named)
+
+
+# -- lists ---------------------------------------------------------------------------------------------------------------
+
+
+def _long_lists(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) -> Iterator[Any]:
+    """Those in a value that may be histories, each once."""
+    seen = set() if seen is None else seen
+    kind = type(value)
+    if kind is list or (kind is deque and (value.maxlen is None or len(value) < value.maxlen)):
+        if len(value) >= _LONG:
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield value
+            return
+    if depth and (kind in (list, tuple) or isinstance(value, dict)) and len(value) <= _FEW:
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _long_lists(part, depth - 1, seen)
+
+
+def _behind(held: Any, count: int) -> list[Any]:
+    """Entries of a list or deque behind the first `count`."""
+    return held[count:] if type(held) is list else [held[at] for at in range(count - len(held), 0)]
+
+
+def _named(number: int, held: Any, rest: Any) -> tuple[Any, ...]:
+    """What stands in a copy for a list, or for a deque."""
+    return (number, rest) if type(held) is list else (number, rest, held.maxlen)
+
+
+def _are_atoms(entries: list[Any]) -> bool:
+    return _ATOMS.issuperset(map(type, entries))
+
+
+def _packed(entries: list[Any]) -> bytes:
+    """Raises: _Unfit when one of them may change, and nobody would see it."""
+    if _are_atoms(entries):
+        return pickle.dumps(entries, 5)
+    holders = map(sys.getrefcount, entries)
+    if not all(_stays(one) or (count <= _OF_ONE and _is_small(one)) for one, count in zip(entries, holders, strict=True)):
+        raise _Unfit
+    return copied(entries, {}).data
+
+
+def _stays(thing: Any) -> bool:
+    """Can nobody change it?"""
+    kind = type(thing)
+    return kind in _ATOMS or (kind is tuple and all(map(_stays, thing))) or (isinstance(thing, np.generic) and not thing.dtype.hasobject)
+
+
+def _is_small(thing: Any) -> bool:
+    """Is all that can be changed in it the thing itself?"""
+    kind = type(thing)
+    if kind is dict:
+        return all(map(_stays, thing)) and all(map(_stays, thing.values()))
+    return (kind is list and all(map(_stays, thing))) or (kind is torch.Tensor and thing.numel() == 1)
+
+
+def _references() -> int:
+    """How many `sys.getrefcount` counts in `_packed` for what a list alone holds."""
+    held: list[Any] = [{}]
+    rest = held[0:]
+    return _counted(rest[:1])
+
+
+def _counted(entries: list[Any]) -> int:
+    holders = map(sys.getrefcount, entries)
+    return next(count for _, count in zip(entries, holders, strict=True))
+
+
+_OF_ONE = _references()
+
+
+# -- copies that name lists ----------------------------------------------------------------------------------------------
+
+
+def whole(data: bytes, logs: Sequence[Records]) -> bytes:
+    """A copy with what it names in these logs: it can be read elsewhere, and later. Errors: Damaged."""
+    if data[:1] != _IN_LOG:
+        return data
+    places, at = _places(data)
+    parts = [b"".join(logs[log].records(begin, end)) for log, begin, end in places]
+    lengths = [_LENGTH.pack(len(part)) for part in parts]
+    return b"".join((_WITH_LOG, _COUNT.pack(len(parts)), *lengths, *parts, data[at:]))
+
+
+def _places(data: bytes) -> tuple[list[_InLog], int]:
+    """Those that a copy begins with, and where it goes on."""
+    (count,) = _COUNT.unpack_from(data, 1)
+    end = 1 + _COUNT.size + count * _AT.size
+    return [_InLog(*one) for one in _AT.iter_unpack(data[1 + _COUNT.size : end])], end
+
+
+def parts_of(data: bytes) -> tuple[memoryview, Callable[[tuple[Any, ...]], Any]]:
+    """The pickle in a copy that `whole` gave, and what makes the lists that it names."""
+    view = memoryview(data)
+    logs: list[memoryview] = []
+    if data[:1] == _WITH_LOG:
+        (count,) = _COUNT.unpack_from(data, 1)
+        at = 1 + _COUNT.size
+        lengths = [*itertools.chain(*_LENGTH.iter_unpack(view[at : at + count * _LENGTH.size]))]
+        at += count * _LENGTH.size
+        for length in lengths:
+            logs.append(view[at : at + length])
+            at += length
+        view = view[at:]
+    return view, lambda named: _list_of(named, logs)
+
+
+def _list_of(named: tuple[Any, ...], logs: list[memoryview]) -> Any:
+    number, rest, *more = named
+    file, entries = io.BytesIO(logs[number]), []
+    while file.tell() < len(logs[number]):
+        entries += read(file)
+    entries += pickle.loads(rest) if isinstance(rest, bytes) else rest  # noqa: S301 - private memory, atoms
+    return deque(entries, *more) if more else entries
