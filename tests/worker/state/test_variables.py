@@ -248,13 +248,13 @@ def test_a_comprehension_in_a_module(tmp_path: Path) -> None:
     """It has a frame of its own until Python 3.11."""
 
     def module(steps: Steps) -> int:
-        space = {"__name__": "__main__", "steps": steps}
+        space = {"__name__": "a_script", "steps": steps}
         exec(compile(COMPREHENSION, str(tmp_path / "script.py"), "exec"), space)  # noqa: S102
         return int(str(space["total"]))
 
     _, slots, _, _ = run(module)
     keys = {key for kept in slots.values() for key in kept}
-    assert keys - {"variable <listcomp>().|step"} == {"variable global |total"}
+    assert keys - {"variable <listcomp>().|step"} == {"variable global a_script.|total"}
     found, _, _, lost = run(module, CUT, slots[CUT])
     assert found == sum(range(7)) and not lost
 
