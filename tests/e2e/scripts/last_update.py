@@ -1,4 +1,4 @@
-"""Values that change behind `optimizer.step()`, alike on all ranks; rank 2 dies there in the last step, when the others are at the loop's end.
+"""Values that change behind `optimizer.step()`, alike on all ranks; rank 2 dies there in the last step: the others are at the loop's end.
 
 `--backend NAME --out FOLDER [--dies]`
 """
