@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.shared import kept
 from ftrun.core.shared.left_out import shown
-from ftrun.worker.checks.live_values import LiveValues, attributes
+from ftrun.worker.checks.live_values import LiveValues, attributes, has_state_dict
 from ftrun.worker.runtime.frames_private import has_own_locals, locals_of
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
@@ -168,7 +168,7 @@ class LeftOut(StepObserver):
     def _of(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, PlainValues) or id(value) in self._known or name in self._ignored or self._is_fresh(name):
             return
-        if is_open(value) and not hasattr(value, "state_dict") and not isinstance(value, Iterator):
+        if is_open(value) and not has_state_dict(value) and not isinstance(value, Iterator):
             for attribute, inner in self._values.attributes(value).items():
                 if id(inner) not in self._known and f"{name}.{attribute}" not in self._ignored:
                     yield f"{name}.{attribute}", self._values.of(inner)

@@ -150,7 +150,7 @@ class LiveValues:
             return [value.func, value.args, value.keywords]
         if inspect.ismethod(value):
             return [value.__self__, value.__func__]
-        if hasattr(value, "cache_info"):
+        if hasattr(type(value), "cache_info"):
             return list(value.cache_info())
         if inspect.isfunction(value):
             return _held_by(value) if is_script(value.__code__.co_filename) else None
@@ -160,7 +160,7 @@ class LiveValues:
             return _place(value)
         if isinstance(value, torch.nn.Module):
             return [_state_of(value), attributes(value)]
-        if hasattr(value, "state_dict"):
+        if has_state_dict(value):
             return [_state_of(value), self.attributes(value) if of_the_script(type(value)) else None]
         return self.attributes(value) if is_open(value) else None
 
@@ -237,6 +237,14 @@ def _place(iterator: Any) -> Any:
         return attributes(iterator)
     left = operator.length_hint(iterator, -1) if module_of(type(iterator)) == "builtins" else -1
     return left if left >= 0 else Unknown()
+
+
+def has_state_dict(value: Any) -> bool:
+    """Asked of its class first: an object may answer for any name, and some raise what is no AttributeError."""
+    try:
+        return hasattr(type(value), "state_dict") or hasattr(value, "state_dict")
+    except Exception:
+        return False
 
 
 def _place_in_file(file: io.IOBase) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 from ftrun.core.paths import OWN_FILES
@@ -206,7 +207,7 @@ class Variables:
         else:
             held = [kind for kind in made.left if kind not in _HARMLESS]
             verb = "is" if held and held[0] == type(value).__qualname__ else "holds"
-            why = "has a cache" if hasattr(value, "cache_info") else f"{verb} a {held[0]}" if held else ""
+            why = "has a cache" if hasattr(type(value), "cache_info") else f"{verb} a {held[0]}" if held else ""
             if not why:
                 self._left.pop(place.shown, None)
                 if self._met is not None:
@@ -570,4 +571,7 @@ def _under(name: str, holders: Iterable[str]) -> bool:
 
 
 def _size(value: Any) -> int:
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else getattr(value, "nbytes", 0)
+    """Bytes of a tensor or an array; of others a copy tells."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return value.nbytes if isinstance(value, np.ndarray) else 0

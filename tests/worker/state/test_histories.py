@@ -163,7 +163,7 @@ def test_a_list_of_any_length_is_kept(slots: Slots) -> None:
     from ftrun.worker.state.copies import placed
 
     there: list[float] = []
-    assert placed(there, pickled, {}, named) is there and there == data
+    assert placed(there, pickled, {}, named=named) is there and there == data
 
 
 def test_an_old_entry_that_changes_is_seen_at_a_look_and_at_a_stop(slots: Slots) -> None:
@@ -200,4 +200,4 @@ def _read(data: bytes, slots: Slots) -> Any:
     from ftrun.worker.state.copies import placed
 
     pickled, named = histories.parts_of(whole(data, slots.histories))
-    return placed([], pickled, {}, named)
+    return placed([], pickled, {}, named=named)

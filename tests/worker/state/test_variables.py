@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -231,6 +232,35 @@ class Odd:
 
 
 Odd.__module__ = property(lambda self: __name__)  # type: ignore[assignment]
+
+class Keys(dict[str, Any]):
+    """Its keys are attributes, in the shortest way, which raises a KeyError for others."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+
+
+def test_a_dict_whose_keys_are_attributes() -> None:
+    """Python 3.10 asks it for attributes of its own and cannot copy it: there it is named."""
+
+    def main(steps: Steps) -> dict[str, Any]:
+        state = Keys(best=0, seen=[])
+        for step in steps:
+            state.best += step
+            state.seen.append(step)
+            covered[step] = variables.covers("state")
+        return dict(state)
+
+    covered: dict[int, bool] = {}
+    slots: dict[int, Any] = {}
+    variables = Variables([], {}, ["slots", "lost", "covered"])
+    wanted = main(LOOP(variables, 0, None, slots))
+    if sys.version_info < (3, 11):
+        assert not covered[CUT]
+        return
+    variables = Variables([], {}, ["slots", "lost", "covered"])
+    assert covered[CUT] and main(LOOP(variables, CUT, slots[CUT], {})) == wanted
+
 
 COMPREHENSION = """
 total = 0
