@@ -384,7 +384,7 @@ def inexact(
 
     def whose(cells: Iterable[int]) -> str:
         those = [rank for cell in cells if (rank := rank_of(cell)) is not None]
-        return f" ({ranks(those)})" if those else ""
+        return f", on {ranks(those)}" if those else ""
 
     why = [_reason(flag, doubts) + whose(doubt.cell for doubt in doubts if doubt.why is flag) for flag in _in_order(flags)]
     reasons = {name: because for found in left_out.values() for name, because in found.items()}

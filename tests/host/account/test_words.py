@@ -161,7 +161,7 @@ def test_the_end_for_want_of_exactness_says_whose_it_is() -> None:
     seen = [told(Inexact.UPDATE_USED_RNG, 5, 7)]
     line = messages.inexact([2], Inexact.UPDATE_USED_RNG, seen, {0: {"it": ""}, 5: {"best": "", "it": ""}, 9: {"it": ""}}, {0: 0, 5: 2}.get)
     assert line.startswith("the repair of rank 2 cannot be called exact: since step 7: random numbers "), line
-    assert "may lack some (rank 2); changed by the loop and not kept, and what it feeds may differ: best, it (ranks 0, 2); the" in line
+    assert "may lack some, on rank 2; changed by the loop and not kept, and what it feeds may differ: best, it, on ranks 0, 2; the" in line
     assert line.endswith("start it again, from its last checkpoint [ftrun explain F408]")
 
 
