@@ -37,7 +37,7 @@ _DEPTH = 4  # of containers in containers that are searched for long lists
 _FEW = 200  # elements of such a container
 _PER_LOOK = 8  # blocks that are compared
 _SOON = 32  # copies from one writing anew to the next, after which a list is none that grows
-_RETAINED = 12  # copies that slots may still hold: each is overwritten within two steps
+_RETAINED = 32  # copies that slots may still hold: a step makes six at most, and each is overwritten within three steps
 _IN_LOG, _WITH_LOG = b"L", b"W"  # begin a copy that names lists; a pickle begins with another byte
 _COUNT, _AT, _LENGTH = struct.Struct("<H"), struct.Struct("<HQQ"), struct.Struct("<Q")
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
@@ -68,7 +68,7 @@ class _History:
     """One list: its first `logged` entries lie in the log."""
 
     def __init__(self, number: int, log: Records) -> None:
-        self._number = number
+        self.number = number
         self._log = log
         self._list: Any = None
         self._block = BLOCK
@@ -99,6 +99,8 @@ class _History:
             is_as_it_was = all(self._is_as_logged(held) for _ in range(min(_PER_LOOK, len(self._ends))))
         if not is_as_it_was:
             self._anew()
+        elif count:
+            self._last = held[count - 1]  # an equal one, where the list is another
         if not self._ends:
             self._block = BLOCK if type(held[0]) in _ATOMS else _SMALL_BLOCK
         self._list = held
@@ -113,14 +115,15 @@ class _History:
                 raise TooLarge
         del rest[:done]
         self._give_back()
-        return _InLog(self._number, self._begin, self._log.used if self._ends else self._begin), rest
+        return _InLog(self.number, self._begin, self._log.used if self._ends else self._begin), rest
 
-    def has_changed_unseen(self, held: Any) -> bool:
+    def has_changed_unseen(self) -> bool:
         """Were entries changed that `follow` would not look at?"""
-        return held is self._list and self.logged > 0 and self._seems_to_grow(held) and not self._is_sound(held)
+        held = self._list
+        return held is not None and self.logged > 0 and self._seems_to_grow(held) and not self._is_sound(held)
 
-    def forget(self) -> None:
-        """The list has other entries now, equal or not: write it anew with the next copy."""
+    def let_go(self) -> None:
+        """The list may be another one with the next copy, or have other entries, equal or not: all of it is compared then."""
         self._list, self._last, self._copies = None, None, _SOON
 
     def _seems_to_grow(self, held: Any) -> bool:
@@ -166,7 +169,7 @@ class Histories:
         self._large: set[str] = set()  # names of values that are searched for long lists
         self._unfit: set[str] = set()
         self._of: dict[str, list[_History]] = {}
-        self._count = 0
+        self._used: set[int] = set()  # numbers of logs
 
     def copied(self, name: str, value: Any, known: Mapping[int, str], is_kept: bool, looks: bool) -> Copied:
         """As `copies.copied`. `name`: of the value; `is_kept`: it goes into a slot, else it only stands for the value.
@@ -189,7 +192,7 @@ class Histories:
                 return self._in_parts(name, value, known, lists, looks)
             except _Unfit:
                 self._unfit.add(name)
-                self._of.pop(name, None)
+                self._used -= {one.number for one in self._of.pop(name, ())}
         elif lists and not self.logs:
             lists = []
         try:
@@ -202,10 +205,11 @@ class Histories:
     def _in_parts(self, name: str, value: Any, known: Mapping[int, str], lists: list[Any], looks: bool) -> Copied:
         ours = self._of.setdefault(name, [])
         while len(ours) < len(lists):
-            if self._count == len(self.logs):
+            free = next((number for number in range(len(self.logs)) if number not in self._used), None)
+            if free is None:
                 raise _Unfit
-            ours.append(_History(self._count, self.logs[self._count]))
-            self._count += 1
+            ours.append(_History(free, self.logs[free]))
+            self._used.add(free)
         places, named = [], {}
         for number, (one, history) in enumerate(zip(lists, ours, strict=False)):
             place, rest = history.follow(one, looks)
@@ -215,16 +219,15 @@ class Histories:
         made.data = b"".join((_IN_LOG, _COUNT.pack(len(places)), *places, made.data))
         return made
 
-    def has_changed_unseen(self, name: str, value: Any) -> bool:
-        """Were old entries of a list in that value changed, which the next copy would not see?"""
-        histories = self._of.get(name, [])
-        lists = _long_lists(value) if histories else ()
-        return any(one.has_changed_unseen(held) for one, held in zip(histories, lists, strict=False))
+    def changed_unseen(self) -> list[str]:
+        """Names of the values in whose lists old entries were changed, which the next copy would not see."""
+        return [name for name, histories in self._of.items() if any(one.has_changed_unseen() for one in histories)]
 
-    def put_back(self, name: str) -> None:
-        """The lists of that value have other entries from here on, equal or not."""
-        for one in self._of.get(name, []):
-            one.forget()
+    def let_go(self, name: str | None = None) -> None:
+        """The lists of that value, None = of all, may be others from here on, or have other entries."""
+        for histories in self._of.values() if name is None else [self._of.get(name, [])]:
+            for one in histories:
+                one.let_go()
 
 
 def _by_length(value: Any, known: Mapping[int, str], memory: GuardedMemory | None, lists: list[Any]) -> Copied:

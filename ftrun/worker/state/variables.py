@@ -143,6 +143,7 @@ class Variables:
         """A loop is over: the frames it was in may end."""
         self._frames, self._spaces, self._watched, self._in_turn, self._kept, self._at_start = [], [], [], [], {}, []
         self._bound, self._beside = {}, {}
+        self.histories.let_go()
 
     def _find(self) -> None:
         self._spaces = spaces.found(self._frames, self._modules, self._is_passed_over, self._counts, self._is_a_place)
@@ -432,7 +433,7 @@ class Variables:
             if len(places) < len(parts):
                 lost.append(self.shown(key))
                 continue
-            self.histories.put_back(key)
+            self.histories.let_go(key)
             try:
                 put_back(places, whole(data, self.histories.logs), things, in_place)
             except Exception as error:  # CannotPlace, or what the script's own setter raises
@@ -489,7 +490,7 @@ class Variables:
 
         What changed without being seen until then, in things that are not kept, is lost: a replacement of another rank does not have it.
         """
-        unseen = [place.shown for place, value in self._places() if self.histories.has_changed_unseen(place.key, value)]
+        unseen = [self.shown(one) for key in self.histories.changed_unseen() for one in key.split(_BESIDE)]
         bindings = self._at_start if rewind else [*self._watched, *self._in_turn]
         bound = [name for each in bindings for name in (each.undo() if rewind else each.rebound())]
         if not rewind and not handed_out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 import torch
 
 from ftrun.worker.kept.recovery_points import Slots
+from ftrun.worker.memory.log import Log
+from ftrun.worker.memory.segment import Segment
 from ftrun.worker.state import histories
+from ftrun.worker.state.copies import placed
 from ftrun.worker.state.histories import Histories, whole
 from ftrun.worker.state.variables import Variables
 from tests.worker.state.test_variables import LOOP
@@ -160,8 +164,6 @@ def test_a_list_of_any_length_is_kept(slots: Slots) -> None:
     made = ours.copied("x", data, {}, True, False)
     assert len(made.data) < 1000
     pickled, named = histories.parts_of(whole(made.data, slots.histories))
-    from ftrun.worker.state.copies import placed
-
     there: list[float] = []
     assert placed(there, pickled, {}, named=named) is there and there == data
 
@@ -172,24 +174,81 @@ def test_an_old_entry_that_changes_is_seen_at_a_look_and_at_a_stop(slots: Slots)
     data = [float(n) for n in range(20_000)]
     for _ in range(40):
         ours.copied("x", data, {}, True, False)
-    assert not ours.has_changed_unseen("x", data)
+    assert not ours.changed_unseen()
     data[7] = -1.0
-    assert ours.has_changed_unseen("x", data)
+    assert ours.changed_unseen() == ["x"]
     for _ in range(20_000 // histories.BLOCK // 8 + 1):
         made = ours.copied("x", data, {}, True, True)
-    assert not ours.has_changed_unseen("x", data)
+    assert not ours.changed_unseen()
     assert _read(made.data, slots) == data
 
 
-def test_the_memory_of_what_was_written_anew_is_given_back(slots: Slots) -> None:
-    import os
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "beside another name"])
+def test_an_old_entry_that_changes_unseen_is_lost_at_a_stop(shared: bool, slots: Slots) -> None:
+    variables = Variables([], {}, ["slots", "lost"])
+    lost: list[str] = []
+    variables.told = lost.extend
+    variables.histories.logs = slots.histories
+    history: list[int] = []
+    other = {"all": history} if shared else {}
+    for step in LOOP(variables, 0, None, {}):
+        history += [step * n for n in range(LONG)]
+        if step == 6:
+            history[7] = -1
+            variables.stopped(rewind=False)
+            break
+    assert "history" in lost and ("other" in lost) is bool(other)
 
+
+def test_a_list_that_was_put_back_is_not_written_anew(slots: Slots) -> None:
+    ours = Histories()
+    ours.logs = slots.histories
+    data = [float(n) for n in range(1000)]
+    for _ in range(2):  # the first time it is copied as a whole
+        ours.copied("x", data, {}, True, False)
+    written = slots.histories[0].used
+    ours.let_go("x")
+    data[:] = [float(n) for n in range(1000)]  # equal ones
+    for _ in range(3):
+        made = ours.copied("x", data, {}, True, False)
+    assert slots.histories[0].used == written > 0 and _read(made.data, slots) == data
+
+
+def test_the_log_of_a_value_that_does_not_grow_serves_another(slots: Slots) -> None:
+    ours = Histories()
+    ours.logs = slots.histories[:1]
+    data = [float(n) for n in range(1000)]
+    for first in range(4):
+        data[:] = [float(n * first) for n in range(1000)]
+        ours.copied("x", data, {}, True, True)  # it is written anew too soon
+    assert slots.histories[0].used > 0
+    for _ in range(2):
+        made = ours.copied("y", data, {}, True, False)
+    assert len(made.data) < 2000 and _read(made.data, slots) == data
+
+
+def test_a_log_goes_on_at_its_front_once_nothing_there_counts() -> None:
+    segment = Segment.create("log", 1 << 20)
+    log = Log(segment, 0, 1 << 20)
+    for _ in range(30):
+        log.append(bytes(20_000))
+    middle = log.used
+    assert log.start_over(0) == middle  # what is at the front counts
+    log.append(b"x" * 1000)
+    assert log.start_over(middle) == 0
+    log.append(b"front")
+    assert [*map(bytes, log.records(0, log.used))] == [b"front"]
+    assert [*map(bytes, log.records(middle, middle + 1016))] == [b"x" * 1000]
+    segment.close()
+
+
+def test_the_memory_of_what_was_written_anew_is_given_back(slots: Slots) -> None:
     ours = Histories()
     ours.logs = slots.histories
     used = []
     for turn in range(6):
         data = [float(n * turn) for n in range(100_000)]
-        for _ in range(60):
+        for _ in range(80):
             made = ours.copied("x", data, {}, True, False)
         assert _read(made.data, slots) == data
         used.append(os.fstat(slots.segment.fd).st_blocks * 512)
@@ -197,7 +256,5 @@ def test_the_memory_of_what_was_written_anew_is_given_back(slots: Slots) -> None
 
 
 def _read(data: bytes, slots: Slots) -> Any:
-    from ftrun.worker.state.copies import placed
-
     pickled, named = histories.parts_of(whole(data, slots.histories))
     return placed([], pickled, {}, named=named)
