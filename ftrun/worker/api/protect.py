@@ -244,7 +244,7 @@ def _kit(
     left_out: LeftOut,
     logged: LoggedValues,
 ) -> Kit:
-    variables.iterated = state.iterated
+    variables.passes_over(state.iterated)
     ledger = Ledger(state, variables)
     snapshots = Snapshots(context, state, ledger)
     ledger.variables.retains = snapshots.every > 0

@@ -21,6 +21,16 @@ from ftrun.worker.runtime.position import Again
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.runtime.trees import content, leaves, sketch
 
+_OTHERS = (
+    "the model was called with other inputs than when this step was done first (a batch that was fetched ahead, or a position that "
+    "protect() does not know?)"
+)
+_UNKNOWN = (
+    "begun twice after a repair, the step called the model with other inputs the second time, so they do not come from what is kept "
+    "(a connection, a queue, a service?), and this rank's may not be those of an uninterrupted run"
+)
+_CURE = "fetch inside the loop from job.batches(loader), or by step.index"
+
 
 class SameInputs(StepObserver):
     """Chains a digest over the calls of a body. Tensors on a GPU are not read: that would wait for the device.
@@ -61,7 +71,7 @@ class SameInputs(StepObserver):
             self._begin_twice(number, [args, kwargs])
         if self._seen.setdefault(self._calls, self._digest) != self._digest:
             self._seen[self._calls] = self._digest
-            self._differs(number)
+            self._tell(number, Inexact.OTHER_INPUTS, _OTHERS)
 
     def replaced(self) -> None:
         """What the predecessor's models were called with in the step that comes next, if it was in it."""
@@ -92,29 +102,13 @@ class SameInputs(StepObserver):
             raise Again
         self._doubted = False
         if asked[1] != digest:
-            self._is_unknown(number)
+            self._tell(number, Inexact.INPUTS_UNKNOWN, _UNKNOWN)
 
-    def _is_unknown(self, number: int) -> None:
+    def _tell(self, number: int, why: Inexact, what: str) -> None:
         context = self._context
-        context.note_inexact(Inexact.INPUTS_UNKNOWN)
-        print(
-            f"ftrun: rank {context.rank}, step {context.position.index_of(number)}: begun twice after a repair, the step called the model "
-            "with other inputs the second time, so they do not come from what is kept (a connection, a queue, a service?), and this "
-            "rank's may not be those of an uninterrupted run; fetch inside the loop from job.batches(loader), or by step.index",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def _differs(self, number: int) -> None:
-        context = self._context
-        context.note_inexact(Inexact.OTHER_INPUTS)
-        print(
-            f"ftrun: rank {context.rank}, step {context.position.index_of(number)}: the model was called with other inputs than when "
-            "this step was done first (a batch that was fetched ahead, or a position that protect() does not know?); fetch inside "
-            "the loop from job.batches(loader), or by step.index",
-            file=sys.stderr,
-            flush=True,
-        )
+        context.note_inexact(why)
+        where = f"rank {context.rank}, step {context.position.index_of(number)}"
+        print(f"ftrun: {where}: {what}; {_CURE}", file=sys.stderr, flush=True)
 
 
 def _chained(leaf: Any, digest: int, from_device: bool = False) -> int:

@@ -10,27 +10,23 @@ large) is for the search for what was left out to name.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import operator
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
-from ftrun.core.paths import OWN_FILES
-from ftrun.worker.runtime.callers import module_of
-from ftrun.worker.runtime.frames_private import dict_of_locals, has_own_locals
+from ftrun.worker.runtime.frames_private import dict_of_locals
 from ftrun.worker.state import spaces
 from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, put_back_as_it_stood, shared, together
 from ftrun.worker.state.copies import Copied, TooLarge, copied, placed
 from ftrun.worker.state.guarded_memory import GuardedMemory
 from ftrun.worker.state.histories import LARGEST, Histories, whole
 from ftrun.worker.state.in_place import InPlace
-from ftrun.worker.state.loop_names import carried, made_anew
 from ftrun.worker.state.spaces import Space
+from ftrun.worker.state.value_places import ValuePlaces, is_under
 
 PREFIX = "variable "  # of a name among what slots keep of the Python state
 WHOLE = PREFIX + "whole"  # of which objects there are copies, and not of what they hold
@@ -66,33 +62,17 @@ class Variables:
         only: Iterable[str] | None = None,
         memory: GuardedMemory | None = None,
     ) -> None:
-        self._modules = modules
         self._memory = memory
-        self._only = None if only is None else frozenset(only)
         self.loop: object = None  # the one that is left by `leave`, for who has several
         self.told: Callable[[Iterable[str]], None] = lambda names: None  # hears the names of what is lost
         self.histories = Histories(memory)
-        self._given = dict(known)
-        for number, root in enumerate(modules):
-            self._given |= {f"model {number}.{name}": part for name, part in root.named_modules()}
-            self._given |= {f"parameter {number}.{name}": param for name, param in root.named_parameters()}
-        self._ignored = {name for name in ignored if isinstance(name, str)}
-        self._passed_over = {id(thing) for thing in [*self._given.values(), *ignored]}
-        self.iterated: set[int] = set()  # ids of loaders and samplers that are kept with the place in the data
-        self._frames: list[FrameType] = []
-        self._fresh: tuple[str, frozenset[str]] = ("", frozenset())  # key of a space, and names there
-        self._carried: frozenset[str] = frozenset()  # names that loops on the stack carry from one iteration to the next
-        self._spaces: list[Space] = []
-        self._roots: set[str] = set()  # of spaces: frames and modules that were seen
-        self._places_of: set[str] = set()  # keys of the spaces that were there when their root was seen first
-        self._by_id: dict[int, str] = {}  # of what is bound and not copied
+        self._at = ValuePlaces(modules, known, ignored, only)
         self._stands: dict[str, Any] = {}  # place -> what stood for its value at the last look
         self.retains = False  # may all ranks go back to a step in which less had changed?
         self._first: dict[str, Any] = {}  # what stood for a value before it changed
         self._things: dict[str, int] = {}  # and its id: an equal one may be a part of something else
         self._kept: dict[str, Named] = {}  # those that changed
         self._wanted: set[str] = set()  # those that a predecessor kept
-        self._whole: set[str] = set()  # where the loop binds one object after the other
         self._beside: dict[str, list[str]] = {}  # kept -> those that hold a part of the same thing, itself among them
         self._parts: dict[int, str] = {}  # id of what a value holds -> the name it was found under, at the last look
         self._together: dict[int, set[str]] = {}  # id of what several names hold, at the last look -> those
@@ -110,84 +90,35 @@ class Variables:
         self._in_turn: list[Bindings] = []
         self._turn = 0
 
-    # -- finding -----------------------------------------------------------------------------------------------------
+    # -- what stands for a value -------------------------------------------------------------------------------------
+
+    def passes_over(self, iterated: set[int]) -> None:
+        """`iterated`: ids of loaders and samplers that are kept with the place in the data; it grows."""
+        self._at.iterated = iterated
 
     def here(self) -> None:
         """The loop is about to give something to the script, in whose frames it is called."""
         self._in_body = False
-        if self._only is not None and not self._only:
+        if self._at.only is not None and not self._at.only:
             return
-        one = inspect.currentframe() if self._frames else None
-        while one is not None and one.f_code.co_filename.startswith(OWN_FILES):
-            one = one.f_back
-        if one is not None and one is self._frames[0]:
-            return
-        frames = spaces.script_frames()
-        if [*map(id, frames)] == [*map(id, self._frames)]:
-            return
-        self._frames = frames
-        self._fresh = self._fresh_names()
-        found = [(carried(frame), spaces.module_prefix(frame.f_globals)) for frame in frames]
-        self._carried = frozenset(prefix + name for names, of_module in found for prefix in ("", of_module) for name in names)
-        self.look()  # a loop before this one, or what was between the two, may have changed something
-
-    def _fresh_names(self) -> tuple[str, frozenset[str]]:
-        """Key of the space of the innermost function or module, and the names there that its loop makes anew."""
-        if not self._frames:
-            return "", frozenset()
-        frame = self._frames[0]
-        key = f"{frame.f_code.co_name}()." if has_own_locals(frame) else f"global {spaces.module_prefix(frame.f_globals)}"
-        return key, made_anew(frame)
+        if self._at.come():
+            self.look()  # a loop before this one, or what was between the two, may have changed something
 
     def leave(self) -> None:
         """A loop is over: the frames it was in may end."""
-        self._frames, self._spaces, self._watched, self._in_turn, self._kept, self._at_start = [], [], [], [], {}, []
+        self._at.leave()
+        self._watched, self._in_turn, self._kept, self._at_start = [], [], {}, []
         self._bound, self._beside = {}, {}
         self.histories.let_go()
-
-    def _find(self) -> None:
-        self._spaces = spaces.found(self._frames, self._modules, self._is_passed_over, self._counts, self._is_a_place)
-        self._places_of |= {space.key for space in self._spaces}
-        self._roots |= {space.root for space in self._spaces}
-        self._by_id = {id(thing): name for name, thing in self._given.items()}
-        for space in self._spaces:
-            if space.owner is not None:
-                self._by_id.setdefault(id(space.owner), f"at {space.key}")
-
-    def _is_a_place(self, space: Space) -> bool:
-        """What the loop makes later is a part of what was there: a replacement has no place for it."""
-        if _under(space.key, self._whole):
-            return False
-        return space.root not in self._roots or space.key in self._places_of
-
-    def _is_passed_over(self, thing: Any) -> bool:
-        if isinstance(thing, list | tuple | dict):  # one that is iterated is a value as well
-            return id(thing) in self._passed_over
-        known = id(thing) in self._passed_over or id(thing) in self.iterated
-        return known or module_of(type(thing)).startswith("ftrun.")
-
-    def _places(self) -> Iterator[tuple[Named, Any]]:
-        """With their values."""
-        for space in self._spaces:
-            for name, value in list(space.read().items()):
-                if self._counts(space, name):
-                    yield Named(space, name), value
-
-    def _counts(self, space: Space, name: str) -> bool:
-        if name[:2] == "__" or name[:1] in ".@" or space.shown + name in self._ignored:
-            return False
-        if self._only is not None:
-            return _under(space.shown + name, self._only)
-        return space.key != self._fresh[0] or name not in self._fresh[1]
 
     def _stand(self, place: Named, value: Any) -> Any:
         """Something that is equal as long as the value is; None for what is not kept. A copy where it may be needed, else small."""
         if type(value) in _ATOMS:
             return type(value).__name__, value
-        name = self._by_id.get(id(value))
+        name = self._at.by_id.get(id(value))
         if name is not None:
             return (name,)
-        if self._is_passed_over(value):
+        if self._at.is_passed_over(value):
             return None
         data = self._copy(place, value)
         return data if data is None or self.retains else hashlib.blake2b(data, digest_size=16).digest()
@@ -200,7 +131,7 @@ class Variables:
         try:
             if _size(value) > LARGEST and (self._memory is None or self._memory.over(value) is None):
                 raise TooLarge
-            made = self.histories.copied(kept_as or place.key, value, self._by_id, bool(kept_as), self._met is not None)
+            made = self.histories.copied(kept_as or place.key, value, self._at.by_id, bool(kept_as), self._met is not None)
         except TooLarge:
             why = f"larger than {LARGEST >> 20} MB"
         except Exception as error:  # the script's own code, too
@@ -222,7 +153,7 @@ class Variables:
     def _watch(self) -> None:
         """Remember which things the names are bound to."""
         self._watched, self._in_turn = [], []
-        for space in self._spaces:
+        for space in self._at.spaces:
             bindings = self._bindings_of(space)
             if bindings is not None:
                 often = space.frame is not None or space.owner is None
@@ -233,7 +164,7 @@ class Variables:
         if space.raw is None and space.frame is None:
             return None
         values = space.read()
-        names = [name for name in values if self._counts(space, name) and Named(space, name).key not in self._kept]
+        names = [name for name in values if self._at.counts(space, name) and Named(space, name).key not in self._kept]
         if not names:
             return None
         get: Any = operator.itemgetter(*names, names[0])  # of one name it would give no tuple
@@ -247,9 +178,9 @@ class Variables:
             if value is before:
                 continue
             place = Named(space, name)
-            leads_on = id(value) not in self._by_id and spaces.is_open(value)
-            if leads_on and space.key + name not in self._whole:
-                self._whole.add(space.key + name)
+            leads_on = id(value) not in self._at.by_id and spaces.is_open(value)
+            if leads_on and space.key + name not in self._at.whole:
+                self._at.whole.add(space.key + name)
                 return True
             if place.shown not in self._left:
                 self._compare(place, value)
@@ -276,13 +207,13 @@ class Variables:
 
     def look(self) -> None:
         """Look at everything: what changed since the last look is kept from here on."""
-        if not self._frames:
+        if not self._at.frames:
             return
-        before = {*self._roots}
-        self._find()
+        before = {*self._at.roots}
+        self._at.find()
         self._kept, self._bound, self._met = {}, {}, []
-        for place, value in self._places():
-            if place.shown in self._carried and place.key not in self._wanted and self._is_plain(place, value):
+        for place, value in self._at.values():
+            if place.shown in self._at.carried and place.key not in self._wanted and self._is_plain(place, value):
                 # not changed yet, and maybe another one in a replacement: from a checkpoint that was written meanwhile
                 self._wanted.add(place.key)
                 if self.retains:
@@ -306,7 +237,7 @@ class Variables:
 
     def _is_plain(self, place: Named, value: Any) -> bool:
         """Is that a value, and no object whose attributes are looked at by themselves, nor nothing yet?"""
-        return value is not None and id(value) not in self._by_id and not spaces.is_open(value) and self._stand(place, value) is not None
+        return value is not None and id(value) not in self._at.by_id and not spaces.is_open(value) and self._stand(place, value) is not None
 
     def _find_shared(self, places: Mapping[str, Named], held: Mapping[str, Iterable[int]]) -> None:
         """What two names hold a part of is one thing, also in a replacement: they are kept together, once one of them changed."""
@@ -323,7 +254,7 @@ class Variables:
 
         `whole`: everything is looked at; else what names are bound to, which is counted in a step: hence without a call.
         """
-        if not self._frames:
+        if not self._at.frames:
             return {}
         first, self._turn = self._turn, self._turn + _TURN
         if self._turn >= len(self._in_turn):
@@ -349,10 +280,10 @@ class Variables:
         if before != self._beside:
             after, self._beside = self._beside, before
             self.as_before, self._beside = self._copies(), after
-        return self._copies() if self._kept or self._whole else {}
+        return self._copies() if self._kept or self._at.whole else {}
 
     def _copies(self) -> dict[str, bytes]:
-        state: dict[str, bytes] = {WHOLE: pickle.dumps(sorted(self._whole), 5)} if self._whole else {}
+        state: dict[str, bytes] = {WHOLE: pickle.dumps(sorted(self._at.whole), 5)} if self._at.whole else {}
         read: dict[str, Mapping[str, Any]] = {}
         together: dict[int, list[str]] = {}
         for key, (space, name) in self._kept.items():
@@ -385,9 +316,9 @@ class Variables:
 
     def _holds(self, key: str, mark: int) -> bool:
         """Does the value of that name hold the thing of that id, which was another's when it was found there, maybe?"""
-        for place, value in self._places():
+        for place, value in self._at.values():
             if place.key == key:
-                return mark in copied(value, self._by_id, LARGEST, self._memory).held()
+                return mark in copied(value, self._at.by_id, LARGEST, self._memory).held()
         return False
 
     def _add_together(self, keys: list[str], state: dict[str, bytes]) -> None:
@@ -411,15 +342,12 @@ class Variables:
         is_all = is_all and self.retains
         if not wanted and not (is_all and self._kept):
             return
-        if bound_anew is not None and self._frames:
-            self._whole |= set(placed(None, bound_anew, {}))
-            self._find()
+        if bound_anew is not None and self._at.frames:
+            self._at.whole |= set(placed(None, bound_anew, {}))
+            self._at.find()
         self._wanted.update(name for key in wanted for name in key.split(_BESIDE))
-        by_key = {space.key: space for space in self._spaces}
-        things = {
-            **self._given,
-            **{f"at {space.key}": space.owner for space in self._spaces if space.owner is not None},
-        }
+        by_key = {space.key: space for space in self._at.spaces}
+        things = self._at.things()
         lost = []
         in_place = InPlace(self._memory)
         by_name = {id(thing) for thing in things.values()}
@@ -472,13 +400,13 @@ class Variables:
         self._held = self._all_others() if again else {}
 
     def _all_others(self) -> dict[str, bytes]:
-        places = [(place, value) for place, value in self._places() if place.key not in self._kept and type(value) not in _ATOMS]
-        copies = [(place.key, self._copy(place, value)) for place, value in places if id(value) not in self._by_id]
+        places = [(place, value) for place, value in self._at.values() if place.key not in self._kept and type(value) not in _ATOMS]
+        copies = [(place.key, self._copy(place, value)) for place, value in places if id(value) not in self._at.by_id]
         return {key: data for key, data in copies if data is not None}
 
     def _undo_held(self) -> set[str]:
         """Put back what a body has changed of it."""
-        held = [(place, value) for place, value in self._places() if place.key in self._held]
+        held = [(place, value) for place, value in self._at.values() if place.key in self._held]
         changed = [place for place, value in held if self._copy(place, value) != self._held[place.key]]
         self.put_back({PREFIX + place.key: self._held[place.key] for place in changed}, is_all=False)
         return {place.shown for place in changed}
@@ -508,15 +436,15 @@ class Variables:
 
     def covers(self, shown: str) -> bool:
         """Is what that name stands for seen here, and kept once it changes?"""
-        if any(_under(name, (shown,)) for name in self._left):
+        if any(is_under(name, (shown,)) for name in self._left):
             return False
-        for place, value in self._places():
-            with_the_data = id(value) in self.iterated and ".dataset" not in shown
-            as_a_whole = id(value) not in self._by_id and not self._is_passed_over(value)
-            if _under(place.shown, (shown,)) or ((with_the_data or as_a_whole) and _under(shown, (place.shown,))):
+        for place, value in self._at.values():
+            with_the_data = id(value) in self._at.iterated and ".dataset" not in shown
+            as_a_whole = id(value) not in self._at.by_id and not self._at.is_passed_over(value)
+            if is_under(place.shown, (shown,)) or ((with_the_data or as_a_whole) and is_under(shown, (place.shown,))):
                 return True
             if shown.startswith(f"{place.shown}.") and not as_a_whole:  # it may have another name
-                others = [space.shown for space in self._spaces if space.owner is value]
+                others = [space.shown for space in self._at.spaces if space.owner is value]
                 elsewhere = [other + shown[len(place.shown) + 1 :] for other in others]
                 if any(name != shown and self.covers(name) for name in elsewhere):
                     return True
@@ -528,11 +456,6 @@ class Variables:
         if names:
             self.told(names)
 
-    @property
-    def names(self) -> list[str]:
-        """Of what is kept, as a person reads them."""
-        return sorted({place.shown for place in self._kept.values()})
-
     def sizes(self) -> list[tuple[list[str], int]]:
         """Of what is kept: names that are in one copy, as a person reads them, and its bytes."""
         copies = {key.removeprefix(PREFIX): data for key, data in self._copies().items() if key != WHOLE}
@@ -542,17 +465,17 @@ class Variables:
 
     def why_not(self, shown: str) -> str:
         """Why what that name stands for is not kept; "" = it is, or nobody knows."""
-        if self._only is not None and not _under(shown, self._only):
-            return "protect(..., variables=...) does not name it" if self._only else 'protect(..., variables="off")'
-        near = [why for name, why in self._left.items() if _under(shown, (name,)) or _under(name, (shown,))]
+        if self._at.only is not None and not is_under(shown, self._at.only):
+            return "protect(..., variables=...) does not name it" if self._at.only else 'protect(..., variables="off")'
+        near = [why for name, why in self._left.items() if is_under(shown, (name,)) or is_under(name, (shown,))]
         return near[0] if near else ""
 
     def values(self) -> Iterator[tuple[Named, bytes | None, bool]]:
         """Each place, kept or not, with a copy of its value, None for what has none; and is it kept?"""
-        for place, value in self._places():
-            if id(value) in self._by_id:
-                yield place, pickle.dumps(self._by_id[id(value)], 5), place.key in self._kept
-            elif not self._is_passed_over(value):
+        for place, value in self._at.values():
+            if id(value) in self._at.by_id:
+                yield place, pickle.dumps(self._at.by_id[id(value)], 5), place.key in self._kept
+            elif not self._at.is_passed_over(value):
                 yield place, self._copy(place, value), place.key in self._kept
 
     def shown(self, key: str) -> str:
@@ -564,11 +487,6 @@ class Variables:
             return self._kept[key].shown
         where, _, name = key.rpartition(BEHIND)
         return where.rpartition("().")[2].removeprefix("global ") + name
-
-
-def _under(name: str, holders: Iterable[str]) -> bool:
-    """Is that one of the holders, or a part of one?"""
-    return any(name == one or name.startswith((f"{one}.", f"{one}[")) for one in holders)
 
 
 def _size(value: Any) -> int:

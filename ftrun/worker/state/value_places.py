@@ -1,0 +1,138 @@
+"""Where the values of a script lie that a loop is in: names in its frames, its modules, and the objects that these lead to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ftrun.core.paths import OWN_FILES
+from ftrun.worker.runtime.callers import module_of
+from ftrun.worker.runtime.frames_private import has_own_locals
+from ftrun.worker.state import spaces
+from ftrun.worker.state.bindings import Named
+from ftrun.worker.state.loop_names import carried, made_anew
+from ftrun.worker.state.spaces import Space
+
+
+class ValuePlaces:
+    """Of one rank.
+
+    Args:
+        modules: The protected ones.
+        known: Name -> thing of what the job keeps itself: it is bound, and not copied.
+        ignored: Names, and things, that are to stay out.
+        only: Names, of variables or `self.meters`, that alone count; None = all.
+
+    Attributes:
+        frames: Those of the script that the loop is in, the innermost first; none outside of loops.
+        spaces: What was found from there.
+        roots: Frames and modules that spaces were found from so far.
+        carried: Names that loops on the stack carry from one iteration to the next.
+        by_id: id -> name, of what is bound and not copied.
+        whole: Where the loop binds one object after the other: what such a one holds is a part of it.
+        iterated: ids of loaders and samplers that are kept with the place in the data.
+    """
+
+    def __init__(
+        self, modules: list[torch.nn.Module], known: Mapping[str, Any], ignored: Iterable[Any], only: Iterable[str] | None
+    ) -> None:
+        self._modules = modules
+        self.only = None if only is None else frozenset(only)
+        self._given = dict(known)
+        for number, root in enumerate(modules):
+            self._given |= {f"model {number}.{name}": part for name, part in root.named_modules()}
+            self._given |= {f"parameter {number}.{name}": param for name, param in root.named_parameters()}
+        self._ignored = {name for name in ignored if isinstance(name, str)}
+        self._passed_over = {id(thing) for thing in [*self._given.values(), *ignored]}
+        self.iterated: set[int] = set()
+        self.frames: list[FrameType] = []
+        self._fresh: tuple[str, frozenset[str]] = ("", frozenset())  # key of a space, and names there
+        self.carried: frozenset[str] = frozenset()
+        self.spaces: list[Space] = []
+        self.roots: set[str] = set()
+        self._there: set[str] = set()  # keys of the spaces that were there when their root was seen first
+        self.by_id: dict[int, str] = {}
+        self.whole: set[str] = set()
+
+    def come(self) -> bool:
+        """Take the frames of the script that this is called in. Are they others than before?"""
+        one = inspect.currentframe() if self.frames else None
+        while one is not None and one.f_code.co_filename.startswith(OWN_FILES):
+            one = one.f_back
+        if one is not None and one is self.frames[0]:
+            return False
+        frames = spaces.script_frames()
+        if [*map(id, frames)] == [*map(id, self.frames)]:
+            return False
+        self.frames = frames
+        self._fresh = self._fresh_names()
+        found = [(carried(frame), spaces.module_prefix(frame.f_globals)) for frame in frames]
+        self.carried = frozenset(prefix + name for names, of_module in found for prefix in ("", of_module) for name in names)
+        return True
+
+    def _fresh_names(self) -> tuple[str, frozenset[str]]:
+        """Key of the space of the innermost function or module, and the names there that its loop makes anew."""
+        if not self.frames:
+            return "", frozenset()
+        frame = self.frames[0]
+        key = f"{frame.f_code.co_name}()." if has_own_locals(frame) else f"global {spaces.module_prefix(frame.f_globals)}"
+        return key, made_anew(frame)
+
+    def leave(self) -> None:
+        """The frames may end."""
+        self.frames, self.spaces = [], []
+
+    def find(self) -> None:
+        """Look for all spaces."""
+        self.spaces = spaces.found(self.frames, self._modules, self.is_passed_over, self.counts, self._is_one)
+        self._there |= {space.key for space in self.spaces}
+        self.roots |= {space.root for space in self.spaces}
+        self.by_id = {id(thing): name for name, thing in self._given.items()}
+        for space in self.spaces:
+            if space.owner is not None:
+                self.by_id.setdefault(id(space.owner), _at(space))
+
+    def _is_one(self, space: Space) -> bool:
+        """What the loop makes later is a part of what was there: a replacement has no place for it."""
+        if is_under(space.key, self.whole):
+            return False
+        return space.root not in self.roots or space.key in self._there
+
+    def is_passed_over(self, thing: Any) -> bool:
+        if isinstance(thing, list | tuple | dict):  # one that is iterated is a value as well
+            return id(thing) in self._passed_over
+        known = id(thing) in self._passed_over or id(thing) in self.iterated
+        return known or module_of(type(thing)).startswith("ftrun.")
+
+    def values(self) -> Iterator[tuple[Named, Any]]:
+        """Each place with its value."""
+        for space in self.spaces:
+            for name, value in list(space.read().items()):
+                if self.counts(space, name):
+                    yield Named(space, name), value
+
+    def counts(self, space: Space, name: str) -> bool:
+        """Is that name of a space a place?"""
+        if name[:2] == "__" or name[:1] in ".@" or space.shown + name in self._ignored:
+            return False
+        if self.only is not None:
+            return is_under(space.shown + name, self.only)
+        return space.key != self._fresh[0] or name not in self._fresh[1]
+
+    def things(self) -> dict[str, Any]:
+        """Name -> thing, of those in `by_id`."""
+        return {**self._given, **{_at(space): space.owner for space in self.spaces if space.owner is not None}}
+
+
+def _at(space: Space) -> str:
+    """Name of the object whose attributes lie there."""
+    return f"at {space.key}"
+
+
+def is_under(name: str, holders: Iterable[str]) -> bool:
+    """Is that one of the holders, or a part of one?"""
+    return any(name == one or name.startswith((f"{one}.", f"{one}[")) for one in holders)
