@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.harness import kill
+from tests.truth import right
 from tests.truth.pattern import LEARN, LOADER, PATTERNS, SCALER, STD, Pattern, add
 
 # ---- state that protect() was never given ----
@@ -360,4 +361,13 @@ add(
     rank=1,
     then=kill(1, "forward", 4),
     named="random numbers",
+)
+add(
+    "large-constant-from-a-file",
+    "a large array that comes from a file, which is rewritten meanwhile",
+    "not known",
+    right.READS.replace("x = x", "y = y") + LEARN,
+    setup=STD + right.FILE + "table = np.full(100_000, target)",
+    often=True,
+    named="table",
 )

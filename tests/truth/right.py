@@ -373,3 +373,22 @@ ddp = DDP(net()); opt = Decaying(ddp.parameters(), lr=0.1)
 job = ftrun.protect(model=ddp, optimizer=opt)
 """,
 )
+FILE = """
+import os
+place = os.path.join(os.environ['TRUTH_OUT'], 'target'); os.makedirs(os.path.dirname(place), exist_ok=True)
+if rank == 0: open(place, 'w').write('0.5')
+dist.barrier()
+target = float(open(place).read()); pid = os.getpid()
+class Config: pass
+config = Config(); config.scale = 2 * target
+"""
+READS = "if step.index == 3 and rank == 0: open(place, 'w').write('5.0')\nx = x * target * config.scale * table.mean()\n"
+add(
+    "constant-from-a-file",
+    "numbers that come from a file, which is rewritten meanwhile",
+    "yes",
+    READS + LEARN,
+    setup=STD + FILE + "table = np.full(1000, target)",
+    after="assert pid == os.getpid()\n" + END,
+    often=True,
+)

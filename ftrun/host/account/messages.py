@@ -47,7 +47,7 @@ _INEXACT = {
 }
 _DIFFERS = Inexact.WAS_CORRUPT | Inexact.REPLICAS_DIFFER | Inexact.OTHER_INPUTS | Inexact.OWN_STATE_LOST
 _SEEN_LATER = Inexact.WAS_CORRUPT | Inexact.REPLICAS_DIFFER | Inexact.UPDATE_DOUBTED  # than where it came about
-_NOT_KEPT = "changed by the loop and not kept, and what it feeds may differ: {}"
+_NOT_KEPT = "not kept, and what it feeds may differ: {}"
 
 WORDS = {
     "failed_again": "rank {rank} failed a second time in the same way ({detail}); the run ends",

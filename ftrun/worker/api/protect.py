@@ -37,6 +37,7 @@ from ftrun.worker.checks.unreduced import Unreduced
 from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.instruments.digest_recorder import DigestRecorder
 from ftrun.worker.instruments.fault_effects import FaultEffects
+from ftrun.worker.kept.constants import Constants
 from ftrun.worker.kept.handover import Kept, use_gpu
 from ftrun.worker.kept.ledger import Ledger
 from ftrun.worker.kept.recovery_points import Slots
@@ -245,7 +246,7 @@ def _kit(
     logged: LoggedValues,
 ) -> Kit:
     variables.passes_over(state.iterated)
-    ledger = Ledger(state, variables)
+    ledger = Ledger(state, variables, Constants(context, variables))
     snapshots = Snapshots(context, state, ledger)
     ledger.variables.retains = snapshots.every > 0
     reducers, sharded = Reducers(state.modules, groups), FullySharded(state.shards)
@@ -262,7 +263,7 @@ def _kit(
         groups.observers.add(unreduced)
     if context.nonfinite != "ignore":
         groups.observers.add(FiniteGradients(context, state, looks, context.nonfinite))
-    groups.observers.add(replicas, left_out)
+    groups.observers.add(replicas, left_out, ledger.constants)
     folder = os.environ.get(ENV_DIGESTS)
     if folder:
         groups.observers.add(DigestRecorder(context, state, ledger, left_out, Path(folder)))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ftrun.core.errors import UsageError
+from ftrun.worker.kept.constants import Constants
 from ftrun.worker.kept.course import Course
 from ftrun.worker.kept.rank_state import RankState, fields_of, read_state
 from ftrun.worker.kept.recovery_points import END, GATE, LATE, START, Slots
@@ -32,9 +33,10 @@ _is_there = functools.partial(operator.is_not, None)
 class Ledger:
     """The slots of this rank, with what has to be remembered between writing one and the next."""
 
-    def __init__(self, state: ProtectedState, variables: Variables) -> None:
+    def __init__(self, state: ProtectedState, variables: Variables, constants: Constants) -> None:
         self.slots: Slots
         self.variables = variables
+        self.constants = constants
         self.loader: Any = None  # position and batch in flight, kept by job.batches
         self.loader_state: Any = None  # the place from a slot, until job.batches takes it
         self.alive: list[bool] = []  # which gradients there were when last looked at
@@ -276,5 +278,5 @@ class Ledger:
             before = self.slots.tag(END) == self.slots.tag(START)
             self.variables.put_back(self.read(END).python if before else saved.python)
             self.loader.put_back(saved.loader, index)
-        self.variables.put_back(saved.python)
+        self.variables.put_back(self.constants.completed(saved.python))
         rng.apply(saved.streams)

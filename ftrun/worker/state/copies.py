@@ -146,7 +146,7 @@ class _Limited(io.BytesIO):
         self._left = most
 
     def write(self, data: Any) -> int:
-        self._left -= len(data)
+        self._left -= memoryview(data).nbytes  # a large array comes as a buffer, without a length
         if self._left < 0:
             raise TooLarge
         return super().write(data)

@@ -478,6 +478,16 @@ class Variables:
             elif not self._at.is_passed_over(value):
                 yield place, self._copy(place, value), place.key in self._kept
 
+    @property
+    def roots(self) -> set[str]:
+        """The functions and modules that loops were in so far."""
+        return self._at.roots
+
+    @staticmethod
+    def names_of(key: str) -> list[str]:
+        """Those that are kept together under one among what slots keep."""
+        return key.removeprefix(PREFIX).split(_BESIDE)
+
     def shown(self, key: str) -> str:
         """The name that a person reads, of one among what slots keep."""
         key = key.removeprefix(PREFIX)

@@ -143,7 +143,7 @@ def test_the_closing_line_says_since_when_by_the_rank_that_saw_it_first() -> Non
     no, unknown, left = line.partition("run: ")[2].split("; ")
     assert no == "no (since epoch 1, step 8 of 40: a step that was done again got other inputs than the first time"
     assert unknown.startswith("since epoch 1, step 9 of 40: buffers ") and unknown.endswith(": mean, seen")
-    assert left == "changed by the loop and not kept, and what it feeds may differ: it) [ftrun explain F407]"
+    assert left == "not kept, and what it feeds may differ: it) [ftrun explain F407]"
 
 
 def test_what_a_comparison_finds_was_seen_there_and_came_about_before() -> None:
@@ -161,7 +161,7 @@ def test_the_end_for_want_of_exactness_says_whose_it_is() -> None:
     seen = [told(Inexact.UPDATE_USED_RNG, 5, 7)]
     line = messages.inexact([2], Inexact.UPDATE_USED_RNG, seen, {0: {"it": ""}, 5: {"best": "", "it": ""}, 9: {"it": ""}}, {0: 0, 5: 2}.get)
     assert line.startswith("the repair of rank 2 cannot be called exact: since step 7: random numbers "), line
-    assert "may lack some, on rank 2; changed by the loop and not kept, and what it feeds may differ: best, it, on ranks 0, 2; the" in line
+    assert "may lack some, on rank 2; not kept, and what it feeds may differ: best, it, on ranks 0, 2; the" in line
     assert line.endswith("start it again, from its last checkpoint [ftrun explain F408]")
 
 

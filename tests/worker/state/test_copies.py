@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from ftrun.worker.state.copies import CannotPlace, copied, placed
+from ftrun.worker.state.copies import CannotPlace, TooLarge, copied, placed
 
 
 @dataclasses.dataclass
@@ -149,6 +149,14 @@ def test_a_thing_that_was_not_there_is_made(kind: str) -> None:
 def test_a_name_is_bound_anew(value: Any) -> None:
     result = placed(7, copied(value, {}).data, {})
     assert result == value and type(result) is type(value)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_large_array_is_copied(order: Any) -> None:
+    there, made = np.zeros((100, 1000), order=order), np.arange(100_000.0).reshape(100, 1000)
+    assert placed(there, copied(made, {}, 1 << 20).data, {}) is there and (there == made).all()
+    with pytest.raises(TooLarge):
+        copied(made, {}, 1 << 19)
 
 
 def test_equal_values_give_equal_bytes_and_others_do_not() -> None:
