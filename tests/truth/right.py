@@ -392,3 +392,24 @@ add(
     after="assert pid == os.getpid()\n" + END,
     often=True,
 )
+PATTERNS["two-loaders"] = Pattern(
+    "epochs of two loaders, with a sampler each: what one loop only sees is another's place in the data",
+    "yes",
+    STD
+    + """
+sets = [TensorDataset(*data(n, 64)) for n in range(2)]
+samplers = [DistributedSampler(one, seed=n) for n, one in enumerate(sets)]
+loaders = [DataLoader(one, 4, sampler=samplers[n]) for n, one in enumerate(sets)]
+first, second = samplers
+for epoch in job.epochs(3):
+    first.set_epoch(epoch); second.set_epoch(epoch)
+    for loader in loaders:
+        for step, (x, y) in job.batches(loader):
+            with step:
+                loss_of(ddp(x), y).backward(); opt.step(); opt.zero_grad()
+"""
+    + END,
+    ("forward", 3, 2),
+    True,
+    kill(1, "forward", 2) + "epoch = 1\n",
+)

@@ -478,6 +478,11 @@ class Variables:
             elif not self._at.is_passed_over(value):
                 yield place, self._copy(place, value), place.key in self._kept
 
+    def unchanged(self) -> tuple[set[str], set[str]]:
+        """The functions and modules that the loop is in, and what is there that no look has seen change."""
+        keys = {place.key for place, _ in self._at.values() if place.key not in self._wanted}
+        return {space.root for space in self._at.spaces}, keys
+
     @property
     def roots(self) -> set[str]:
         """The functions and modules that loops were in so far."""
