@@ -52,6 +52,7 @@ TABLE: dict[Fault, PolicyRow] = {
     Fault.DISK_FULL: PolicyRow(R.REPORT, (R.REPORT, R.STOP)),
     Fault.MEMORY_FULL: PolicyRow(R.REPORT, (R.REPORT, R.STOP)),
     Fault.DRAIN: PolicyRow(R.REPLACE, (R.REPLACE,)),
+    Fault.GAVE_WAY: PolicyRow(R.REPLACE, (R.REPLACE,)),
 }
 
 # NVML field 230: the driver knows best what its device needs.

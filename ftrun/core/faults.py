@@ -27,3 +27,4 @@ class Fault(str, enum.Enum):
     DISK_FULL = "disk-full"  # no room where logs or journal go
     MEMORY_FULL = "memory-full"  # no room for shared memory
     DRAIN = "drain"  # a person asked for this rank to be moved
+    GAVE_WAY = "gave-way"  # it ended itself, since only a replacement can go on from there

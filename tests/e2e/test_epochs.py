@@ -253,9 +253,9 @@ def test_everyone_goes_back_to_an_earlier_loop(folder: Path, how: str) -> None:
     command = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "4", str(script)]
     theirs = harness.by_torch(folder / "stock", [*command, "gloo", str(folder / "stock" / "out"), "range"], 0)
     assert theirs.code == 0, theirs.tail()
-    options = ["--snapshot-every", "5", "--max-replacements", "50"]
+    options = ["--snapshot-every", "5", "--max-replacements", "2"]  # who gives way is not counted
     ours = harness.script_command(folder, script, ["ftrun", str(folder / "out"), how], options=options)
     outcome = harness.finish(harness.start(folder, ours), 0)
     assert outcome.code == 0, outcome.tail()
-    assert outcome.output.count("is older than the loop that this rank is in") == 5, outcome.tail()
+    assert outcome.output.count("is older than the loop that it was in") == 5, outcome.tail()
     assert digests(folder / "out") == digests(folder / "stock" / "out"), outcome.tail()

@@ -108,10 +108,11 @@ def test_too_many_replacements_within_the_window() -> None:
     assert run.at(RunPhase.ENDING)
 
 
-def test_a_drain_is_no_failure() -> None:
+@pytest.mark.parametrize("fault", ["drain", "gave-way"])
+def test_it_is_no_failure(fault: str) -> None:
     run = Driver(2, 1, max_replacements=0).up()
     for _ in range(3):
-        assert says(run.kill(run.holder(1), cause="drain", fault="drain")) == ["died"]
+        assert says(run.kill(run.holder(1), cause="SIGKILL", fault=fault)) == ["died"]
         run.recover()
     assert run.at(RunPhase.RUNNING)
     assert says(run.kill(run.holder(1))) == ["died", "too_many_replacements"]

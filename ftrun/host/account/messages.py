@@ -94,6 +94,7 @@ VERBS: dict[str, str] = {
     Fault.GIL: "hung",
     Fault.COLLECTIVE: "hung",
     Fault.CORRUPT: "became corrupt",
+    Fault.GAVE_WAY: "gave way to a replacement",
 }
 _CAUSE_SAYS_ALL = ("", Fault.EXIT, Fault.SIGNAL, Fault.EXCEPTION)
 

@@ -402,7 +402,9 @@ class WorkerPool:
             return
         if not cell[F.DETECTED_NS]:
             cell[F.DETECTED_NS] = time.monotonic_ns()
-        error = self._read_error(f"{worker.index}-{cell[F.GENERATION]}") if code in (None, 1) else {}
+        error = self._read_error(f"{worker.index}-{cell[F.GENERATION]}")
+        if code not in (None, 1) and error.get("fault") != Fault.GAVE_WAY.value:  # of an exception that it has survived
+            error = {}
         worker.error = error
         if error:
             self._show_output(worker)

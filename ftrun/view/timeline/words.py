@@ -29,6 +29,7 @@ _CAUSES = {
     "gpu-lost": "its device no longer answered",
     "ecc": "its device reported an uncorrectable memory error",
     "drain": "a person asked for it to be moved",
+    "gave-way": "it ended itself, since only a replacement could go on from there",
 }
 _MOST = 8  # ranks that are named one by one
 _SOURCES = {

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import sys
 import threading
 import time
@@ -534,13 +532,9 @@ class Registry:
         deadline = time.monotonic() + seconds
         while not all([group.drained() for group in self.groups]):
             if time.monotonic() > deadline:
-                print(
-                    f"ftrun: rank {self.context.rank}: a collective of the world that was stopped did not end within "
-                    f"{seconds:g} s and may still write into gradients; this worker ends and is replaced",
-                    file=sys.stderr,
-                    flush=True,
+                self.context.make_way(
+                    f"a collective of the world that was stopped did not end within {seconds:g} s and might still write into gradients"
                 )
-                os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.0005)
 
     def check(self) -> None:

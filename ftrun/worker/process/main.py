@@ -9,7 +9,6 @@ import contextlib
 import gc
 import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -33,6 +32,7 @@ from ftrun.worker.runtime.run_link import LOOK_RARELY, Context
 from ftrun.worker.runtime.torch_private import end_as_python_does, use_temporary_folder
 
 _LONGEST_FOLDER = 107 - len("/listener-12345678")  # bytes: an address of a Unix socket has 107
+_BETWEEN_LOOPS = "the world was stopped while it was in a collective between two loops"
 _PARK_DEADLINE = 10 * 365 * 86400.0  # a spare may wait for as long as the run lasts; the launcher ends it
 
 
@@ -249,9 +249,7 @@ def _script(context: Context, spec: dict[str, Any]) -> int:
         print(stop.code, file=sys.stderr)
         return 1
     except Interrupt:
-        # the world stopped while this rank was in a collective between two loops: a replacement does it again
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise
+        context.make_way(_BETWEEN_LOOPS)
     except BaseException as error:
         report_exception(context, error, "uncaught")
         return 1
@@ -265,7 +263,7 @@ def _thread_ended(context: Context, otherwise: Callable[[Any], Any]) -> Callable
     def hook(args: Any) -> None:
         error = args.exc_value
         if isinstance(error, Interrupt):
-            os.kill(os.getpid(), signal.SIGKILL)  # as in `_script`
+            context.make_way(_BETWEEN_LOOPS)
         trains = context.position.thread is threading.current_thread()
         if not trains or (isinstance(error, SystemExit) and error.code in (None, 0)):
             otherwise(args)

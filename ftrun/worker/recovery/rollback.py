@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
-import sys
 
 from ftrun.core.errors import DeviceError, WorkerError
 from ftrun.core.shared.board import F, Source
@@ -35,9 +32,7 @@ def survivor_goes_back(kit: Kit) -> None:
     world = context.world
     assert world is not None
     if world.resume < kit.position.base:
-        older = f"the host snapshot of step {world.resume} is older than the loop that this rank is in"
-        print(f"ftrun: rank {context.rank} makes room for a replacement: {older}", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+        context.make_way(f"the host snapshot of step {world.resume} is older than the loop that it was in")
     try:
         manifest, restart, moved = reload(kit, kit.state.arena)
     except TransferError as error:

@@ -6,8 +6,6 @@ Runs in the script's thread that trains, outside a body. Each stage is answered 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import time
 
 from ftrun.core.shared import gate
@@ -91,7 +89,7 @@ class Survivor:
         self._kit.observers.stage("stop", self._kit.position.number)
         newest = context.await_world(lambda w: w.generation >= stopped, stopped - 1, WORLD)
         if newest.rank_of(context.cell.index) is None:
-            os.kill(os.getpid(), signal.SIGKILL)  # another incarnation has our rank: this one must not go on
+            context.make_way("another worker holds its rank by now")
         if wanted is not None and newest.resume != wanted:
             return None
         self._kit.observers.aborted(self._raised(context.world))

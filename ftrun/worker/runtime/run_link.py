@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ftrun.core import paths
 from ftrun.core.errors import WorkerError
+from ftrun.core.faults import Fault
 from ftrun.core.shared import doubts, gate, left_out
 from ftrun.core.shared.board import Board, Busy, Cell, F, Flag, Head, Inexact, Phase
 from ftrun.core.shared.moment import Moment
@@ -240,6 +242,16 @@ class Context:
         self.report(left_out.file_name(self.cell.index), {"names": names})
         self.cell[F.LEFT_OUT] = len(names)
         self.board.ring_launcher()
+
+    def make_way(self, reason: str) -> NoReturn:
+        """End this process at once: its script cannot go on from where it is, and a replacement's can.
+
+        `reason`: for the journal and people, a sentence about this rank. --max-replacements does not count such an end.
+        """
+        with contextlib.suppress(OSError):  # without room for it the end stands there as that of a worker that was killed
+            self.report(f"{self.cell.index}-{self.cell[F.GENERATION]}", {"fault": Fault.GAVE_WAY.value, "evidence": reason})
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("SIGKILL came back")
 
     def report(self, name: str, facts: dict[str, Any]) -> None:
         """Write an error file (whole or not at all) for the launcher."""

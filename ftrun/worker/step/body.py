@@ -5,8 +5,6 @@ What it writes at its gate and at its end, and in which order, stands in commit.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from types import TracebackType
 from typing import Any
@@ -128,8 +126,7 @@ class Step:
         restore_modes(self._modes)
         self.alone_again = isinstance(error, Again)
         if isinstance(error, Interrupt) and body.position.where is Where.PASSED:
-            # the update is half done and cannot be undone: a replacement takes it from a replica
-            os.kill(os.getpid(), signal.SIGKILL)
+            body.kit.context.make_way("its update was half done, which cannot be undone")
         aborted = isinstance(error, Interrupt) or (isinstance(error, Exception) and body.raised(error))
         body.leave()
         return aborted

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -54,8 +52,7 @@ class Calls:
                 while context.stop_pending():
                     again = True
                     if self._survivor.rejoin_at(position.number) is None:
-                        # everyone goes back to an earlier step, and this function cannot be left: a replacement goes back
-                        os.kill(os.getpid(), signal.SIGKILL)
+                        context.make_way("everyone goes back to an earlier step, and it was in a job.call, which cannot be left")
                 return self._once(fn, again)
             except Interrupt:
                 again = True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -143,7 +141,7 @@ class Loop:
                         return result
             position.where = Where.LOOP
             if self._survivor.rejoin_at(end, rewind=True) is None:
-                os.kill(os.getpid(), signal.SIGKILL)  # everyone goes back to an earlier step: a replacement can
+                kit.context.make_way("everyone goes back to an earlier step, and it was in a job.call behind that")
 
     def epochs(self, start: int, total: int) -> Iterator[int]:
         """Epochs `start` up to `total`; a replacement begins in the one that runs, and in none that is over."""
@@ -286,7 +284,7 @@ class Loop:
             self._await_protected()
             return kit.position.base
         if world.tail:
-            os.kill(os.getpid(), signal.SIGKILL)  # the others are in this loop after all: come back as an incident
+            context.make_way("it was to run the end of the script alone, and the others are in another loop")
         number = self._survivor.rejoin(rewind=False)
         kit.pending.resume = -1
         return number
