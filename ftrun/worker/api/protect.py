@@ -134,10 +134,9 @@ def protect(
     logged = LoggedValues(logged_values(Path(errors)) if errors and context.rank == 0 else None)
     state = ProtectedState(modules, optimizers, {**stateful, **schedules, LOGGED: logged}, _ranks_of(replicas))
     state.holders.void = lambda: bool(context.board[Head.VOID])
-    given = [*modules, *optimizers, *wrapped, *stateful.values()]
     known = {**{f"optimizer {i}": one for i, one in enumerate([*optimizers, *wrapped])}, **stateful}
     kept = Variables(modules, known, list(ignore), _names_of(variables), GuardedMemory(state))
-    left_out = LeftOut(context, state, kept, given, list(ignore))
+    left_out = LeftOut(context, state, kept)
     _job = Job(_guard(context, state, kept, left_out, logged), modules, optimizers, stateful)
     return _job
 

@@ -1,61 +1,46 @@
-"""What looks like training state and was not given to `protect`: found by looking at the script's live names, by name.
+"""Names what the loop changes and `Variables` does not keep: what has no copy, is too large, or is not to be kept.
 
-It looks at the start of the first body, after the third step, and after the last step of a loop: whatever changed between
-two looks is state. A replacement has other values there, so a run that was repaired must not be called exact. Then the first
-rank of each node also tells what is kept.
+It looks at the start of the first body, after the third step, and after the last step of a loop: what changed between two looks is
+state. A replacement has other values there, so a run that was repaired must not be called exact. Then the first rank of each node also
+tells what is kept.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import linecache
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType, FrameType
+from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.core.shared import kept
 from ftrun.core.shared.left_out import shown
-from ftrun.worker.checks.live_values import LiveValues, attributes, has_state_dict
-from ftrun.worker.runtime.frames_private import has_own_locals, locals_of
 from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.state.loop_names import LoopNames, loop_names
 from ftrun.worker.state.plain_values import PlainValues
 from ftrun.worker.state.protected_state import ProtectedState
-from ftrun.worker.state.spaces import is_open, script_frames, script_modules
+from ftrun.worker.state.signs import hooks_on, sign_of
+from ftrun.worker.state.spaces import script_frames
 from ftrun.worker.state.variables import Variables
 
 _SECOND_LOOK = 3  # bodies
-_ATOMS = (type(None), int, float, str, bytes, complex)
 _ABSENT = object()  # a name that was not there at the first look
 
 
 class LeftOut(StepObserver):
-    """Names what `variables` does not keep.
+    """Names what `variables` does not keep."""
 
-    `given`: the objects that protect() was given; `ignore`: those that are meant to stay out, or the names of variables.
-    """
-
-    def __init__(
-        self, context: Context, state: ProtectedState, variables: Variables, given: list[Any], ignore: list[Any]
-    ) -> None:
+    def __init__(self, context: Context, state: ProtectedState, variables: Variables) -> None:
         self._context = context
         self._state = state
         self._variables = variables
         variables.told = functools.partial(self._lost, why="another value since a repair")
-        self._known = {id(thing) for thing in [*given, *ignore]}
-        self._ignored = {name for name in ignore if isinstance(name, str)}
-        self._known |= {id(t) for _, t, _ in state.params} | {id(m) for root in state.modules for m in root.modules()}
-        self._known |= {id(getattr(m, n, None)) for _, m, n in state.buffers}
-        self._values = LiveValues(state, self._known)
-        self._names: dict[CodeType, LoopNames] = {}  # of each function of the script that is on the stack
-        self._first: dict[str, Any] | None = None  # name -> digest at the first look
+        self._first: dict[str, Any] | None = None  # name -> what showed that it changed, at the first look
         self._loops = 0
         self._bodies = 0
         self._told: dict[str, str] = {}  # name -> why it is not kept
@@ -67,7 +52,7 @@ class LeftOut(StepObserver):
     def body_started(self) -> None:
         self._bodies += 1
         if self._first is None:
-            self._first = dict(self._look(script_frames()))
+            self._first = self.look()
         if self._bodies == _SECOND_LOOK:
             self.told_by.ignore("body_started", self)
 
@@ -78,11 +63,11 @@ class LeftOut(StepObserver):
             self.told_by.ignore("handed_out", self)
 
     def loop_ending(self, number: int) -> None:
-        self._compare()
         self.told_by.listen("arrived", self)
 
     def arrived(self, number: int) -> None:
         """At the gate at the end of a loop: all variables were looked at for it."""
+        self._compare()
         self._tell_kept(number)
         self.told_by.ignore("arrived", self)
 
@@ -90,9 +75,8 @@ class LeftOut(StepObserver):
         """Name what changed since the first look."""
         if self._first is None:
             return
-        now = dict(self._look(script_frames()))
+        now = self.look()
         changed = sorted(n for n, v in now.items() if self._first.get(n, _ABSENT) != v and n not in self._told)
-        changed = [name for name in changed if not self._variables.covers(name)]
         if not changed:
             return
         self._lost(changed)
@@ -121,73 +105,29 @@ class LeftOut(StepObserver):
             context.report(kept.FILE, told.to_json())
             context.board.ring_launcher()
 
-    def live(self) -> Iterator[tuple[str, str]]:
-        """For `ftrun verify`: every live value that is no text, such as may differ from run to run, and what stands for it."""
-        for name, value in self._look(script_frames(), across=True):
-            carried = any(name in loop.carried for loop in self._names.values())
-            if not isinstance(value, str | bytes) and (carried or not isinstance(value, int | float)):
-                yield name, repr(value)
-
-    # -- one look ----------------------------------------------------------------------------------------------------
-
-    def _look(self, frames: list[FrameType], across: bool = False) -> Iterator[tuple[str, Any]]:
-        """Name -> what stands for every live value that could be training state. `across`: see LiveValues.look."""
-        self._values.look(across)
-        for frame in frames:
-            if frame.f_code not in self._names:
-                self._names[frame.f_code] = _names_of(frame)
-        # a thing is named as Variables names it, by the innermost function that has it
-        spaces = [("", {**(mine := _locals(frame)), **self._left(frame.f_globals), **mine}) for frame in frames]
-        looked_at = {id(frame.f_globals) for frame in frames}
-        spaces += [(f"{n}.", dict(vars(m))) for n, m in script_modules() if id(vars(m)) not in looked_at]
-        spaces.append(("torch.", _settings()))
+    def look(self, across: bool = False) -> dict[str, Any]:
+        """Name -> what shows that it changed, of all that could be training state and is not kept. `across`: see `sign_of`."""
+        loops = [*map(_names_of, script_frames())]
+        by_others = self._state.python.variables
+        known, held = self._variables.not_kept()
+        found: dict[str, Any] = {}
+        for name, value in held.items():
+            if name not in by_others and not isinstance(value, PlainValues) and not self._is_fresh(name, loops):
+                found[name] = sign_of(value, known, self._variables.memory, across)
+        found |= {f"torch.{name}": value for name, value in _settings().items()}
+        for i, optimizer in enumerate(self._state.optimizers):
+            found |= {f"optimizer {i}.{name}": sign_of(value, known, None, across) for name, value in _own(optimizer).items()}
         for i, root in enumerate(self._state.modules):
-            for n, part in root.named_modules():
-                own = type(part).get_extra_state is not torch.nn.Module.get_extra_state  # it says itself what it holds
-                if not own and not isinstance(part, DistributedDataParallel):
-                    spaces.append((f"model {i}.{n}.", attributes(part)))
-        spaces += [(f"optimizer {i}.", _own(one)) for i, one in enumerate(self._state.optimizers)]
-        seen: set[int] = set()
-        for prefix, names in spaces:
-            for name, value in names.items():
-                if name.startswith(("__", ".")) or inspect.ismodule(value) or id(value) in seen:
-                    continue
-                if not isinstance(value, _ATOMS):
-                    seen.add(id(value))
-                try:
-                    yield from list(self._of(prefix + name, value))
-                except Exception:
-                    continue
-        self._values.look()  # it holds what it has looked at
+            found |= {f"model {i}.{name}.hooks": count for name, part in root.named_modules() if (count := hooks_on(part))}
+        return found
 
-    def _left(self, variables: dict[str, Any]) -> dict[str, Any]:
-        """Global variables of a script without those that job.state keeps."""
-        kept = self._state.python.variables
-        return {name: value for name, value in variables.items() if name not in kept}
-
-    def _of(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, PlainValues) or id(value) in self._known or name in self._ignored or self._is_fresh(name):
-            return
-        if is_open(value) and not has_state_dict(value) and not isinstance(value, Iterator):
-            for attribute, inner in self._values.attributes(value).items():
-                if id(inner) not in self._known and f"{name}.{attribute}" not in self._ignored:
-                    yield f"{name}.{attribute}", self._values.of(inner)
-        else:
-            yield name, self._values.of(value)
-
-    def _is_fresh(self, name: str) -> bool:
+    def _is_fresh(self, name: str, loops: list[LoopNames | None]) -> bool:
         """Does the script write this name anew, here or in a loop around that has gone on since the first look?"""
-        return any(name in n.fresh or (self._loops > 1 and name in n.outside) for n in self._names.values())
+        return any(n is not None and (name in n.fresh or (self._loops > 1 and name in n.outside)) for n in loops)
 
 
-def _names_of(frame: FrameType) -> LoopNames:
-    source = "".join(linecache.getlines(frame.f_code.co_filename))
-    return loop_names(source, frame.f_lineno) or LoopNames(frozenset(), frozenset(), frozenset())
-
-
-def _locals(frame: FrameType) -> Mapping[str, Any]:
-    """A function's own variables; none of a module's code."""
-    return locals_of(frame) if has_own_locals(frame) else {}
+def _names_of(frame: FrameType) -> LoopNames | None:
+    return loop_names("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
 
 
 @functools.cache

@@ -153,9 +153,10 @@ class DigestRecorder(StepObserver):
         yield "batch:loader", value
 
     def _live(self) -> Iterator[tuple[str, int]]:
-        """What the script holds beside what protect() was given."""
-        for name, value in self._left_out.live():
-            yield f"live:{name}", _digest(value.encode())
+        """What the script holds, and is not kept."""
+        for name, value in self._left_out.look(across=True).items():
+            if value is not None:
+                yield f"live:{name}", _digest(value if isinstance(value, bytes) else repr(value).encode())
 
     def _variables(self) -> Iterator[tuple[str, int]]:
         """What is kept, and, to be compared with a run that keeps it, all else; without a copy that can be compared, the name alone."""

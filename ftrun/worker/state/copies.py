@@ -64,7 +64,7 @@ class TooLarge(Exception):
 class Copied:
     """`data`: the copy. `left`: kinds of what is in it without a copy, each once, in the order in which they were met."""
 
-    def __init__(self, data: bytes, copier: _Copier, named: Iterable[int]) -> None:
+    def __init__(self, data: bytes, copier: Copier, named: Iterable[int]) -> None:
         self.data = data
         self.left = list(dict.fromkeys(copier.left))
         self._copier = copier
@@ -93,7 +93,7 @@ def copied(
     Errors: TooLarge for one of more than `most` bytes, before it is made; what the script's own part of the protocol raises.
     """
     file = _Limited(most)
-    copier = _NamingCopier(file, known, memory, named) if named else _Copier(file, known, memory)
+    copier = _NamingCopier(file, known, memory, named) if named else Copier(file, known, memory)
     copier.dump(value)
     return Copied(file.getvalue(), copier, named or ())
 
@@ -152,23 +152,23 @@ class _Limited(io.BytesIO):
         return super().write(data)
 
 
-class _Copier(pickle.Pickler):
+class Copier(pickle.Pickler):
     def __init__(self, file: io.BytesIO, known: Mapping[int, str], memory: GuardedMemory | None) -> None:
         super().__init__(file, 5)
         self.left: list[str] = []
         self.by_name: set[int] = set()  # ids of what stands for itself
-        self._known = known
+        self.known = known
         self._memory = memory
 
     def reducer_override(self, thing: Any) -> Any:
         """For everything but atoms and plain containers."""
-        name = self._known.get(id(thing))
+        name = self.known.get(id(thing))
         if name is not None:
             self.by_name.add(id(thing))
             return _Known, (name,)
         kind = type(thing)
         if isinstance(thing, _BY_NAME):
-            return NotImplemented if _is_importable(thing) else self._stays(thing)
+            return NotImplemented if _is_importable(thing) else self.stays(thing)
         if isinstance(thing, torch.Tensor | np.ndarray) and self._memory is not None and (over := self._memory.over(thing)):
             self.by_name.add(id(thing))
             return _over, (over, *layout(thing))
@@ -188,20 +188,20 @@ class _Copier(pickle.Pickler):
             self.by_name.add(id(thing))
             return _Stays, (kind.__qualname__,)
         if kind is object or isinstance(thing, _STAY):
-            return self._stays(thing)
+            return self.stays(thing)
         try:
             by_table = copyreg.dispatch_table.get(kind)
             return by_table(thing) if by_table is not None else thing.__reduce_ex__(5)
         except Exception:  # as a lock, a socket, or what the script forbids to copy
-            return self._stays(thing)
+            return self.stays(thing)
 
-    def _stays(self, thing: Any) -> Any:
+    def stays(self, thing: Any) -> Any:
         self.left.append(type(thing).__qualname__)
         self.by_name.add(id(thing))
         return _Stays, (type(thing).__qualname__,)
 
 
-class _NamingCopier(_Copier):
+class _NamingCopier(Copier):
     """It is asked for each thing, also for those that have a way of their own in Python: hence only where containers are named."""
 
     def __init__(

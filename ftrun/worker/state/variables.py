@@ -62,11 +62,12 @@ class Variables:
         only: Iterable[str] | None = None,
         memory: GuardedMemory | None = None,
     ) -> None:
-        self._memory = memory
+        self.memory = memory
         self.loop: object = None  # the one that is left by `leave`, for who has several
         self.told: Callable[[Iterable[str]], None] = lambda names: None  # hears the names of what is lost
         self.histories = Histories(memory)
         self._at = ValuePlaces(modules, known, ignored, only)
+        self._all = self._at if only is None else ValuePlaces(modules, known, ignored, None)  # for who names what is not kept
         self._stands: dict[str, Any] = {}  # place -> what stood for its value at the last look
         self.retains = False  # may all ranks go back to a step in which less had changed?
         self._first: dict[str, Any] = {}  # what stood for a value before it changed
@@ -94,7 +95,7 @@ class Variables:
 
     def passes_over(self, iterated: set[int]) -> None:
         """`iterated`: ids of loaders and samplers that are kept with the place in the data; it grows."""
-        self._at.iterated = iterated
+        self._at.iterated = self._all.iterated = iterated
 
     def here(self) -> None:
         """The loop is about to give something to the script, in whose frames it is called."""
@@ -107,6 +108,7 @@ class Variables:
     def leave(self) -> None:
         """A loop is over: the frames it was in may end."""
         self._at.leave()
+        self._all.leave()
         self._watched, self._in_turn, self._kept, self._at_start = [], [], {}, []
         self._bound, self._beside = {}, {}
         self.histories.let_go()
@@ -129,7 +131,7 @@ class Variables:
             return pickle.dumps(value, 5)
         why = ""
         try:
-            if _size(value) > LARGEST and (self._memory is None or self._memory.over(value) is None):
+            if _size(value) > LARGEST and (self.memory is None or self.memory.over(value) is None):
                 raise TooLarge
             made = self.histories.copied(kept_as or place.key, value, self._at.by_id, bool(kept_as), self._met is not None)
         except TooLarge:
@@ -318,7 +320,7 @@ class Variables:
         """Does the value of that name hold the thing of that id, which was another's when it was found there, maybe?"""
         for place, value in self._at.values():
             if place.key == key:
-                return mark in copied(value, self._at.by_id, LARGEST, self._memory).held()
+                return mark in copied(value, self._at.by_id, LARGEST, self.memory).held()
         return False
 
     def _add_together(self, keys: list[str], state: dict[str, bytes]) -> None:
@@ -349,7 +351,7 @@ class Variables:
         by_key = {space.key: space for space in self._at.spaces}
         things = self._at.things()
         lost = []
-        in_place = InPlace(self._memory)
+        in_place = InPlace(self.memory)
         by_name = {id(thing) for thing in things.values()}
         for key, data in wanted.items():
             names = key.split(_BESIDE)
@@ -434,21 +436,18 @@ class Variables:
 
     # -- telling -----------------------------------------------------------------------------------------------------
 
-    def covers(self, shown: str) -> bool:
-        """Is what that name stands for seen here, and kept once it changes?"""
-        if any(is_under(name, (shown,)) for name in self._left):
-            return False
-        for place, value in self._at.values():
-            with_the_data = id(value) in self._at.iterated and ".dataset" not in shown
-            as_a_whole = id(value) not in self._at.by_id and not self._at.is_passed_over(value)
-            if is_under(place.shown, (shown,)) or ((with_the_data or as_a_whole) and is_under(shown, (place.shown,))):
-                return True
-            if shown.startswith(f"{place.shown}.") and not as_a_whole:  # it may have another name
-                others = [space.shown for space in self._at.spaces if space.owner is value]
-                elsewhere = [other + shown[len(place.shown) + 1 :] for other in others]
-                if any(name != shown and self.covers(name) for name in elsewhere):
-                    return True
-        return False
+    def not_kept(self) -> tuple[Mapping[int, str], dict[str, Any]]:
+        """What the last look found no copy of, and what is not to be kept: names, with the values. Before them `by_id`, see ValuePlaces."""
+        if self._all is not self._at:
+            self._all.come()
+            self._all.find()
+        kept = {place.key for place, _ in self._at.values() if place.shown not in self._left}
+        found = {
+            place.shown: value
+            for place, value in self._all.values()
+            if place.key not in kept and id(value) not in self._all.by_id and not self._all.is_passed_over(value)
+        }
+        return self._all.by_id, found
 
     def lose(self, names: Iterable[str]) -> None:
         """A rank goes on with other values of these than an undisturbed one."""

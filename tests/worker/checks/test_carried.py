@@ -67,3 +67,11 @@ def test_of_what_python_has_warned_nobody_warns_again() -> None:
 def test_without_a_loop_or_with_no_python_nothing_is_known() -> None:
     assert loop_names("x = 1\n", 1) is None
     assert loop_names("for (", 1) is None
+
+
+def test_what_a_loop_around_makes_anew_is_told_from_what_this_one_does() -> None:
+    source = "for e in range(2):\n    seen = []\n    for s in steps:\n        x = s + 1\n        seen.append(x)\n        n = n + 1\n"
+    names = loop_names(source, 5)
+    assert names is not None
+    assert names.fresh == {"s", "x"}
+    assert names.outside >= {"seen"}

@@ -1,0 +1,168 @@
+"""What shows that a value changed of which there is no copy: how far an iterator or a file is, and a digest of what is too large.
+
+It goes down into containers and objects of the script, and not into those of libraries, unless they have a state_dict(). No code of
+the script is run but that, and its own part of Python's copy protocol.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import operator
+import os
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from ftrun.core.paths import OWN_FILES
+from ftrun.worker.runtime.callers import module_of
+from ftrun.worker.runtime.frames_private import locals_of
+from ftrun.worker.runtime.sharded_private import local_of
+from ftrun.worker.runtime.torch_private import writes_to
+from ftrun.worker.runtime.trees import checksum
+from ftrun.worker.state.copies import Copier, TooLarge
+from ftrun.worker.state.guarded_memory import GuardedMemory
+from ftrun.worker.state.spaces import is_open, of_the_script
+
+_LARGEST = 256 << 20  # bytes; what is larger is a data set, most likely, and its numbers are not read
+_UNKNOWN = object()
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+_BY_PROTOCOL = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, np.ndarray, np.generic)
+
+
+def sign_of(value: Any, known: Mapping[int, str], memory: GuardedMemory | None, across: bool = False) -> bytes | None:
+    """Equal as long as the value is, as far as can be seen, in one process. None where nothing can be seen.
+
+    What does not say how far it is gives another one each time. `known`, `memory`: as of `copies.copied`. `across`: it is compared with
+    that of another process, so what cannot be compared there is no part of it.
+    """
+    file = _Digesting()
+    try:
+        _Signer(file, known, memory, across).dump(value)
+    except Exception:  # too large, or the script's own code: what it cannot say is not looked at
+        return None
+    return file.digest.digest()
+
+
+class _Digesting(io.RawIOBase):
+    def __init__(self) -> None:
+        super().__init__()
+        self.digest = hashlib.blake2b(digest_size=16)
+        self._left = _LARGEST
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self._left -= size
+        if self._left < 0:
+            raise TooLarge
+        self.digest.update(data)
+        return size
+
+
+class _Sign:
+    """Stands for a thing: what is given is all that counts."""
+
+    def __init__(self, *seen: Any) -> None: ...
+
+
+class _Signer(Copier):
+    def __init__(self, file: Any, known: Mapping[int, str], memory: GuardedMemory | None, across: bool) -> None:
+        super().__init__(file, known, memory)
+        self._across = across
+        self._held: list[Any] = []  # the memo goes by ids
+
+    def reducer_override(self, thing: Any) -> Any:
+        if id(thing) in self.known:
+            return super().reducer_override(thing)
+        if isinstance(thing, torch.Tensor):
+            return _Sign, self._of_tensor(local_of(thing))
+        if isinstance(thing, np.ndarray) and thing.nbytes > _LARGEST:
+            return _Sign, (thing.shape,)
+        seen = self._seen(thing)
+        if seen is None:
+            return super().reducer_override(thing)
+        self._held.append(seen)
+        return _Sign, (type(thing).__qualname__, *seen)
+
+    def _seen(self, thing: Any) -> tuple[Any, ...] | None:
+        """What counts of a thing; None = what the copy protocol gives."""
+        if isinstance(thing, Iterator | io.IOBase):
+            place = _place(thing)
+            return ("" if place is _UNKNOWN and self._across else os.urandom(16) if place is _UNKNOWN else place,)
+        if isinstance(thing, DataLoader):
+            return thing.dataset, *(one for one in (thing.sampler, thing.batch_sampler) if not hasattr(one, "set_epoch"))
+        if hasattr(type(thing), "cache_info"):
+            return (tuple(thing.cache_info()),)
+        if isinstance(thing, _BY_PROTOCOL) or is_open(thing):
+            return None
+        if isinstance(thing, torch.nn.Module):
+            return thing.state_dict(), _own_attributes(thing), hooks_on(thing)
+        if has_state_dict(thing):
+            return (thing.state_dict(),)
+        return None if _is_of_python(type(thing)) else ()
+
+    def _of_tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            return (tuple(tensor.shape),)
+        if not tensor.is_cpu or tensor.numel() * tensor.element_size() > _LARGEST:
+            return tuple(tensor.shape), *(() if self._across else (tensor.data_ptr(), writes_to(tensor)))
+        return tuple(tensor.shape), checksum(tensor)
+
+    def stays(self, thing: Any) -> Any:
+        return _Sign, (type(thing).__qualname__,)
+
+
+def _is_of_python(kind: type) -> bool:
+    return module_of(kind).partition(".")[0] in ("builtins", "collections", "functools", "types", "random", "array", "torch", "numpy")
+
+
+def _place(iterator: Any) -> Any:
+    """How far an iterator is, `_UNKNOWN` of one that does not say."""
+    if isinstance(iterator, io.IOBase):
+        return _place_in_file(iterator)
+    if inspect.isgenerator(iterator):
+        frame = iterator.gi_frame
+        if frame is None or iterator.gi_code.co_filename.startswith(OWN_FILES):
+            return None
+        return frame.f_lasti, dict(locals_of(frame))
+    if of_the_script(type(iterator)):
+        return dict(getattr(iterator, "__dict__", {}))
+    left = operator.length_hint(iterator, -1) if module_of(type(iterator)) == "builtins" else -1
+    return left if left >= 0 else _UNKNOWN
+
+
+def _place_in_file(file: io.IOBase) -> Any:
+    """Of one that is read, and only read: what a loop writes is a log, most likely."""
+    if file.closed or file.writable() or not file.readable() or not file.seekable():
+        return None
+    try:
+        return file.tell()
+    except OSError:  # of text, between two lines of an iteration
+        return _UNKNOWN
+
+
+def _own_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Those that not every module has."""
+    return {name: value for name, value in vars(module).items() if name not in _OF_MODULES}
+
+
+def hooks_on(module: torch.nn.Module) -> int:
+    """How many the script has hung on it."""
+    tables = [table for name, table in vars(module).items() if table and name.endswith("_hooks")]
+    codes = [getattr(hook, "__code__", None) for table in tables for hook in table.values()]
+    return sum(code is None or not code.co_filename.startswith(OWN_FILES) for code in codes)
+
+
+def has_state_dict(value: Any) -> bool:
+    """Asked of its class first: an object may answer for any name, and some raise what is no AttributeError."""
+    try:
+        return hasattr(type(value), "state_dict") or hasattr(value, "state_dict")
+    except Exception:
+        return False
+
+
