@@ -104,7 +104,11 @@ def keep(row: Row) -> None:
 
 
 def install(python: str, torch: str) -> Path:
-    """Make the environment; its interpreter. Errors: CalledProcessError."""
+    """Make the environment; its interpreter.
+
+    Raises:
+        CalledProcessError
+    """
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     subprocess.run([python, "-m", "venv", str(ENVIRONMENT)], check=True)
     interpreter = ENVIRONMENT / "bin" / "python"

@@ -390,12 +390,20 @@ def _fish_text(text: str) -> str:
 
 
 def printed(shell: str) -> None:
-    """Print the completion file of a shell. Errors: UsageError."""
+    """Print the completion file of a shell.
+
+    Raises:
+        UsageError
+    """
     if shell not in SHELLS:
         raise UsageError(f"there are completions for {', '.join(SHELLS)}, not for {shell!r}")
     print(made_for(shell), end="")
 
 
 def made_for(shell: str) -> str:
-    """The completion file of a shell. Errors: KeyError."""
+    """The completion file of a shell.
+
+    Raises:
+        KeyError
+    """
     return {"bash": bash, "zsh": zsh, "fish": fish}[shell]()

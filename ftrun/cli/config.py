@@ -86,7 +86,11 @@ class ConfigFile:
 
 
 def read(named: str | None) -> ConfigFile:
-    """The file `named`, else pyproject.toml if it has something for us. Errors: ConfigError."""
+    """The file `named`, else pyproject.toml if it has something for us.
+
+    Raises:
+        ConfigError
+    """
     if named is not None:
         path = Path(named)
         text = read_text(path, "the configuration")

@@ -61,7 +61,11 @@ class Live:
         return not self.alive()
 
     def world(self) -> World:
-        """The newest world. Errors: NoRunError."""
+        """The newest world.
+
+        Raises:
+            NoRunError
+        """
         from ftrun.core.shared.world import newest_world
 
         try:
@@ -70,7 +74,11 @@ class Live:
             raise NoRunError(f"run {self.run.run_id} ended just now", EXIT_NOT_RUNNING) from None
 
     def cell(self, rank: int) -> Cell:
-        """The cell of the worker that holds `rank`. Errors: UsageError when this node's part of the run has no such rank."""
+        """The cell of the worker that holds `rank`.
+
+        Raises:
+            UsageError: When this node's part of the run has no such rank.
+        """
         world = self.world()
         try:
             return self.board.cell(world.cell_of(rank))
@@ -85,8 +93,11 @@ class Live:
 def chosen(run_id: str | None, example: str) -> RunInfo:
     """The live run to act on; without a name the one that can be meant.
 
-    `example` is the command line that would name it, with RUN in it. Errors: NoRunError; UsageError for a run of another user, and
-    without a name when several runs live or the only one was started in another folder.
+    `example` is the command line that would name it, with RUN in it.
+
+    Raises:
+        NoRunError
+        UsageError: For a run of another user, and without a name when several runs live or the only one was started in another folder.
     """
     from ftrun.core import runs
 
@@ -139,7 +150,11 @@ def _missing(run_id: str | None) -> FtrunError:
 
 
 def confirmed(question: str, yes: bool) -> bool:
-    """Ask a person, unless `yes`. Errors: UsageError when there is no terminal to ask at."""
+    """Ask a person, unless `yes`.
+
+    Raises:
+        UsageError: When there is no terminal to ask at.
+    """
     if yes:
         return True
     if not sys.stdin.isatty():

@@ -42,7 +42,11 @@ class Chosen:
 
 
 def read(config: ConfigFile, xid_file: str | None) -> Chosen:
-    """The rows of the configuration file, then those of --xid-policy. Errors: ConfigError."""
+    """The rows of the configuration file, then those of --xid-policy.
+
+    Raises:
+        ConfigError
+    """
     found = _section(config)
     if xid_file is None:
         return found

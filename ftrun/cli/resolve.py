@@ -41,7 +41,9 @@ _NOT_A_NAME = "none"  # torchrun's default for --rdzv-id
 class Values:
     """Every option's checked value, `values["spares"]`; `text` as it was written and `source`: who said so.
 
-    Errors: UsageError for a bad value from the command line or a variable, ConfigError for one from the file.
+    Raises:
+        UsageError: For a bad value from the command line or a variable.
+        ConfigError: For one from the file.
     """
 
     def __init__(self, given: Mapping[str, str], environ: Mapping[str, str], config: ConfigFile) -> None:
@@ -90,7 +92,11 @@ def _checked(option: Option, text: str | None, source: str, config: ConfigFile) 
 
 
 def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigFile | None = None) -> Settings:
-    """What the launcher is to do. Errors: UsageError for options that do not go together, a missing script, ..."""
+    """What the launcher is to do.
+
+    Raises:
+        UsageError: For options that do not go together, or a missing script.
+    """
     kind = _kind(values)
     if kind == "program":
         check_program(script)
@@ -186,7 +192,7 @@ def _template(values: Values) -> str:
 
 
 def _check_debugging(rank: int, ranks: int, nodes: int) -> None:
-    """Errors: UsageError where --debug-rank would have nobody to talk to."""
+    """Raises UsageError where --debug-rank would have nobody to talk to."""
     if nodes > 1:
         raise UsageError("--debug-rank works in a run on one node")
     if rank >= ranks:
@@ -196,7 +202,7 @@ def _check_debugging(rank: int, ranks: int, nodes: int) -> None:
 
 
 def _check_possible(plan: Plan) -> None:
-    """Errors: ConfigError for a fault that this machine has no way to inject."""
+    """Raises ConfigError for a fault that this machine has no way to inject."""
     for fault in plan.faults:
         if fault.kind == "oom" and (why := oom.why_not()):
             raise ConfigError(f"{plan.path}:{fault.line}: {why}")

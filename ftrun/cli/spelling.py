@@ -19,8 +19,10 @@ _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 def spelled_out(argv: list[str], options: Iterable[Option] = OPTIONS) -> list[str]:
     """The same command line with whole names and `--name=value`, and `--` before the script if there is one.
 
-    A `--` before the script is dropped, else one right after it. Errors: UsageError for unknown or ambiguous options
-    and for values that are missing or too many.
+    A `--` before the script is dropped, else one right after it.
+
+    Raises:
+        UsageError: For unknown or ambiguous options and for values that are missing or too many.
     """
     table = Spellings(options)
     done: list[str] = []
@@ -52,7 +54,11 @@ class Spellings:
         self.short: dict[str, Option] = {option.short: option for option in every if option.short}
 
     def find(self, typed: str) -> Option:
-        """The option that is meant. Errors: UsageError."""
+        """The option that is meant.
+
+        Raises:
+            UsageError
+        """
         if typed in self.long:
             return self.long[typed]
         meant = {option.name: option for spelling, option in self.long.items() if spelling.startswith(typed)}

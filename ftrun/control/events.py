@@ -23,7 +23,7 @@ class Message:
 
     @staticmethod
     def from_json(raw: dict[str, Any]) -> Message:
-        """Errors: KeyError for an unknown kind, TypeError for fields that do not fit."""
+        """Raises KeyError for an unknown kind, TypeError for fields that do not fit."""
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k != "kind"}
         return Message.KINDS[raw["kind"]](**fields)
 

@@ -54,7 +54,11 @@ def initial(config: Config) -> State:
 
 
 def advance(config: Config, state: State, event: Event) -> Result:
-    """The next state, and what to do now, in this order. Errors: IllegalEvent."""
+    """The next state, and what to do now, in this order.
+
+    Raises:
+        IllegalEvent
+    """
     handler = TABLE.get((state.phase, type(event)))
     if handler is None:
         raise IllegalEvent(f"{type(event).__name__} cannot happen in {state.phase}")

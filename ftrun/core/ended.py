@@ -76,7 +76,7 @@ def _write(line: dict[str, Any]) -> None:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Errors: OSError."""
+    """Raises OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         ours = _lock(fd)

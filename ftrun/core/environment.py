@@ -48,7 +48,10 @@ def rank_variables(rank: int, local_rank: int, group_rank: int = 0) -> dict[str,
 def virtual_variables(visible: str | None, local_rank: int) -> dict[str, str]:
     """What --virtual-local-rank changes: the worker sees only its GPU, as device 0.
 
-    `visible` is CUDA_VISIBLE_DEVICES of the launcher, None when unset. Errors: UsageError when it names too few.
+    `visible` is CUDA_VISIBLE_DEVICES of the launcher, None when unset.
+
+    Raises:
+        UsageError: When it names too few.
     """
     device = str(local_rank)
     if visible is not None:

@@ -15,7 +15,10 @@ _CHUNK = 1 << 20
 class Tail:
     """The lines of a journal, as far as they are complete. `read` gives those that came since the last call.
 
-    Keeps the file open, so that the last lines of a run can be read after its directory is gone. Errors: OSError.
+    Keeps the file open, so that the last lines of a run can be read after its directory is gone.
+
+    Raises:
+        OSError
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +44,11 @@ def whole(line: bytes) -> dict[str, Any] | None:
 
 
 def lines(path: Path, parse: Callable[[bytes], dict[str, Any] | None] = whole) -> Iterator[dict[str, Any]]:
-    """Every readable line of a journal. Errors: OSError."""
+    """Every readable line of a journal.
+
+    Raises:
+        OSError
+    """
     tail = Tail(path)
     try:
         yield from filter(None, map(parse, tail.read()))

@@ -40,8 +40,11 @@ def error_record(message: str, callstack: str, now: float) -> dict[str, Any]:
 def runs_root() -> Path:
     """The folder that holds this user's run directories; made when missing.
 
-    FTRUN_RUNS_ROOT if set, else $XDG_RUNTIME_DIR/ftrun, else /dev/shm/ftrun-UID, else /tmp/ftrun-UID. Errors: PlatformError
-    when it cannot be made, UsageError when it is no private folder.
+    FTRUN_RUNS_ROOT if set, else $XDG_RUNTIME_DIR/ftrun, else /dev/shm/ftrun-UID, else /tmp/ftrun-UID.
+
+    Raises:
+        PlatformError: When it cannot be made.
+        UsageError: When it is no private folder.
     """
     named = os.environ.get(ENV_RUNS_ROOT)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -71,7 +74,11 @@ def state_dir() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Refuse a folder that is a link, another user's, or open to others. Errors: UsageError saying how to mend it."""
+    """Refuse a folder that is a link, another user's, or open to others.
+
+    Raises:
+        UsageError: Saying how to mend it.
+    """
     info = os.lstat(folder)
     if not stat.S_ISDIR(info.st_mode):
         raise UsageError(f"{folder} is not a directory; remove it or set {ENV_RUNS_ROOT} to a private folder")

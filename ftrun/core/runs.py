@@ -67,7 +67,11 @@ def find_run(run_id: str | None) -> RunInfo | None:
 
 
 def live_run(run_id: str | None) -> RunInfo:
-    """As `find_run`. Errors: NoRunError."""
+    """As `find_run`.
+
+    Raises:
+        NoRunError
+    """
     run = find_run(run_id)
     if run is None:
         named = "" if run_id is None else f" named {run_id}"

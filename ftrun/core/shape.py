@@ -17,7 +17,11 @@ _WORD = 1 << 64  # whole numbers are words of the board at most
 
 
 def loads(data: str | bytes) -> Any:
-    """The content of a JSON text in UTF-8. Errors: ValueError, whatever is wrong with it."""
+    """The content of a JSON text in UTF-8.
+
+    Raises:
+        ValueError: Whatever is wrong with it.
+    """
     try:
         value = json.loads(data.decode() if isinstance(data, bytes) else data)
     except RecursionError:

@@ -11,7 +11,11 @@ from ftrun.core.errors import ConfigError
 
 
 def read_text(path: Path | str, what: str) -> str:
-    """The text of a file that is to hold `what`. Errors: ConfigError."""
+    """The text of a file that is to hold `what`.
+
+    Raises:
+        ConfigError
+    """
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -21,7 +25,11 @@ def read_text(path: Path | str, what: str) -> str:
 
 
 def parse(path: Path | str, text: str) -> dict[str, Any]:
-    """The content of a TOML file. Errors: ConfigError with file and line, whatever is wrong with it."""
+    """The content of a TOML file.
+
+    Raises:
+        ConfigError: With file and line, whatever is wrong with it.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -29,7 +29,11 @@ _FIX = {
 
 
 def facts() -> dict[str, Any]:
-    """Driver and devices, from NVML. Runs in the child. Errors: whatever pynvml raises when there is no driver."""
+    """Driver and devices, from NVML. Runs in the child.
+
+    Raises:
+        Whatever pynvml raises when there is no driver.
+    """
     import pynvml
 
     pynvml.nvmlInit()

@@ -29,7 +29,11 @@ class NoDevice(Exception):
 def prepare(
     run_dir: Path, board: Board, control: str | None, rank: int, kind: FaultKind, argument: float | None
 ) -> tuple[str, Callable[[], None]]:
-    """What happens to the device of `rank`, in words, and making it happen. Errors: NoDevice."""
+    """What happens to the device of `rank`, in words, and making it happen.
+
+    Raises:
+        NoDevice
+    """
     row = _device_of(run_dir, rank)
     if control:
         what = "lost" if kind.name == "gpu-lost" else kind.name

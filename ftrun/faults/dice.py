@@ -51,7 +51,7 @@ class Dice:
 
 
 def check(rate: float, seed: int) -> None:
-    """Errors: ValueError for a rate that is no probability, or a negative seed."""
+    """Raises ValueError for a rate that is no probability, or a negative seed."""
     if not 0 <= rate <= 1:
         raise ValueError(f"RATE is how likely a step has a fault, 0 to 1 (0.02: one step in 50), not {rate:g}")
     if seed < 0:

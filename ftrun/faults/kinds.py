@@ -63,7 +63,11 @@ KINDS: dict[str, FaultKind] = {kind.name: kind for kind in _ALL}
 
 
 def parse(text: str) -> tuple[FaultKind, float | None]:
-    """`exit:3` -> (the kind, 3.0). Errors: ValueError with a sentence."""
+    """`exit:3` -> (the kind, 3.0).
+
+    Raises:
+        ValueError: With a sentence.
+    """
     name, colon, rest = text.partition(":")
     kind = KINDS.get(name)
     if kind is None:
@@ -95,7 +99,7 @@ def spelled(name: str, argument: float | None) -> str:
 
 
 def check_phase(kind: FaultKind, at: str) -> None:
-    """Errors: ValueError when no such phase is known, or the kind cannot strike in it."""
+    """Raises ValueError when no such phase is known, or the kind cannot strike in it."""
     if at not in PHASES:
         raise ValueError(f"unknown phase {at!r}{_near(at, PHASES)} (known: {', '.join(PHASES)})")
     if at not in kind.phases:
@@ -104,7 +108,7 @@ def check_phase(kind: FaultKind, at: str) -> None:
 
 
 def check_duration(kind: FaultKind, seconds: float) -> None:
-    """Errors: ValueError when the kind cannot end by itself, or that is no duration."""
+    """Raises ValueError when the kind cannot end by itself, or that is no duration."""
     if not kind.lasts:
         lasting = ", ".join(k.name for k in _ALL if k.lasts)
         raise ValueError(f"{kind.name} has no duration; only these do: {lasting}")

@@ -30,7 +30,11 @@ def why_not() -> str:
 
 
 def make() -> Path:
-    """A new memory cgroup below our own, with the limit set and without swap. Errors: NotPossible."""
+    """A new memory cgroup below our own, with the limit set and without swap.
+
+    Raises:
+        NotPossible
+    """
     parent = _own()
     group = parent / f"{_PREFIX}{os.getpid()}"
     version2 = not (parent / "memory.limit_in_bytes").exists()
@@ -65,7 +69,11 @@ def _quietly(path: Path, text: str) -> None:
 
 
 def enter(group: Path) -> None:
-    """Move this process into the group. Errors: NotPossible."""
+    """Move this process into the group.
+
+    Raises:
+        NotPossible
+    """
     try:
         (group / "cgroup.procs").write_text(str(os.getpid()))
     except OSError as error:
@@ -73,7 +81,11 @@ def enter(group: Path) -> None:
 
 
 def eat() -> None:
-    """Take memory until the kernel kills this process, which entered its group. Errors: RuntimeError."""
+    """Take memory until the kernel kills this process, which entered its group.
+
+    Raises:
+        RuntimeError
+    """
     taken = []
     for _ in range(4 * LIMIT // _CHUNK):
         taken.append(b"\1" * _CHUNK)

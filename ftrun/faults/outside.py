@@ -28,7 +28,11 @@ SIGNALS = {
 
 
 def strike(pidfd: int, pid: int, kind: str) -> None:
-    """Send the signal of `kind` to the process. Errors: ProcessLookupError when it is gone."""
+    """Send the signal of `kind` to the process.
+
+    Raises:
+        ProcessLookupError: When it is gone.
+    """
     if kind in ("segv", "abort"):
         with contextlib.suppress(OSError):  # no core file of the size of a model
             resource.prlimit(pid, resource.RLIMIT_CORE, (0, resource.prlimit(pid, resource.RLIMIT_CORE)[1]))
@@ -47,14 +51,21 @@ def await_journal(run_dir: Path, firing: str) -> None:
 
 
 def kill_launcher(launcher: int) -> None:
-    """SIGKILL for the launcher alone. Errors: ProcessLookupError."""
+    """SIGKILL for the launcher alone.
+
+    Raises:
+        ProcessLookupError
+    """
     os.kill(launcher, signal.SIGKILL)
 
 
 def kill_node(launcher: int) -> None:
     """SIGKILL for the launcher and everything below it, as if the machine lost its power: nobody gets to react.
 
-    The calling process may be one of them; it goes last. Errors: ProcessLookupError when the launcher is gone.
+    The calling process may be one of them; it goes last.
+
+    Raises:
+        ProcessLookupError: When the launcher is gone.
     """
     os.kill(launcher, signal.SIGSTOP)  # it must not see the others die
     own = os.getpid()

@@ -79,7 +79,11 @@ class Plan:
     faults: tuple[InjectedFault, ...]
 
     def check_ranks(self, world_size: int) -> None:
-        """Refuse a fault for a rank that the run does not have. Errors: ConfigError."""
+        """Refuse a fault for a rank that the run does not have.
+
+        Raises:
+            ConfigError
+        """
         for fault in self.faults:
             if fault.rank >= world_size:
                 raise ConfigError(
@@ -109,17 +113,29 @@ class _Lines:
 
 
 def load_plan(path: Path | str) -> Plan:
-    """Read a plan. Errors: ConfigError for a file that cannot be read or is not a good plan."""
+    """Read a plan.
+
+    Raises:
+        ConfigError: For a file that cannot be read or is not a good plan.
+    """
     return parse_plan(read_text(path), path)
 
 
 def read_text(path: Path | str) -> str:
-    """The text of a plan. Errors: ConfigError."""
+    """The text of a plan.
+
+    Raises:
+        ConfigError
+    """
     return toml.read_text(path, "the fault plan")
 
 
 def parse_plan(text: str, path: Path | str) -> Plan:
-    """The plan that a text says; `path` is named in errors. Errors: ConfigError for one that is no good plan."""
+    """The plan that a text says; `path` is named in errors.
+
+    Raises:
+        ConfigError: For one that is no good plan.
+    """
     return _Reader(Path(path), _Lines(text)).plan(toml.parse(path, text))
 
 

@@ -67,7 +67,11 @@ class Request:
 
 
 def post(run_dir: Path, request: Request, *, taken: bool = False) -> Request:
-    """Write the request under the next free number; gives it with that number. Rings nobody. Errors: OSError."""
+    """Write the request under the next free number; gives it with that number. Rings nobody.
+
+    Raises:
+        OSError
+    """
     folder = run_dir / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     request = replace(request, number=_reserve(folder), asked=time.time())

@@ -117,7 +117,12 @@ class Trigger:
             self._waiting.setdefault(phase, []).append(fault)
 
     def fire(self, phase: str, step: int, attempt: int, epoch: int | None = None) -> None:
-        """Fire what is due at this place. Errors: RuntimeError for kind "exception"; others may not return."""
+        """Fire what is due at this place.
+
+        Raises:
+            RuntimeError: For kind "exception".
+            Others may not return.
+        """
         if self._factor > 1.0:
             self._stretch(phase)
         if self._board is not None and self._board[Head.REQUESTS] != self.seen:
@@ -187,7 +192,11 @@ class Trigger:
         act()
 
     def _prepare(self, fault: InjectedFault, phase: str, where: str) -> tuple[str, Callable[[], None]]:
-        """What the fault will do, in words, and doing it. Errors: CannotStrike."""
+        """What the fault will do, in words, and doing it.
+
+        Raises:
+            CannotStrike
+        """
         kind, argument, seconds = fault.kind, fault.argument or 0.0, fault.seconds
         own = self._own.get(kind)
         if own is not None:

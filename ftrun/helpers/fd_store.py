@@ -134,7 +134,7 @@ class FdStore:
         self._hang_up(sock)
 
     def _reply(self, sock: socket.socket, message: dict[str, Any], fds: list[int]) -> None:
-        """Errors: ValueError for what is no question of ours, OSError. The descriptors that came are kept or closed."""
+        """Raises ValueError for what is no question of ours, OSError. The descriptors that came are kept or closed."""
         try:
             op = str(message.get("op"))
             if op not in _ASKED or not _ASKED[op](message) or len(fds) != (op == "put"):

@@ -56,7 +56,7 @@ class Gpu:
     """
 
     def __init__(self, index: int, tell: Tell) -> None:
-        """Errors: pynvml.NVMLError."""
+        """Raises pynvml.NVMLError."""
         self.index = index
         self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         self.uuid: str = pynvml.nvmlDeviceGetUUID(self.handle)
@@ -222,7 +222,7 @@ class Gpu:
         return {int(v.fieldId): _number(v) for v in values or () if v.nvmlReturn == 0}
 
     def _strict(self, name: str, *arguments: Any) -> Any:
-        """Errors: pynvml.NVMLError."""
+        """Raises pynvml.NVMLError."""
         health = threading.current_thread().name.startswith("_watch_health")
         if health:
             self.call = (name, time.monotonic())

@@ -19,7 +19,7 @@ _VACATED = 5.0  # seconds in which a store that was ended has certainly left its
 
 
 def _listen(host: str, port: int, only: bool) -> socket.socket:
-    """Errors: OSError."""
+    """Raises OSError."""
     # bound by us: torch would listen on every interface
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline = time.monotonic() + _VACATED

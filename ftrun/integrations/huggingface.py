@@ -334,7 +334,7 @@ def _by_metric(scheduler: Any) -> bool:
 
 
 def _check(trainer: Trainer, loader: Any, unknown: dict[str, Any]) -> None:
-    """Errors: UsageError for what cannot be repaired in place, naming the option or the missing hook."""
+    """Raises UsageError for what cannot be repaired in place, naming the option or the missing hook."""
     for name, wanted in _NEEDED.items():
         method = getattr(transformers.Trainer, name, getattr(GradientState, name, None))
         found = set(inspect.signature(method).parameters) if method is not None else set()

@@ -203,7 +203,11 @@ class _Loop(_FitLoop):
         trainer._logger_connector.update_train_step_metrics()
 
     def _size(self) -> tuple[Any, int]:
-        """The training's loader, and the most batches that there can be. Errors: UsageError."""
+        """The training's loader, and the most batches that there can be.
+
+        Raises:
+            UsageError
+        """
         trainer, loaders = self.trainer, self._combined_loader
         assert loaders is not None
         if not isinstance(loaders.iterables, _Begun):

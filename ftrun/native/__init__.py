@@ -131,7 +131,10 @@ def life_init(address: int) -> None:
 
 
 def life_hold(address: int) -> None:
-    """Lock it for the calling thread until that thread ends. Errors: OSError EBUSY when it is taken.
+    """Lock it for the calling thread until that thread ends.
+
+    Raises:
+        OSError: EBUSY when it is taken.
 
     The memory must stay mapped for as long as the lock is held.
     """
@@ -139,7 +142,11 @@ def life_hold(address: int) -> None:
 
 
 def life_release(address: int) -> None:
-    """Unlock it in the thread that holds it. Errors: OSError EPERM when the caller does not."""
+    """Unlock it in the thread that holds it.
+
+    Raises:
+        OSError: EPERM when the caller does not.
+    """
     _check(_life_release(address))
 
 
@@ -148,7 +155,10 @@ def beat_start(life_address: int, beat_address: int, interval: float, launcher_p
 
     It stores CLOCK_MONOTONIC ns to `beat_address` at each multiple of `interval` seconds. When process `launcher_pid` has been dead
     for `orphan_grace` seconds it kills this process, with its whole process group if it leads one (0 = never).
-    Errors: OSError EBUSY when the lock is taken, EALREADY when the thread runs.
+
+    Raises:
+        OSError: EBUSY when the lock is taken.
+        EALREADY: When the thread runs.
     """
     _check(_beat_start(life_address, beat_address, interval, launcher_pid, orphan_grace))
 
@@ -172,7 +182,8 @@ def watch_stop(handle: int, wait: bool = False) -> None:
 
     That takes at most 0.6 s, or as long again as the lock was watched, up to a minute.
 
-    Errors: OSError ENOENT for a handle that is unknown or already stopped.
+    Raises:
+        OSError: ENOENT for a handle that is unknown or already stopped.
     """
     _check(_watch_stop(handle, wait))
 
@@ -193,20 +204,28 @@ def map_fd(fd: int, length: int, write: bool = True) -> int:
     """Map `length` bytes of a file, shared; returns the address. The descriptor may be closed, the caller unmaps.
 
     `length` may exceed the file: touching bytes beyond its end kills with SIGBUS until the file has grown.
-    Errors: OSError.
+
+    Raises:
+        OSError
     """
     return _check(_map_fd(fd, length, write))
 
 
 def unmap(address: int, length: int) -> None:
-    """Undo `map_fd`; nobody may use the address any more. Errors: OSError."""
+    """Undo `map_fd`; nobody may use the address any more.
+
+    Raises:
+        OSError
+    """
     _check(_unmap(address, length))
 
 
 def populate(address: int, length: int, write: bool) -> None:
     """Fault in the pages of the range without changing them. The range must lie inside the file.
 
-    Errors: OSError EFAULT beyond the file (SIGBUS before Linux 5.14), EACCES to write what is mapped read-only, ENOMEM.
+    Raises:
+        OSError: EFAULT beyond the file (SIGBUS before Linux 5.14), EACCES to write what is mapped read-only.
+        ENOMEM
     """
     _check(_populate(address, length, write))
 
@@ -228,7 +247,11 @@ _set_name = _bind(_releasing, "set_name", c_int, ctypes.c_char_p)
 
 
 def set_subreaper() -> None:
-    """Orphaned descendants become children of this process. Errors: OSError."""
+    """Orphaned descendants become children of this process.
+
+    Raises:
+        OSError
+    """
     _check(_set_subreaper())
 
 

@@ -112,19 +112,32 @@ def present() -> bool:
 
 
 def driver_version() -> tuple[int, int]:
-    """The CUDA version of the driver, such as (12, 4). Errors: CudaError ENOENT without one, ENOSYS before CUDA 12.0."""
+    """The CUDA version of the driver, such as (12, 4).
+
+    Raises:
+        CudaError: ENOENT without one.
+        ENOSYS: Before CUDA 12.0.
+    """
     version = c_int()
     _check(_driver(byref(version)))
     return version.value // 1000, version.value % 1000 // 10
 
 
 def device_count() -> int:
-    """How many GPUs this process may use. Errors: CudaError."""
+    """How many GPUs this process may use.
+
+    Raises:
+        CudaError
+    """
     return _check(_devices())
 
 
 def device(ordinal: int) -> Device:
-    """What one GPU is. Makes no context on it. Errors: CudaError ENODEV."""
+    """What one GPU is. Makes no context on it.
+
+    Raises:
+        CudaError: ENODEV.
+    """
     facts = _DeviceFacts()
     _check(_device(ordinal, byref(facts)))
     return Device(
@@ -167,7 +180,11 @@ def _facts_of(one: Device) -> dict[str, Any]:
 
 
 def room(ordinal: int) -> tuple[int, int]:
-    """(free, total) bytes of a device. Errors: CudaError."""
+    """(free, total) bytes of a device.
+
+    Raises:
+        CudaError
+    """
     free, total = c_uint64(), c_uint64()
     _check(_room(ordinal, byref(free), byref(total)))
     return free.value, total.value
@@ -176,7 +193,8 @@ def room(ordinal: int) -> tuple[int, int]:
 def owner(address: int) -> tuple[int | None, bool]:
     """(device, host): on which GPU the memory at `address` is, None = plain host memory; can the CPU read it?
 
-    Errors: CudaError.
+    Raises:
+        CudaError
     """
     found, host = c_int(), c_int()
     _check(_owner(address, byref(found), byref(host)))
@@ -187,19 +205,29 @@ def owner(address: int) -> tuple[int | None, bool]:
 
 
 def reserve(ordinal: int, length: int) -> int:
-    """Address of `length` bytes (a multiple of the granularity) without memory. Errors: CudaError."""
+    """Address of `length` bytes (a multiple of the granularity) without memory.
+
+    Raises:
+        CudaError
+    """
     return _check(_reserve(ordinal, length))
 
 
 def free_range(address: int, length: int) -> None:
-    """Give a reserved range back; nothing may be mapped in it. Errors: CudaError."""
+    """Give a reserved range back; nothing may be mapped in it.
+
+    Raises:
+        CudaError
+    """
     _check(_free_range(address, length))
 
 
 def create(ordinal: int, address: int, length: int) -> int:
     """New zeroed memory, mapped at `address` in a reserved range; a descriptor by which others map it (caller closes).
 
-    Errors: CudaError ENOMEM when the device is full, EOPNOTSUPP when it cannot share memory.
+    Raises:
+        CudaError
+        ENOMEM: When the device is full and EOPNOTSUPP when it cannot share memory.
     """
     return _check(_create(ordinal, address, length))
 
@@ -207,37 +235,60 @@ def create(ordinal: int, address: int, length: int) -> int:
 def attach(home: int, ordinal: int, fd: int, address: int, length: int) -> bool:
     """Map the memory behind a descriptor, which lives on `home` and is used by `ordinal`; `fd` may be closed after.
 
-    False: mapped, but for copies only, since kernels of `ordinal` cannot reach `home`. Errors: CudaError.
+    False: mapped, but for copies only, since kernels of `ordinal` cannot reach `home`.
+
+    Raises:
+        CudaError
     """
     return _check(_attach(home, ordinal, fd, address, length)) == 0
 
 
 def unmap(address: int, length: int) -> None:
-    """Undo one `create` or `attach`; its work must be done. Errors: CudaError."""
+    """Undo one `create` or `attach`; its work must be done.
+
+    Raises:
+        CudaError
+    """
     _check(_unmap(address, length))
 
 
 def hold(ordinal: int, fd: int) -> int:
-    """Keep the memory behind a descriptor alive without mapping it; a handle for `let_go`. Errors: CudaError."""
+    """Keep the memory behind a descriptor alive without mapping it; a handle for `let_go`.
+
+    Raises:
+        CudaError
+    """
     handle = c_uint64()
     _check(_hold(ordinal, fd, byref(handle)))
     return handle.value
 
 
 def let_go(handle: int) -> None:
-    """End a `hold`. Errors: CudaError."""
+    """End a `hold`.
+
+    Raises:
+        CudaError
+    """
     _check(_let_go(handle))
 
 
 def register(ordinal: int, address: int, length: int) -> int:
-    """Let streams write to whole pages of host memory; their address for the device. Errors: CudaError."""
+    """Let streams write to whole pages of host memory; their address for the device.
+
+    Raises:
+        CudaError
+    """
     seen = c_uint64()
     _check(_register(ordinal, address, length, byref(seen)))
     return seen.value
 
 
 def unregister(ordinal: int, address: int) -> None:
-    """Undo `register`, before the pages are unmapped. Errors: CudaError."""
+    """Undo `register`, before the pages are unmapped.
+
+    Raises:
+        CudaError
+    """
     _check(_unregister(ordinal, address))
 
 
@@ -245,17 +296,29 @@ def unregister(ordinal: int, address: int) -> None:
 
 
 def stamp(ordinal: int, stream: int, seen: int, value: int) -> None:
-    """Write a 64-bit word once everything queued before is done and visible. Returns at once. Errors: CudaError."""
+    """Write a 64-bit word once everything queued before is done and visible. Returns at once.
+
+    Raises:
+        CudaError
+    """
     _check(_stamp(ordinal, stream, seen, value))
 
 
 def copy(ordinal: int, stream: int, destination: int, source: int, length: int) -> None:
-    """Queue a copy between any two places. Errors: CudaError."""
+    """Queue a copy between any two places.
+
+    Raises:
+        CudaError
+    """
     _check(_copy(ordinal, stream, destination, source, length))
 
 
 def sync(ordinal: int, stream: int, timeout: float) -> bool:
-    """Wait until all that is queued on the stream is done; False after `timeout`. Errors: CudaError of that work."""
+    """Wait until all that is queued on the stream is done; False after `timeout`.
+
+    Raises:
+        CudaError: Of that work.
+    """
     result = _sync(ordinal, stream, timeout)
     if result == -errno.ETIMEDOUT:
         return False
@@ -264,17 +327,29 @@ def sync(ordinal: int, stream: int, timeout: float) -> bool:
 
 
 def copy_now(ordinal: int, stream: int, destination: int, source: int, length: int, timeout: float) -> None:
-    """Copy and wait. Errors: CudaError, ETIMEDOUT among them: then the memory is still in use."""
+    """Copy and wait.
+
+    Raises:
+        CudaError: (after ETIMEDOUT the memory is still in use).
+    """
     _check(_copy_now(ordinal, stream, destination, source, length, timeout))
 
 
 def checksum(ordinal: int, stream: int, address: int, length: int, seed: int, timeout: float) -> int:
-    """`ftrun.native.checksum` of device memory, computed there: the same 64 bits. Errors: CudaError."""
+    """`ftrun.native.checksum` of device memory, computed there: the same 64 bits.
+
+    Raises:
+        CudaError
+    """
     result = c_uint64()
     _check(_checksum(ordinal, stream, address, length, seed, timeout, byref(result)))
     return result.value
 
 
 def load_kernels(ordinal: int) -> None:
-    """Load ftrun's kernels on a device. Errors: CudaError, ENOEXEC when its driver does not take their PTX."""
+    """Load ftrun's kernels on a device.
+
+    Raises:
+        CudaError: (ENOEXEC when its driver does not take their PTX).
+    """
     _check(_kernels(ordinal))

@@ -178,7 +178,10 @@ def chunk_size(size: int, room: int = 0) -> int:
 
 
 def copy(to: Sequence[Extent], source: Sequence[Extent], terms: Terms | None = None, gpu: int | None = None) -> Moved:
-    """Peer copy between two lists of extents of the same total size. Errors: TransferError.
+    """Peer copy between two lists of extents of the same total size.
+
+    Raises:
+        TransferError
 
     `gpu`: by streams of that device, between memory that its kernels can reach.
     """
@@ -242,7 +245,11 @@ class Facts:
 
     @staticmethod
     def read(ring: int) -> Facts:
-        """What the memory at `ring` was prepared with. Errors: TransferError EINVAL when it was not."""
+        """What the memory at `ring` was prepared with.
+
+        Raises:
+            TransferError: EINVAL when it was not.
+        """
         found = _Facts()
         code = _exchange_read(ring, ctypes.byref(found))
         if code < 0:
@@ -261,7 +268,9 @@ class Facts:
         """Take part as `me`: send `source` (this participant's share), receive the whole into `to` (or nothing).
 
         `gpu`: `to` is memory of that device, and the shared buffers are not behind the control block but there.
-        Errors: TransferError.
+
+        Raises:
+            TransferError
         """
         result = _Result()
         terms = terms or Terms()
@@ -291,7 +300,11 @@ class Progress:
 
 
 def look(ring: int, who: int) -> Progress:
-    """How far a participant of an exchange is, a moment ago. Errors: OSError EINVAL when there is no such exchange."""
+    """How far a participant of an exchange is, a moment ago.
+
+    Raises:
+        OSError: EINVAL when there is no such exchange.
+    """
     progress = _Progress()
     code = _exchange_look(ring, who, ctypes.byref(progress))
     if code < 0:

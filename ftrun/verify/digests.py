@@ -86,7 +86,11 @@ class Digests:
 
 
 def read(folder: Path) -> Digests:
-    """What was recorded in `folder`; torn last lines are left out. Errors: OSError."""
+    """What was recorded in `folder`; torn last lines are left out.
+
+    Raises:
+        OSError
+    """
     found = Digests()
     files = [(int(m[1]), int(m[2]), p) for p in folder.iterdir() if (m := _FILE.fullmatch(p.name))]
     for rank, cell, path in sorted(files):

@@ -71,7 +71,12 @@ class Interrupted(Exception):
 def run(
     name: str, folder: Path, options: Sequence[str], script: Sequence[str], ranks: int, patience: float, watch: Watch
 ) -> Trial:
-    """Run `ftrun run OPTIONS SCRIPT` to its end. `patience`: its shutdown timeout. Errors: OSError, Interrupted."""
+    """Run `ftrun run OPTIONS SCRIPT` to its end. `patience`: its shutdown timeout.
+
+    Raises:
+        OSError
+        Interrupted
+    """
     digests = folder / "digests"
     digests.mkdir(parents=True)
     progress = digests / "progress"
@@ -107,7 +112,11 @@ def _start(command: list[str], environment: Mapping[str, str], output: int) -> s
 
 
 def _wait(process: subprocess.Popen[bytes], patience: float, look: Callable[[], None]) -> int:
-    """Exit code, 128 + n for death by signal n. Errors: Interrupted after a signal to us has ended it."""
+    """Exit code, 128 + n for death by signal n.
+
+    Raises:
+        Interrupted: After a signal to us has ended it.
+    """
     got: list[int] = []
     before = {s: signal.signal(s, lambda number, _: got.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -174,7 +174,7 @@ class Verification:
         self._unstable: set[str] = set()  # the script's values that are not the same in both
 
     def run(self) -> Result:
-        """Errors: UsageError for a script that cannot be compared, ConfigError for a plan of which nothing fired, OSError."""
+        """Raises UsageError for a script that cannot be compared, ConfigError for a plan of which nothing fired, OSError."""
         base = Path(self._settings.log_dir).absolute() / f"verify-{Path(self._settings.argv[0]).stem}"
         try:
             self._folder = trials.usable_name(base)
@@ -282,7 +282,7 @@ class Verification:
         return trial
 
     def _need(self, trial: Trial) -> None:
-        """Errors: UsageError for a run without faults that failed."""
+        """Raises UsageError for a run without faults that failed."""
         if trial.code != EXIT_OK:
             _show_end(trial)
             raise UsageError(
@@ -311,7 +311,7 @@ class Verification:
         return digests.compare(clean, found, self._unstable), own
 
     def _read(self, clean: Digests, trial: Trial) -> Digests:
-        """Errors: UsageError for a run that did not begin where the clean one did."""
+        """Raises UsageError for a run that did not begin where the clean one did."""
         found = digests.read(trial.digests)
         if found.first_step is not None and found.first_step != clean.first_step:
             raise UsageError(

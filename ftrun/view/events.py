@@ -87,7 +87,11 @@ _NOTES = {
 
 
 def stream(found: Found, follow: bool, as_json: bool) -> Iterator[str]:
-    """Lines as they come; with `follow` until the run ends. Damaged lines are left out. Errors: OSError."""
+    """Lines as they come; with `follow` until the run ends. Damaged lines are left out.
+
+    Raises:
+        OSError
+    """
     sentences, tail = _Sentences(), Tail(found.journal)
     try:
         while True:

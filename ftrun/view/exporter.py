@@ -33,7 +33,12 @@ _BEGIN = 10.0  # seconds that a run may need to make its board
 
 
 class Exporter:
-    """Looks at one run on request. Errors: OSError, PlatformError when there is nothing to look at."""
+    """Looks at one run on request.
+
+    Raises:
+        OSError
+        PlatformError: When there is nothing to look at.
+    """
 
     def __init__(self, run: RunInfo) -> None:
         self._watcher = RunWatcher(run)
@@ -44,7 +49,11 @@ class Exporter:
         self._watcher.close()
 
     def look(self) -> str:
-        """The figures now. Errors: FtrunError when they cannot be read."""
+        """The figures now.
+
+        Raises:
+            FtrunError: When they cannot be read.
+        """
         run = self._watcher.run
         with self._lock:
             try:

@@ -50,7 +50,11 @@ def _living(run: RunInfo) -> Found:
 
 
 def require(name: str | None) -> Found:
-    """As `find`. Errors: NoRunError."""
+    """As `find`.
+
+    Raises:
+        NoRunError
+    """
     found = find(name)
     if found is not None:
         return found

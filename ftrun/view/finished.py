@@ -15,7 +15,11 @@ from ftrun.view.snapshot import ENDED, SCHEMA
 
 
 def read(found: Found) -> Account:
-    """The account of a whole journal. Errors: OSError."""
+    """The account of a whole journal.
+
+    Raises:
+        OSError
+    """
     account, tail = Account(), Tail(found.journal)
     try:
         account.add_all(tail.read())
@@ -25,7 +29,11 @@ def read(found: Found) -> Account:
 
 
 def ended_picture(found: Found) -> dict[str, Any]:
-    """As `status --json` prints it. Errors: OSError."""
+    """As `status --json` prints it.
+
+    Raises:
+        OSError
+    """
     account = read(found)
     summary, told = account.summary or {}, kept.of_json(account.kept)
     return {

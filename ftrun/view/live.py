@@ -42,7 +42,12 @@ _CHOOSES = {keys.UP: -1, keys.DOWN: 1, keys.LEFT: -1, keys.RIGHT: 1}
 
 
 def watch(run: RunInfo, interval: float) -> str:
-    """Show `run` until q or its end; gives its last state. Errors: OSError, PlatformError when it cannot be read."""
+    """Show `run` until q or its end; gives its last state.
+
+    Raises:
+        OSError
+        PlatformError: When it cannot be read.
+    """
     from rich.console import Console
     from rich.live import Live
 

@@ -44,7 +44,11 @@ def output_width() -> int:
 
 
 def print_lines(lines: Iterable[text.Line]) -> None:
-    """Print to stdout. Errors: BrokenPipeError."""
+    """Print to stdout.
+
+    Raises:
+        BrokenPipeError
+    """
     if not sys.stdout.isatty():
         out = "".join(text.plain(line) + "\n" for line in lines)
         sys.stdout.write(text.for_encoding(out, sys.stdout.encoding))

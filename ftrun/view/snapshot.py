@@ -55,7 +55,12 @@ _INCIDENTS = 20  # newest ones in a picture
 
 
 def take(run: RunInfo, ranks: int | None = None) -> dict[str, Any]:
-    """The picture of `run`. Errors: OSError, PlatformError when the directory goes away meanwhile."""
+    """The picture of `run`.
+
+    Raises:
+        OSError
+        PlatformError: When the directory goes away meanwhile.
+    """
     watcher = RunWatcher(run)
     try:
         return watcher.look(ranks)
@@ -64,7 +69,12 @@ def take(run: RunInfo, ranks: int | None = None) -> dict[str, Any]:
 
 
 class RunWatcher:
-    """Looks at one run again and again; what did not change is not read twice. Errors: OSError, PlatformError."""
+    """Looks at one run again and again; what did not change is not read twice.
+
+    Raises:
+        OSError
+        PlatformError
+    """
 
     def __init__(self, run: RunInfo) -> None:
         self.run = run
@@ -169,7 +179,7 @@ class RunWatcher:
         return self._world
 
     def _checked(self, world: World) -> World:
-        """Errors: PlatformError for a world of workers that are not on the board."""
+        """Raises PlatformError for a world of workers that are not on the board."""
         if not all(0 <= place.cell < self._board.cells for place in world.places):
             raise PlatformError(
                 f"the world file of run {self.run.run_id} is damaged: it names workers that the board has not"

@@ -8,7 +8,11 @@ from ftrun.view.finished import read
 
 
 def lines(found: Found) -> list[str]:
-    """Nothing where nobody has told anything: no rank has made some steps, or the script calls no protect(). Errors: OSError."""
+    """Nothing where nobody has told anything: no rank has made some steps, or the script calls no protect().
+
+    Raises:
+        OSError
+    """
     if found.live is not None:
         return kept.listing(kept.read(found.live.path), left_out.reasons(found.live.path))
     noted = read(found).kept

@@ -275,7 +275,11 @@ def _named(load: Load, system: str) -> str:
 
 
 def chosen(words: str) -> list[str]:
-    """Rows named on the command line. Errors: argparse's."""
+    """Rows named on the command line.
+
+    Raises:
+        Argparse's.
+    """
     rows = [word.strip() for word in words.split(",")]
     if unknown := sorted({*rows} - {*ROWS}):
         raise argparse.ArgumentTypeError(f"no row {', '.join(unknown)}; there are {', '.join(ROWS)}")

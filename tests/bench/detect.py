@@ -98,7 +98,11 @@ class Watched:
         return next(mine, None)
 
     def wait(self, seconds: float) -> int:
-        """Exit code, when all output was read. Errors: TimeoutExpired."""
+        """Exit code, when all output was read.
+
+        Raises:
+            TimeoutExpired
+        """
         code = self.process.wait(seconds)
         self._reader.join(5)
         return code

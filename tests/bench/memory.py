@@ -18,7 +18,7 @@ class Memory:
 
 
 def memory(pid: int) -> Memory:
-    """Errors: OSError when the process is gone."""
+    """Raises OSError when the process is gone."""
     fields: dict[str, int] = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, _, rest = line.partition(":")

@@ -88,7 +88,11 @@ def last_step(folder: Path, rank: int) -> int:
 
 
 def wait_for(running: harness.Running, what: str, condition: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """The first true value of `condition`. Errors: AssertionError when the run ends or time is up."""
+    """The first true value of `condition`.
+
+    Raises:
+        AssertionError: When the run ends or time is up.
+    """
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         ended = running.process.poll()

@@ -44,7 +44,7 @@ def readme() -> str:
 
 
 def shoot(url: str, name: str, dark: bool = False, size: tuple[int, int] = SIZE) -> None:
-    """Errors: SystemExit when there is no browser, or when it shows next to nothing."""
+    """Raises SystemExit when there is no browser, or when it shows next to nothing."""
     path = OUT / f"{name}.png"
     path.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="ftrun-screens-") as profile:

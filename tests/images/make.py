@@ -85,7 +85,11 @@ class Runs:
         return json.loads(done.stdout) if done.stdout.startswith("{") else {}
 
     def wait(self, name: str, what: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first picture for which `condition` holds. Errors: SystemExit when none comes."""
+        """The first picture for which `condition` holds.
+
+        Raises:
+            SystemExit: When none comes.
+        """
         deadline = time.monotonic() + DEADLINE
         while not condition(picture := self.look(name)):
             if time.monotonic() > deadline:

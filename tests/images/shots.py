@@ -26,7 +26,7 @@ _LOOK = ("-fa", "DejaVu Sans Mono", "-fs", "10", "-b", "6", "+sb", "-bg", "#1014
 
 
 def need() -> None:
-    """Errors: SystemExit when a program is missing."""
+    """Raises SystemExit when a program is missing."""
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
         sys.exit(f"images: {', '.join(missing)} not found; apt-get install chromium xterm xvfb imagemagick fonts-dejavu-core")

@@ -32,7 +32,11 @@ installed; `ftrun doctor` does too.
 
 
 def asked(python: str) -> dict[str, Any]:
-    """The answers that one interpreter gives. Errors: RuntimeError when it gives none."""
+    """The answers that one interpreter gives.
+
+    Raises:
+        RuntimeError: When it gives none.
+    """
     command = [python, "-m", "ftrun.worker.process.private_probes", "--json"]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True

@@ -223,7 +223,11 @@ def _published(rank: Rank, generation: int) -> Rank:
 
 
 def check_end(rules: Rules, model: Model) -> str:
-    """What a model without moves is: "done", or "restart" when no arena can be continued from. Errors: Wrong."""
+    """What a model without moves is: "done", or "restart" when no arena can be continued from.
+
+    Raises:
+        Wrong
+    """
     if all(r.pc == END for r in model.ranks):
         if any(r.applied != tuple(range(rules.gates - 1)) for r in model.ranks):
             raise Wrong("the end is not the sum of all steps")

@@ -61,7 +61,7 @@ def _pid(cell: Cell) -> int:
 
 
 def _check(rank: int, cell: Cell) -> None:
-    """Errors: UsageError for a rank that has no place between two steps."""
+    """Raises UsageError for a rank that has no place between two steps."""
     from ftrun.core.shared.board import Flag
 
     if cell.has(Flag.LOOP_DONE):

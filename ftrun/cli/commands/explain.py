@@ -57,7 +57,7 @@ def explain(
 
 
 def _values(run: Found) -> list[str]:
-    """Errors: PlatformError for a journal that cannot be read."""
+    """Raises PlatformError for a journal that cannot be read."""
     from ftrun.view import values
 
     try:

@@ -182,7 +182,11 @@ def _kind_and_run(words: list[str]) -> tuple[str, str | None]:
 
 
 def _target(found: Live, wish: Wish) -> int:
-    """The rank to strike. Errors: UsageError."""
+    """The rank to strike.
+
+    Raises:
+        UsageError
+    """
     from ftrun.core.shared.board import Flag
 
     rank = found.world().places[-1].rank if wish.rank is None else wish.rank

@@ -35,7 +35,11 @@ class RunCommand(TyperCommand):
 
 
 def print_completion(shell: str | None) -> None:
-    """Print the completion file of `shell` and leave, if one is named. Errors: UsageError."""
+    """Print the completion file of `shell` and leave, if one is named.
+
+    Raises:
+        UsageError
+    """
     if shell is not None:
         from ftrun.cli.completion import printed
 

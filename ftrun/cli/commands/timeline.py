@@ -129,7 +129,11 @@ def _none_because(found: Found, account: Account) -> str:
 
 
 def _write(data: str, output: str | None) -> None:
-    """To stdout, or whole or not at all to a file. Errors: FtrunError."""
+    """To stdout, or whole or not at all to a file.
+
+    Raises:
+        FtrunError
+    """
     data = page(data)
     if output is None:
         from ftrun.view.text import for_encoding

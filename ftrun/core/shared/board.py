@@ -295,7 +295,9 @@ class Cell:
 class Board:
     """The mapped file. `create` makes a zeroed one of `cells` cells; `open` maps an existing one.
 
-    Errors: PlatformError when the file is not a board of this version, OSError from the system calls.
+    Raises:
+        PlatformError: When the file is not a board of this version.
+        OSError: From the system calls.
     """
 
     def __init__(self, fd: int) -> None:
@@ -334,7 +336,11 @@ class Board:
 
     @staticmethod
     def make_room(path: Path, cell: int) -> None:
-        """Have memory behind a cell before anybody writes there: without, a full file system is a SIGBUS. Errors: OSError."""
+        """Have memory behind a cell before anybody writes there: without, a full file system is a SIGBUS.
+
+        Raises:
+            OSError
+        """
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.posix_fallocate(fd, _CELLS_AT + cell * CELL_BYTES, CELL_BYTES)

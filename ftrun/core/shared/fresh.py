@@ -16,7 +16,11 @@ _VARIABLE = "FTRUN_SPEC"
 
 
 def become(spec: dict[str, Any], variables: Mapping[str, str]) -> NoReturn:
-    """Go on as `spec["interpreter"]`, an argument vector. `variables`: the environment. Errors: OSError."""
+    """Go on as `spec["interpreter"]`, an argument vector. `variables`: the environment.
+
+    Raises:
+        OSError
+    """
     fd = wire.enclose(json.dumps(spec).encode())
     os.set_inheritable(fd, True)
     os.execve(spec["interpreter"][0], spec["interpreter"], {**variables, _VARIABLE: str(fd)})

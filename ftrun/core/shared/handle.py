@@ -40,7 +40,11 @@ class Handle:
 
     @staticmethod
     def unpack(data: bytes) -> Handle:
-        """Inverse of `pack`. Errors: ValueError for anything else."""
+        """Inverse of `pack`.
+
+        Raises:
+            ValueError: For anything else.
+        """
         if len(data) != BYTES:
             raise ValueError(f"a segment's handle has {BYTES} bytes, not {len(data)}")
         magic, version, kind, device, size, layout, generation = _FORMAT.unpack(data)

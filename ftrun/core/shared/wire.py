@@ -32,7 +32,8 @@ class Garbled(ConnectionError):
 def name_of(path: Path) -> Iterator[str]:
     """What to bind or connect a Unix socket at `path` with, however long the names of its folders are.
 
-    Errors: OSError when the folder is not there.
+    Raises:
+        OSError: When the folder is not there.
     """
     if len(os.fsencode(path)) <= _NAME_BYTES:
         yield os.fspath(path)
@@ -45,7 +46,11 @@ def name_of(path: Path) -> Iterator[str]:
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one frame. Errors: OSError."""
+    """Send one frame.
+
+    Raises:
+        OSError
+    """
     data = json.dumps(message, separators=(",", ":")).encode()
     if len(data) <= MAX_FRAME:
         _send(sock, data, fds)
@@ -63,7 +68,11 @@ def _send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
 
 
 def enclose(data: bytes) -> int:
-    """A descriptor (close-on-exec) of memory that holds `data`, for `disclose` in another process. Errors: OSError."""
+    """A descriptor (close-on-exec) of memory that holds `data`, for `disclose` in another process.
+
+    Raises:
+        OSError
+    """
     fd = os.memfd_create("ftrun-frame", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(data)
@@ -84,7 +93,9 @@ def disclose(fd: int) -> bytes:
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Receive one frame and the descriptors with it (close-on-exec); None when the peer is gone.
 
-    Errors: Garbled (a ConnectionError) for anything but one JSON object, whose descriptors are closed then; OSError.
+    Raises:
+        Garbled: (a ConnectionError) for anything but one JSON object, whose descriptors are closed then.
+        OSError
     """
     space = socket.CMSG_SPACE((MAX_FDS + 1) * array.array("i").itemsize)
     data, ancillary, _, _ = sock.recvmsg(MAX_FRAME, space, socket.MSG_CMSG_CLOEXEC)

@@ -99,7 +99,7 @@ def write_world(run_dir: Path, world: World) -> None:
 
 
 def read_world(run_dir: Path, generation: int) -> World:
-    """Errors: FileNotFoundError before it is published, PlatformError when it is damaged."""
+    """Raises FileNotFoundError before it is published, PlatformError when it is damaged."""
     path = world_path(run_dir, generation)
     try:
         raw = shape.loads(path.read_bytes())
@@ -114,7 +114,12 @@ def read_world(run_dir: Path, generation: int) -> World:
 
 
 def newest_world(run_dir: Path, board: Board) -> World:
-    """The world published last; there is one. Errors: FileNotFoundError when the run's folder is gone, PlatformError."""
+    """The world published last; there is one.
+
+    Raises:
+        FileNotFoundError: When the run's folder is gone.
+        PlatformError
+    """
     while True:
         published = board[Head.PUBLISHED]
         try:

@@ -8,7 +8,11 @@ import termios
 
 
 def unread(fd: int) -> int:
-    """Bytes that have come into a pipe or a connection and wait. Errors: OSError."""
+    """Bytes that have come into a pipe or a connection and wait.
+
+    Raises:
+        OSError
+    """
     size = array.array("i", [0])
     fcntl.ioctl(fd, termios.FIONREAD, size)
     return size[0]

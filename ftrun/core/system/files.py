@@ -11,32 +11,52 @@ from ftrun.core.shape import loads
 
 
 def open_private(path: Path, mode: str = "w") -> IO[bytes]:
-    """Open a file to write ("w") or append ("a"), which is made for its owner alone, whatever the umask. Errors: OSError."""
+    """Open a file to write ("w") or append ("a"), which is made for its owner alone, whatever the umask.
+
+    Raises:
+        OSError
+    """
     how = os.O_APPEND if mode == "a" else os.O_TRUNC
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o600), f"{mode}b")
 
 
 def write_private(path: Path, data: str | bytes) -> None:
-    """Write `data` (UTF-8) into a file for its owner alone. Errors: OSError."""
+    """Write `data` (UTF-8) into a file for its owner alone.
+
+    Raises:
+        OSError
+    """
     with open_private(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 def append_private(path: Path, data: str) -> None:
-    """Append `data` (UTF-8) to a file for its owner alone. Errors: OSError."""
+    """Append `data` (UTF-8) to a file for its owner alone.
+
+    Raises:
+        OSError
+    """
     with open_private(path, "a") as file:
         file.write(data.encode())
 
 
 def copy_private(source: Path, target: Path) -> None:
-    """Copy what a file holds into one for its owner alone. Errors: OSError."""
+    """Copy what a file holds into one for its owner alone.
+
+    Raises:
+        OSError
+    """
     with source.open("rb") as read, open_private(target) as written:
         while data := read.read(1 << 20):
             written.write(data)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for their owner alone. Errors: OSError."""
+    """Make a folder, and those above it that are missing, for their owner alone.
+
+    Raises:
+        OSError
+    """
     if not path.parent.exists():
         make_folder(path.parent)
     path.mkdir(mode=0o700, exist_ok=True)
@@ -47,7 +67,9 @@ def replace(path: Path, data: str, *, private: bool = False) -> None:
 
     `private`: only its owner may read it.
 
-    Errors: OSError; what was there before is still there then.
+    Raises:
+        OSError
+        What was there before is still there then.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as file:

@@ -23,7 +23,11 @@ class EventLoop:
         self.woke = time.monotonic_ns()  # when the current wake-up began
 
     def watch(self, fd: int, handler: Callable[[], None], *, urgent: bool = False, write: bool = False) -> None:
-        """Call `handler` whenever `fd` is readable (or writable). Errors: PermissionError for a regular file."""
+        """Call `handler` whenever `fd` is readable (or writable).
+
+        Raises:
+            PermissionError: For a regular file.
+        """
         self._poll.register(fd, select.EPOLLOUT if write else select.EPOLLIN)
         self._handlers[fd] = (urgent, handler)
 

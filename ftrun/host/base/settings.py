@@ -131,7 +131,7 @@ def run_name(rdzv_id: str) -> str:
 
 
 def check_run_id(run_id: str) -> str:
-    """Errors: UsageError when the name cannot be a folder's name."""
+    """Raises UsageError when the name cannot be a folder's name."""
     if not _RUN_ID.fullmatch(run_id):
         raise UsageError(
             f"run id {run_id!r} must be letters, digits, '.', '_' or '-', start with a letter or digit, and have at most 100"
@@ -140,7 +140,7 @@ def check_run_id(run_id: str) -> str:
 
 
 def check_script(path: str) -> None:
-    """Errors: UsageError when the training script is missing, a directory, unreadable, or not Python."""
+    """Raises UsageError when the training script is missing, a directory, unreadable, or not Python."""
     script = Path(path)
     try:
         if script.is_dir():
@@ -160,7 +160,7 @@ def check_script(path: str) -> None:
 
 
 def _check_syntax(path: str, source: bytes) -> None:
-    """Errors: UsageError for what this Python cannot compile. Byte code, archives and very long scripts are not looked at."""
+    """Raises UsageError for what this Python cannot compile. Byte code, archives and very long scripts are not looked at."""
     if path.endswith(".pyc") or len(source) > _MOST_SOURCE:
         return
     try:
@@ -179,7 +179,7 @@ def _check_syntax(path: str, source: bytes) -> None:
 
 
 def check_module(name: str) -> None:
-    """Errors: UsageError when there is no module of that name; only its first part is looked for, which imports nothing."""
+    """Raises UsageError when there is no module of that name; only its first part is looked for, which imports nothing."""
     if name.endswith(".py") and os.path.isfile(name):
         raise UsageError(f"-m takes the name of a module: say -m {name[:-3].replace(os.sep, '.')}, or leave out -m")
     if sys.flags.ignore_environment:
@@ -198,7 +198,7 @@ def check_module(name: str) -> None:
 
 
 def check_program(name: str) -> None:
-    """Errors: UsageError when the program of --no-python is not found or may not be executed."""
+    """Raises UsageError when the program of --no-python is not found or may not be executed."""
     import shutil
 
     if shutil.which(name) is not None:

@@ -35,7 +35,11 @@ class Streams:
 
 
 def parse(option: str, text: str) -> Streams:
-    """`3`, or `0:3,1:1` per local rank (ranks not named: none). Errors: UsageError naming `option`."""
+    """`3`, or `0:3,1:1` per local rank (ranks not named: none).
+
+    Raises:
+        UsageError: Naming `option`.
+    """
     if text.strip() in ("0", "1", "2", "3"):
         return Streams(Std(int(text)))
     by_rank: dict[int, Std] = {}

@@ -40,7 +40,11 @@ MAX_WORKERS = 4096
 
 
 def worker_count(text: str) -> int:
-    """Workers asked for by --nproc-per-node: a number, `cpu`, `gpu`, `xpu` or `auto`. Errors: UsageError."""
+    """Workers asked for by --nproc-per-node: a number, `cpu`, `gpu`, `xpu` or `auto`.
+
+    Raises:
+        UsageError
+    """
     kind = text.strip().lower()
     if kind == "cpu":
         return len(os.sched_getaffinity(0))

@@ -107,7 +107,7 @@ class DeviceWatch:
         state: Callable[[], State],
         world_rank: Callable[[int], int],
     ) -> None:
-        """Errors: ConfigError, OSError."""
+        """Raises ConfigError, OSError."""
         self.wanted = present(os.environ)
         self._run_dir = context.run_dir
         self._board = context.board

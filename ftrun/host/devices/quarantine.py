@@ -22,7 +22,11 @@ _PATIENCE = 2.0  # seconds for the lock that runs on one machine share
 
 
 def read(path: Path) -> dict[str, str]:
-    """UUID -> reason; {} when there is no file. Errors: ConfigError when it cannot be read."""
+    """UUID -> reason; {} when there is no file.
+
+    Raises:
+        ConfigError: When it cannot be read.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -34,7 +38,7 @@ def read(path: Path) -> dict[str, str]:
 
 
 def check(path: Path) -> None:
-    """Errors: ConfigError for a file that is no quarantine, UsageError for one that could not be written."""
+    """Raises ConfigError for a file that is no quarantine, UsageError for one that could not be written."""
     read(path)
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"--quarantine-file {path} cannot be written")
@@ -114,7 +118,7 @@ class QuarantineFile:
         return info.st_ino, info.st_mtime_ns, info.st_size
 
     def _write(self, path: Path, reasons: dict[str, str], *, keep: bool = False) -> None:
-        """Errors: OSError; ConfigError when what is kept cannot be read."""
+        """Raises OSError; ConfigError when what is kept cannot be read."""
         before = _entries(path, path.read_text(encoding="utf-8")) if keep and path.exists() else {}
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         more = {"since": now, "host": os.uname().nodename, "run": self._run_dir.name}
@@ -123,7 +127,7 @@ class QuarantineFile:
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Errors: TimeoutError."""
+        """Raises TimeoutError."""
         if path == self._own:
             yield
             return

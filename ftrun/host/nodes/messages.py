@@ -1,4 +1,8 @@
-"""Frames between the agents of several nodes: a length of four bytes, then one JSON object. Errors: ValueError."""
+"""Frames between the agents of several nodes: a length of four bytes, then one JSON object.
+
+Raises:
+    ValueError
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,11 @@ _COPY = 1 << 20
 
 
 def claim_folder(base: Path, run: str) -> Path:
-    """Make a folder for the run: `base/run`, or `base/run_<random>` when an earlier run has that. Errors: OSError."""
+    """Make a folder for the run: `base/run`, or `base/run_<random>` when an earlier run has that.
+
+    Raises:
+        OSError
+    """
     files.make_folder(base)
     folder = base / run
     while True:

@@ -43,7 +43,11 @@ class Style(Protocol):
 
 
 def check_template(option: str, text: str) -> str:
-    """`text`, when it can be a prefix. Errors: UsageError naming `option`."""
+    """`text`, when it can be a prefix.
+
+    Raises:
+        UsageError: Naming `option`.
+    """
     known = ", ".join(f"{{{name}}}" for name in FIELDS)
     try:
         for _, name, _, _ in string.Formatter().parse(text):

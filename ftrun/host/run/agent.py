@@ -130,7 +130,11 @@ class Agent:
         return self._end.code
 
     def _end_without_folder(self, error: OSError) -> None:
-        """The run cannot go on without its folder, or without room in it: it ends as by a signal. Errors: `error`, about anything else."""
+        """The run cannot go on without its folder, or without room in it: it ends as by a signal.
+
+        Raises:
+            `error`, about anything else.
+        """
         why = trouble(self._run_dir, error)
         if not why or self._end is not None:
             raise error
@@ -228,7 +232,11 @@ class Agent:
         self._services.fork(worker.index, spec, worker.log.out_w, worker.log.err_w)
 
     def _room_for(self, action: ev.Spawn) -> bool:
-        """Give its cell on the board memory. A spare waits where there is none: the reserve is for repairs. Errors: OSError."""
+        """Give its cell on the board memory. A spare waits where there is none: the reserve is for repairs.
+
+        Raises:
+            OSError
+        """
         board = self._run_dir / paths.BOARD
         if action.rank is not None:
             self._reserve.write(lambda: Board.make_room(board, action.worker))

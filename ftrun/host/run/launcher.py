@@ -53,7 +53,11 @@ _READER_PATIENCE = 5.0  # seconds a reader of our output may take nothing at the
 
 
 def launch(settings: Settings) -> int:
-    """Run to the end; gives the exit code. Errors: UsageError, PlatformError before anything was started.
+    """Run to the end; gives the exit code.
+
+    Raises:
+        UsageError
+        PlatformError: Before anything was started.
 
     PlatformError also later, when descriptors ran out or the run's folder was lost: then everything is ended first.
     """
@@ -96,7 +100,7 @@ def launch(settings: Settings) -> int:
 
 
 def _require_descriptors(settings: Settings) -> None:
-    """Errors: PlatformError for a limit that would stop the run in the middle of its start."""
+    """Raises PlatformError for a limit that would stop the run in the middle of its start."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < _descriptors(settings):
         raise _too_few_descriptors(settings, f"the limit is {limit} open files")
@@ -151,7 +155,7 @@ def _fork_server_mode(settings: Settings) -> str:
 
 
 def _require_free(port: int) -> None:
-    """Errors: UsageError when the store could not listen on --master-port."""
+    """Raises UsageError when the store could not listen on --master-port."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
@@ -340,7 +344,7 @@ def _catch_signals(settings: Settings) -> int:
 
 
 def require_usable() -> None:
-    """Errors: PlatformError when this machine cannot run ftrun at all."""
+    """Raises PlatformError when this machine cannot run ftrun at all."""
     if not sys.platform.startswith("linux"):
         raise PlatformError("ftrun needs Linux (futexes, pidfds, /proc)")
     if not native.available():

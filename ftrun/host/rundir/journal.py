@@ -53,7 +53,11 @@ class Journal:
             self.broken = error.strerror
 
     def copy_to(self, target: Path) -> None:
-        """Keep a copy beyond the run directory's life. Errors: OSError."""
+        """Keep a copy beyond the run directory's life.
+
+        Raises:
+            OSError
+        """
         self.flush()
         files.copy_private(self._path, target)
 

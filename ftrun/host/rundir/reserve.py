@@ -33,7 +33,11 @@ def trouble(run_dir: Path, error: OSError) -> str:
 
 
 class Reserve:
-    """Of one run directory. `log` takes sentences for the person at the terminal. Errors: OSError when there is no room."""
+    """Of one run directory. `log` takes sentences for the person at the terminal.
+
+    Raises:
+        OSError: When there is no room.
+    """
 
     def __init__(self, run_dir: Path, log: Callable[[str], None]) -> None:
         self._path = run_dir / paths.RESERVE
@@ -62,7 +66,11 @@ class Reserve:
             raise
 
     def write(self, action: Callable[[], None]) -> None:
-        """Do what writes into the run directory, if need be in the reserve. Errors: OSError when that is not enough."""
+        """Do what writes into the run directory, if need be in the reserve.
+
+        Raises:
+            OSError: When that is not enough.
+        """
         try:
             action()
         except OSError as error:

@@ -67,7 +67,11 @@ def bury(run: RunInfo) -> None:
 
 
 def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
-    """Make the run directory and its run.json; `facts` go into it. Errors: UsageError when the name is taken."""
+    """Make the run directory and its run.json; `facts` go into it.
+
+    Raises:
+        UsageError: When the name is taken.
+    """
     root = paths.runs_root()
     remove_stale(root)
     pid = os.getpid()

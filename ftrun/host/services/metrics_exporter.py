@@ -19,7 +19,11 @@ _STARTS = 5  # of the exporter in one run, until it is given up
 
 
 class Monitoring:
-    """Nothing when no metrics were asked for. Errors: UsageError for a port or file that cannot be used."""
+    """Nothing when no metrics were asked for.
+
+    Raises:
+        UsageError: For a port or file that cannot be used.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._file = settings.metrics_file or ""
@@ -53,7 +57,11 @@ class Monitoring:
 
 
 def bound(port: int, option: str) -> socket.socket:
-    """A listening socket on loopback. Errors: UsageError naming the option."""
+    """A listening socket on loopback.
+
+    Raises:
+        UsageError: Naming the option.
+    """
     try:
         listener = socket.create_server(("127.0.0.1", port), backlog=16)
     except OSError as error:
@@ -70,7 +78,7 @@ def address(listener: socket.socket) -> str:
 
 
 def require_writable(path: Path, option: str) -> None:
-    """Errors: UsageError naming the option, when a file cannot be put there."""
+    """Raises UsageError naming the option, when a file cannot be put there."""
     folder = path.parent
     if not folder.is_dir():
         raise UsageError(f"{option}: there is no folder {folder}; make it first")

@@ -44,7 +44,11 @@ class Helper:
     def start(
         self, args: tuple[str, ...], env: Mapping[str, str], out: int, also: int | None = None, room: int = 0
     ) -> None:
-        """`also` becomes its descriptor spawn.ALSO; `room`: see `spawn.command`. Errors: OSError."""
+        """`also` becomes its descriptor spawn.ALSO; `room`: see `spawn.command`.
+
+        Raises:
+            OSError
+        """
         with self.connect() as theirs:
             self.pid = spawn.start(self._code, args, env, theirs.fileno(), out, also, room)
 
@@ -190,7 +194,11 @@ class Services:
         self._all = (self.fork_server, self.store, self.fd_store, self.nvml, self.metrics)
 
     def log_to(self, path: Path) -> None:
-        """What helpers print goes to this file; call before they are started. Errors: OSError."""
+        """What helpers print goes to this file; call before they are started.
+
+        Raises:
+            OSError
+        """
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.close(self._out)
         self._out = fd
@@ -206,7 +214,11 @@ class Services:
         self.fd_store.start((str(self._run_dir),), self._env, self._out)
 
     def start_metrics(self, file: str, listener: int | None) -> None:
-        """The exporter of the figures, to a file ("" = none) and on a listening socket. Errors: OSError."""
+        """The exporter of the figures, to a file ("" = none) and on a listening socket.
+
+        Raises:
+            OSError
+        """
         self.metrics.start((str(self._run_dir), file, "" if listener is None else "listen"), self._env, self._out, listener)
 
     def end_metrics(self, patience: float) -> None:
@@ -224,7 +236,11 @@ class Services:
             return True
 
     def start_nvml(self) -> None:
-        """Only where there are GPUs. Errors: OSError."""
+        """Only where there are GPUs.
+
+        Raises:
+            OSError
+        """
         self.nvml.start((), self._env, self._out)
 
     def start_store(self, host: str, port: int, only: bool = False) -> None:

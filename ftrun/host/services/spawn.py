@@ -47,7 +47,10 @@ def start(
     also: int | None = None,
     room: int = 0,
 ) -> int:
-    """Start a helper; it inherits `pass_fd` as descriptor 3 and writes to `out`. Gives its pid. Errors: OSError.
+    """Start a helper; it inherits `pass_fd` as descriptor 3 and writes to `out`. Gives its pid.
+
+    Raises:
+        OSError
 
     `also` becomes its descriptor ALSO. `room`: see `command`.
     """

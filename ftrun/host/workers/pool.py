@@ -154,7 +154,8 @@ class WorkerPool:
     def add(self, index: int, rank: int | None, attempt: int) -> Worker | None:
         """Prepare cell and pipes of an incarnation to be forked; None when that was ordered already.
 
-        Errors: IndexError when the board is full.
+        Raises:
+            IndexError: When the board is full.
         """
         worker = self.workers.get(index)
         if worker is None:

@@ -33,7 +33,11 @@ def mark_of(*words: object) -> str:
 
 
 def write(path: Path, state: State) -> None:
-    """Whole or not at all. Errors: OSError."""
+    """Whole or not at all.
+
+    Raises:
+        OSError
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         torch.save(state, temporary)
@@ -56,7 +60,11 @@ class PartsFolder:
         self._size = world_size
 
     def write(self, step: int, mark: str, state: State) -> None:
-        """Keep this rank's part, and remove its parts that nobody needs. Errors: OSError."""
+        """Keep this rank's part, and remove its parts that nobody needs.
+
+        Raises:
+            OSError
+        """
         self._path.mkdir(parents=True, exist_ok=True)
         written = {moment: by for moment, by in self._moments().items() if moment[0] <= step and moment != (step, mark)}
         last = next(reversed(written), None)
@@ -78,7 +86,11 @@ class PartsFolder:
                 (self._path / name).unlink(missing_ok=True)
 
     def read(self, device: torch.device) -> State:
-        """This rank's part of the newest moment of which every part is there. Errors: UsageError."""
+        """This rank's part of the newest moment of which every part is there.
+
+        Raises:
+            UsageError
+        """
         written = self._moments()
         moment = next((known for known in reversed(written) if not self._missing(written[known])), None)
         if moment is not None:
@@ -134,7 +146,7 @@ def model_part(module: torch.nn.Module) -> State:
 
 
 def load_model_part(module: torch.nn.Module, saved: State) -> None:
-    """Errors: UsageError when this rank's part is another one now."""
+    """Raises UsageError when this rank's part is another one now."""
     here = module.state_dict()
     values = dict(saved["values"])
     for name, one in here.items():
@@ -150,7 +162,11 @@ def load_model_part(module: torch.nn.Module, saved: State) -> None:
 
 
 def optimizer_part(optimizer: torch.optim.Optimizer) -> State:
-    """The same of an optimizer. Errors: UsageError for state that is spread otherwise than its parameter can tell."""
+    """The same of an optimizer.
+
+    Raises:
+        UsageError: For state that is spread otherwise than its parameter can tell.
+    """
     whole = optimizer.state_dict()
     params = _params(optimizer)
     state: State = {}

@@ -45,7 +45,11 @@ class Handed(Iterator[T]):
         return self._next()
 
     def _refuse_counters(self) -> None:
-        """A replacement begins in the middle, where what Python's own iterators and comprehensions hold begins anew. Errors: UsageError."""
+        """A replacement begins in the middle, where what Python's own iterators and comprehensions hold begins anew.
+
+        Raises:
+            UsageError
+        """
         place = self._caller()
         if place in self._places:
             return  # to search all objects takes some 50 ms

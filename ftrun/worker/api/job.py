@@ -82,7 +82,10 @@ class Job:
     def steps(self, total: int, start: int | None = None, progress: bool = False) -> Iterator[Step]:
         """Steps `start` (default: 0, or the loaded checkpoint's step) up to `total`, each until it is committed.
 
-        `progress`: rank 0 draws a bar, by tqdm. Errors: UsageError without tqdm.
+        `progress`: rank 0 draws a bar, by tqdm.
+
+        Raises:
+            UsageError: Without tqdm.
         """
         first = self._loaded if start is None else start
         if progress:
@@ -174,7 +177,10 @@ class Job:
     def call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run a function that communicates, such as an evaluation, and give its result; all do it again after a fault.
 
-        Call it between two loops, or between the hand-out of a step and `with step`. Errors: UsageError elsewhere.
+        Call it between two loops, or between the hand-out of a step and `with step`.
+
+        Raises:
+            UsageError: Elsewhere.
         """
         return self._loop.call(lambda: fn(*args, **kwargs)) if self._loop else fn(*args, **kwargs)
 
@@ -184,7 +190,8 @@ class Job:
         The mean is made once for each step that is committed. After the `with`, `step.logged` has it, on every rank; rank 0 adds it to
         `metrics.jsonl` in the folder of the run's logs. Tensors are taken as they are now; nothing is waited for before the gate.
 
-        Errors: UsageError outside a body, after the update, or for what is no number.
+        Raises:
+            UsageError: Outside a body, after the update, or for what is no number.
         """
         position = self._loop.kit.position if self._loop else None
         if position is not None and position.where is Where.PASSED:
@@ -208,7 +215,8 @@ class Job:
             *names: Global variables of the calling script, which goes on using them as they are: `job.state("best", "x", "y")`.
             **values: What the returned object begins with: `kept = job.state(best=0.0)`, then read and write `kept.best`.
 
-        Errors: UsageError.
+        Raises:
+            UsageError
         """
         frame = inspect.currentframe()
         caller = frame.f_back if frame is not None else None
@@ -274,7 +282,8 @@ class Job:
     def load(self, path: str | os.PathLike[str]) -> int:
         """Read a checkpoint of `save` on every rank, before the loop; returns (and starts at) the step after it.
 
-        Errors: UsageError, also for a folder in which parts are missing.
+        Raises:
+            UsageError: Also for a folder in which parts are missing.
         """
         kit = self._loop.kit if self._loop else None
         if kit is not None and kit.position.number >= 0:

@@ -12,7 +12,7 @@ from ftrun.worker.step.body import Step
 
 
 def require() -> None:
-    """Errors: UsageError without tqdm; on every rank, though only one draws."""
+    """Raises UsageError without tqdm; on every rank, though only one draws."""
     if importlib.util.find_spec("tqdm") is None:
         raise UsageError("progress=True draws its bar with tqdm, which is not installed here; run: pip install tqdm")
 

@@ -142,7 +142,11 @@ def protect(
 
 
 def _names_of(variables: str | Iterable[str]) -> list[str] | None:
-    """None = all. Errors: UsageError."""
+    """None = all.
+
+    Raises:
+        UsageError
+    """
     if variables == "auto":
         return None
     if variables == "off":
@@ -153,7 +157,7 @@ def _names_of(variables: str | Iterable[str]) -> list[str] | None:
 
 
 def _refuse_lazy(modules: list[torch.nn.Module]) -> None:
-    """Errors: UsageError for a module whose parameters or buffers have no shape yet."""
+    """Raises UsageError for a module whose parameters or buffers have no shape yet."""
     for module in modules:
         for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
             if is_lazy(tensor):
@@ -164,7 +168,11 @@ def _refuse_lazy(modules: list[torch.nn.Module]) -> None:
 
 
 def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
-    """Is this torch one that can be guarded? Errors: UsageError. Warns, once a run, of one that was never tried."""
+    """Is this torch one that can be guarded? Warns, once a run, of one that was never tried.
+
+    Raises:
+        UsageError
+    """
     is_ddp = any(isinstance(module, DistributedDataParallel) for module in modules)
     is_sharded = any(is_spread(param) for module in modules for param in module.parameters())
     torch_private.require(torch_private.NAMES, torch_private.PROTECT, *[torch_private.DDP] * is_ddp)
@@ -184,7 +192,11 @@ def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
 
 
 def _ranks_of(replicas: Any) -> tuple[int, ...]:
-    """The global ranks of a group or a mesh. Errors: UsageError."""
+    """The global ranks of a group or a mesh.
+
+    Raises:
+        UsageError
+    """
     if replicas is None:
         return ()
     group = replicas.get_group() if hasattr(replicas, "get_group") else replicas

@@ -95,7 +95,7 @@ class FiniteGradients(StepObserver):
             self._totals.append(total.to("cpu", non_blocking=True) if is_waited_for else total)
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
-        """Errors: NonFiniteError when what the optimizer would apply is not finite."""
+        """Raises NonFiniteError when what the optimizer would apply is not finite."""
         if not self._judged:
             return
         mine = self._poisoned or not all(map(math.isfinite, map(torch.Tensor.item, self._totals)))

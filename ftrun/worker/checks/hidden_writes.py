@@ -51,7 +51,7 @@ class HiddenWrites(StepObserver):
         self._after = None
 
     def handed_out(self, number: int) -> None:
-        """Errors: UsageError."""
+        """Raises UsageError."""
         suspect, self._suspect = self._suspect, False
         if suspect and not self._state.holders.void():  # all replicas were equal: each of them did it
             raise UsageError(_WRITTEN)
@@ -70,7 +70,8 @@ class HiddenWrites(StepObserver):
     def model_called(self, args: Any, kwargs: Any) -> None:
         """What moves weights for a second forward and back again is not seen at the gate, and no step that is done again undoes it.
 
-        Errors: UsageError.
+        Raises:
+            UsageError
         """
         self._calls += 1
         if self._calls == 1:
@@ -84,7 +85,7 @@ class HiddenWrites(StepObserver):
             )
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
-        """Errors: UsageError; WorkerError where it may have been the memory, and the step is done again."""
+        """Raises UsageError; WorkerError where it may have been the memory, and the step is done again."""
         self._state.check_places()
         # the device is done: reading before would wait for a collective that waits for a dead peer, and not wake
         if self._before == self._mark():
@@ -96,14 +97,15 @@ class HiddenWrites(StepObserver):
         self._suspect = True
 
     def step_done(self, number: int) -> None:
-        """Errors: UsageError."""
+        """Raises UsageError."""
         self._state.check_places()
         self._after = self._mark()
 
     def loop_ending(self, number: int) -> None:
         """No body may have been looked at since a parameter was given other memory, and nobody may call such an end right.
 
-        Errors: UsageError.
+        Raises:
+            UsageError
         """
         self._state.check_places()
 

@@ -29,7 +29,11 @@ class SameGate(StepObserver):
         self._since: float | None = None  # when a rank was first seen to be elsewhere
 
     def waiting(self, number: int) -> None:
-        """At the gate of a loop's end, or a call's, no other rank is in the body of a step with this number. Errors: UsageError."""
+        """At the gate of a loop's end, or a call's, no other rank is in the body of a step with this number.
+
+        Raises:
+            UsageError
+        """
         context = self._context
         here = context.cell[F.BUSY] & _KINDS
         if not here:
@@ -40,7 +44,7 @@ class SameGate(StepObserver):
             raise UsageError(_sentence({here: [context.rank], 0: ahead}))
 
     def may_open(self, number: int) -> bool:
-        """Errors: UsageError, on each rank that would open the gate."""
+        """Raises UsageError, on each rank that would open the gate."""
         if len({words[F.BUSY] & _KINDS for words in self._context.words_of_ranks}) < 2:
             return True
         if not self._is_shut(number):

@@ -9,7 +9,11 @@ from ftrun.worker.runtime.observer import StepObserver
 
 
 class Unreduced(StepObserver):
-    """Looks at the end of each body. Errors: UsageError."""
+    """Looks at the end of each body.
+
+    Raises:
+        UsageError
+    """
 
     def __init__(self, sharded: FullySharded) -> None:
         self._sharded = sharded

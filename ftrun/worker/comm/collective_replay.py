@@ -156,7 +156,11 @@ class Recorder:
         return [entry.record() for entry in entries]
 
     def load(self, log: list[dict[str, Any]]) -> None:
-        """Take over a dead rank's log. Errors: WorkerError when the rank had no first step."""
+        """Take over a dead rank's log.
+
+        Raises:
+            WorkerError: When the rank had no first step.
+        """
         groups = [record["groups"] for record in log if "groups" in record]
         if not groups:
             raise WorkerError(
@@ -176,7 +180,12 @@ class Recorder:
         self.marks = [record for record in log if "base" in record]
 
     def replay(self, name: str, outputs: list[torch.Tensor]) -> None:
-        """Give the next recorded result. Errors: RuntimeError of a collective that failed; WorkerError when the script asks otherwise."""
+        """Give the next recorded result.
+
+        Raises:
+            RuntimeError: Of a collective that failed.
+            WorkerError: When the script asks otherwise.
+        """
         if self._next >= len(self._entries):
             raise WorkerError(
                 f"what collective {name} gave the rank that this worker replaces is not known: it died between two loops with this "

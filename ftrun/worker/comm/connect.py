@@ -80,7 +80,10 @@ class Connecting:
     def result(self, meanwhile: Callable[[], None] | None = None) -> Inner:
         """The connected group. `meanwhile` runs in this thread until it is there.
 
-        Raises Interrupt when a later generation stops the world. Errors: TimeoutError, or what torch raised.
+        Raises Interrupt when a later generation stops the world.
+
+        Raises:
+            TimeoutError: Or what torch raised.
         """
         context, world = self._context, self._world
         if meanwhile is not None:

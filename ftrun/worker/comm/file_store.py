@@ -44,14 +44,22 @@ class Meeting(Store):
         return self._folder / key.replace("/", "_")
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Make `value` known, whole. Errors: OSError."""
+        """Make `value` known, whole.
+
+        Raises:
+            OSError
+        """
         path = self._path(key)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         files.write_private(temporary, value)
         os.replace(temporary, path)
 
     def get(self, key: str) -> bytes:
-        """The value of `key`, once it is there. Errors: TimeoutError, or what `go_on` raises."""
+        """The value of `key`, once it is there.
+
+        Raises:
+            TimeoutError: Or what `go_on` raises.
+        """
         path = self._path(key)
         begin = counted = time.monotonic()
         while True:
@@ -65,11 +73,19 @@ class Meeting(Store):
             time.sleep(min(max(_PAUSE, _GROWTH * (now - begin)), _LONGEST))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """The values of `keys`, once all are there. Errors: as `get`."""
+        """The values of `keys`, once all are there.
+
+        Raises:
+            As `get`.
+        """
         return [self.get(key) for key in keys]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all of `keys` are there. Errors: as `get`."""
+        """Until all of `keys` are there.
+
+        Raises:
+            As `get`.
+        """
         self.multi_get(keys)
 
     def check(self, keys: list[str]) -> bool:

@@ -193,7 +193,10 @@ class SwapGroup(ProcessGroup):
         )
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Gloo's barrier that names the ranks which do not come. Errors: RuntimeError.
+        """Gloo's barrier that names the ranks which do not come.
+
+        Raises:
+            RuntimeError
 
         Before torch 2.15 `dist.monitored_barrier` takes only backends called "gloo" and refuses this group before it sees
         it: call the method of the group.
@@ -554,7 +557,7 @@ class Registry:
                 work.settle()
 
     def refuse_others(self, go_on: bool = False) -> None:
-        """Errors: UsageError when the script has a process group of another backend; with `go_on` that is told once instead."""
+        """Raises UsageError when the script has a process group of another backend; with `go_on` that is told once instead."""
         try:
             others = torch_private.groups_of_others(dist)
         except (AttributeError, ValueError):
@@ -575,7 +578,8 @@ class Registry:
     def admit(self, name: str) -> bool:
         """May this collective be called now? True = it is one of those recorded, before the first step and between loops.
 
-        Errors: UsageError with the script's file and line.
+        Raises:
+            UsageError: With the script's file and line.
         """
         where = self.position.where
         # a fault in the middle of one between two loops is not mended in place, unless it is in a job.call

@@ -82,7 +82,11 @@ class DigestRecorder(StepObserver):
         self._first, self._length = first, length
 
     def handed_out(self, number: int) -> None:
-        """What a step starts from. Errors: DeviceError when it cannot be written."""
+        """What a step starts from.
+
+        Raises:
+            DeviceError: When it cannot be written.
+        """
         step = self._step = self._position.index_of(number)
         self._outputs.clear()
         self._local.clear()

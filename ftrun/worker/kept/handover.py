@@ -118,7 +118,11 @@ def fetch(context: Context, rank: int, name: str) -> Segment | None:
 
 
 def fetch_gpu(context: Context, rank: int, arena: Arena, gpu: int, write: bool) -> None:
-    """Map an arena's part on a GPU, if it has one. Errors: DeviceError."""
+    """Map an arena's part on a GPU, if it has one.
+
+    Raises:
+        DeviceError
+    """
 
     def part(index: int) -> int | None:
         found = _get(context, rank, f"arena.{index}")

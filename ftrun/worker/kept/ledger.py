@@ -72,7 +72,11 @@ class Ledger:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def start(self, step: int) -> None:
-        """Seal the START slot of a step that is handed out for the first time. Errors: UsageError."""
+        """Seal the START slot of a step that is handed out for the first time.
+
+        Raises:
+            UsageError
+        """
         captured = self.captured()
         self._check_between(step, captured)
         self.alive = self._state.alive_now(self.alive)
@@ -255,7 +259,11 @@ class Ledger:
         return saved
 
     def read(self, slot: int) -> RankState:
-        """What START, GATE or END of this rank holds. Errors: Damaged."""
+        """What START, GATE or END of this rank holds.
+
+        Raises:
+            Damaged
+        """
         return read_state(self.slots, slot)
 
     def put_back(self, saved: RankState, index: int, in_call: bool = False) -> None:

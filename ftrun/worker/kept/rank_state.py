@@ -50,7 +50,11 @@ fields_of = attrgetter(*(one.name for one in dataclasses.fields(RankState)))
 
 
 def read_state(slots: Slots, slot: int) -> RankState:
-    """What a rank's START, GATE or END slot holds. Errors: Damaged."""
+    """What a rank's START, GATE or END slot holds.
+
+    Raises:
+        Damaged
+    """
     state = RankState(*slots.read(slot))
     for values in (state.python, state.changed):
         for name, data in values.items():

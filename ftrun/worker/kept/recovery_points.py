@@ -93,11 +93,19 @@ class Slots:
         return self.segment.view(base + _HEADER, self.segment.load(base + _LENGTH))
 
     def read(self, slot: int) -> Any:
-        """Decode a slot into fresh values. Errors: Damaged."""
+        """Decode a slot into fresh values.
+
+        Raises:
+            Damaged
+        """
         return serialization.decode(self.sound(slot))
 
     def sound(self, slot: int) -> memoryview:
-        """The sealed bytes of a slot, not copied. Errors: Damaged when they are not those that were sealed."""
+        """The sealed bytes of a slot, not copied.
+
+        Raises:
+            Damaged: When they are not those that were sealed.
+        """
         base, data = slot * _ROOM, self.data(slot)
         sum_now = native.checksum(self.segment.address + base + _HEADER, len(data))
         if sum_now != self.segment.load(base + _SUM):

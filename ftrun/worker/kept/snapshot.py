@@ -131,7 +131,11 @@ class Snapshots:
         return True
 
     def send(self) -> None:
-        """Hand the segment to the fd store. Errors: OSError when there is none."""
+        """Hand the segment to the fd store.
+
+        Raises:
+            OSError: When there is none.
+        """
         if self._store is not None:
             context = self._context
             context.fd_store.put(context.rank, NAME, context.cell.index, self._store.segment.fd)

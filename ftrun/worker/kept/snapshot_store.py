@@ -36,7 +36,12 @@ class Places:
         return sum(size for _, size in self.rows)
 
     def copy_out(self, to: int) -> None:
-        """To host memory at `to`. Errors: DeviceError, CudaError."""
+        """To host memory at `to`.
+
+        Raises:
+            DeviceError
+            CudaError
+        """
         if self.on_gpu:
             self.arena.gpu_part.copy_out(to, self.rows)
             return
@@ -45,7 +50,12 @@ class Places:
             to += size
 
     def copy_in(self, source: int) -> None:
-        """The way back. Errors: DeviceError, CudaError."""
+        """The way back.
+
+        Raises:
+            DeviceError
+            CudaError
+        """
         if self.on_gpu:
             self.arena.gpu_part.copy_in(source, self.rows)
             return
@@ -116,7 +126,12 @@ class Store:
         return 0
 
     def write(self, half: int, step: int, facts: dict[str, Any], pieces: dict[str, Places | bytes]) -> None:
-        """Copy the pieces into `half` and seal it. Errors: DeviceError when there is no room, CudaError."""
+        """Copy the pieces into `half` and seal it.
+
+        Raises:
+            DeviceError: When there is no room.
+            CudaError
+        """
         base = half * self._half
         self.void(half)
         at, written = _PIECES_AT, {}
@@ -136,7 +151,7 @@ class Store:
         self.segment.store(base + _SEAL, step + 1)
 
     def record(self, step: int) -> Record:
-        """Errors: BadSnapshot."""
+        """Raises BadSnapshot."""
         half = self.steps().get(step)
         if half is None:
             raise BadSnapshot(f"there is no snapshot of step {step}")
@@ -150,7 +165,7 @@ class Store:
         return Record(pieces=pieces, **raw)
 
     def check(self, record: Record) -> None:
-        """Errors: BadSnapshot when a piece is not what was written."""
+        """Raises BadSnapshot when a piece is not what was written."""
         for name, piece in record.pieces.items():
             if native.checksum(self.segment.address + piece.offset, piece.size) != piece.sum:
                 raise BadSnapshot(f"{name} in the snapshot of step {record.step} does not match its checksum")

@@ -104,7 +104,11 @@ class Arena:
     def create(cls, rank: int, bytes_now: int, gpu: int | None = None) -> Arena:
         """A new arena with room for `bytes_now` bytes of parameters and buffers and their optimizer's state.
 
-        `gpu`: with a part on that device. Errors: PlatformError, DeviceError.
+        `gpu`: with a part on that device.
+
+        Raises:
+            PlatformError
+            DeviceError
         """
         length = max(1 << 36, 1 << (64 * bytes_now - 1).bit_length())
         arena = cls(Segment.create(f"arena-{rank}", length))
@@ -122,7 +126,11 @@ class Arena:
         return DeviceMemory.used_by(self.segment)
 
     def attach_gpu(self, gpu: int, fetch: Callable[[int], int | None], write: bool) -> None:
-        """Map the part on a GPU, if there is one, for use by `gpu`; see `DeviceMemory.attach`. Errors: DeviceError."""
+        """Map the part on a GPU, if there is one, for use by `gpu`; see `DeviceMemory.attach`.
+
+        Raises:
+            DeviceError
+        """
         if self.has_gpu and self.memory is None:
             self.memory = DeviceMemory.attach(self.segment, gpu, fetch, write)
 
@@ -168,7 +176,12 @@ class Arena:
             self.memory.expect(zone, size)
 
     def reserve(self, zone: str, size: int, on_gpu: bool = False) -> int:
-        """Offset of `size` fresh bytes in a zone. Errors: DeviceError when memory is too small, UsageError when full."""
+        """Offset of `size` fresh bytes in a zone.
+
+        Raises:
+            DeviceError: When memory is too small.
+            UsageError: When full.
+        """
         if on_gpu:
             return self.gpu_part.reserve(zone, size, _ALIGN)
         word, limit = (_COMMITTED_END, self._volatile_at) if zone == "committed" else (_VOLATILE_END, self._manifest_at)
@@ -179,7 +192,11 @@ class Arena:
         return start
 
     def shape_committed(self, size: int) -> int:
-        """The committed zone is to be `size` bytes, whatever it was; its offset. Call while OPEN. Errors: UsageError."""
+        """The committed zone is to be `size` bytes, whatever it was; its offset. Call while OPEN.
+
+        Raises:
+            UsageError
+        """
         if _PAGE + size > self._volatile_at:
             raise UsageError(
                 f"a committed state of {size} bytes does not fit an arena of {self.segment.length >> 30} GiB"
@@ -189,7 +206,11 @@ class Arena:
 
     @property
     def gpu_part(self) -> DeviceMemory:
-        """The part on a GPU. Errors: WorkerError when none is mapped here."""
+        """The part on a GPU.
+
+        Raises:
+            WorkerError: When none is mapped here.
+        """
         if self.memory is None:
             raise WorkerError("this arena has no memory on a GPU")
         return self.memory
@@ -198,7 +219,10 @@ class Arena:
         """Take what a zone has on a GPU over from a replica's arena; bytes moved.
 
         `copy` does it and checks it, between extents that a device reaches; where it reaches none the driver copies.
-        Errors: DeviceError, CudaError, those of `copy`.
+
+        Raises:
+            DeviceError
+            CudaError: Those of `copy`.
         """
         if source.memory is None:
             return 0

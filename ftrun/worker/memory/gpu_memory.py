@@ -42,7 +42,11 @@ class Chunk(NamedTuple):
 
 
 def gpu_of(tensor: torch.Tensor) -> int | None:
-    """Ordinal of the GPU whose memory holds a tensor; None = host memory. Errors: CudaError."""
+    """Ordinal of the GPU whose memory holds a tensor; None = host memory.
+
+    Raises:
+        CudaError
+    """
     if tensor.device.type == "cuda":
         return int(tensor.device.index)
     if tensor.device.type != "cpu" or not tensor.numel() or not cuda.present():
@@ -67,7 +71,11 @@ def bytes_on_gpu(tensors: Sequence[Any]) -> int:
 
 
 def allocate(ordinal: int, address: int, size: int, what: str, instead: str) -> int:
-    """New memory at `address` of a reserved range; its descriptor. Errors: DeviceError: `what` needs how much, do `instead`."""
+    """New memory at `address` of a reserved range; its descriptor.
+
+    Raises:
+        DeviceError: : `what` needs how much, do `instead`.
+    """
     for again in (True, False):
         try:
             return cuda.create(ordinal, address, size)
@@ -131,7 +139,11 @@ class DeviceMemory:
 
     @classmethod
     def create(cls, control: Segment, ordinal: int, length: int) -> DeviceMemory:
-        """An empty memory whose host words are in `control`. Errors: DeviceError when the device cannot do it."""
+        """An empty memory whose host words are in `control`.
+
+        Raises:
+            DeviceError: When the device cannot do it.
+        """
         facts = cuda.device(ordinal)
         if not facts.vmm or not facts.granularity:
             raise DeviceError(
@@ -167,7 +179,10 @@ class DeviceMemory:
     def attach(cls, control: Segment, ordinal: int, fetch: Callable[[int], int | None], write: bool) -> DeviceMemory:
         """Map what another process made, for use by GPU `ordinal`. `fetch` gives the descriptor of the k-th allocation.
 
-        `write`: take it over (its stamps too). Errors: DeviceError when it cannot be had.
+        `write`: take it over (its stamps too).
+
+        Raises:
+            DeviceError: When it cannot be had.
         """
         home = ordinal_of(cls.device_of(control))
         if home is None:
@@ -218,7 +233,12 @@ class DeviceMemory:
         self._expected[zone] = size
 
     def reserve(self, zone: str, size: int, align: int) -> int:
-        """Offset of `size` fresh bytes. Errors: DeviceError when the device is full or may not share; CudaError when it is broken."""
+        """Offset of `size` fresh bytes.
+
+        Raises:
+            DeviceError: When the device is full or may not share.
+            CudaError: When it is broken.
+        """
         end = self.control.load(_ENDS[zone])
         start = -(-end // align) * align
         self._back(zone, start + size)
@@ -227,7 +247,11 @@ class DeviceMemory:
         return start
 
     def shape(self, zone: str, size: int) -> int:
-        """A zone is to be `size` bytes, whatever it was; its offset. Errors: DeviceError when the device is full."""
+        """A zone is to be `size` bytes, whatever it was; its offset.
+
+        Raises:
+            DeviceError: When the device is full.
+        """
         start = self._start(zone)
         self._back(zone, start + size)
         self.control.store(_ENDS[zone], start + size)
@@ -308,7 +332,9 @@ class DeviceMemory:
     def finished(self, stop: Callable[[], bool], timeout: float = math.inf) -> bool:
         """Wait until torch's current stream and the work it waits for are done; False when `stop` says so first.
 
-        Errors: DeviceError after `timeout` seconds, CudaError of that work.
+        Raises:
+            DeviceError: After `timeout` seconds.
+            CudaError: Of that work.
         """
         deadline = time.monotonic() + timeout
         while not cuda.sync(self.ordinal, stream_of(self.ordinal), _LOOK):
@@ -319,13 +345,20 @@ class DeviceMemory:
         return True
 
     def settle(self) -> None:
-        """Wait until all that was queued is done. Errors: DeviceError after WAIT seconds, CudaError."""
+        """Wait until all that was queued is done.
+
+        Raises:
+            DeviceError: After WAIT seconds.
+            CudaError
+        """
         self.finished(lambda: False, WAIT)
 
     def copy_out(self, to: int, places: Sequence[tuple[int, int]]) -> None:
         """Copy (offset, size) after (offset, size) to host memory at `to`, once what was queued is done; waits for it.
 
-        Errors: DeviceError after WAIT seconds, CudaError.
+        Raises:
+            DeviceError: After WAIT seconds.
+            CudaError
         """
         self.settle()  # a copy to plain host memory blocks, and then without a deadline
         for offset, size in places:

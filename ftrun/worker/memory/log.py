@@ -32,7 +32,7 @@ class Log:
         return self._segment.load(self._base)
 
     def append(self, record: bytes) -> None:
-        """Errors: WorkerError when the room is used up."""
+        """Raises WorkerError when the room is used up."""
         content = self.used + _RECORD.size
         if content + len(record) > self._room:
             raise WorkerError("a log of this rank is full")
@@ -43,7 +43,11 @@ class Log:
         self._segment.store(self._base, content + len(record))  # from here on it counts
 
     def records(self, begin: int = 0, end: int | None = None) -> Iterator[memoryview]:
-        """Those between two values of `used`, not copied. Errors: Damaged."""
+        """Those between two values of `used`, not copied.
+
+        Raises:
+            Damaged
+        """
         at, end = begin, self.used if end is None else end
         while at < end:
             place = self._base + _HEADER + at

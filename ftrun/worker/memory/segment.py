@@ -31,7 +31,11 @@ class Segment:
 
     @classmethod
     def create(cls, name: str, length: int) -> Segment:
-        """A new zeroed segment of up to `length` bytes. Errors: PlatformError when the system gives none."""
+        """A new zeroed segment of up to `length` bytes.
+
+        Raises:
+            PlatformError: When the system gives none.
+        """
         try:
             fd = os.memfd_create(f"ftrun-{name}", os.MFD_CLOEXEC)
             os.ftruncate(fd, length)
@@ -83,7 +87,9 @@ def room_for(needed: int, what: str) -> Iterator[None]:
     """Refuse before the kernel kills: is there room for `needed` more bytes, which the body then takes?
 
     When it could be tight for all ranks that do this at once, they take turns, so that each sees what is left.
-    Errors: DeviceError with the amounts.
+
+    Raises:
+        DeviceError: With the amounts.
     """
     if is_ample(needed):
         yield

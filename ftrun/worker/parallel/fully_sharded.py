@@ -35,7 +35,7 @@ class FullySharded:
 
 
 def refuse_unknown(modules: list[torch.nn.Module]) -> None:
-    """Errors: UsageError for sharding, or parameters, of which ftrun does not know how to put them back."""
+    """Raises UsageError for sharding, or parameters, of which ftrun does not know how to put them back."""
     flat: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     for module in modules:
         for part in module.modules():

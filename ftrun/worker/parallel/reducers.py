@@ -90,7 +90,11 @@ class Reducers:
         return exact
 
     def refuse_hooks(self) -> None:
-        """A script may register a communication hook after protect(). Errors: UsageError."""
+        """A script may register a communication hook after protect().
+
+        Raises:
+            UsageError
+        """
         for one in self._each:
             _refuse(one.ddp)
 

@@ -8,7 +8,11 @@ from typing import Any
 
 
 def main() -> None:
-    """Print the facts. Errors: whatever importing torch raises."""
+    """Print the facts.
+
+    Raises:
+        Whatever importing torch raises.
+    """
     began = time.monotonic()
     import torch
     import torch.distributed as dist

@@ -53,7 +53,11 @@ def run_script(target: str) -> None:
 
 
 def run_module(name: str) -> None:
-    """Run a module as `python -m` does. Errors: SystemExit with Python's sentence when it is none that can be run."""
+    """Run a module as `python -m` does.
+
+    Raises:
+        SystemExit: With Python's sentence when it is none that can be run.
+    """
     _look_first_in(folder_of("module", name))
     sys.argv[0] = "-m"  # what the interpreter says while a package's __init__ runs
     spec = _found(name)

@@ -28,8 +28,12 @@ def mapped(context: Context, facts: Facts, gpu: int, timeout: float) -> Iterator
     """Addresses of every participant's BUFFERS buffers of `facts.chunk` bytes, mapped for `gpu` while the body runs.
 
     The body must not end before every rank has come to the exchange: until then they look for each other's.
-    Errors: DeviceError when memory cannot be had or mapped, WorkerError when it does not come in `timeout` seconds,
-    Interrupt when the world is stopped, CudaError.
+
+    Raises:
+        DeviceError: When memory cannot be had or mapped.
+        WorkerError: When it does not come in `timeout` seconds.
+        Interrupt: When the world is stopped.
+        CudaError
     """
     world = context.world
     assert world is not None

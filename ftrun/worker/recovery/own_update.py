@@ -36,7 +36,12 @@ def _can_be_made(kit: Kit, own: Arena, resume: int) -> bool:
 
 
 def make(kit: Kit, resume: int, newest: Newest) -> None:
-    """Make the update before the resume step. Errors: NoSource, Superseded."""
+    """Make the update before the resume step.
+
+    Raises:
+        NoSource
+        Superseded
+    """
     state, slots = kit.state, kit.ledger.slots
     ends = [end for one in _ends(kit, resume, newest) if (end := read_state(one, END)).alone]
     if not ends:
@@ -71,7 +76,12 @@ def make(kit: Kit, resume: int, newest: Newest) -> None:
 
 
 def apply_to(saved: RankState, kit: Kit, resume: int, newest: Newest) -> RankState:
-    """`saved`, the GATE slot of such a rank, as of the end of its update. Errors: NoSource, Superseded."""
+    """`saved`, the GATE slot of such a rank, as of the end of its update.
+
+    Raises:
+        NoSource
+        Superseded
+    """
     slots, *others = _ends(kit, resume, newest)
     after = read_state(slots, END)
     buffers = {entry.name for entry in kit.state.manifest.entries if entry.zone == "volatile"}
@@ -97,7 +107,12 @@ def apply_to(saved: RankState, kit: Kit, resume: int, newest: Newest) -> RankSta
 
 
 def _ends(kit: Kit, resume: int, newest: Newest) -> list[Slots]:
-    """The slots of all ranks that completed the update before the resume step. Errors: NoSource, Superseded."""
+    """The slots of all ranks that completed the update before the resume step.
+
+    Raises:
+        NoSource
+        Superseded
+    """
     world = kit.context.world
     assert world is not None
     done, in_time = ends_of(kit.context, set(range(world.size)) - {kit.context.rank}, resume, newest)

@@ -66,7 +66,13 @@ class Restorer:
         self._lost = False  # the memory on the GPU could not be mapped: a new one is filled from a replica
 
     def run(self) -> None:
-        """Put the rank's state in place. Errors: NoSource, Superseded, UsageError."""
+        """Put the rank's state in place.
+
+        Raises:
+            NoSource
+            Superseded
+            UsageError
+        """
         try:
             self._run()
         except cuda.CudaError as error:
@@ -290,7 +296,9 @@ class Restorer:
     def _replica(self, ready: Callable[[Slots, Arena], bool], refused: Mapping[int, str] | None = None) -> Replica:
         """The next replica after this rank whose memory is `ready` and that is not `refused`. Waits for those still updating.
 
-        Errors: NoSource, Superseded.
+        Raises:
+            NoSource
+            Superseded
         """
         context = self.context
         world = context.world
@@ -352,7 +360,11 @@ class Restorer:
         return NoSource(why, pipelines.has_a_part(self.state.tensors), (SNAPSHOTS,))
 
     def _with_gpu(self, replica: Replica) -> Replica:
-        """Map its part on a GPU, now that it is complete. Errors: DeviceError."""
+        """Map its part on a GPU, now that it is complete.
+
+        Raises:
+            DeviceError
+        """
         gpu = self.state.gpu
         if gpu is not None and replica.arena.has_gpu and replica.arena.memory is None:
             fetch_gpu(self.context, replica.rank, replica.arena, gpu, write=False)
@@ -360,7 +372,11 @@ class Restorer:
         return replica
 
     def _newest(self, world: World) -> World:
-        """`world`, or the one that took its place: more ranks may be dead in it. Errors: Superseded."""
+        """`world`, or the one that took its place: more ranks may be dead in it.
+
+        Raises:
+            Superseded
+        """
         if self.context.board[Head.PUBLISHED] <= world.generation:
             return world
         newest = newest_world(self.context.run_dir, self.context.board)
@@ -369,7 +385,11 @@ class Restorer:
         return newest
 
     def _from_peer(self, own: Arena) -> tuple[Replica, Manifest, int]:
-        """Copy the first replica whose copy is good. Errors: NoSource, with what each was refused for."""
+        """Copy the first replica whose copy is good.
+
+        Raises:
+            NoSource: With what each was refused for.
+        """
         refused: dict[int, str] = {}
         while True:
             replica = self._replica(lambda slots, arena: arena.seal == self.resume, refused)
@@ -381,7 +401,9 @@ class Restorer:
     def _copy(self, own: Arena, replica: Replica) -> tuple[Manifest, int]:
         """Copy the replica's committed zone over `own`. Gives its manifest and the bytes moved.
 
-        Errors: NoSource, TransferError.
+        Raises:
+            NoSource
+            TransferError
         """
         if self.state.holders.rest_on_word and parted(self.kit.ledger.slots, replica.slots, self.resume):
             raise NoSource("protect(replicas=...) says that it holds the same, but its gradients of the last update were others")
@@ -439,7 +461,11 @@ class Restorer:
         return saved
 
     def _of_replica(self, replica: Replica) -> RankState:
-        """This rank's slots are new: a replica's state as of the start of the resume step. Errors: NoSource."""
+        """This rank's slots are new: a replica's state as of the start of the resume step.
+
+        Raises:
+            NoSource
+        """
         for slot in (START, END):
             if replica.slots.tag(slot) == self.resume:
                 return read_state(replica.slots, slot)
@@ -477,7 +503,12 @@ class Restorer:
 
 
 def restore(kit: Kit) -> None:
-    """Restore this rank, on whatever rung holds; the launcher is asked for the lower ones. Errors: UsageError, WorkerError."""
+    """Restore this rank, on whatever rung holds; the launcher is asked for the lower ones.
+
+    Raises:
+        UsageError
+        WorkerError
+    """
     context = kit.context
     while True:
         try:
@@ -507,7 +538,11 @@ def _with_remedies(error: NoSource, step: int, why_none: str) -> NoSource:
 
 
 def _join_rollback(context: Context) -> None:
-    """Wait for the world in which everyone goes back. Errors: WorkerError when it does not come, or the run ends."""
+    """Wait for the world in which everyone goes back.
+
+    Raises:
+        WorkerError: When it does not come, or the run ends.
+    """
     mine = context.cell.index
     world = context.await_world(lambda w: w.rollback and w.rank_of(mine) is not None, context.generation, _LOWER_RUNG)
     context.world = world
@@ -515,7 +550,11 @@ def _join_rollback(context: Context) -> None:
 
 
 def report_no_source(context: Context, error: Exception) -> None:
-    """Nothing of this rank is left, not even for the host snapshot: the launcher ends this process. Errors: WorkerError."""
+    """Nothing of this rank is left, not even for the host snapshot: the launcher ends this process.
+
+    Raises:
+        WorkerError
+    """
     _tell_no_source(context, error, -1)
     context.await_world(lambda w: False, context.generation, _LOWER_RUNG)
 

@@ -26,7 +26,10 @@ def survivor_goes_back(kit: Kit) -> None:
     """Bring this rank back to the step at which its world resumes.
 
     Raises Interrupt when the world is stopped meanwhile. Ends this process where its script cannot go back so far: a
-    replacement's can. Errors: WorkerError when it cannot be done here, which ends this process as well.
+    replacement's can.
+
+    Raises:
+        WorkerError: When it cannot be done here, which ends this process as well.
     """
     context = kit.context
     world = context.world
@@ -64,8 +67,15 @@ def lay_over(kit: Kit, arena: Arena, manifest: Manifest, restart: RankState, mov
 def reload(kit: Kit, arena: Arena) -> tuple[Manifest, RankState, int]:
     """Bring this rank's arena and slots back to the snapshot of the world's resume step, together with all ranks.
 
-    Gives the manifest, the END slot's content, and the bytes moved. Errors: BadSnapshot, TransferError, Interrupt,
-    DeviceError, CudaError, WorkerError.
+    Gives the manifest, the END slot's content, and the bytes moved.
+
+    Raises:
+        BadSnapshot
+        TransferError
+        Interrupt
+        DeviceError
+        CudaError
+        WorkerError
     """
     context = kit.context
     world = context.world
@@ -92,7 +102,13 @@ def reload(kit: Kit, arena: Arena) -> tuple[Manifest, RankState, int]:
 
 
 def _parts(context: Context, store: Store, record: Record, arena: Arena) -> list[transfer.Part]:
-    """What all ranks have the same: that in host memory, and that on a GPU. Errors: Interrupt, DeviceError, CudaError."""
+    """What all ranks have the same: that in host memory, and that on a GPU.
+
+    Raises:
+        Interrupt
+        DeviceError
+        CudaError
+    """
     world = context.world
     assert world is not None
 

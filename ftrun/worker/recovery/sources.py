@@ -60,7 +60,12 @@ def resume_of(context: Context) -> int:
 
 
 def read_log(context: Context) -> list[dict[str, Any]]:
-    """What the replaced rank's collectives gave before its first step and between its loops. Errors: NoSource, Damaged."""
+    """What the replaced rank's collectives gave before its first step and between its loops.
+
+    Raises:
+        NoSource
+        Damaged
+    """
     segment = fetch(context, context.rank, "slots")
     if segment is not None:
         context.mapped[(context.rank, "slots")] = segment

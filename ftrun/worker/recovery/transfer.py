@@ -45,7 +45,11 @@ def progress(context: Context, total: int) -> Iterator[int]:
 
 
 def peer_copy(context: Context, to: list[Extent], source: list[Extent], gpu: int | None = None) -> Moved:
-    """Copy between mapped segments, of a GPU if it is named, hashed on the way and read back. Errors: transfer.TransferError."""
+    """Copy between mapped segments, of a GPU if it is named, hashed on the way and read back.
+
+    Raises:
+        transfer.TransferError
+    """
     with progress(context, sum(size for _, size in source)) as moved:
         return transfer.copy(to, source, Terms(check=CHECK_BACK, timeout=_PEER, moved=moved), gpu)
 
@@ -75,8 +79,13 @@ class Part:
 def host_reload(context: Context, parts: list[Part]) -> int:
     """Every rank of the world sends its share and gets the whole, part after part; all of them call this alike.
 
-    Gives the bytes written here. Errors: transfer.TransferError, Interrupt when the world is stopped, WorkerError,
-    DeviceError when there is no room for the buffers or they cannot be mapped, CudaError.
+    Gives the bytes written here.
+
+    Raises:
+        transfer.TransferError
+        Interrupt: When the world is stopped, WorkerError.
+        DeviceError: When there is no room for the buffers or they cannot be mapped.
+        CudaError
     """
     world = context.world
     assert world is not None

@@ -146,7 +146,8 @@ class Context:
 
         `meanwhile` is called while there is none: when a bell rings, and after as many seconds as it says.
 
-        Errors: WorkerError after `seconds` or when the run ends.
+        Raises:
+            WorkerError: After `seconds` or when the run ends.
         """
         deadline = time.monotonic() + seconds
         tried = newer_than
@@ -170,7 +171,8 @@ class Context:
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a board condition; False after `seconds`. Raises Interrupt when a later generation stops this one.
 
-        Errors: WorkerError when the run ends and it cannot come any more.
+        Raises:
+            WorkerError: When the run ends and it cannot come any more.
         """
         deadline = time.monotonic() + seconds
         while True:

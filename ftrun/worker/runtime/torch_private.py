@@ -81,7 +81,7 @@ NAMES: list[Private] = []
 
 
 def require(names: Iterable[Private], *needs: str, torch: str = TORCH_RANGE) -> None:
-    """Errors: UsageError naming the first of those entries that is missing and needed for one of these.
+    """Raises UsageError naming the first of those entries that is missing and needed for one of these.
 
     `torch`: the releases that have them.
     """
@@ -421,7 +421,12 @@ NAMES += [
 
 
 def skip_when_compiling(package: str) -> None:
-    """Have torch.compile call the functions of a package as they are. Errors: ImportError, AttributeError."""
+    """Have torch.compile call the functions of a package as they are.
+
+    Raises:
+        ImportError
+        AttributeError
+    """
     from torch._dynamo import trace_rules
 
     trace_rules.add(package)
@@ -430,7 +435,9 @@ def skip_when_compiling(package: str) -> None:
 def around_compiling(begins: Callable[[], None], ends: Callable[[], None]) -> None:
     """Have both called around every compilation, also after `torch._dynamo.reset()`, which makes torch forget whom to call.
 
-    Errors: ImportError, AttributeError.
+    Raises:
+        ImportError
+        AttributeError
     """
     from torch._dynamo.callback import callback_handler as handler
 

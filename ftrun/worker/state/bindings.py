@@ -56,7 +56,12 @@ class Bindings(NamedTuple):
 
 
 def put_back(places: list[Named], data: bytes, things: Mapping[str, Any], in_place: InPlace) -> None:
-    """Put back a copy of one value, or of several together. Errors: CannotPlace; what the script's own setter raises."""
+    """Put back a copy of one value, or of several together.
+
+    Raises:
+        CannotPlace
+        What the script's own setter raises.
+    """
     spaces_now = [place.space.read() for place in places]
     there = [values.get(place.name) for place, values in zip(places, spaces_now, strict=True)]
     together = len(places) > 1
@@ -68,7 +73,12 @@ def put_back(places: list[Named], data: bytes, things: Mapping[str, Any], in_pla
 
 
 def put_back_as_it_stood(place: Named, stand: Any, things: Mapping[str, Any], in_place: InPlace) -> None:
-    """Put back a value of which there is what `Variables` took to stand for it. Errors: CannotPlace; as `put_back`."""
+    """Put back a value of which there is what `Variables` took to stand for it.
+
+    Raises:
+        CannotPlace
+        As `put_back`.
+    """
     if isinstance(stand, bytes):
         put_back([place], stand, things, in_place)
         return

@@ -29,7 +29,11 @@ def parts_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def recipe_of(tensor: torch.Tensor, what: str) -> list[Any] | None:
-    """For the manifest, how `made` makes it from its parts; None for one that is its own part. Errors: UsageError."""
+    """For the manifest, how `made` makes it from its parts; None for one that is its own part.
+
+    Raises:
+        UsageError
+    """
     if is_plain(tensor):
         return None
     whole: Any = tensor
@@ -48,7 +52,8 @@ def recipe_of(tensor: torch.Tensor, what: str) -> list[Any] | None:
 def made(parts: dict[str, torch.Tensor], recipe: list[Any] | None) -> torch.Tensor:
     """A tensor over `parts`, as `recipe_of` has said; the only part itself where that was nothing.
 
-    Errors: UsageError where its class does not let it lie in their memory.
+    Raises:
+        UsageError: Where its class does not let it lie in their memory.
     """
     if recipe is None:
         return parts[""]

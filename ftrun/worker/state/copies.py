@@ -90,7 +90,9 @@ def copied(
 
     Equal values of the same structure give equal bytes in one process, as far as their own parts of the protocol do.
 
-    Errors: TooLarge for one of more than `most` bytes, before it is made; what the script's own part of the protocol raises.
+    Raises:
+        TooLarge: For one of more than `most` bytes, before it is made.
+        What the script's own part of the protocol raises.
     """
     file = _Limited(most)
     copier = _NamingCopier(file, known, memory, named) if named else Copier(file, known, memory)

@@ -70,17 +70,25 @@ class GuardedMemory:
         return (arena.gpu_part.base if entry.on_gpu else arena.segment.address) + entry.offset
 
     def _block(self, name: str) -> torch.Tensor:
-        """Errors: KeyError."""
+        """Raises KeyError."""
         self._look(self._state.manifest.entries)
         entry, arena = self._by_name[name], self._state.arena
         return (arena.gpu_part if entry.on_gpu else arena.segment).block(entry.offset, entry.block)
 
     def tensor(self, over: Over, dtype: torch.dtype, shape: list[int], stride: list[int]) -> torch.Tensor:
-        """A tensor over it. Errors: KeyError where nothing of that name is kept here."""
+        """A tensor over it.
+
+        Raises:
+            KeyError: Where nothing of that name is kept here.
+        """
         block = self._block(over[0])
         empty = torch.empty(0, dtype=dtype, device=block.device)
         return empty.set_(block.untyped_storage(), over[1] // dtype.itemsize, shape, stride)
 
     def array(self, over: Over, dtype: str, shape: list[int], strides: list[int]) -> Any:
-        """An array over it. Errors: KeyError."""
+        """An array over it.
+
+        Raises:
+            KeyError
+        """
         return np.ndarray(shape, dtype, self._block(over[0]).numpy(), over[1], strides)

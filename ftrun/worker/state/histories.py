@@ -317,7 +317,11 @@ _OF_ONE = _references()
 
 
 def whole(data: bytes, logs: Sequence[Records]) -> bytes:
-    """A copy with what it names in these logs: it can be read elsewhere, and later. Errors: Damaged."""
+    """A copy with what it names in these logs: it can be read elsewhere, and later.
+
+    Raises:
+        Damaged
+    """
     if data[:1] != _IN_LOG:
         return data
     places, at = _places(data)

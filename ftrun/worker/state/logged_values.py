@@ -31,7 +31,11 @@ class LoggedValues:
         self.pending: list[tuple[list[str], torch.Tensor, Any]] = []
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Begin the sums over all ranks. Errors: UsageError for what is no number."""
+        """Begin the sums over all ranks.
+
+        Raises:
+            UsageError: For what is no number.
+        """
         numbers = []
         for name, value in values.items():
             try:

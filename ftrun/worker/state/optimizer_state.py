@@ -98,7 +98,10 @@ class OptimizerState:
     def absorb(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> bool:
         """Take what the last update made (or replaced) into the arena. True when the manifest changed and is to be written.
 
-        Call while the arena is OPEN. Errors: UsageError for what cannot be kept.
+        Call while the arena is OPEN.
+
+        Raises:
+            UsageError: For what cannot be kept.
         """
         self._steady, self._replaced = [], False
         changed = self._take_in(arena, manifest, blocks)
@@ -166,7 +169,11 @@ class OptimizerState:
         return same and all(part is inner.get(name) for name, part in _parts(value).items())
 
     def _made_again(self, owner: _Owner, key: Any, value: Any, param: Any, manifest: Manifest) -> torch.Tensor:
-        """One that the optimizer has replaced, or given other parts: copied to its place. Errors: UsageError."""
+        """One that the optimizer has replaced, or given other parts: copied to its place.
+
+        Raises:
+            UsageError
+        """
         (inner, _), name = self._inner[owner, key], f"optim.{owner[0]}.{owner[1]}.{key}"
         new = _parts(value)
         if [(n, p.shape, p.dtype) for n, p in new.items()] != [(n, p.shape, p.dtype) for n, p in inner.items()]:
@@ -197,7 +204,7 @@ class OptimizerState:
         return self._held.get(owner, {}).get(key) is value and (not self._inner or self._is_over_its_parts(owner, key, value))
 
     def check_groups(self, manifest: Manifest) -> None:
-        """Errors: UsageError when an optimizer updates what is not kept."""
+        """Raises UsageError when an optimizer updates what is not kept."""
         for i, groups in enumerate(self._groups()):
             if any(name == "" for names in groups for name in names):
                 raise UsageError(

@@ -360,7 +360,7 @@ class ProtectedState:
     # -- guard -------------------------------------------------------------------------------------------------------
 
     def check_places(self) -> None:
-        """Errors: UsageError when a parameter no longer lies in the arena, where its updates would not outlive the worker."""
+        """Raises UsageError when a parameter no longer lies in the arena, where its updates would not outlive the worker."""
         for (name, _, _), (param, view) in zip(self.params, self._views, strict=True):
             memory = self.shards.memory(param)
             if memory.data_ptr() != view.data_ptr() or memory.shape != view.shape:

@@ -54,7 +54,11 @@ class PythonState:
         return list(self._stateful.values())
 
     def keep(self, name: str, thing: Any) -> None:
-        """Guard a further object. Errors: UsageError when what it holds cannot be kept."""
+        """Guard a further object.
+
+        Raises:
+            UsageError: When what it holds cannot be kept.
+        """
         serialization.pack(_get_state(thing), f"{name}.state_dict()")
         self._stateful[name] = thing
         self._ask[name] = _asked(thing)

@@ -28,7 +28,11 @@ _MARSHAL_VERSION = 2  # later ones write back-references, whose bytes depend on 
 
 
 def encode(value: Any, name: str) -> list[bytes | memoryview]:
-    """Pieces whose concatenation `decode` reads. Errors: UsageError naming the key that cannot be kept."""
+    """Pieces whose concatenation `decode` reads.
+
+    Raises:
+        UsageError: Naming the key that cannot be kept.
+    """
     if _is_plain(value):
         return [plain(value)]
     blobs: list[memoryview] = []

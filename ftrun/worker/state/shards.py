@@ -69,7 +69,11 @@ def spread_of(param: Any) -> list[Any] | None:
 
 
 def spread_of_state(value: Any, param: Any, name: str) -> list[Any] | None:
-    """The same for optimizer state of `param`, so that `spread` can make it again. Errors: UsageError."""
+    """The same for optimizer state of `param`, so that `spread` can make it again.
+
+    Raises:
+        UsageError
+    """
     if not is_spread(value):
         return None
     if not is_spread(param) or value.device_mesh != param.device_mesh:

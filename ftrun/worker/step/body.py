@@ -52,7 +52,11 @@ class Step:
 
     @property
     def committed(self) -> bool:
-        """Is the update of this step part of the model? Known after the `with`. Errors: UsageError inside it."""
+        """Is the update of this step part of the model? Known after the `with`.
+
+        Raises:
+            UsageError: Inside it.
+        """
         if self._inside:
             raise UsageError(
                 f"step.committed inside the body of step {self.index}: it is known after the `with step:`, test it there"
@@ -205,7 +209,10 @@ class Body:
             self._observers.backward_started()
 
     def update_begins(self, optimizer: Any, bare: bool = True) -> None:
-        """A protected optimizer is about to update: the first one in a body arrives at the gate. Errors: UsageError.
+        """A protected optimizer is about to update: the first one in a body arrives at the gate.
+
+        Raises:
+            UsageError
 
         `bare`: its `step()` was called without arguments.
         """

@@ -32,7 +32,11 @@ class Calls:
         self._kit.position.called = False
 
     def run(self, fn: Callable[[], T]) -> T:
-        """The result of `fn`, called until it completes in a world that nobody stops. Errors: UsageError."""
+        """The result of `fn`, called until it completes in a world that nobody stops.
+
+        Raises:
+            UsageError
+        """
         context, position = self._kit.context, self._kit.position
         if position.where is Where.BEFORE:
             return fn()

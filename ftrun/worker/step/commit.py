@@ -34,7 +34,8 @@ class Commit:
     def arrive(self, number: int) -> bool:
         """Seal what was recorded, arrive, and wait. True = every rank has arrived, False = the world was stopped first.
 
-        Errors: WorkerError.
+        Raises:
+            WorkerError
         """
         self._kit.ledger.seal_gate()
         if crash_points.armed:

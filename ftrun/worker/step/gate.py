@@ -43,7 +43,8 @@ class Gate:
     def arrive(self, number: int) -> bool:
         """Arrive at the gate of step `number`. True = passed, False = the world was stopped first.
 
-        Errors: WorkerError when the run ends and it cannot open any more.
+        Raises:
+            WorkerError: When the run ends and it cannot open any more.
         """
         context, board, observers = self._kit.context, self._kit.context.board, self._observers
         generation = context.generation
@@ -83,7 +84,11 @@ class Gate:
                 raise WorkerError(why)
 
     def _opens(self, raw: int, number: int, wanted: int) -> str:
-        """Every rank has arrived: open the gate, whose word was `raw`, and pass it. Errors: what an observer raises."""
+        """Every rank has arrived: open the gate, whose word was `raw`, and pass it.
+
+        Raises:
+            What an observer raises.
+        """
         context, board = self._kit.context, self._kit.context.board
         if crash_points.armed and crash_points.leaves_gate(number, context.rank):
             return gate.WAIT

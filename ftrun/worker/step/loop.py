@@ -91,7 +91,11 @@ class Loop:
                 number = self._survivor.rejoin(rewind=True)
 
     def keep(self, name: str, thing: Any) -> None:
-        """From here on `thing` is kept with the steps, as what `protect` was given. Errors: UsageError."""
+        """From here on `thing` is kept with the steps, as what `protect` was given.
+
+        Raises:
+            UsageError
+        """
         position = self.kit.position
         if position.where is not Where.BEFORE or position.base > 0:
             raise UsageError("job.state after the first step; call it before the first loop")
@@ -105,7 +109,11 @@ class Loop:
             thing.load_state_dict(serialization.decode(saved.python[name]))
 
     def call(self, fn: Callable[[], T]) -> T:
-        """The result of `fn`, called until it completes in a world that nobody stops. Errors: UsageError."""
+        """The result of `fn`, called until it completes in a world that nobody stops.
+
+        Raises:
+            UsageError
+        """
         position = self.kit.position
         if position.where is Where.BETWEEN or (position.where is Where.BEFORE and position.base > 0):
             return self._call_between(fn)

@@ -39,7 +39,11 @@ def names() -> list[str]:
 
 
 def meet(folder: Path, what: str, rank: int, size: int) -> None:
-    """Wait until every rank has come here. Errors: TimeoutError."""
+    """Wait until every rank has come here.
+
+    Raises:
+        TimeoutError
+    """
     (folder / f"{what}.{rank}").touch()
     deadline = time.monotonic() + NOT_STARTED
     while len(list(folder.glob(f"{what}.*"))) < size:

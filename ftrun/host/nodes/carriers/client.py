@@ -26,7 +26,11 @@ _VACATED = 10.0  # seconds in which the server of an earlier run has certainly l
 
 
 def split_endpoint(endpoint: str, port: int) -> tuple[str, int]:
-    """Host and port of `host[:port]` or `[v6 address][:port]`; `port` when none is given. Errors: UsageError."""
+    """Host and port of `host[:port]` or `[v6 address][:port]`; `port` when none is given.
+
+    Raises:
+        UsageError
+    """
     host, after = endpoint, ""
     if endpoint.startswith("["):
         host, _, after = endpoint[1:].partition("]")
@@ -84,7 +88,12 @@ class Client:
         sock.settimeout(patience)
 
     def greet(self, run_id: str) -> bool:
-        """False when the server's run has ended. Errors: CarrierLost when it takes us for a stranger, OSError for no answer."""
+        """False when the server's run has ended.
+
+        Raises:
+            CarrierLost: When it takes us for a stranger.
+            OSError: For no answer.
+        """
         try:
             answer = self._ask({"op": "hello", "version": VERSION, "run": run_id})
         except CarrierLost:
@@ -148,7 +157,11 @@ def connect(
     """A client of the server on `host`:`port`, which is started here if this is the machine. None when `stopped`.
 
     `serve`: True = this node serves, False = another one does, None = whoever owns the address. Seconds: `join_timeout`
-    until a server must have been found, `patience` for each of its answers. Errors: CarrierLost, UsageError.
+    until a server must have been found, `patience` for each of its answers.
+
+    Raises:
+        CarrierLost
+        UsageError
     """
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     began = time.monotonic()
@@ -188,7 +201,7 @@ def connect(
 
 
 def _try_to_serve(host: str, port: int, run_id: str, certain: bool, patient_until: float) -> Server | None:
-    """Errors: UsageError after `patient_until`; until then an earlier run may still hold the port."""
+    """Raises UsageError after `patient_until`; until then an earlier run may still hold the port."""
     try:
         listener = listen(host, port, certain)
     except UsageError:
@@ -199,7 +212,7 @@ def _try_to_serve(host: str, port: int, run_id: str, certain: bool, patient_unti
 
 
 def _dial(host: str, port: int, where: str, patience: float, server: Server | None) -> Client:
-    """Errors: OSError."""
+    """Raises OSError."""
     try:
         sock = socket.create_connection((host, port), timeout=_ATTEMPT)
     except OSError:

@@ -23,7 +23,11 @@ _SUFFIX = ".json"
 
 
 def prepare(endpoint: str, run_id: str) -> Path:
-    """The private folder of run `run_id` under the shared folder `endpoint`; made when missing. Errors: UsageError."""
+    """The private folder of run `run_id` under the shared folder `endpoint`; made when missing.
+
+    Raises:
+        UsageError
+    """
     shared = Path(endpoint)
     try:
         info = os.stat(shared)
@@ -58,7 +62,11 @@ def _check_own(folder: Path) -> None:
 
 
 class Folder:
-    """A carrier. `folder` comes from `prepare`; `patience`: seconds to wait for the lock. Errors: OSError."""
+    """A carrier. `folder` comes from `prepare`; `patience`: seconds to wait for the lock.
+
+    Raises:
+        OSError
+    """
 
     def __init__(self, folder: Path, patience: float) -> None:
         self._patience = patience

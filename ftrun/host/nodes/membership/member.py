@@ -272,7 +272,7 @@ class Member:
         raise CarrierLost(text)
 
     def _check_terms(self, joiners: list[str]) -> None:
-        """Errors: UsageError when nodes were started with options that do not fit together."""
+        """Raises UsageError when nodes were started with options that do not fit together."""
         terms = self._terms
         for who in joiners:
             record = self._record(who)

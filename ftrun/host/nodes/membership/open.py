@@ -1,4 +1,8 @@
-"""From `Nodes` (the options) to terms and a carrier. Errors: UsageError before anything was started."""
+"""From `Nodes` (the options) to terms and a carrier.
+
+Raises:
+    UsageError: Before anything was started.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +83,11 @@ class Rendezvous:
 
 
 def check(nodes: Nodes, max_restarts: int) -> MemberTerms:
-    """What the options of one of several nodes ask for; looks at nothing but them. Errors: UsageError."""
+    """What the options of one of several nodes ask for; looks at nothing but them.
+
+    Raises:
+        UsageError
+    """
     terms = _terms(nodes, max_restarts)
     if nodes.backend == "file":
         if not nodes.endpoint:
@@ -92,7 +100,11 @@ def check(nodes: Nodes, max_restarts: int) -> MemberTerms:
 
 
 def arrange(nodes: Nodes, run_id: str | None, nproc: int, max_restarts: int) -> Rendezvous | None:
-    """How to meet the other nodes; None when there are none. Errors: UsageError."""
+    """How to meet the other nodes; None when there are none.
+
+    Raises:
+        UsageError
+    """
     if nodes.most == 1 or nodes.standalone:
         return None
     name = check_run_id(run_id or NO_NAME)  # it names a folder

@@ -61,7 +61,7 @@ class RoundTable:
         return next((at for at, member in enumerate(self.members) if member.id == who), None)
 
     def place(self, who: str) -> NodePlace:
-        """Errors: ValueError when `who` takes no part."""
+        """Raises ValueError when `who` takes no part."""
         at = self.index(who)
         if at is None:
             raise ValueError(f"{who} is not in round {self.round}")
