@@ -107,10 +107,11 @@ def chosen(run_id: str | None, example: str) -> RunInfo:
     run = found[0]
     if len(found) > 1:
         listed = "; ".join(map(described, found))
-        raise UsageError(f"{len(found)} runs are live, so say which: {_named(example, found)} ({listed})")
+        raise UsageError(f"{len(found)} runs are live, so say which: {_named(example, found)} ({listed})", explain="F104")
     if run_id is None and not _started_here(run):
         raise UsageError(
-            f"the live run was not started in this folder, so say that you mean it: {_named(example, found)} ({described(run)})"
+            f"the live run was not started in this folder, so say that you mean it: {_named(example, found)} ({described(run)})",
+            explain="F104",
         )
     owner = os.stat(run.path).st_uid
     if owner != os.getuid():
@@ -158,6 +159,6 @@ def confirmed(question: str, yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError(f"{question} There is no terminal to ask at: add --yes if it is meant")
+        raise UsageError(f"{question} There is no terminal to ask at: add --yes if it is meant", explain="F104")
     print(f"ftrun: {printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -22,12 +22,13 @@ from typer.core import TyperGroup
 from ftrun.cli.catalog import COMMANDS
 from ftrun.cli.help import front_page, write_commands, write_options
 from ftrun.cli.options import EPILOG, Option
-from ftrun.core.codes import of_error, of_message, read_on
+from ftrun.core.codes import read_on
 from ftrun.core.errors import (
     EXIT_FAILED,
     EXIT_SIGNAL,
     EXIT_USAGE,
     FtrunError,
+    UsageError,
 )
 from ftrun.core.text import tell
 
@@ -181,9 +182,9 @@ def execute(argv: list[str]) -> int:
         return end.exit_code
     except _ParserError as error:
         sentence = _sentence(error, argv)
-        return _fail(sentence + read_on(of_message(sentence) or "F101"), getattr(error, "exit_code", EXIT_USAGE))
+        return _fail(sentence + read_on("F105" if sentence == _NO_SCRIPT else _COMMAND_LINE), getattr(error, "exit_code", EXIT_USAGE))
     except FtrunError as error:
-        return _fail(f"{error}{read_on(of_error(type(error).__name__, str(error), 'F101'))}", error.code)
+        return _fail(f"{error}{read_on(error.explain or _COMMAND_LINE * isinstance(error, UsageError))}", error.code)
     except (typer.Abort, KeyboardInterrupt, EOFError):
         return EXIT_SIGNAL + 2
     except BrokenPipeError:
@@ -211,6 +212,7 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
+_COMMAND_LINE = "F101"
 _NO_SCRIPT = "there is no script: say which, as in ftrun --nproc-per-node 4 train.py; see: ftrun --help"
 
 

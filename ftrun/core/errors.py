@@ -14,9 +14,19 @@ EXIT_SIGNAL = 128
 
 
 class FtrunError(Exception):
-    """Base of every error that ftrun raises on purpose. `code`: with which a command ends that it stops."""
+    """Base of every error that ftrun raises on purpose.
+
+    Attributes:
+        code: The exit code of a command that it stops.
+        explain: The code of its page, as in `ftrun explain F305`; "" = whoever shows it knows a general one, or none.
+    """
 
     code = EXIT_FAILED
+    explain = ""
+
+    def __init__(self, message: str = "", *, explain: str = "") -> None:
+        super().__init__(message)
+        self.explain = explain or self.explain
 
 
 class UsageError(FtrunError):
@@ -29,6 +39,7 @@ class ConfigError(FtrunError):
     """A plan or configuration file must change."""
 
     code = EXIT_CONFIG
+    explain = "F102"
 
 
 class WorkerError(FtrunError):
@@ -41,21 +52,27 @@ class NonFiniteError(FtrunError):
     `final`: the run ends with it; otherwise everyone does the step again first.
     """
 
+    explain = "F405"
     final = False
 
 
 class DeviceError(FtrunError):
     """A device failed or has no room; the machine's owner must act."""
 
+    explain = "F205"
+
 
 class PlatformError(FtrunError):
     """This operating system, container or installation lacks something; the message says what."""
 
     code = EXIT_UNAVAILABLE
+    explain = "F201"
 
 
 class NoRunError(FtrunError):
     """There is no run to look at or to act on: EXIT_NO_RUN, or EXIT_NOT_RUNNING for one that ended or has not begun."""
+
+    explain = "F103"
 
     def __init__(self, message: str, code: int = EXIT_NO_RUN) -> None:
         super().__init__(message)

@@ -81,13 +81,14 @@ def check_private(folder: Path) -> None:
     """
     info = os.lstat(folder)
     if not stat.S_ISDIR(info.st_mode):
-        raise UsageError(f"{folder} is not a directory; remove it or set {ENV_RUNS_ROOT} to a private folder")
+        raise UsageError(f"{folder} is not a directory; remove it or set {ENV_RUNS_ROOT} to a private folder", explain="F203")
     if info.st_uid != os.getuid():
         raise UsageError(
-            f"{folder} belongs to user {info.st_uid}, not to you; set {ENV_RUNS_ROOT} to a folder of yours"
+            f"{folder} belongs to user {info.st_uid}, not to you; set {ENV_RUNS_ROOT} to a folder of yours",
+            explain="F203",
         )
     if info.st_mode & 0o077:
-        raise UsageError(f"{folder} can be read by others (mode {info.st_mode & 0o777:o}); run: chmod 700 {folder}")
+        raise UsageError(f"{folder} can be read by others (mode {info.st_mode & 0o777:o}); run: chmod 700 {folder}", explain="F203")
 
 
 def temporary_folder(run_dir: Path, cell: int) -> Path:

@@ -47,7 +47,8 @@ def _missing(*_: object) -> Any:
 
     raise PlatformError(
         f"ftrun's native library cannot be used ({_why}): install a C++17 compiler and reinstall ftrun; "
-        "in a source checkout run: make native"
+        "in a source checkout run: make native",
+        explain="F202",
     )
 
 

@@ -59,7 +59,7 @@ class Exporter:
             try:
                 picture = self._watcher.look(None if run.raw.get("world_size", 0) <= metrics.RANKS_MOST else 16)
             except OSError:
-                raise FtrunError(f"run {run.run_id} starts or ends just now") from None
+                raise FtrunError(f"run {run.run_id} starts or ends just now", explain="F103") from None
             self._text = metrics.render(picture, self._watcher.account, time.monotonic())
             return self._text
 

@@ -45,7 +45,7 @@ def metrics(
     try:
         exporter = Exporter(run)
     except OSError:
-        raise FtrunError(f"run {run.run_id} starts or ends just now") from None
+        raise FtrunError(f"run {run.run_id} starts or ends just now", explain="F103") from None
     with contextlib.closing(exporter):
         if listener is None and not file:
             shown = exporter.look()

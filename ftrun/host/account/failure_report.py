@@ -55,6 +55,7 @@ class FailureFacts:
     epoch: int | None
     end: int
     traceback: str = ""
+    explain: str = ""
     early: str = ""
     age: float = 0.0
     final: bool = False
@@ -148,7 +149,7 @@ class Failures:
             str(error.get("where", "")),
         )
         where, traceback = vars(Moment.of(worker.cell)), str(error.get("traceback", ""))
-        self._facts[worker.index] = FailureFacts(worker.pid, code, **where, traceback=traceback)
+        self._facts[worker.index] = FailureFacts(worker.pid, code, **where, traceback=traceback, explain=str(error.get("explain", "")))
 
     # -- at its end --------------------------------------------------------------------------------------------------
 
@@ -221,7 +222,7 @@ class Failures:
             if shown and root.kind in _SAY_ALL:
                 lines.append(f"{_INDENT}what is wrong, and the lines that led there, are above")
             else:
-                more = codes.read_on(codes.of_error(root.kind, root.message, ""))
+                more = codes.read_on(facts.explain)
                 lines.append(f"{_INDENT}{_last_line(root)}{' (traceback above)' if shown else ''}{more}")
             if facts.traceback and not shown:
                 lines += [_INDENT + line for line in facts.traceback.rstrip("\n").split("\n")]

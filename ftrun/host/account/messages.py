@@ -105,7 +105,15 @@ _ENDS = {"failed", "stalled_again", "failed_again", "too_many_replacements", "st
     "node_failed",
     "devices_exhausted",
 }
-_EXPLAINED = _ENDS | {"cannot_recover", "unrestorable"}
+_PAGES = {
+    "stalled_again": "F360",
+    "too_many_replacements": "F401",
+    "devices_exhausted": "F402",
+    "node_failed": "F402",
+    "failed_again": "F403",
+    "cannot_recover": "F404",
+    "unrestorable": "F404",
+}  # with the code of the page that explains it
 
 
 def level(what: str) -> str:
@@ -213,15 +221,13 @@ def poisoned(evidence: str, again: bool) -> str:
     """Gradients were not finite; `again`: also after a retry."""
     what = evidence.removeprefix("NonFiniteError: ")
     if again:
-        return _explained(f"{what}, also after a retry; the run ends (--nonfinite ignore would make such updates)")
+        return _explained(f"{what}, also after a retry; the run ends (--nonfinite ignore would make such updates)", "F405")
     return f"{what}; everyone does the step again"
 
 
 def raised_again(rank: int, signature: str, step: int | None) -> str:
     where = "" if step is None else f" in step {step}"
-    return _explained(
-        f"rank {rank} raised {signature}{where} again after a retry; the run ends"
-    )
+    return _explained(f"rank {rank} raised {signature}{where} again after a retry; the run ends", "F403")
 
 
 def replaced(rank: int, cell: int, was_spare: bool, what: str, again: bool, source: Mapping[str, Any] | None) -> str:
@@ -272,12 +278,12 @@ def said(say: Say) -> str | None:
         return None
     who = "" if say.rank is None else f"rank {say.rank}: "
     sentence = words.format(rank=say.rank, worker=say.worker, detail=say.detail, attempt=say.attempt, who=who)
-    return _explained(sentence) if say.what in _EXPLAINED else sentence
+    return _explained(sentence, _PAGES.get(say.what, ""))
 
 
-def _explained(sentence: str) -> str:
+def _explained(sentence: str, code: str) -> str:
     """With the code of its page behind it."""
-    return sentence + codes.read_on(codes.of_message(sentence))
+    return sentence + codes.read_on(code)
 
 
 def early(how: str, age: float) -> str:
@@ -342,7 +348,7 @@ def summary(
     them = "it" if incidents == 1 else "them"
     see = f"to see {them}: ftrun {'timeline' if drawn else 'events'} {run}" if run else f"nothing is left to draw {them} from ({_NO_LOGS})"
     lines = [f"{count(incidents, 'incident')}, {cost}; {see}"]
-    lines.append(_explained(_result(restarts, inexact, left_out, doubts)))
+    lines.append(_result(restarts, inexact, left_out, doubts))
     return lines
 
 
@@ -356,9 +362,9 @@ def _result(restarts: int, inexact: Inexact, left_out: list[str], doubts: Sequen
     if restarts:  # what was seen may be of an attempt before
         differs, why = False, [f"the script was started anew {count(restarts, 'time')}"]
     if differs:
-        return f"result bit-identical to an uninterrupted run: no ({'; '.join(why)})"
+        return _explained(f"result bit-identical to an uninterrupted run: no ({'; '.join(why)})", "F407")
     if why:
-        return f"result bit-identical to an uninterrupted run: not known ({'; '.join(why)})"
+        return _explained(f"result bit-identical to an uninterrupted run: not known ({'; '.join(why)})", "F406")
     return "result bit-identical to an uninterrupted run: yes"
 
 
@@ -393,7 +399,8 @@ def inexact(
         why.append(_NOT_KEPT.format(shown(sorted(reasons), reasons)) + whose(left_out))
     of = f" of {ranks(repaired)}" if repaired else ""
     return _explained(
-        f"the repair{of} cannot be called exact: {'; '.join(why)}; the run ends (--inexact stop): start it again, from its last checkpoint"
+        f"the repair{of} cannot be called exact: {'; '.join(why)}; the run ends (--inexact stop): start it again, from its last checkpoint",
+        "F408",
     )
 
 

@@ -146,15 +146,15 @@ def check_script(path: str) -> None:
         if script.is_dir():
             if (script / "__main__.py").is_file():
                 return
-            raise UsageError(f"{path} is a directory, not a script (and has no __main__.py)")
+            raise UsageError(f"{path} is a directory, not a script (and has no __main__.py)", explain="F105")
         if script.exists() and not script.is_file():
-            raise UsageError(f"script {path} is a pipe or a device; every worker has to read it, so give a file")
+            raise UsageError(f"script {path} is a pipe or a device; every worker has to read it, so give a file", explain="F105")
         with script.open("rb") as file:
             _check_syntax(path, file.read(_MOST_SOURCE + 1))
     except FileNotFoundError:
-        raise UsageError(f"script {path} does not exist") from None
+        raise UsageError(f"script {path} does not exist", explain="F105") from None
     except PermissionError:
-        raise UsageError(f"script {path} cannot be read (permission denied)") from None
+        raise UsageError(f"script {path} cannot be read (permission denied)", explain="F105") from None
     except OSError as error:
         raise UsageError(f"script {path} cannot be read ({error.strerror})") from None
 
@@ -173,7 +173,7 @@ def _check_syntax(path: str, source: bytes) -> None:
         line = getattr(error, "lineno", None)
         at, what = "" if line is None else f":{line}", getattr(error, "msg", str(error))
         version = ".".join(map(str, sys.version_info[:2]))
-        raise UsageError(f"script {path}{at} is not Python {version}: {what}") from None
+        raise UsageError(f"script {path}{at} is not Python {version}: {what}", explain="F105") from None
     except (RecursionError, MemoryError):
         return  # the workers find out
 
@@ -181,7 +181,7 @@ def _check_syntax(path: str, source: bytes) -> None:
 def check_module(name: str) -> None:
     """Raises UsageError when there is no module of that name; only its first part is looked for, which imports nothing."""
     if name.endswith(".py") and os.path.isfile(name):
-        raise UsageError(f"-m takes the name of a module: say -m {name[:-3].replace(os.sep, '.')}, or leave out -m")
+        raise UsageError(f"-m takes the name of a module: say -m {name[:-3].replace(os.sep, '.')}, or leave out -m", explain="F105")
     if sys.flags.ignore_environment:
         return  # the workers may look in more places than we do
     before = list(sys.path)
@@ -194,7 +194,7 @@ def check_module(name: str) -> None:
     finally:
         sys.path[:] = before
     if not found:
-        raise UsageError(f"there is no module {name}: not in this folder, on PYTHONPATH, or installed for {sys.executable}")
+        raise UsageError(f"there is no module {name}: not in this folder, on PYTHONPATH, or installed for {sys.executable}", explain="F105")
 
 
 def check_program(name: str) -> None:
@@ -204,9 +204,9 @@ def check_program(name: str) -> None:
     if shutil.which(name) is not None:
         return
     if os.path.isdir(name):
-        raise UsageError(f"{name} is a directory, not a program")
+        raise UsageError(f"{name} is a directory, not a program", explain="F105")
     if os.sep in name and os.path.exists(name):
-        raise UsageError(f"program {name} may not be executed; run: chmod +x {name}")
+        raise UsageError(f"program {name} may not be executed; run: chmod +x {name}", explain="F105")
     if os.sep not in name and os.path.exists(name):
-        raise UsageError(f"program {name} is not on the PATH; a program in this folder is named ./{name}")
-    raise UsageError(f"program {name} does not exist" + ("" if os.sep in name else " on the PATH"))
+        raise UsageError(f"program {name} is not on the PATH; a program in this folder is named ./{name}", explain="F105")
+    raise UsageError(f"program {name} does not exist" + ("" if os.sep in name else " on the PATH"), explain="F105")

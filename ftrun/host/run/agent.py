@@ -19,7 +19,7 @@ from typing import Any
 from ftrun.control import events as ev
 from ftrun.control import incidents
 from ftrun.control.machine import Config, IllegalEvent, RunPhase, State, advance, initial
-from ftrun.core import paths
+from ftrun.core import codes, paths
 from ftrun.core.errors import EXIT_UNAVAILABLE
 from ftrun.core.shared.board import Board, Head
 from ftrun.core.system.procfs import reaped
@@ -138,7 +138,7 @@ class Agent:
         why = trouble(self._run_dir, error)
         if not why or self._end is not None:
             raise error
-        self._queue.append(ev.WorldEnded(time.monotonic(), EXIT_UNAVAILABLE, why))
+        self._queue.append(ev.WorldEnded(time.monotonic(), EXIT_UNAVAILABLE, why + codes.read_on("F370")))
 
     def _over(self) -> bool:
         if self._end is None:

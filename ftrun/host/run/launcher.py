@@ -93,7 +93,7 @@ def launch(settings: Settings) -> int:
             raise _too_many_variables() from None
         why = trouble(run_dir, error)
         if why:
-            raise PlatformError(why) from None
+            raise PlatformError(why, explain="F370") from None
         raise
     finally:
         rundir.remove(run_dir)
@@ -160,7 +160,7 @@ def _require_free(port: int) -> None:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         order = {"host": "127.0.0.1", "port": port, "error": os.strerror(error.errno or 0)}
-        raise UsageError(messages.cannot_listen(order)) from None
+        raise UsageError(messages.cannot_listen(order), explain="F106") from None
 
 
 class _Run:

@@ -9,6 +9,7 @@ import time
 from typing import Any, Protocol
 
 from ftrun.control import events as ev
+from ftrun.core import codes
 from ftrun.core.shared.board import Head
 from ftrun.core.shared.world import Place, World, forget_world, write_world
 from ftrun.host.account import messages
@@ -99,7 +100,7 @@ class Worlds:
         if not self._services.is_current(message):
             return  # two orders crossed: workers would look for each other in a store that is gone
         if message["op"] == "store-failed":
-            self._emit(ev.WorldEnded(time.monotonic(), 1, messages.cannot_listen(message)))
+            self._emit(ev.WorldEnded(time.monotonic(), 1, messages.cannot_listen(message) + codes.read_on("F106")))
             return
         self._services.store.began(message["pid"])
         if message["op"] == "store":

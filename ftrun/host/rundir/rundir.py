@@ -95,7 +95,8 @@ def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
                 holder = read_run(path)
         if run_id and holder is not None:
             raise UsageError(
-                f"run id {run_id} is in use by process {holder.pid}; choose another --run-id, or: ftrun stop {run_id}"
+                f"run id {run_id} is in use by process {holder.pid}; choose another --run-id, or: ftrun stop {run_id}",
+                explain="F106",
             )
         raise UsageError(f"{path} exists and is not a run directory of ftrun; remove it or choose another --run-id")
     except OSError as error:

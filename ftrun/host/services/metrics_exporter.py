@@ -66,7 +66,8 @@ def bound(port: int, option: str) -> socket.socket:
         listener = socket.create_server(("127.0.0.1", port), backlog=16)
     except OSError as error:
         raise UsageError(
-            f"{option} {port} cannot be had ({os.strerror(error.errno or 0)}); choose another one, 0 takes any free port"
+            f"{option} {port} cannot be had ({os.strerror(error.errno or 0)}); choose another one, 0 takes any free port",
+            explain="F106",
         ) from None
     listener.set_inheritable(False)
     return listener

@@ -106,7 +106,7 @@ class Job:
             step.alone = self._logged
             yield step
             if not step.entered:
-                raise UsageError(f"step {index} was taken from the loop, but its `with step:` was skipped")
+                raise UsageError(f"step {index} was taken from the loop, but its `with step:` was skipped", explain="F317")
 
     def epochs(self, total: int, start: int = 0) -> Iterator[int]:
         """Epochs `start` up to `total`, each with a loop. A replacement begins in the epoch that runs, not in a past one."""
@@ -225,7 +225,8 @@ class Job:
         if missing:
             raise UsageError(
                 f"job.state: {', '.join(missing)}: no global variable of this script; keep a function's own variable by "
-                f"kept = job.state({missing[0]}=...), and use kept.{missing[0]}"
+                f"kept = job.state({missing[0]}=...), and use kept.{missing[0]}",
+                explain="F320",
             )
         if names:
             self._keep("variables", GlobalVariables(space, names))

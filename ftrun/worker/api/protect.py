@@ -217,7 +217,8 @@ def _guard(
     if groups is None or dist.get_backend() != "ftrun":
         raise UsageError(
             f'protect() needs init_process_group("ftrun"), and this script made a "{dist.get_backend()}" group, '
-            "which cannot be rebuilt in place"
+            "which cannot be rebuilt in place",
+            explain="F302",
         )
     groups.refuse_others()
     for optimizer in state.optimizers:
@@ -226,7 +227,7 @@ def _guard(
             "DeepSpeedZeroOptimizer",
             "DeepSpeedZeroOptimizer_Stage3",
         ):
-            raise UsageError(f"{type(optimizer).__name__} communicates in step(), which cannot be recovered exactly")
+            raise UsageError(f"{type(optimizer).__name__} communicates in step(), which cannot be recovered exactly", explain="F314")
     kit = _kit(context, groups, state, variables, left_out, logged)
     if context.restoring:
         restore(kit)
@@ -337,7 +338,7 @@ def _before_update(body: Body) -> Callable[..., Any]:
         closure = None if bare else kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
         if closure is not None:
             if isinstance(optimizer, torch.optim.LBFGS):
-                raise UsageError("LBFGS.step(closure) calls the model several times a step and cannot be recovered exactly")
+                raise UsageError("LBFGS.step(closure) calls the model several times a step and cannot be recovered exactly", explain="F313")
             # the other optimizers begin with it: its gradients are there before the gate, and the update has what it gave
             with torch.enable_grad():
                 given = closure()
@@ -353,7 +354,8 @@ def _only_once(optimizer: Any, given: Iterator[Any]) -> Any:
     for value in given:
         return value
     raise UsageError(
-        f"{type(optimizer).__name__}.step(closure) calls the model several times a step and cannot be recovered exactly"
+        f"{type(optimizer).__name__}.step(closure) calls the model several times a step and cannot be recovered exactly",
+        explain="F313",
     )
 
 

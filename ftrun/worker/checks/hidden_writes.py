@@ -54,11 +54,12 @@ class HiddenWrites(StepObserver):
         """Raises UsageError."""
         suspect, self._suspect = self._suspect, False
         if suspect and not self._state.holders.void():  # all replicas were equal: each of them did it
-            raise UsageError(_WRITTEN)
+            raise UsageError(_WRITTEN, explain="F308")
         after, self._after = self._after, None
         if after is not None and self._position.attempt == 0 and after != self._mark():
             raise UsageError(
-                "parameters or optimizer state changed between two bodies: change them inside `with step:`, after the update"
+                "parameters or optimizer state changed between two bodies: change them inside `with step:`, after the update",
+                explain="F307",
             )
 
     def body_started(self) -> None:
@@ -81,7 +82,8 @@ class HiddenWrites(StepObserver):
             raise UsageError(
                 "parameters were moved between two forwards of one step, before optimizer.step() (sharpness-aware minimization?): a "
                 "repeated step would begin where they were moved to. Make it two steps, each with a backward and one "
-                "step() of a protected optimizer: the first moves the parameters, the second brings them back and updates"
+                "step() of a protected optimizer: the first moves the parameters, the second brings them back and updates",
+                explain="F396",
             )
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
@@ -91,7 +93,7 @@ class HiddenWrites(StepObserver):
         if self._before == self._mark():
             return
         if number < FIRST or self._position.attempt > 0 or len(self._state.holders.comparable()) < 2:
-            raise UsageError(_WRITTEN)
+            raise UsageError(_WRITTEN, explain="F308")
         if not self._replicas.due(number):
             raise WorkerError(_MAYBE)
         self._suspect = True

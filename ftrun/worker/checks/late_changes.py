@@ -38,7 +38,8 @@ def watch(state: ProtectedState) -> None:
         if not known:
             raise UsageError(
                 f"{kind} {name} of a protected {type(module).__name__} was made or replaced at {caller()}: ftrun keeps what the "
-                f"model had at protect(); make it before, or write into the one there is ({name}.data.copy_(...))"
+                f"model had at protect(); make it before, or write into the one there is ({name}.data.copy_(...))",
+                explain="F310",
             )
 
     def wrapped(module: torch.nn.Module, name: str, value: Any) -> None:
@@ -47,7 +48,8 @@ def watch(state: ProtectedState) -> None:
         if any(id(param) in tensors for param in value.parameters()):
             raise UsageError(
                 f"DistributedDataParallel of a model that is protected already, at {caller()}: wrap it first, and give the "
-                "wrapped model to protect()"
+                "wrapped model to protect()",
+                explain="F311",
             )
 
     def steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -56,7 +58,8 @@ def watch(state: ProtectedState) -> None:
         if any(id(param) in tensors for group in optimizer.param_groups for param in group["params"]):
             raise UsageError(
                 f"an optimizer that protect() was not given updates protected parameters, at {caller()}: give it too, as in "
-                "protect(optimizer=[first, second])"
+                "protect(optimizer=[first, second])",
+                explain="F312",
             )
 
     register_module_parameter_registration_hook(registered)

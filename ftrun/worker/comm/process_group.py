@@ -416,7 +416,7 @@ class Registry:
     def create(self, rank: int, ranks: Sequence[int], timeout: timedelta) -> SwapGroup:
         """Make a group of global `ranks` and, unless this worker is still restoring, its connections."""
         if self.looping:
-            raise UsageError("make process groups before the first step: a replacement could not take part in this one")
+            raise UsageError("make process groups before the first step: a replacement could not take part in this one", explain="F303")
         members = tuple(ranks)
         count = self._made.get(members, 0)
         self._made[members] = count + 1
@@ -568,7 +568,7 @@ class Registry:
                 'ranks that do not come again; make it by new_group() without a backend: "ftrun" takes tensors on the CPU and on GPUs'
             )
             if not go_on:
-                raise UsageError(why)
+                raise UsageError(why, explain="F361")
             if not self._told_of_others and self.context.rank == 0:
                 print(f"ftrun: {why}", file=sys.stderr, flush=True)
             self._told_of_others = True
@@ -589,11 +589,13 @@ class Registry:
             raise UsageError(
                 f"{name} after the gate, at {caller()}: communicate before optimizer.step(): move this line there, or log a value by "
                 "job.log(loss=loss) there; evaluate in job.call(fn) between the loop's `for` and `with step:`. A rank that dies in its "
-                "update has nothing to give here. Two optimizers with a backward between them are two `with step`"
+                "update has nothing to give here. Two optimizers with a backward between them are two `with step`",
+                explain="F305",
             )
         if where in (Where.LOOP, Where.LEFT, Where.HANDED_OUT) and not self.calling:
             raise UsageError(
                 f"{name} outside `with step`, at {caller()}: communicate in the body before optimizer.step(), "
-                "or in job.call(fn) between the loop's `for` and `with step:`"
+                "or in job.call(fn) between the loop's `for` and `with step:`",
+                explain="F304",
             )
         return False

@@ -223,12 +223,14 @@ class Ledger:
             if not name.startswith(PREFIX):
                 raise UsageError(
                     f"{name} changed between the body of one step and the next (scheduler.step() after the `with`?): "
-                    "do it inside `with step:`, or a replaced rank would miss it"
+                    "do it inside `with step:`, or a replaced rank would miss it",
+                    explain="F306",
                 )
         if self._state.buffers and self._buffers_changed(step):
             raise UsageError(
                 "a buffer of the model changed between the body of one step and the next (a forward in train mode after the "
-                "`with`?): do it inside `with step:`, or a replaced rank would miss it"
+                "`with`?): do it inside `with step:`, or a replaced rank would miss it",
+                explain="F306",
             )
         if self.between is None:
             # a loader draws as well when it fetches, and a replacement fetches again: that does not count

@@ -100,7 +100,8 @@ def room_for(needed: int, what: str) -> Iterator[None]:
         if left is not None and left < needed:
             raise DeviceError(
                 f"{what} needs {_mib(needed)} of shared memory on each of {_ranks_here()} ranks, and the memory limit (cgroup) "
-                f"leaves {_mib(max(left, 0))}; raise the limit by at least {_mib(needed - left)}"
+                f"leaves {_mib(max(left, 0))}; raise the limit by at least {_mib(needed - left)}",
+                explain="F204",
             )
         yield
 

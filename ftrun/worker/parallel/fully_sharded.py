@@ -79,5 +79,6 @@ def _refuse_mesh(mesh: Any, what: str) -> None:
         if not isinstance(group, SwapGroup):
             raise UsageError(
                 f'protect(): {what} is spread over a "{dist.get_backend(group)}" group, which cannot be rebuilt in place: make the mesh '
-                'after init_process_group("ftrun")'
+                'after init_process_group("ftrun")',
+                explain="F302",
             )

@@ -221,12 +221,13 @@ def _refuse(ddp: Any) -> None:
     if torch_private.is_joined(ddp):
         raise UsageError(
             "torch.distributed.algorithms.Join lets ranks take different numbers of steps, and ftrun repairs a step that every rank takes: "
-            "give all ranks as many batches (DistributedSampler pads; drop_last=True), or run the script without protect()"
+            "give all ranks as many batches (DistributedSampler pads; drop_last=True), or run the script without protect()",
+            explain="F397",
         )
     if torch_private.comm_hooks(ddp):
-        raise UsageError("DDP communication hooks keep state that ftrun cannot rewind; remove register_comm_hook")
+        raise UsageError("DDP communication hooks keep state that ftrun cannot rewind; remove register_comm_hook", explain="F315")
     if ddp.mixed_precision is not None:
-        raise UsageError("DistributedDataParallel(mixed_precision=...) uses a communication hook; use torch.autocast")
+        raise UsageError("DistributedDataParallel(mixed_precision=...) uses a communication hook; use torch.autocast", explain="F315")
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from ftrun.worker.runtime.run_link import Context
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
 _RUNNERS = tuple(os.path.join(paths.OWN_FILES, "worker", "process", name) for name in ("main.py", "run_script.py"))
+_REFUSED = "F301"  # what ftrun says of a script, when it is nothing else
 _NO_STDIN = "ftrun: this worker has no stdin: ftrun's own is closed or /dev/null, or --debug-rank gives it to another rank"
 _HERE = os.path.join(os.getcwd(), "")  # before the script may change it: ranks must say the same of the same line
 
@@ -79,6 +80,7 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
                 "evidence": symptoms.exception_evidence(name, message, where),
                 "kind": kind,
                 "outside": context.position.outside,
+                "explain": error.explain if isinstance(error, FtrunError) else "",
                 "final": final_code(error),
                 "time": now,
             },
@@ -99,7 +101,7 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     first = _shown_by(context, f"{name}: {message}\n{text}" if _says_all(error) else text)
     before = "before" if first == str(cell.rank) else f"rank {first}"
     if first is None:
-        more = codes.read_on(codes.of_error(name, message)) if isinstance(error, FtrunError) else ""
+        more = codes.read_on(error.explain or _REFUSED * isinstance(error, UsageError)) if isinstance(error, FtrunError) else ""
         shown = f"{who}: {said}{more}\n{text}"
     elif _says_all(error):
         shown = f"{who}: {name}, the same as {before}\n"

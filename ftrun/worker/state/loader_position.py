@@ -37,7 +37,7 @@ class LoaderPosition:
         try:
             self.length = len(loader)  # type: ignore[arg-type]
         except TypeError:
-            raise UsageError(f"job.batches: a {type(loader).__name__} has no length, so the end is not known") from None
+            raise UsageError(f"job.batches: a {type(loader).__name__} has no length, so the end is not known", explain="F321") from None
         if self.length == 0:
             raise UsageError("job.batches: the loader has no batches")
         self.loader = loader

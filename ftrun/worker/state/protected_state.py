@@ -366,7 +366,8 @@ class ProtectedState:
             if memory.data_ptr() != view.data_ptr() or memory.shape != view.shape:
                 raise UsageError(
                     f"parameter {name.split('.', 2)[-1]} was given other memory (param.data = ...), which ftrun does not keep; "
-                    "write into it instead, in the body after optimizer.step(): param.data.copy_(...)"
+                    "write into it instead, in the body after optimizer.step(): param.data.copy_(...)",
+                    explain="F309",
                 )
 
     def checksum(self) -> int:

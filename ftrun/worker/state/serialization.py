@@ -141,7 +141,8 @@ def _pack(value: Any, name: str, blobs: list[memoryview]) -> Any:
         )
     raise UsageError(
         f"{_shown(name)} holds a {kind.__module__}.{kind.__qualname__}, which cannot be kept for a replacement; "
-        "state given to protect() may hold numbers, strings, None, lists, tuples, dicts, tensors and arrays"
+        "state given to protect() may hold numbers, strings, None, lists, tuples, dicts, tensors and arrays",
+        explain="F316",
     )
 
 

@@ -59,7 +59,8 @@ class Step:
         """
         if self._inside:
             raise UsageError(
-                f"step.committed inside the body of step {self.index}: it is known after the `with step:`, test it there"
+                f"step.committed inside the body of step {self.index}: it is known after the `with step:`, test it there",
+                explain="F318",
             )
         return self.is_committed
 
@@ -120,7 +121,7 @@ class Step:
                     self.logged = body.kit.logged.of(body.position.number)
                 return False
             if why := body.kit.state.why_not_resized(error):
-                raise UsageError(why) from error
+                raise UsageError(why, explain="F395") from error
         except Interrupt as interrupt:
             error = interrupt
         except Exception as failure:

@@ -41,10 +41,11 @@ class Calls:
         if position.where is Where.BEFORE:
             return fn()
         if position.in_body:
-            raise UsageError("job.call inside `with step`: call the function directly there")
+            raise UsageError("job.call inside `with step`: call the function directly there", explain="F319")
         if position.where is not Where.HANDED_OUT:
             raise UsageError(
-                "job.call outside an iteration's start: call it between the loop's `for` and `with step:`, or after the loop"
+                "job.call outside an iteration's start: call it between the loop's `for` and `with step:`, or after the loop",
+                explain="F319",
             )
         if not self.made:
             self._before = self._kit.ledger.captured()

@@ -82,7 +82,7 @@ class Loop:
                 self._outside_body("the next step")
             position.where = Where.LOOP
             if not step.entered:
-                raise UsageError(f"step {step.index} was taken from the loop, but its `with step:` was skipped")
+                raise UsageError(f"step {step.index} was taken from the loop, but its `with step:` was skipped", explain="F317")
             if step.let_out:
                 give_up(context, step.index)
             if step.is_committed:
