@@ -88,7 +88,7 @@ def _checked(option: Option, text: str | None, source: str, config: ConfigFile) 
             raise ConfigError(f"{config.where(option.name)}: {error}") from None
         if source in (COMMAND_LINE, DEFAULT):
             raise
-        raise UsageError(f"{error} (from {source})") from None
+        raise UsageError(f"{error} (from {source})", explain=error.explain) from None
 
 
 def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigFile | None = None) -> Settings:

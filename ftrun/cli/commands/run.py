@@ -62,7 +62,7 @@ def run(script: str, args: list[str] | None, **given: str | bool | None) -> int:
         settings = resolve.settings(values, script, tuple(args or ()), config)
     except UsageError as error:
         hint = "" if values["module"] or values["no-python"] else _meant(script)
-        raise UsageError(f"{error}{hint}") from None
+        raise UsageError(f"{error}{hint}", explain=error.explain) from None
     require_usable()
     if values["dry-run"]:
         show = dryrun.as_json if values["json"] else dryrun.as_text

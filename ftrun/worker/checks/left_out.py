@@ -119,7 +119,7 @@ class LeftOut(StepObserver):
             found |= {f"optimizer {i}.{name}": sign_of(value, known, None, across) for name, value in _own(optimizer).items()}
         for i, root in enumerate(self._state.modules):
             found |= {f"model {i}.{name}.hooks": count for name, part in root.named_modules() if (count := hooks_on(part))}
-        return found
+        return {name: sign for name, sign in found.items() if name not in self._variables.ignored}
 
     def _is_fresh(self, name: str, loops: list[LoopNames | None]) -> bool:
         """Does the script write this name anew, here or in a loop around that has gone on since the first look?"""

@@ -63,6 +63,7 @@ class Variables:
         memory: GuardedMemory | None = None,
     ) -> None:
         self.memory = memory
+        self.ignored = frozenset(name for name in ignored if isinstance(name, str))
         self.loop: object = None  # the one that is left by `leave`, for who has several
         self.told: Callable[[Iterable[str]], None] = lambda names: None  # hears the names of what is lost
         self.histories = Histories(memory)
