@@ -38,7 +38,8 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def _flat(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy())
+    # of a copy: numpy() would fix the size of the script's memory
+    return bytes(tensor.cpu().resolve_conj().resolve_neg().contiguous().clone().view(-1).view(torch.uint8).numpy())
 
 
 def _packed(tensor: torch.Tensor) -> bytes:

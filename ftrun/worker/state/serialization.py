@@ -109,6 +109,8 @@ def _pack(value: Any, name: str, blobs: list[memoryview]) -> Any:
         return {"~": "S", "v": parts, "s": list(value.shape), "c": value.is_coalesced()}
     if isinstance(value, torch.Tensor):
         flat = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8) if value.numel() else None
+        if flat is not None and flat.data_ptr() == value.data_ptr() and flat.untyped_storage().resizable():
+            flat = flat.clone()  # numpy() would fix the size of the script's memory
         blobs.append(memoryview(flat.numpy()) if flat is not None else memoryview(b""))
         return {
             "~": "T",

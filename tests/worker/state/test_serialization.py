@@ -29,3 +29,10 @@ def test_lazy_complex_tensors_keep_their_values() -> None:
 def test_other_layouts_are_not_taken() -> None:
     assert serialization.takes(torch.ones(2)) and serialization.takes(torch.ones(2).to_sparse())
     assert not serialization.takes(torch.eye(2).to_sparse_csr())
+
+
+def test_a_tensor_that_was_packed_can_still_be_resized() -> None:
+    tensor = torch.ones(3)
+    data = serialization.pack([tensor, tensor[1:]], "x")
+    assert tensor.resize_(1000).numel() == 1000
+    assert [part.tolist() for part in serialization.decode(data)] == [[1.0] * 3, [1.0] * 2]
