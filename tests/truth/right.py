@@ -413,3 +413,14 @@ for epoch in job.epochs(3):
     True,
     kill(1, "forward", 2) + "epoch = 1\n",
 )
+add(
+    "reads-behind",
+    "behind the `with`, without a look at step.committed, a loss is read that the body has bound; killed between two bodies",
+    "yes",
+    LEARN,
+    between="losses.append(loss.item())",
+    setup=STD + "losses = []",
+    after="end(model=ddp, opt=opt, losses=losses)",
+    at="idle",
+    often=True,
+)

@@ -219,6 +219,7 @@ class Inexact(enum.IntFlag):
     DREW_BETWEEN = 4096
     UPDATE_DOUBTED = 8192
     INPUTS_UNKNOWN = 16384
+    INPUTS_UNASKED = 32768
 
 
 class Cell:

@@ -36,6 +36,9 @@ _INEXACT = {
     Inexact.INPUTS_UNKNOWN: (
         "a rank's inputs do not come from what is kept: in a step that was begun twice after a repair they were others the second time"
     ),
+    Inexact.INPUTS_UNASKED: (
+        "a rank died before it called its model in the last step of a loop, and nobody knows whether its inputs come from what is kept"
+    ),
     Inexact.BUFFERS_UNKNOWN: "buffers that the update wrote were taken from a rank that may have had others",
     Inexact.STATE_UNKNOWN: "what the update changed in an object was taken from a rank that may have had another value",
     Inexact.OWN_STATE_LOST: "a rank's own random streams and place in the data were lost with the fd store, and taken from a peer",

@@ -1,12 +1,15 @@
 """A step that is done again must get the inputs of the first try: digests of what the protected models are called with.
 
 They stand on the board as well, so that a replacement can be compared with the rank that it took over. Where there is nothing to compare
-with, since a rank died or was stopped before it called a model in the step that comes next, the step is begun twice: inputs that
-come from what is kept are the same again, and those that come from somewhere else (a connection, a queue, a service) are not.
+with, since a rank died or was stopped before it called a model in the step that comes next, a step is begun twice: inputs that
+come from what is kept are the same again, and those that come from somewhere else (a connection, a queue, a service) are not. It is the
+first step before which this process has completed another one in the same loop: what the script does behind a body that was left finds
+the names that bodies bind.
 """
 
 from __future__ import annotations
 
+import atexit
 import sys
 import zlib
 from collections.abc import Mapping
@@ -29,6 +32,10 @@ _UNKNOWN = (
     "begun twice after a repair, the step called the model with other inputs the second time, so they do not come from what is kept "
     "(a connection, a queue, a service?), and this rank's may not be those of an uninterrupted run"
 )
+_UNASKED = (
+    "it died or was stopped before it called the model, and no step came after that in which its inputs could be asked for twice, so "
+    "nobody knows whether they come from what is kept"
+)
 _CURE = "fetch inside the loop from job.batches(loader), or by step.index"
 
 
@@ -47,11 +54,20 @@ class SameInputs(StepObserver):
         self._number = -1
         self._doubted = False  # nobody knows the first try of the step that comes next, or that is begun
         self._asked: tuple[int, int] | None = None  # gate number, and what its first model was called with when it was begun once
+        self._first: int | None = None  # step that this process began in this loop
+        self._unasked = -1  # one that was not begun twice, though nobody knows its inputs
+        atexit.register(self._exit)
+
+    def loop_started(self, first: int, length: int) -> None:
+        if length:  # a job.call is none
+            self._first = None
 
     def body_started(self) -> None:
         position = self._context.position
         number = position.number
         self._digest = self._calls = 0
+        if self._first is None:
+            self._first = number
         went_back = number < self._number  # to the host snapshot
         if position.attempt == 0 or number != self._number:
             self._seen = {}
@@ -68,7 +84,10 @@ class SameInputs(StepObserver):
         self._words[F.INPUTS] = digest
         self._words[F.INPUTS_AT] = inputs_word(number, self._calls)
         if self._doubted and self._calls == 1:
-            self._begin_twice(number, [args, kwargs])
+            if self._first is not None and number > self._first:
+                self._begin_twice(number, [args, kwargs])
+            else:
+                self._unasked = number
         if self._seen.setdefault(self._calls, self._digest) != self._digest:
             self._seen[self._calls] = self._digest
             self._tell(number, Inexact.OTHER_INPUTS, _OTHERS)
@@ -88,7 +107,7 @@ class SameInputs(StepObserver):
             self._number, self._seen = number, {calls: digest}
 
     def _begin_twice(self, number: int, inputs: list[Any]) -> None:
-        """Nobody knows what this step got when it was begun first. Raises Again, once."""
+        """Nobody knows what a step got when it was begun first. Raises Again, once."""
         asked, self._asked = self._asked, None
         if self._words[F.COLLECTIVE] or self._context.position.called:
             # others took part, and would not do so again, or an evaluation would be made twice: it stays open where they come from
@@ -103,6 +122,11 @@ class SameInputs(StepObserver):
         self._doubted = False
         if asked[1] != digest:
             self._tell(number, Inexact.INPUTS_UNKNOWN, _UNKNOWN)
+
+    def _exit(self) -> None:
+        """The script has ended."""
+        if self._doubted and self._unasked >= 0 and self._context.is_main_process():
+            self._tell(self._unasked, Inexact.INPUTS_UNASKED, _UNASKED)
 
     def _tell(self, number: int, why: Inexact, what: str) -> None:
         context = self._context
