@@ -184,7 +184,8 @@ def execute(argv: list[str]) -> int:
         sentence = _sentence(error, argv)
         return _fail(sentence + read_on("F105" if sentence == _NO_SCRIPT else _COMMAND_LINE), getattr(error, "exit_code", EXIT_USAGE))
     except FtrunError as error:
-        return _fail(f"{error}{read_on(error.explain or _COMMAND_LINE * isinstance(error, UsageError))}", error.code)
+        code = error.explain or (_COMMAND_LINE if isinstance(error, UsageError) else "")
+        return _fail(f"{error}{read_on(code)}", error.code)
     except (typer.Abort, KeyboardInterrupt, EOFError):
         return EXIT_SIGNAL + 2
     except BrokenPipeError:

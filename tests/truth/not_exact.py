@@ -371,3 +371,16 @@ add(
     often=True,
     named="table",
 )
+add(
+    "own-connection-last",
+    "batches over a connection, and a loss that is read behind the `with`: killed before the last step, where nothing can be asked twice",
+    "not known",
+    "x, y = get()\n" + LEARN,
+    setup=STD + CONNECTION + "losses = []",
+    between="losses.append(loss.item())",
+    at="idle",
+    step=11,
+    batch=False,
+    often=True,
+    named="nobody knows whether its inputs come from what is kept",
+)

@@ -385,11 +385,12 @@ config = Config(); config.scale = 2 * target
 READS = "if step.index == 3 and rank == 0: open(place, 'w').write('5.0')\nx = x * target * config.scale * table.mean()\n"
 add(
     "constant-from-a-file",
-    "numbers that come from a file, which is rewritten meanwhile",
+    "numbers that come from a file, which is rewritten meanwhile; the replacement is killed as well, in its first step",
     "yes",
     READS + LEARN,
     setup=STD + FILE + "table = np.full(1000, target)",
     after="assert pid == os.getpid()\n" + END,
+    then=kill(2, "forward", 6),
     often=True,
 )
 PATTERNS["two-loaders"] = Pattern(

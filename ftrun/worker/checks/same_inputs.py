@@ -2,9 +2,8 @@
 
 They stand on the board as well, so that a replacement can be compared with the rank that it took over. Where there is nothing to compare
 with, since a rank died or was stopped before it called a model in the step that comes next, a step is begun twice: inputs that
-come from what is kept are the same again, and those that come from somewhere else (a connection, a queue, a service) are not. It is the
-first step before which this process has completed another one in the same loop: what the script does behind a body that was left finds
-the names that bodies bind.
+come from what is kept are the same again, and those that come from somewhere else (a connection, a queue, a service) are not. What the
+script does behind a body that was left may read names that bodies bind. Where none has bound them yet, it is the step after that one.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ from ftrun.worker.runtime.observer import StepObserver
 from ftrun.worker.runtime.position import Again
 from ftrun.worker.runtime.run_link import Context
 from ftrun.worker.runtime.trees import content, leaves, sketch
+from ftrun.worker.state.loop_names import reads_unbound_behind
+from ftrun.worker.state.spaces import script_frames
 
 _OTHERS = (
     "the model was called with other inputs than when this step was done first (a batch that was fetched ahead, or a position that "
@@ -84,7 +85,7 @@ class SameInputs(StepObserver):
         self._words[F.INPUTS] = digest
         self._words[F.INPUTS_AT] = inputs_word(number, self._calls)
         if self._doubted and self._calls == 1:
-            if self._first is not None and number > self._first:
+            if number != self._first or not any(map(reads_unbound_behind, script_frames())):
                 self._begin_twice(number, [args, kwargs])
             else:
                 self._unasked = number

@@ -34,6 +34,7 @@ class Constants(StepObserver):
         self._found: dict[str, list[str]] = {}  # root and what is told of those that did not change since
         self._written: set[str] = set()  # which of these are in the file
         self._had_loops = False
+        self._given: set[str] = set()  # they are kept from here on, but not in the slot of the step that this rank begins with
 
     def loop_started(self, first: int, length: int) -> None:
         self.told_by.listen("handed_out", self)
@@ -44,7 +45,7 @@ class Constants(StepObserver):
         self._look()
         self._had_loops = True
         roots, keys = self._variables.unchanged()
-        self._found = {key: told for key, told in self._found.items() if told[0] not in roots or key in keys}
+        self._found = {key: told for key, told in self._found.items() if told[0] not in roots or key in keys | self._given}
         if self._written == self._found.keys():
             return
         self._written = {*self._found}
@@ -56,7 +57,7 @@ class Constants(StepObserver):
 
     def _look(self) -> dict[str, str]:
         """What is found now, in functions and modules that no loop was in before."""
-        new = self._variables.roots - self._roots
+        new = self._variables.unchanged()[0] - self._roots
         if not new:
             return {}
         self._roots |= new
@@ -100,6 +101,7 @@ class Constants(StepObserver):
             if text != had or (peers and all(key in peer and peer[key][1].lstrip(_LATE) == had for peer in peers)):
                 wrong[key] = had
         given = {PREFIX + key: bytes.fromhex(text[1:]) for key, text in wrong.items() if text[0] == _COPY}
+        self._given |= {key for key in wrong if PREFIX + key in given}
         self._variables.lose([self._variables.shown(key) for key in wrong if PREFIX + key not in given])
         return {**saved, **given}
 

@@ -101,7 +101,8 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     first = _shown_by(context, f"{name}: {message}\n{text}" if _says_all(error) else text)
     before = "before" if first == str(cell.rank) else f"rank {first}"
     if first is None:
-        more = codes.read_on(error.explain or _REFUSED * isinstance(error, UsageError)) if isinstance(error, FtrunError) else ""
+        code = error.explain if isinstance(error, FtrunError) else ""
+        more = codes.read_on(code or (_REFUSED if isinstance(error, UsageError) else ""))
         shown = f"{who}: {said}{more}\n{text}"
     elif _says_all(error):
         shown = f"{who}: {name}, the same as {before}\n"

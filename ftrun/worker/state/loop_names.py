@@ -14,12 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from ftrun.worker.runtime.frames_private import has_own_locals
+from ftrun.worker.runtime.frames_private import has_own_locals, locals_of
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _CLOCKS = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "monotonic_ns")
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # from Python 3.11 on
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def _loops(source: str, line: int) -> list[ast.For | ast.AsyncFor | ast.While]:
     around = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, _LOOPS) and node.lineno <= line <= (node.end_lineno or node.lineno)
+        if isinstance(node, _LOOPS) and _holds(node, line)
     ]
     return sorted(around, key=lambda node: node.lineno)
 
@@ -99,6 +100,34 @@ def made_anew(frame: FrameType) -> frozenset[str]:
     if has_own_locals(frame):
         return names.always
     return names.always - read_in_functions(source)  # one that the loop calls may read a name before the loop writes it
+
+
+def reads_unbound_behind(frame: FrameType) -> bool:
+    """May what the script does behind the `with` that it is in read a name that a body binds, and none has bound yet?
+
+    Behind it is the rest of an iteration, or of a function. Of a source that cannot be read nobody knows: True.
+    """
+    source = "".join(linecache.getlines(frame.f_code.co_filename))
+    tree = parsed(source) if source else None
+    if tree is None:
+        return True
+    own = has_own_locals(frame)
+    bound = {**frame.f_globals, **(locals_of(frame) if own else {})}
+    needed: set[str] = set()
+    for place in [node for node in ast.walk(tree) if isinstance(node, ast.With | ast.AsyncWith) and _holds(node, frame.f_lineno)]:
+        around = [node for node in ast.walk(tree) if isinstance(node, (*_LOOPS, *_FUNCTIONS)) and _holds(node, place.lineno)]
+        region = max(around, key=lambda node: node.lineno, default=tree)
+        behind = [node for node in ast.walk(region) if getattr(node, "lineno", 0) > (place.end_lineno or place.lineno)]
+        behind += [*ast.walk(region.test)] if isinstance(region, ast.While) else []
+        names = {node.id for node in behind if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        if behind and not own:
+            names |= read_in_functions(source)
+        needed |= names & _stores(region)
+    return not needed <= bound.keys()
+
+
+def _holds(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def read_in_functions(source: str) -> frozenset[str]:

@@ -7,6 +7,7 @@ blobs. Equal values give equal bytes.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import marshal
 import struct
@@ -92,6 +93,13 @@ def decode(data: memoryview | bytes) -> Any:
     return _unpack(tree, blobs)
 
 
+def _bytes_of(flat: torch.Tensor) -> memoryview:
+    """Not copied, and not by numpy(), which would fix the size of the script's memory: no tensor over it could be resized any more."""
+    found = (ctypes.c_ubyte * flat.numel()).from_address(flat.data_ptr())
+    found.holds = flat  # the view holds this, and this the memory
+    return memoryview(found).cast("B")
+
+
 def _pack(value: Any, name: str, blobs: list[memoryview]) -> Any:
     kind = type(value)
     if kind in (int, bool, str) or value is None:
@@ -109,9 +117,7 @@ def _pack(value: Any, name: str, blobs: list[memoryview]) -> Any:
         return {"~": "S", "v": parts, "s": list(value.shape), "c": value.is_coalesced()}
     if isinstance(value, torch.Tensor):
         flat = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8) if value.numel() else None
-        if flat is not None and flat.data_ptr() == value.data_ptr() and flat.untyped_storage().resizable():
-            flat = flat.clone()  # numpy() would fix the size of the script's memory
-        blobs.append(memoryview(flat.numpy()) if flat is not None else memoryview(b""))
+        blobs.append(_bytes_of(flat) if flat is not None else memoryview(b""))
         return {
             "~": "T",
             "d": str(value.dtype)[6:],

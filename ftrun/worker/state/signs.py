@@ -6,9 +6,11 @@ the script is run but that, and its own part of Python's copy protocol.
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import inspect
 import io
+import itertools
 import operator
 import os
 import types
@@ -32,6 +34,7 @@ from ftrun.worker.state.spaces import is_open, of_the_script
 _LARGEST = 256 << 20  # bytes; what is larger is a data set, most likely, and its numbers are not read
 _UNKNOWN = object()
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
+_MANY, _FEW = 20_000, 100
 _BY_PROTOCOL = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, np.ndarray, np.generic)
 
 
@@ -43,10 +46,20 @@ def sign_of(value: Any, known: Mapping[int, str], memory: GuardedMemory | None, 
     """
     file = _Digesting()
     try:
-        _Signer(file, known, memory, across).dump(value)
+        _Signer(file, known, memory, across).dump(_ends(value))
     except Exception:  # too large, or the script's own code: what it cannot say is not looked at
         return None
     return file.digest.digest()
+
+
+def _ends(value: Any) -> Any:
+    """Of a container with very many elements those at its ends, and how many there are: a whole one costs a loop its time."""
+    if not isinstance(value, list | tuple | dict | collections.deque | set | frozenset) or len(value) <= _MANY:
+        return value
+    if isinstance(value, set | frozenset):
+        return len(value)
+    parts = value.items() if isinstance(value, dict) else value
+    return len(value), *itertools.islice(parts, _FEW), *itertools.islice(reversed(parts), _FEW)
 
 
 class _Digesting(io.RawIOBase):

@@ -483,11 +483,6 @@ class Variables:
         keys = {place.key for place, _ in self._at.values() if place.key not in self._wanted}
         return {space.root for space in self._at.spaces}, keys
 
-    @property
-    def roots(self) -> set[str]:
-        """The functions and modules that loops were in so far."""
-        return self._at.roots
-
     @staticmethod
     def names_of(key: str) -> list[str]:
         """Those that are kept together under one among what slots keep."""
