@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from ftrun.core.shared.board import Board, F, Flag
+from ftrun.core.shared.board import Board, F, Flag, Head
 from ftrun.core.shared.moment import Moment, phase_from
 
 STALE = 2.0  # seconds without a beat
@@ -25,19 +25,10 @@ _WAITS = 1.0  # seconds in a collective that are worth telling
 _ALIVE = int(Flag.ALIVE)  # a plain number: an enum is ten times as slow to test
 
 
-def used_cells(board: Board, before: int) -> int:
-    """Cells that were ever taken; they are taken in order, and never given back."""
-    used = before
-    while used < board.cells and board.cell(used)[F.PID]:
-        used += 1
-    return _beyond_a_gap(board, used)
-
-
-def _beyond_a_gap(board: Board, used: int) -> int:
-    """A spare that waits for its start leaves a hole before those that have begun already."""
-    ahead = board.column(F.PID, min(board.cells, used + 64))[used:]
-    taken = [at for at, pid in enumerate(ahead) if pid]
-    return used + taken[-1] + 1 if taken else used
+def used_cells(board: Board) -> int:
+    """Cells up to the last that was ever taken; one that waits for its start is none yet."""
+    pids = board.column(F.PID, min(board[Head.ROOM], board.cells))
+    return max((at + 1 for at, pid in enumerate(pids) if pid), default=0)
 
 
 def living(board: Board, used: int) -> list[int]:

@@ -96,7 +96,7 @@ class RunWatcher:
         world = self._read_world()
         account, word = self.account, gate.unpack(board.gate())
         head = _head(board)
-        self._used = fold.used_cells(board, self._used)
+        self._used = fold.used_cells(board)
         holders = {p.cell: p.rank for p in world.places} if world else {}
         spares = [i for i in fold.living(board, self._used) if i not in holders]
         found, stall = devices.read(self.run.path), head["stall"]

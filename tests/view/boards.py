@@ -71,6 +71,7 @@ def put(root: Path, name: str = "lab", ranks: int | None = None, until: str = ""
     run_dir.mkdir(mode=0o700)
     pid, now = os.getpid(), time.monotonic_ns()
     board = Board.create(run_dir / paths.BOARD, ranks + len(spares) + 16)
+    Board.make_room(run_dir / paths.BOARD, board.cells - 1)
     for rank in range(ranks):
         _fill(board.cell(rank), source[places[rank % len(places)]], now)
         board.cell(rank)[F.RANK] = rank + 1

@@ -19,7 +19,7 @@ from ftrun.core.errors import PlatformError
 from ftrun.core.shared import gate
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
-VERSION = 7
+VERSION = 8
 CELL_BYTES = 2048
 ROWS_KEPT = 5  # attempts at a step whose phases stay readable, see ftrun.core.shared.steps
 ROW_WORDS = 8
@@ -53,6 +53,7 @@ class Head:
     VOID = 16  # worker that opens a gate: its number + 1, where ranks that should hold the same were seen to differ; 0 = nowhere yet
     MADE = 17  # replacement: 1 = it made an update in place of a dead rank that no other rank can be compared with
     EQUAL = 18  # worker that opens a gate: 1 = all ranks that should hold the same were equal when they were last compared
+    ROOM = 19  # launcher: cells that have memory, which are the first ones; to read another one where there is no room is a SIGBUS
     RUN_TEXT = 64  # two slots of RUN_WORDS words: length in bytes, then the text
     OPENINGS = 512  # whoever opened a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and when (ns)
 
@@ -337,14 +338,17 @@ class Board:
 
     @staticmethod
     def make_room(path: Path, cell: int) -> None:
-        """Have memory behind a cell before anybody writes there: without, a full file system is a SIGBUS.
+        """Have memory behind a cell before anybody reads or writes there: without, a full file system is a SIGBUS.
 
         Raises:
             OSError
         """
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.posix_fallocate(fd, _CELLS_AT + cell * CELL_BYTES, CELL_BYTES)
+            # those before it as well: one that found no room earlier is read, too
+            os.posix_fallocate(fd, _CELLS_AT, (cell + 1) * CELL_BYTES)
+            before = int.from_bytes(os.pread(fd, _WORD, Head.ROOM * _WORD), "little")
+            os.pwrite(fd, max(before, cell + 1).to_bytes(_WORD, "little"), Head.ROOM * _WORD)
         finally:
             os.close(fd)
 

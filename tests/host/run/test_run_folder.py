@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ WAITS = "import time; print('up', flush=True); time.sleep(600)"
 TRAINS = """
 import os, time, torch, torch.distributed as dist, ftrun
 dist.init_process_group("ftrun")
-model = torch.nn.Linear(2, 1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))  # a kill may come in an update
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
 job = ftrun.protect(model=model, optimizer=opt)
 for step in job.steps(10_000):
@@ -87,6 +88,8 @@ def test_the_reserve_is_used_up(ftrun: Ftrun) -> None:
         run = ftrun.start(*options, ftrun.script(TRAINS), OMP_NUM_THREADS="1")
         wait_for(lambda: list((run.dir / "errors").glob("parked-*.json")), "the spare")
         ballast = _fill(ftrun.runs_root / "ballast")
+        asked = ftrun.call("status", run.dir.name, "--json")
+        assert asked.returncode == 0 and json.loads(asked.stdout)["world_size"] == 2, asked
         os.kill(run.pid("ftrun rank 1"), signal.SIGKILL)
         run.wait_output("recovered in")
         wait_for(lambda: run.pids("ftrun spare"), "another spare")
