@@ -34,6 +34,16 @@ def _nobody_left(run: Run) -> None:
     assert "Traceback" not in run.stderr, run.stderr
 
 
+def _remove(folder: Path) -> None:
+    """Also while somebody writes a file there."""
+
+    def gone() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    wait_for(gone, "the folder to be gone")
+
+
 def _fill(path: Path) -> Path:
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -59,7 +69,7 @@ def test_the_folder_is_removed_and_then_a_rank_dies(ftrun: Ftrun) -> None:
     """As by a job that cleans /dev/shm. A run that is not repaired in place starts its workers anew, which needs the folder."""
     run = ftrun.start("--nproc-per-node", 2, "--spares", 0, "--max-restarts", 3, ftrun.script(WAITS))
     wait_for(lambda: run.stdout.count("up") == 2, "the workers")
-    shutil.rmtree(run.dir)
+    _remove(run.dir)
     os.kill(run.pid("ftrun rank 1"), signal.SIGKILL)
     assert run.wait() == 69, run.stderr
     _nobody_left(run)
@@ -73,7 +83,7 @@ def test_the_folder_is_removed_and_then_a_protected_rank_dies(ftrun: Ftrun, spar
     run.wait_output("protected: a rank that dies")
     if spares:
         wait_for(lambda: list((run.dir / "errors").glob("parked-*.json")), "the spare")
-    shutil.rmtree(run.dir)
+    _remove(run.dir)
     os.kill(run.pid("ftrun rank 1"), signal.SIGKILL)
     assert run.wait() == 69, run.stderr
     _nobody_left(run)
