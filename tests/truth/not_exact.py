@@ -374,7 +374,7 @@ add(
 add(
     "own-connection-last",
     "batches over a connection, and a loss that is read behind the `with`: killed before the last step, where nothing can be asked twice",
-    "not known",
+    EITHER,
     "x, y = get()\n" + LEARN,
     setup=STD + CONNECTION + "losses = []",
     between="losses.append(loss.item())",

@@ -56,7 +56,7 @@ class SameInputs(StepObserver):
         self._doubted = False  # nobody knows the first try of the step that comes next, or that is begun
         self._asked: tuple[int, int] | None = None  # gate number, and what its first model was called with when it was begun once
         self._first: int | None = None  # step that this process began in this loop
-        self._unasked = -1  # one that was not begun twice, though nobody knows its inputs
+        self._unasked = -1  # index of one that was not begun twice, though nobody knows its inputs
         atexit.register(self._exit)
 
     def loop_started(self, first: int, length: int) -> None:
@@ -85,13 +85,13 @@ class SameInputs(StepObserver):
         self._words[F.INPUTS] = digest
         self._words[F.INPUTS_AT] = inputs_word(number, self._calls)
         if self._doubted and self._calls == 1:
-            if number != self._first or not any(map(reads_unbound_behind, script_frames())):
+            if number != self._first or not reads_unbound_behind(script_frames(), _is_entered):
                 self._begin_twice(number, [args, kwargs])
             else:
-                self._unasked = number
+                self._unasked = self._context.position.index_of(number)
         if self._seen.setdefault(self._calls, self._digest) != self._digest:
             self._seen[self._calls] = self._digest
-            self._tell(number, Inexact.OTHER_INPUTS, _OTHERS)
+            self._tell(self._context.position.index_of(number), Inexact.OTHER_INPUTS, _OTHERS)
 
     def replaced(self) -> None:
         """What the predecessor's models were called with in the step that comes next, if it was in it."""
@@ -122,18 +122,23 @@ class SameInputs(StepObserver):
             raise Again
         self._doubted = False
         if asked[1] != digest:
-            self._tell(number, Inexact.INPUTS_UNKNOWN, _UNKNOWN)
+            self._tell(self._context.position.index_of(number), Inexact.INPUTS_UNKNOWN, _UNKNOWN)
 
     def _exit(self) -> None:
         """The script has ended."""
         if self._doubted and self._unasked >= 0 and self._context.is_main_process():
             self._tell(self._unasked, Inexact.INPUTS_UNASKED, _UNASKED)
 
-    def _tell(self, number: int, why: Inexact, what: str) -> None:
+    def _tell(self, index: int, why: Inexact, what: str) -> None:
         context = self._context
         context.note_inexact(why)
-        where = f"rank {context.rank}, step {context.position.index_of(number)}"
+        where = f"rank {context.rank}, step {index}"
         print(f"ftrun: {where}: {what}; {_CURE}", file=sys.stderr, flush=True)
+
+
+def _is_entered(value: Any) -> bool:
+    """The step whose body this process is in."""
+    return getattr(value, "entered", False) is True
 
 
 def _chained(leaf: Any, digest: int, from_device: bool = False) -> int:

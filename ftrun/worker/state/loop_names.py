@@ -10,9 +10,10 @@ import ast
 import functools
 import linecache
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from ftrun.worker.runtime.frames_private import has_own_locals, locals_of
 
@@ -102,28 +103,42 @@ def made_anew(frame: FrameType) -> frozenset[str]:
     return names.always - read_in_functions(source)  # one that the loop calls may read a name before the loop writes it
 
 
-def reads_unbound_behind(frame: FrameType) -> bool:
-    """May what the script does behind the `with` that it is in read a name that a body binds, and none has bound yet?
+def reads_unbound_behind(frames: Sequence[FrameType], is_body: Callable[[Any], bool]) -> bool:
+    """May what the script does behind the body that it is in read a name that a body binds, and none has bound yet?
 
-    Behind it is the rest of an iteration, or of a function. Of a source that cannot be read nobody knows: True.
+    Behind it is the rest of an iteration, or of a function. Where the body's source cannot be read nobody knows: True.
+
+    Args:
+        frames: Those of the script, the innermost first.
+        is_body: Is that what `with` has entered? Where no `with` names it, each one that a frame is in may be the body.
     """
-    source = "".join(linecache.getlines(frame.f_code.co_filename))
-    tree = parsed(source) if source else None
-    if tree is None:
-        return True
-    own = has_own_locals(frame)
-    bound = {**frame.f_globals, **(locals_of(frame) if own else {})}
-    needed: set[str] = set()
-    for place in [node for node in ast.walk(tree) if isinstance(node, ast.With | ast.AsyncWith) and _holds(node, frame.f_lineno)]:
-        around = [node for node in ast.walk(tree) if isinstance(node, (*_LOOPS, *_FUNCTIONS)) and _holds(node, place.lineno)]
-        region = max(around, key=lambda node: node.lineno, default=tree)
-        behind = [node for node in ast.walk(region) if getattr(node, "lineno", 0) > (place.end_lineno or place.lineno)]
-        behind += [*ast.walk(region.test)] if isinstance(region, ast.While) else []
-        names = {node.id for node in behind if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        if behind and not own:
-            names |= read_in_functions(source)
-        needed |= names & _stores(region)
-    return not needed <= bound.keys()
+    places: list[tuple[bool, set[str] | None]] = []  # is it the body, and what is missing, None: nobody knows
+    for frame in frames:
+        source = "".join(linecache.getlines(frame.f_code.co_filename))
+        tree = parsed(source) if source else None
+        if tree is None:
+            places.append((False, None))
+            continue
+        bound = {**frame.f_globals, **(locals_of(frame) if has_own_locals(frame) else {})}
+        for place in ast.walk(tree):
+            if isinstance(place, ast.With | ast.AsyncWith) and _holds(place, frame.f_lineno):
+                names = [item.context_expr.id for item in place.items if isinstance(item.context_expr, ast.Name)]
+                missing = _read_behind(tree, place, "" if has_own_locals(frame) else source) - bound.keys()
+                places.append((any(is_body(bound.get(name)) for name in names), missing))
+    bodies = [missing for body, missing in places if body] or [missing for _, missing in places]
+    return any(missing is None or missing for missing in bodies)
+
+
+def _read_behind(tree: ast.Module, place: ast.With | ast.AsyncWith, functions: str) -> set[str]:
+    """Names that the iteration or function around a `with` binds, and reads behind it, or calls one of the `functions` that do."""
+    around = [node for node in ast.walk(tree) if isinstance(node, (*_LOOPS, *_FUNCTIONS)) and _holds(node, place.lineno)]
+    region = max(around, key=lambda node: node.lineno, default=tree)
+    behind = [node for node in ast.walk(region) if getattr(node, "lineno", 0) > (place.end_lineno or place.lineno)]
+    behind += [*ast.walk(region.test)] if isinstance(region, ast.While) else []
+    names = {node.id for node in behind if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    if behind and functions:
+        names |= read_in_functions(functions)
+    return names & _stores(region)
 
 
 def _holds(node: ast.stmt, line: int) -> bool:

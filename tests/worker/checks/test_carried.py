@@ -105,7 +105,7 @@ BEHIND = [
 def asked(source: str, path: Path) -> list[bool]:
     path.write_text(source)
     found: list[bool] = []
-    runpy.run_path(str(path), {"found": found, "ask": reads_unbound_behind})
+    runpy.run_path(str(path), {"found": found, "ask": lambda frame: reads_unbound_behind([frame], lambda value: value == "body")})
     return found
 
 
@@ -117,6 +117,22 @@ def test_what_is_read_behind_the_with_and_bound_in_it(tmp_path: Path, behind: st
     in_module = textwrap.dedent(source.partition("def main(before=1):\n")[2])
     head = source.partition("def main")[0] if behind == "show_nothing()" else source.partition("def show")[0]
     assert asked(f"{head}before = 1\n{in_module}", tmp_path / "module.py") == [unbound, unbound]
+
+
+def test_what_stands_behind_another_with_in_the_body_is_none_of_it(tmp_path: Path) -> None:
+    """What comes behind it belongs to the body that is left as a whole."""
+    source = """
+import contextlib, sys
+def main(body):
+    for step in range(2):
+        with {around}:
+            with contextlib.nullcontext():
+                loss = found.append(ask(sys._getframe()))
+            print(loss)
+main(type("Body", (str, contextlib.nullcontext), {{}})("body"))
+"""
+    for around, unbound in (("body", False), ("contextlib.nullcontext()", True)):
+        assert asked(source.format(around=around), tmp_path / f"inner-{unbound}.py") == [unbound, False]
 
 
 def test_of_a_source_that_nobody_can_read_it_may(tmp_path: Path) -> None:
