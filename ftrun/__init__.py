@@ -13,11 +13,11 @@ __version__ = "0.1.0"
 __all__ = ["DeviceError", "FtrunError", "Job", "PlatformError", "Step", "UsageError", "WorkerError", "protect"]
 
 if TYPE_CHECKING:
-    from ftrun.worker.api.job import Job
-    from ftrun.worker.api.protect import protect
+    from ftrun.worker.process.job import Job
+    from ftrun.worker.process.protect import protect
     from ftrun.worker.step.body import Step
 
-_PUBLIC = {"protect": "ftrun.worker.api.protect", "Job": "ftrun.worker.api.job", "Step": "ftrun.worker.step.body"}
+_PUBLIC = {"protect": "ftrun.worker.process.protect", "Job": "ftrun.worker.process.job", "Step": "ftrun.worker.step.body"}
 
 
 def __getattr__(name: str) -> Any:
@@ -27,14 +27,14 @@ def __getattr__(name: str) -> Any:
 
 
 def _create(*arguments: Any) -> Any:
-    return importlib.import_module("ftrun.worker.api.backend").create(*arguments)
+    return importlib.import_module("ftrun.worker.process.backend").create(*arguments)
 
 
 def _register(distributed: Any) -> None:
     """Make "ftrun" a backend of torch.distributed; what it does is imported when a group is made."""
     if distributed.is_available() and not hasattr(distributed.Backend, "FTRUN"):
         distributed.Backend.register_backend("ftrun", _create, extended_api=True, devices=["cpu", "cuda"])
-        importlib.import_module("ftrun.worker.runtime.torch_private").record_own_groups(distributed)
+        importlib.import_module("ftrun.worker.torch_compat.torch_private").record_own_groups(distributed)
     if not any(name in os.environ for name in ("FTRUN_RUN_DIR", "RANK", "WORLD_SIZE", "LOCAL_RANK")):
         # plain `python`: a world of one, so that the script runs unchanged
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")

@@ -33,8 +33,8 @@ _PRELOAD = (
     "torch.optim",
     "torch._dynamo",
     "torch.utils.data",
-    "ftrun.worker.api.backend",
-    "ftrun.worker.api.protect",
+    "ftrun.worker.process.backend",
+    "ftrun.worker.process.protect",
 )
 _IMPORTS = {"preload": _PRELOAD, "light": ("multiprocessing.process",), "exec": ()}
 _UNFIT = "unfit="  # the argument by which a fork server tells its successor why it does not fork workers from imports

@@ -30,7 +30,7 @@ from transformers.trainer_callback import ExportableState
 import ftrun
 from ftrun.core.errors import UsageError
 from ftrun.integrations import another_release, scaler_of
-from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.link.run_link import Context
 
 # What the loop below uses beside public names, of transformers' Trainer and accelerate's GradientState: method -> parameters.
 _NEEDED = {

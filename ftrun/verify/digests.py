@@ -1,4 +1,4 @@
-"""Reads what the ranks of a run recorded (`ftrun/worker/instruments/digest_recorder.py`) and finds the first place where two runs differ.
+"""Reads what the ranks of a run recorded (`ftrun/worker/step/digest_recorder.py`) and finds the first place where two runs differ.
 
 Knows no torch and starts nothing. A place is (loop, step, point): at `start` the state that a step begins with, at `gate`
 what was computed in it, at `end`, that of a loop, the script's own values (see values.py); the state at the script's end comes last.

@@ -24,7 +24,7 @@ from ftrun.host.services import spawn
 
 OUTPUT = "output.log"
 _LOOK = 0.1  # seconds between two looks at the progress
-_PROGRESS = struct.Struct("<qq")  # as ftrun/worker/instruments/digest_recorder.py writes it
+_PROGRESS = struct.Struct("<qq")  # as ftrun/worker/step/digest_recorder.py writes it
 _PR_SET_PDEATHSIG = 1
 _LAST_LINES = 15
 _PATIENCE = 20.0  # seconds beyond the shutdown timeout that a run gets to end when it is told to

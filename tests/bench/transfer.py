@@ -303,9 +303,9 @@ def adopt(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     from ftrun.core import paths
     from ftrun.core.shared.board import Board
     from ftrun.host.services.services import _FD_STORE, Helper
+    from ftrun.worker.link.fd_store import FdStoreClient
     from ftrun.worker.memory.arena import Arena, Manifest, place
     from ftrun.worker.memory.segment import Segment
-    from ftrun.worker.runtime.fd_store import FdStoreClient
 
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="ftrun-bench-") as folder:

@@ -69,7 +69,7 @@ def test_a_checkpoint_is_not_unpickled(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monkeypatch.setattr("ftrun.worker.api.protect._job", None)
+    monkeypatch.setattr("ftrun.worker.process.protect._job", None)
     job = ftrun.protect(model, optimizer)
     torch.save({"step": 1, "models": [Bomb()], "optimizers": [], "stateful": {}}, "bad.pt")
     with pytest.raises(Exception, match=r"weights_only|Weights only"):

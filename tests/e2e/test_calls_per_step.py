@@ -15,9 +15,9 @@ FEW, EACH = 4, 12  # collectives, and calls for each further one
 RANKS = 2
 # what is there as often as a step needs to be looked at every 20 ms, as often as a rank is woken at its gate, and where it opens it
 BY_TIME = (
-    "worker/checks/stop_hooks.py:look", "worker/step/gate.py:", "core/shared/gate.py:", "core/shared/board.py:",
-    "worker/checks/same_gate.py:", "worker/checks/replica_check.py:may_open", "worker/runtime/observer.py:tell",
-    "worker/runtime/run_link.py:stop_pending", "worker/runtime/run_link.py:cut_short",
+    "worker/step/stop_hooks.py:look", "worker/step/gate.py:", "core/shared/gate.py:", "core/shared/board.py:",
+    "worker/step/same_gate.py:", "worker/step/replica_check.py:may_open", "worker/link/observer.py:tell",
+    "worker/link/run_link.py:stop_pending", "worker/link/run_link.py:cut_short",
 )  # fmt: skip
 
 

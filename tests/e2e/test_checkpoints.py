@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftrun.worker.api.checkpoints import PartsFolder
+from ftrun.worker.process.checkpoints import PartsFolder
 from tests.e2e import harness
 from tests.e2e.harness import Outcome
 

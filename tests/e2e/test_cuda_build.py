@@ -114,7 +114,7 @@ def test_a_group_of_the_real_nccl_library_is_aborted_and_made_again(ftrun: Ftrun
 CHOICE = """
 import torch.distributed as dist
 from datetime import timedelta
-from ftrun.worker.runtime import torch_private
+from ftrun.worker.torch_compat import torch_private
 for kind in ("_create_nccl_process_group", "_create_nccl2_process_group"):
     if hasattr(dist.distributed_c10d, kind):
         setattr(dist.distributed_c10d, kind, lambda options, _, kind=kind: (kind, options.group_size))

@@ -10,7 +10,7 @@ TRAIN = """
 import hashlib, os, signal, sys
 import torch, torch.distributed as dist
 import ftrun
-from ftrun.worker.kept.recovery_points import START
+from ftrun.worker.repair.recovery_points import START
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -61,7 +61,7 @@ def test_an_installed_package_keeps_its_variables(installed: Path, folder: Path)
 
 
 def test_what_belongs_to_the_program(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ftrun.worker.runtime import callers
+    from ftrun.worker.link import callers
 
     def main(file: str, package: str | None = None, **more: object) -> None:
         module = types.ModuleType("__main__")

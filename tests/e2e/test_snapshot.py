@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ftrun.worker.runtime.fd_store import FdStoreClient
+from ftrun.worker.link.fd_store import FdStoreClient
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import kill

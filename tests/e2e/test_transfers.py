@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from ftrun.worker.runtime.fd_store import FdStoreClient
+from ftrun.worker.link.fd_store import FdStoreClient
 from tests.conftest import small_file_system
 from tests.e2e import harness
 from tests.e2e.conftest import Reference

@@ -11,7 +11,7 @@ import pytest
 
 from ftrun.core.shared.board import Board, F, Head
 from ftrun.core.shared.world import read_world
-from ftrun.worker.runtime.fd_store import FdStoreClient
+from ftrun.worker.link.fd_store import FdStoreClient
 from tests.conftest import wait_for
 from tests.e2e import harness
 from tests.e2e.harness import kill

@@ -19,7 +19,7 @@ RATE = 5_000_000  # bytes a second: the last kernels of a backward and of an upd
 MOST = 42  # calls of ftrun's functions between the end of the wait and the update's first kernel, on the rank that opens the gate
 MOST_BELOW = 20  # and the calls out of those, into torch or C: a tenth of the model's tensors
 SEAL = 72  # where the word is in its page that says for which step the memory is whole
-CAPTURES = ("worker/state/rng.py", "worker/state/python_state.py", "worker/state/serialization.py", "worker/kept/rank_state.py")
+CAPTURES = ("worker/state/rng.py", "worker/state/python_state.py", "worker/state/serialization.py", "worker/repair/rank_state.py")
 
 
 class Call(NamedTuple):
@@ -105,7 +105,7 @@ def _steps(folder: Path) -> Iterator[Ordinary]:
         found = json.loads((folder / f"calls-{rank}.json").read_text())
         work = sorted(Work(int(w[1]), w[2], w[3], int(w[4]), int(w[5])) for w in lines if int(w[0]) == found["pid"])
         for calls in ([Call(*call) for call in step] for step in found["steps"]):
-            if not any(call.name == "worker/checks/hidden_writes.py:body_started" for call in calls):
+            if not any(call.name == "worker/step/hidden_writes.py:body_started" for call in calls):
                 yield Ordinary(rank, calls, [w for w in work if w.ns > calls[0].ns])
 
 
@@ -113,10 +113,10 @@ def test_what_a_slot_needs_is_captured_while_the_device_computes_the_gradients(s
     assert len(steps) >= RANKS, "no step was an ordinary one"
     early = []
     for step in steps:
-        for name in ("worker/state/rng.py:capture", "worker/state/python_state.py:capture", "worker/kept/ledger.py:_encoded"):
-            assert step.first("worker/kept/ledger.py:record_gate") < step.first(name, "return") < step.wait, name
+        for name in ("worker/state/rng.py:capture", "worker/state/python_state.py:capture", "worker/repair/ledger.py:_encoded"):
+            assert step.first("worker/repair/ledger.py:record_gate") < step.first(name, "return") < step.wait, name
         gradients = step.queued(lambda work: work.call == "fake_update")
-        early.append(step.first("worker/kept/ledger.py:record_gate", "return") < step.done(gradients) < step.waited)
+        early.append(step.first("worker/repair/ledger.py:record_gate", "return") < step.done(gradients) < step.waited)
     assert any(early), "the device was always done first"
 
 

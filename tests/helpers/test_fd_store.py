@@ -17,7 +17,7 @@ from ftrun import native
 from ftrun.core import paths
 from ftrun.core.shared.board import Board
 from ftrun.host.services import services
-from ftrun.worker.runtime.fd_store import FdStoreClient
+from ftrun.worker.link.fd_store import FdStoreClient
 from tests.conftest import wait_for
 
 ROUNDS = 1000

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from ftrun.worker.runtime.fd_store import Lent
+from ftrun.worker.link.fd_store import Lent
 from tests.helpers.test_fd_store import Kept
 
 

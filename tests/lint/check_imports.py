@@ -49,20 +49,7 @@ LATE_ONLY = (
 ROOMS: dict[str, tuple[str, ...]] = {
     "host": ("base", "rundir", "output", "services", "workers", "detect", "devices", "nodes", "account", "run"),
     "host.nodes": ("messages", "carriers", "membership", "sentences", "node_group"),
-    "worker": (
-        "runtime",
-        "memory",
-        "state",
-        "comm",
-        "parallel",
-        "kept",
-        "recovery",
-        "step",
-        "checks",
-        "instruments",
-        "api",
-        "process",
-    ),
+    "worker": ("torch_compat", "link", "memory", "state", "comm", "repair", "step", "process"),
 }
 
 # Public classes of ftrun.integrations, which have the names that their users know from the frameworks.

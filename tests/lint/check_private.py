@@ -1,4 +1,4 @@
-"""Checks that private names of other people's code are used in five files of ftrun/worker/runtime alone. Run by `make lint`.
+"""Checks that private names of other people's code are used in five files of ftrun/worker/torch_compat alone. Run by `make lint`.
 
 It reads the syntax trees and imports nothing. A name with a leading underscore is taken for somebody else's unless ftrun
 defines it; the names that those files declare are refused elsewhere whatever ftrun defines.
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-HOME = "ftrun/worker/runtime/torch_private.py"
-HOMES = (HOME, *(f"ftrun/worker/runtime/{kind}_private.py" for kind in ("sharded", "pipeline", "loader", "frames")))
+HOME = "ftrun/worker/torch_compat/torch_private.py"
+HOMES = (HOME, *(f"ftrun/worker/torch_compat/{kind}_private.py" for kind in ("sharded", "pipeline", "loader", "frames")))
 
 # Underscored names that their owners document for everybody.
 PUBLIC = frozenset(

@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "private-names.md"
 _HEAD = """# Private names
 
 Names of torch, CPython and Linux that are no public interface and that ftrun uses all the same. They stand in
-`ftrun/worker/runtime/torch_private.py`, those of DTensor and FSDP2 in `sharded_private.py` beside it, those of pipelines in
+`ftrun/worker/torch_compat/torch_private.py`, those of DTensor and FSDP2 in `sharded_private.py` beside it, those of pipelines in
 `pipeline_private.py`, with the functions that use them; `make lint` refuses them elsewhere. *Needed for*: **start** – any worker or
 any group of backend "ftrun"; **protect** – `protect()` refuses without it; **protect of DDP** – the same, for a model in
 DistributedDataParallel; **protect of sharded models** – for one of DTensors; **protect of pipelines** – where

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo
 
 from ftrun.worker.comm.stillness import Stillness, threads
-from ftrun.worker.runtime import crash_points, torch_private
+from ftrun.worker.link import crash_points
+from ftrun.worker.torch_compat import torch_private
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
 _TRIES = 5  # each takes less than a millisecond

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ftrun.core.errors import WorkerError
-from ftrun.worker.runtime import torch_private
+from ftrun.worker.torch_compat import torch_private
 
 CAP_BYTES = 64 << 20
 _LOST = "ftrun: not kept"  # in place of an error: the results had no room

@@ -21,9 +21,9 @@ from ftrun.core.shared.board import F, Head
 from ftrun.core.shared.world import World
 from ftrun.worker.comm.backend import Inner, make_group
 from ftrun.worker.comm.file_store import Meeting
-from ftrun.worker.runtime.exception_report import final_code
-from ftrun.worker.runtime.position import Interrupt
-from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.link.exception_report import final_code
+from ftrun.worker.link.position import Interrupt
+from ftrun.worker.link.run_link import Context
 
 # seconds that a failed connection is held back for the stop that should explain it (a launcher takes up to one to be sure
 # of a death), and until it ends this process then

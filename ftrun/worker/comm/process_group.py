@@ -35,11 +35,11 @@ from ftrun.worker.comm.collectives import COLLECTIVES, DIRECT, averaging_integer
 from ftrun.worker.comm.connect import AheadOf, Connecting
 from ftrun.worker.comm.on_board import OnBoard
 from ftrun.worker.comm.work import Direct, FinishedWork, Pending
-from ftrun.worker.runtime import torch_private
-from ftrun.worker.runtime.callers import caller, inside_ddp_constructor
-from ftrun.worker.runtime.observer import Observers
-from ftrun.worker.runtime.position import Interrupt, Where
-from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.link.callers import caller, inside_ddp_constructor
+from ftrun.worker.link.observer import Observers
+from ftrun.worker.link.position import Interrupt, Where
+from ftrun.worker.link.run_link import Context
+from ftrun.worker.torch_compat import torch_private
 
 # seconds that an error of the inner group is held back for the stop that should explain it: while a loop runs, and outside,
 # where nothing is repaired in place and a script may want to handle the error

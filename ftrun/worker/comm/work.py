@@ -15,7 +15,7 @@ from torch.distributed import Work
 
 from ftrun.worker.comm.backend import Inner, Outcome
 from ftrun.worker.comm.collective_replay import ReplayEntry
-from ftrun.worker.runtime import torch_private
+from ftrun.worker.torch_compat import torch_private
 
 _LET_GO = object()  # the outcome of a wait that the end of its world has cut short
 

@@ -19,9 +19,9 @@ import torch
 from ftrun import native
 from ftrun.core.errors import DeviceError, UsageError, WorkerError
 from ftrun.native.transfer import Extent
+from ftrun.worker.link import crash_points
 from ftrun.worker.memory.gpu_memory import DeviceMemory, gpu_of
 from ftrun.worker.memory.segment import Segment, room_for
-from ftrun.worker.runtime import crash_points
 
 _MAGIC = 0x414E4552414E5254
 _SEAL, _COMMITTED_END, _VOLATILE_END, _MANIFEST_LENGTH = 8, 16, 24, 32

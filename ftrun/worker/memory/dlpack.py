@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ftrun.worker.runtime.torch_private import capsule
+from ftrun.worker.torch_compat.torch_private import capsule
 
 _CPU, _CUDA = 1, 2
 _UNSIGNED = 1

@@ -12,7 +12,7 @@ from ftrun.core.shared.board import Busy
 from ftrun.core.system.procfs import has_stdin
 from ftrun.core.system.when_imported import when_imported
 from ftrun.core.text import tell
-from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.link.run_link import Context
 
 _stops: list[Any] = []  # pdb.set_trace while it is replaced
 _passing = False

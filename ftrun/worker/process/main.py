@@ -23,13 +23,13 @@ from ftrun.core.shared.board import Busy, F, Flag, Head, Phase
 from ftrun.core.shared.world import World
 from ftrun.core.system import files, shown_command
 from ftrun.core.text import tell
+from ftrun.worker.link import first_update
+from ftrun.worker.link.control_thread import ControlThread
+from ftrun.worker.link.exception_report import report_exception
+from ftrun.worker.link.position import Interrupt
+from ftrun.worker.link.run_link import LOOK_RARELY, Context
 from ftrun.worker.process import debugger, exec_program, numa, preloaded, run_script, standby
-from ftrun.worker.runtime import first_update
-from ftrun.worker.runtime.control_thread import ControlThread
-from ftrun.worker.runtime.exception_report import report_exception
-from ftrun.worker.runtime.position import Interrupt
-from ftrun.worker.runtime.run_link import LOOK_RARELY, Context
-from ftrun.worker.runtime.torch_private import end_as_python_does, use_temporary_folder
+from ftrun.worker.torch_compat.torch_private import end_as_python_does, use_temporary_folder
 
 _LONGEST_FOLDER = 107 - len("/listener-12345678")  # bytes: an address of a Unix socket has 107
 _BETWEEN_LOOPS = "the world was stopped while it was in a collective between two loops"

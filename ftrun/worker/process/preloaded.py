@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 from ftrun.core.environment import RANK_KEYS
 from ftrun.core.system import visible
 from ftrun.worker.process import run_script
-from ftrun.worker.runtime.torch_private import watch_environment
+from ftrun.worker.torch_compat.torch_private import watch_environment
 
 # Variables that native libraries read while they are loaded, which no Python sees: the getenv calls of `import torch`.
 _NATIVE = re.compile(

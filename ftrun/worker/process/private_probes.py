@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ftrun.worker.runtime import frames_private, loader_private, pipeline_private, sharded_private
-from ftrun.worker.runtime import torch_private as private
+from ftrun.worker.torch_compat import frames_private, loader_private, pipeline_private, sharded_private
+from ftrun.worker.torch_compat import torch_private as private
 
 NAMES = [*private.NAMES, *frames_private.NAMES, *loader_private.NAMES, *pipeline_private.NAMES, *sharded_private.NAMES]
 THERE, MISSING, DIFFERS, BEFORE = "there", "missing", "behaves differently", "not in this torch yet"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from ftrun.core.environment import RANK_KEYS
 from ftrun.core.paths import OWN_FILES
-from ftrun.worker.runtime.torch_private import watch_environment
+from ftrun.worker.torch_compat.torch_private import watch_environment
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib"))
 _plain = type(os.environ)

@@ -10,10 +10,10 @@ from ftrun import native
 from ftrun.core.shared.board import Flag, Head
 from ftrun.core.shared.world import World, newest_world
 from ftrun.native import cuda
+from ftrun.worker.link.run_link import LOOK_AGAIN, LOOK_RARELY, Context
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.gpu_memory import DeviceMemory, ordinal_of
 from ftrun.worker.memory.segment import Segment
-from ftrun.worker.runtime.run_link import LOOK_AGAIN, LOOK_RARELY, Context
 
 
 def up() -> None:

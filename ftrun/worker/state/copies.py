@@ -34,7 +34,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
-from ftrun.worker.runtime.callers import module_of
+from ftrun.worker.link.callers import module_of
 from ftrun.worker.state import generators, serialization
 from ftrun.worker.state.guarded_memory import GuardedMemory, Over
 from ftrun.worker.state.in_place import ARRAYS, InPlace, layout

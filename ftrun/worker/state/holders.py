@@ -12,9 +12,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ftrun.worker.memory.arena import Entry, Manifest
-from ftrun.worker.runtime.torch_private import params_of_reducer
 from ftrun.worker.state import shards
 from ftrun.worker.state.python_state import params_of
+from ftrun.worker.torch_compat.torch_private import params_of_reducer
 
 Param = tuple[str, torch.nn.Parameter, bool]  # name, parameter, and does DDP leave it alone?
 _NOBODY: frozenset[int] = frozenset()

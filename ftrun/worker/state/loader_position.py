@@ -18,13 +18,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from ftrun.core.errors import UsageError
-from ftrun.worker.runtime import crash_points, loader_private
-from ftrun.worker.runtime.callers import module_of
-from ftrun.worker.runtime.torch_private import writes_to
-from ftrun.worker.runtime.trees import leaves, sketch
+from ftrun.worker.link import crash_points
+from ftrun.worker.link.callers import module_of
+from ftrun.worker.link.trees import leaves, sketch
 from ftrun.worker.state import rng
 from ftrun.worker.state.copies import CannotPlace, copied, placed
 from ftrun.worker.state.loader_workers import crew_of
+from ftrun.worker.torch_compat import loader_private
+from ftrun.worker.torch_compat.torch_private import writes_to
 
 
 class LoaderPosition:

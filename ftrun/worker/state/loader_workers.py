@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from ftrun.worker.runtime import loader_private
 from ftrun.worker.state import generators, rng, serialization
+from ftrun.worker.torch_compat import loader_private
 
 _NOTE = struct.Struct("<QQ")  # number of the batch + 1, and length
 _ROOM = 32768  # bytes of a note; of a data set that holds more the random streams are noted alone

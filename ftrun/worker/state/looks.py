@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from ftrun.core.shared.board import F
-from ftrun.worker.runtime.observer import StepObserver
+from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.state.protected_state import ProtectedState
 
 SHARE = 0.005  # of the time of a step

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from ftrun.worker.runtime.frames_private import has_own_locals, locals_of
+from ftrun.worker.torch_compat.frames_private import has_own_locals, locals_of
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _CLOCKS = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "monotonic_ns")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ftrun.core.shared import mesh
 from ftrun.core.shared.mesh import MeshPlace
-from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.link.run_link import Context
 from ftrun.worker.state.shards import is_spread
 
 _UNNAMED = "replicas"  # the dimension of a mesh without names that replicas= was given

@@ -15,16 +15,16 @@ import torch
 
 from ftrun import native
 from ftrun.core.errors import UsageError
+from ftrun.worker.link.trees import content
 from ftrun.worker.memory.arena import Arena, Entry, Manifest, place
 from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
-from ftrun.worker.runtime.sharded_private import local_of, locals_of
-from ftrun.worker.runtime.torch_private import write_count
-from ftrun.worker.runtime.trees import content
 from ftrun.worker.state import shards
 from ftrun.worker.state.holders import Holders
 from ftrun.worker.state.loose_buffers import LooseBuffers
 from ftrun.worker.state.optimizer_state import OptimizerState
 from ftrun.worker.state.python_state import PythonState, params_of
+from ftrun.worker.torch_compat.sharded_private import local_of, locals_of
+from ftrun.worker.torch_compat.torch_private import write_count
 
 _SAMPLE = 16384  # bytes
 _PIECES = 64  # of a glance

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ftrun.worker.runtime import crash_points
+from ftrun.worker.link import crash_points
 from ftrun.worker.state import serialization
 
 State = dict[str, Any]  # plain values: what a slot keeps of the streams

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from ftrun.core.errors import UsageError
-from ftrun.worker.runtime.torch_private import parts_of_sparse
 from ftrun.worker.state import composed
+from ftrun.worker.torch_compat.torch_private import parts_of_sparse
 
 _HEAD = struct.Struct("<QQ")  # length of the JSON part (or _PLAIN), number of blobs (or bytes)
 _PLAIN = (1 << 64) - 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftrun.worker.runtime.sharded_private import local_of
 from ftrun.worker.state.meshes import on_mesh
 from ftrun.worker.state.shards import is_spread
+from ftrun.worker.torch_compat.sharded_private import local_of
 
 
 def shard_place(tensor: Any) -> dict[str, Any] | None:

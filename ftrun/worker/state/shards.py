@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ftrun.core.errors import UsageError
-from ftrun.worker.runtime import sharded_private
-from ftrun.worker.runtime.sharded_private import local_of, set_local
+from ftrun.worker.torch_compat import sharded_private
+from ftrun.worker.torch_compat.sharded_private import local_of, set_local
 
 _SAME = "as its parameter"  # how optimizer state is spread, most of the time
 

@@ -25,8 +25,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from ftrun.worker.runtime.callers import is_script, module_of
-from ftrun.worker.runtime.frames_private import bind_local, has_own_locals, locals_of
+from ftrun.worker.link.callers import is_script, module_of
+from ftrun.worker.torch_compat.frames_private import bind_local, has_own_locals, locals_of
 
 _MANY = 20_000  # spaces
 _FEW = 200  # elements of a container that is searched for objects

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from ftrun.core.paths import OWN_FILES
-from ftrun.worker.runtime.callers import module_of
-from ftrun.worker.runtime.frames_private import has_own_locals
+from ftrun.worker.link.callers import module_of
 from ftrun.worker.state import spaces
 from ftrun.worker.state.bindings import Named
 from ftrun.worker.state.loop_names import carried, made_anew
 from ftrun.worker.state.spaces import Space
+from ftrun.worker.torch_compat.frames_private import has_own_locals
 
 
 class ValuePlaces:

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftrun.worker.runtime.frames_private import dict_of_locals
 from ftrun.worker.state import spaces
 from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, put_back_as_it_stood, shared, together
 from ftrun.worker.state.copies import Copied, TooLarge, copied, placed
@@ -27,6 +26,7 @@ from ftrun.worker.state.histories import LARGEST, Histories, whole
 from ftrun.worker.state.in_place import InPlace
 from ftrun.worker.state.spaces import Space
 from ftrun.worker.state.value_places import ValuePlaces, is_under
+from ftrun.worker.torch_compat.frames_private import dict_of_locals
 
 PREFIX = "variable "  # of a name among what slots keep of the Python state
 WHOLE = PREFIX + "whole"  # of which objects there are copies, and not of what they hold

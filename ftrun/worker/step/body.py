@@ -15,16 +15,16 @@ from ftrun.core import symptoms
 from ftrun.core.errors import UsageError
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import Busy, F, Head, Inexact, Phase
-from ftrun.worker.recovery.kit import Kit
-from ftrun.worker.recovery.survivor import WORLD, Survivor
-from ftrun.worker.runtime import crash_points
-from ftrun.worker.runtime.exception_report import final_code, report_exception
-from ftrun.worker.runtime.position import Again, Interrupt, Where
-from ftrun.worker.runtime.sharded_private import local_of
-from ftrun.worker.runtime.torch_private import swallowed_in_backward, write_count
+from ftrun.worker.link import crash_points
+from ftrun.worker.link.exception_report import final_code, report_exception
+from ftrun.worker.link.position import Again, Interrupt, Where
+from ftrun.worker.repair.kit import Kit
+from ftrun.worker.repair.survivor import WORLD, Survivor
 from ftrun.worker.state.logged_values import LoggedValues
 from ftrun.worker.step.calls import Calls, restore_modes, thread_modes
 from ftrun.worker.step.commit import Commit
+from ftrun.worker.torch_compat.sharded_private import local_of
+from ftrun.worker.torch_compat.torch_private import swallowed_in_backward, write_count
 
 
 class Step:

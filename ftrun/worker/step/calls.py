@@ -9,9 +9,9 @@ import torch
 
 from ftrun.core.errors import UsageError
 from ftrun.core.shared.board import Busy
-from ftrun.worker.recovery.kit import Kit
-from ftrun.worker.recovery.survivor import Survivor
-from ftrun.worker.runtime.position import Interrupt, Where
+from ftrun.worker.link.position import Interrupt, Where
+from ftrun.worker.repair.kit import Kit
+from ftrun.worker.repair.survivor import Survivor
 from ftrun.worker.state import rng
 
 T = TypeVar("T")

@@ -16,9 +16,9 @@ tests/gpu/test_overlap.py counts what stands where.
 
 from __future__ import annotations
 
-from ftrun.worker.recovery.kit import Kit
-from ftrun.worker.recovery.survivor import Survivor
-from ftrun.worker.runtime import crash_points
+from ftrun.worker.link import crash_points
+from ftrun.worker.repair.kit import Kit
+from ftrun.worker.repair.survivor import Survivor
 from ftrun.worker.step.gate import Gate
 
 

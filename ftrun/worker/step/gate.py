@@ -21,8 +21,8 @@ from ftrun import native
 from ftrun.core.errors import WorkerError
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Busy, F
-from ftrun.worker.recovery.kit import Kit
-from ftrun.worker.runtime import crash_points
+from ftrun.worker.link import crash_points
+from ftrun.worker.repair.kit import Kit
 
 _LOOK = 1.0  # seconds between two looks at the gate when no bell rings
 _LOOK_BETWEEN = 0.1  # the same at the end of a loop or a call, where other ranks may be in a step: no bell tells that

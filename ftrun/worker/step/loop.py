@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.shared.board import Busy, F, Flag, Phase
-from ftrun.worker.kept.recovery_points import END, START
-from ftrun.worker.parallel import pipelines
-from ftrun.worker.recovery.kit import Kit
-from ftrun.worker.recovery.survivor import Survivor
-from ftrun.worker.runtime import crash_points
-from ftrun.worker.runtime.callers import caller
-from ftrun.worker.runtime.exception_report import give_up
-from ftrun.worker.runtime.position import Interrupt, Where
+from ftrun.worker.link import crash_points
+from ftrun.worker.link.callers import caller
+from ftrun.worker.link.exception_report import give_up
+from ftrun.worker.link.position import Interrupt, Where
+from ftrun.worker.repair import pipelines
+from ftrun.worker.repair.kit import Kit
+from ftrun.worker.repair.recovery_points import END, START
+from ftrun.worker.repair.survivor import Survivor
 from ftrun.worker.state import serialization
 from ftrun.worker.step.body import Body, Step
 from ftrun.worker.step.calls import Calls

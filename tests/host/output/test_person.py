@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftrun.core.errors import UsageError
-from ftrun.worker.api.job import Job
+from ftrun.worker.process.job import Job
 from tests.conftest import Ftrun
 from tests.host.output.ptys import Typist
 

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Work
 
 from ftrun.core.shared.board import Board, F, collective_word
 from ftrun.worker.comm.process_group import Registry, SwapGroup
-from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.link.run_link import Context
 
 
 class Begun(Work):

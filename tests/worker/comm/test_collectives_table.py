@@ -14,9 +14,9 @@ from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Recorder
 from ftrun.worker.comm.collectives import COLLECTIVES, averaging_integers
 from ftrun.worker.comm.process_group import SwapGroup
-from ftrun.worker.kept.recovery_points import Slots
-from ftrun.worker.runtime import torch_private
+from ftrun.worker.repair.recovery_points import Slots
 from ftrun.worker.state import serialization
+from ftrun.worker.torch_compat import torch_private
 
 NOT_COLLECTIVES = """
     BackendType CUSTOM GLOO MPI NCCL UCC UNDEFINED XCCL _add_ephemeral_timeout _backend_id _device_types

@@ -14,7 +14,7 @@ import torch
 from ftrun.core.shared.world import Place, World
 from ftrun.worker.comm.backend import make_group
 from ftrun.worker.comm.file_store import Meeting
-from ftrun.worker.runtime.position import Interrupt
+from ftrun.worker.link.position import Interrupt
 
 LONG = timedelta(seconds=60)
 

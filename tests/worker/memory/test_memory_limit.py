@@ -34,7 +34,7 @@ print("protected", flush=True)
 
 
 IMPORTS = """
-import ftrun.worker.api.protect, torch._dynamo, torch.utils.data
+import ftrun.worker.process.protect, torch._dynamo, torch.utils.data
 fields = dict(line.split(":") for line in open("/proc/self/status"))
 print(int(fields["VmRSS"].split()[0]) << 10)
 """

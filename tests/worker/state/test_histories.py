@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from ftrun.worker.kept.recovery_points import Slots
 from ftrun.worker.memory.log import Log
 from ftrun.worker.memory.segment import Segment
+from ftrun.worker.repair.recovery_points import Slots
 from ftrun.worker.state import histories
 from ftrun.worker.state.copies import placed
 from ftrun.worker.state.histories import Histories, whole

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ftrun.core.shared.board import F
-from ftrun.worker.runtime.observer import Observers, StepObserver
+from ftrun.worker.link.observer import Observers, StepObserver
 from ftrun.worker.state import looks as module
 from ftrun.worker.state.looks import Looks
 

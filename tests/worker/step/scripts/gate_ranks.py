@@ -23,12 +23,12 @@ from ftrun.core.shared import gate
 from ftrun.core.shared.board import Board, F
 from ftrun.core.shared.world import Place, World
 from ftrun.host.run import gates
-from ftrun.worker.checks.same_gate import SameGate
 from ftrun.worker.comm.process_group import Registry
-from ftrun.worker.recovery.kit import Kit
-from ftrun.worker.runtime.observer import StepObserver
-from ftrun.worker.runtime.run_link import Context
+from ftrun.worker.link.observer import StepObserver
+from ftrun.worker.link.run_link import Context
+from ftrun.worker.repair.kit import Kit
 from ftrun.worker.step.gate import Gate
+from ftrun.worker.step.same_gate import SameGate
 
 _GENERATION = 1
 

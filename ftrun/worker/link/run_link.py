@@ -1,0 +1,266 @@
+"""A worker's link to its run: board, cell, the world that it takes part in, and the waits for others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from ftrun.core import paths
+from ftrun.core.errors import WorkerError
+from ftrun.core.faults import Fault
+from ftrun.core.shared import doubts, gate, left_out
+from ftrun.core.shared.board import Board, Busy, Cell, F, Flag, Head, Inexact, Phase
+from ftrun.core.shared.moment import Moment
+from ftrun.core.shared.steps import StepLog
+from ftrun.core.shared.world import World, newest_world
+from ftrun.core.system import files
+from ftrun.worker.link.fd_store import FdStoreClient, Lent
+from ftrun.worker.link.position import Interrupt, Position
+
+LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
+LOOK_RARELY = 1.0  # the same of a parked spare, for which nobody waits
+
+
+class Waker(Protocol):
+    """Something that the script can be blocked in."""
+
+    def abort(self, generation: int) -> None:
+        """Make waits that belong to a world before `generation` fail soon."""
+
+    def release(self, generation: int) -> None:
+        """End what is still pending from a world before `generation`."""
+
+    def cut_short(self, why: str) -> None:
+        """The run ends: make every wait fail now, and from here on."""
+
+
+class Context:
+    """One per worker process; `Context.current` is None outside `ftrun`."""
+
+    current: Context | None = None
+
+    def __init__(
+        self, run_dir: Path, cell: int, stop_timeout: float = 10.0, nonfinite: str = "redo", check_every: int = 0
+    ) -> None:
+        self.run_dir = run_dir
+        self.board = Board.open(run_dir / paths.BOARD)
+        self.cell: Cell = self.board.cell(cell)
+        self._words = self.cell.words()
+        self.gate_word = self.board.words_of_gate()
+        self.phase: Callable[[Phase], None] = StepLog(
+            self.cell
+        ).entered  # the rank is in a phase of its step from now on
+        self.fd_store = FdStoreClient(run_dir / paths.FD_STORE_SOCKET)
+        self.lent = Lent(self.fd_store)
+        self._world: World | None = None
+        self._cells: list[Cell] = []
+        self.words_of_ranks: list[memoryview] = []  # of the world's ranks, those of their cells
+        self.generation = 0  # that this worker takes part in; 0 before it has one
+        self.stopped_from = gate.pack(
+            gate.GateWord(1, False, -1)
+        )  # the gate word from which on a later generation has stopped it
+        self.restoring = False  # this incarnation took over a rank and has not restored its state yet
+        self.stop_timeout = stop_timeout
+        self.nonfinite = nonfinite
+        self.check_every = check_every
+        self.snapshot_every = 0  # steps between two host snapshots, 0 = none
+        self.local_rank = 0  # of the world it takes part in
+        self.on_rank: Callable[[], None] | None = None  # called when that is known
+        self.patient = False  # a rank is debugged: the others wait for it as long as it takes
+        self.one_console = False  # every rank's stderr is shown to the same person
+        self.wakers: list[Waker] = []
+        self.mapped: dict[tuple[int, str], Any] = {}  # segments of ranks mapped ahead of their use
+        self.mapped_epoch = self.board[Head.FD_STORE_EPOCH]  # fd store that the first of them came from
+        self.on_fd_store: Callable[[], bool] | None = None  # called when there is a new one; False = call again
+        self.position = Position()
+        self._doubts: dict[str, dict[str, Any]] = {}  # name of an Inexact -> what its file says of it
+        self._pid = os.getpid()
+
+    # -- the world ---------------------------------------------------------------------------------------------------
+
+    @property
+    def world(self) -> World | None:
+        """The world this worker takes part in."""
+        return self._world
+
+    @world.setter
+    def world(self, world: World) -> None:
+        self._world = world
+        self.generation = world.generation
+        self.stopped_from = gate.pack(gate.GateWord(world.generation + 1, False, -1))
+        self._cells = [self.board.cell(place.cell) for place in world.places]
+        self.words_of_ranks = [cell.words() for cell in self._cells]
+
+    @property
+    def rank(self) -> int:
+        rank = self.cell.rank
+        if rank is None:
+            raise WorkerError("this worker has no rank yet")
+        return rank
+
+    def cells(self) -> list[Cell]:
+        """The cells of the world's ranks."""
+        return self._cells
+
+    def stop_pending(self) -> bool:
+        """Has a later generation stopped the one this worker takes part in?
+
+        By a plain read of the gate word: a step passes here many times, and looks again anyway.
+        """
+        return bool(self.gate_word[0] >= self.stopped_from)
+
+    def check_stop_in_collective(self) -> None:
+        """Raise Interrupt when the world stops (collectives outside a body are inside job.call or group set-up)."""
+        if self.stop_pending():
+            raise Interrupt
+
+    def cut_short(self) -> str:
+        """While the run ends: why what this rank may be waiting for does not come any more; "" = it may.
+
+        As long as nobody has left, a step that is under way can be finished, as a script that handles the signal may want to.
+        """
+        if not self.board[Head.ENDING] or self._world is None:
+            return ""
+        for place, cell in zip(self._world.places, self._cells, strict=True):
+            if cell[F.EXITED] or cell.has(Flag.LEFT):
+                return f"the run ends, and rank {place.rank} has left"
+        word = gate.unpack(self.board.gate())
+        if word.closed and word.generation >= self.generation:
+            return "the run ends in the middle of a repair"
+        return ""
+
+    def await_world(
+        self,
+        wanted: Callable[[World], bool],
+        newer_than: int,
+        seconds: float,
+        meanwhile: Callable[[], float] = lambda: LOOK_AGAIN,
+    ) -> World:
+        """Wait for a published world with a generation above `newer_than` for which `wanted` holds.
+
+        `meanwhile` is called while there is none: when a bell rings, and after as many seconds as it says.
+
+        Raises:
+            WorkerError: After `seconds` or when the run ends.
+        """
+        deadline = time.monotonic() + seconds
+        tried = newer_than
+        while True:
+            seen = self.board.worker_bell()
+            published = self.board[Head.PUBLISHED]
+            if published > tried:
+                world = newest_world(self.run_dir, self.board)
+                if wanted(world):
+                    return world
+                tried = world.generation
+            if self.board[Head.ENDING]:
+                raise WorkerError("the run ends")
+            if self.board[Head.WAITING]:
+                deadline = time.monotonic() + seconds
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WorkerError(f"no new world was published within {seconds:.0f} s; is the launcher alive?")
+            self.board.wait_workers(seen, min(left, meanwhile()))
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait for a board condition; False after `seconds`. Raises Interrupt when a later generation stops this one.
+
+        Raises:
+            WorkerError: When the run ends and it cannot come any more.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            seen = self.board.worker_bell()
+            if condition():
+                return True
+            if self.stop_pending():
+                raise Interrupt
+            if why := self.cut_short():
+                raise WorkerError(why)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.board.wait_workers(seen, min(left, LOOK_AGAIN))
+
+    def answer(self, field: int, generation: int | None = None) -> None:
+        """Publish that this worker reached a stage of `generation` (its time goes into the field after it)."""
+        self.cell[field + 1] = time.monotonic_ns()
+        self.cell[field] = self.generation if generation is None else generation
+        self.board.ring_launcher()
+
+    def settled(self, generation: int) -> None:
+        """Tell the others that this rank takes nothing from their memory in `generation` any more: they may go on."""
+        if self.cell[F.SETTLED] < generation:
+            self.cell[F.SETTLED] = generation
+            self.board.ring_workers()
+
+    def leaves(self) -> None:
+        """An exception has left a body or a call of the script: should the run end, nobody need wait for this rank's part in it."""
+        self.cell.add_flag(Flag.LEFT)
+        self.board.ring_workers()
+
+    def takes_part(self) -> None:
+        """The script goes on all the same: it takes a step, or makes another call."""
+        if self._words[F.FLAGS] & Flag.LEFT:
+            self.cell.drop_flag(Flag.LEFT)
+
+    def milestone(self, flag: Flag) -> None:
+        self.cell.add_flag(flag)
+        self.board.ring_launcher()
+
+    def progress(self) -> None:
+        """A sign of life from the script."""
+        self._words[F.PROGRESS] = time.monotonic_ns()
+
+    def busy(self, why: Busy, on: bool) -> None:
+        """Ask the launcher for patience, or take that back."""
+        self.progress()  # patience ends with a sign of life, or the time it was for would count at once
+        word = self.cell[F.BUSY]
+        self.cell[F.BUSY] = word | why if on else word & ~why
+
+    def note_inexact(self, why: Inexact, names: Iterable[str] = ()) -> None:
+        """The run does not end bit for bit where an uninterrupted one would, or that is not known any more.
+
+        `names`: of what it is about, where that has names. Where this rank is in its run is where the reason was seen first.
+        """
+        known = self._doubts.get(str(why.name))
+        if known is not None and known["names"] == sorted({*known["names"], *names}):
+            return
+        moment, before = (Moment.of(self.cell), ()) if known is None else (Moment.told(known["moment"]), known["names"])
+        self._doubts[str(why.name)] = doubts.facts(moment, {*before, *names})
+        with contextlib.suppress(OSError):  # without room for the file the reason stands without its place
+            self.report(doubts.file_name(self.cell.index), self._doubts)
+        self.cell[F.INEXACT] = self.cell[F.INEXACT] | why
+        self.board.ring_launcher()
+
+    def note_left_out(self, names: Mapping[str, str]) -> None:
+        """All that this worker found changed by the loop and not kept, and why."""
+        self.report(left_out.file_name(self.cell.index), {"names": names})
+        self.cell[F.LEFT_OUT] = len(names)
+        self.board.ring_launcher()
+
+    def make_way(self, reason: str) -> NoReturn:
+        """End this process at once: its script cannot go on from where it is, and a replacement's can.
+
+        `reason`: for the journal and people, a sentence about this rank. --max-replacements does not count such an end.
+        """
+        with contextlib.suppress(OSError):  # without room for it the end stands there as that of a worker that was killed
+            self.report(f"{self.cell.index}-{self.cell[F.GENERATION]}", {"fault": Fault.GAVE_WAY.value, "evidence": reason})
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("SIGKILL came back")
+
+    def report(self, name: str, facts: dict[str, Any]) -> None:
+        """Write an error file (whole or not at all) for the launcher."""
+        folder = self.run_dir / "errors"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        files.replace(folder / f"{name}.json", json.dumps(facts), private=True)
+
+    def is_main_process(self) -> bool:
+        """False in a process forked by the script (a DataLoader worker)."""
+        return os.getpid() == self._pid

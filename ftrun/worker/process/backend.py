@@ -1,0 +1,55 @@
+"""What torch calls for `init_process_group("ftrun")` and `new_group`: the backend of a new process group."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+from typing import Any
+
+from ftrun.core.errors import WorkerError
+from ftrun.core.shared.board import Flag
+from ftrun.worker.comm import passthrough
+from ftrun.worker.comm.process_group import Registry
+from ftrun.worker.link import compiling
+from ftrun.worker.link.run_link import Context
+from ftrun.worker.repair.replacement import report_no_source
+from ftrun.worker.repair.sources import read_log
+from ftrun.worker.torch_compat import torch_private
+
+_PATIENCE = dt.timedelta(days=30)  # of those that wait for a rank that is debugged
+
+_registry: Registry | None = None
+
+
+def registry() -> Registry | None:
+    """This worker's groups; None when it was not started by ftrun or made no "ftrun" group."""
+    return _registry
+
+
+def create(options: Any, _backend_options: Any) -> Any:
+    """Make the backend of a new process group, as torch's options say."""
+    global _registry
+    torch_private.require(torch_private.NAMES, torch_private.START)
+    context = Context.current
+    if context is None or not context.is_main_process():
+        return passthrough.build(options)
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    if _registry is None:
+        context.position.trains_here()
+        _registry = Registry(context)
+        compiling.stay_out()
+        if context.restoring:
+            _replay(context, _registry)
+    timeout = max(options.timeout, _PATIENCE) if context.patient else options.timeout
+    group = _registry.create(options.group_rank, ranks, timeout)
+    context.milestone(Flag.GROUP)
+    return group
+
+
+def _replay(context: Context, groups: Registry) -> None:
+    groups.unrestorable = functools.partial(report_no_source, context)
+    try:
+        groups.recorder.load(read_log(context))
+    except WorkerError as error:
+        report_no_source(context, error)
+    groups.recorder.replaying = True

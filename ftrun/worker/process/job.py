@@ -1,0 +1,322 @@
+"""`ftrun.Job`: what the training script sees."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ftrun.core.errors import UsageError
+from ftrun.core.shared import gate
+from ftrun.worker.link.callers import caller
+from ftrun.worker.link.position import Where
+from ftrun.worker.process import checkpoints
+from ftrun.worker.process import progress as bars
+from ftrun.worker.process.handed import Handed
+from ftrun.worker.repair import pipelines
+from ftrun.worker.state.loader_position import LoaderPosition
+from ftrun.worker.state.logged_values import LoggedValues
+from ftrun.worker.state.plain_values import GlobalVariables, PlainValues
+from ftrun.worker.step.body import Step
+from ftrun.worker.step.loop import Loop
+
+T = TypeVar("T")
+
+
+class Job:
+    """A training run of this rank. Made by `protect`; outside ftrun it only counts steps."""
+
+    def __init__(
+        self, loop: Loop | None, modules: list[torch.nn.Module], optimizers: list[Any], stateful: dict[str, Any]
+    ) -> None:
+        self._loop = loop
+        self._modules = modules
+        self._optimizers = optimizers
+        self._stateful = stateful
+        self._loaded = 0
+        self._saved = 0  # how often `save` wrote a part
+        self._epoch: int | None = None  # of `epochs`
+        self._looked_at: set[str] = set()  # lines of the script where loops begin
+        self._numbered = 0  # steps that were handed out outside ftrun
+        self._logged = loop.kit.logged if loop else LoggedValues()
+
+    # -- facts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    @property
+    def local_rank(self) -> int:
+        return int(os.environ.get("LOCAL_RANK", "0"))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the first parameter."""
+        for module in self._modules:
+            for param in module.parameters():
+                return param.device
+        return torch.device("cpu")
+
+    @property
+    def generation(self) -> int:
+        """Number of the world that runs now; grows by one with each incident. 0 outside ftrun."""
+        return self._loop.kit.context.generation if self._loop else 0
+
+    @property
+    def start_step(self) -> int:
+        """Step at which the loop starts: 0, or the loaded checkpoint's. The same on every rank, on a replacement too."""
+        return self._loaded
+
+    # -- loops -------------------------------------------------------------------------------------------------------
+
+    def steps(self, total: int, start: int | None = None, progress: bool = False) -> Iterator[Step]:
+        """Steps `start` (default: 0, or the loaded checkpoint's step) up to `total`, each until it is committed.
+
+        `progress`: rank 0 draws a bar, by tqdm.
+
+        Raises:
+            UsageError: Without tqdm.
+        """
+        first = self._loaded if start is None else start
+        if progress:
+            bars.require()
+        steps = self._handed("job.steps", self._steps(first, total))
+        return bars.shown(steps, total, self._epoch) if progress and self.rank == 0 else steps
+
+    def _steps(self, first: int, total: int) -> Iterator[Step]:
+        return self._bare(first, total) if self._loop is None else self._loop.steps(first, max(total - first, 0))
+
+    def _handed(self, call: str, inner: Iterator[T]) -> Iterator[T]:
+        return inner if self._loop is None else Handed(inner, call, caller, self._looked_at)
+
+    def _bare(self, first: int, total: int) -> Iterator[Step]:
+        for index in range(first, total):
+            step = Step(index, self._numbered)
+            self._numbered += 1
+            step.alone = self._logged
+            yield step
+            if not step.entered:
+                raise UsageError(f"step {index} was taken from the loop, but its `with step:` was skipped", explain="F317")
+
+    def epochs(self, total: int, start: int = 0) -> Iterator[int]:
+        """Epochs `start` up to `total`, each with a loop. A replacement begins in the epoch that runs, not in a past one."""
+        return self._handed("job.epochs", self._epochs(start, total))
+
+    def _epochs(self, start: int, total: int) -> Iterator[int]:
+        try:
+            for epoch in range(start, total) if self._loop is None else self._loop.epochs(start, total):
+                self._epoch = epoch
+                yield epoch
+        finally:
+            self._epoch = None
+
+    def batches(self, loader: Iterable[Any], epochs: int = 1, progress: bool = False) -> Iterator[tuple[Step, Any]]:
+        """(step, batch) over `epochs` passes of a loader; keeps its place, and gives the same batch when a step is redone.
+
+        `progress`: as in `steps`.
+        """
+        return self._handed("job.batches", self._batches(loader, epochs, progress))
+
+    def _batches(self, loader: Iterable[Any], epochs: int, progress: bool) -> Iterator[tuple[Step, Any]]:
+        position = LoaderPosition(loader)
+        for step in self._steps_over(position, epochs * position.length, progress=progress):
+            if self._loop is None:  # else the hand-out has it ready
+                position.ensure(step.index)
+            yield step, position.batch
+
+    def late_batches(
+        self, loader: Iterable[Any], total: int, start: int | None = None
+    ) -> Iterator[tuple[Step, Callable[[], Any]]]:
+        """(step, fetch) for steps `start` up to `total`, over as many passes of a loader as they take.
+
+        For a loop that does something between two steps, such as an evaluation in `job.call`, before it fetches its batch:
+        `fetch()`, called once before `with step`, gives the batch. A loader with `iterate_from(n)` is asked for its iterator
+        behind n batches by it; any other one is read up to there.
+        """
+        return self._handed("job.late_batches", self._late_batches(loader, total, start))
+
+    def _late_batches(
+        self, loader: Iterable[Any], total: int, start: int | None
+    ) -> Iterator[tuple[Step, Callable[[], Any]]]:
+        position = LoaderPosition(loader, late=True)
+
+        def fetch() -> Any:
+            position.ensure(step.index)
+            return position.batch
+
+        for step in self._steps_over(position, total, start):
+            yield step, fetch
+
+    def _steps_over(
+        self, position: LoaderPosition, total: int, start: int | None = None, progress: bool = False
+    ) -> Iterator[Step]:
+        if progress:
+            bars.require()
+        ledger = self._loop.kit.ledger if self._loop else None
+        if self._loop is not None and ledger is not None:
+            ledger.loader = position
+            self._loop.kit.state.iterated |= {id(thing) for thing in position.kept()}
+        try:
+            steps = self._steps(self._loaded if start is None else start, total)
+            yield from bars.shown(steps, total, self._epoch) if progress and self.rank == 0 else steps
+            position.finish()
+        finally:
+            if ledger is not None:
+                ledger.loader = ledger.loader_state = None
+
+    def call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run a function that communicates, such as an evaluation, and give its result; all do it again after a fault.
+
+        Call it between two loops, or between the hand-out of a step and `with step`.
+
+        Raises:
+            UsageError: Elsewhere.
+        """
+        return self._loop.call(lambda: fn(*args, **kwargs)) if self._loop else fn(*args, **kwargs)
+
+    def log(self, **values: Any) -> None:
+        """Log numbers of this step, as means over all ranks; every rank calls it in the body, before `optimizer.step()`.
+
+        The mean is made once for each step that is committed. After the `with`, `step.logged` has it, on every rank; rank 0 adds it to
+        `metrics.jsonl` in the folder of the run's logs. Tensors are taken as they are now; nothing is waited for before the gate.
+
+        Raises:
+            UsageError: Outside a body, after the update, or for what is no number.
+        """
+        position = self._loop.kit.position if self._loop else None
+        if position is not None and position.where is Where.PASSED:
+            raise UsageError(
+                f"job.log after optimizer.step(), at {caller()}: a rank that dies in its update would take its value along; call it "
+                "before optimizer.step()"
+            )
+        if position is not None and not position.in_body:
+            raise UsageError(f"job.log outside `with step:`, at {caller()}: call it in the body, before optimizer.step()")
+        self._logged.add(values)
+
+    # -- values of the script ----------------------------------------------------------------------------------------
+
+    def state(self, *names: str, **values: Any) -> PlainValues:
+        """Keep plain values with the step: numbers, strings, tensors, arrays, and lists and dicts of them.
+
+        They are put back when a step is done again, a replacement has them as of its step, and `job.save` writes them. Call it
+        before the first step.
+
+        Args:
+            *names: Global variables of the calling script, which goes on using them as they are: `job.state("best", "x", "y")`.
+            **values: What the returned object begins with: `kept = job.state(best=0.0)`, then read and write `kept.best`.
+
+        Raises:
+            UsageError
+        """
+        frame = inspect.currentframe()
+        caller = frame.f_back if frame is not None else None
+        space = caller.f_globals if caller is not None else {}
+        missing = [name for name in names if name not in space]
+        if missing:
+            raise UsageError(
+                f"job.state: {', '.join(missing)}: no global variable of this script; keep a function's own variable by "
+                f"kept = job.state({missing[0]}=...), and use kept.{missing[0]}",
+                explain="F320",
+            )
+        if names:
+            self._keep("variables", GlobalVariables(space, names))
+        kept = PlainValues(values)
+        if values:
+            self._keep("state", kept)
+        return kept
+
+    def _keep(self, name: str, thing: Any) -> None:
+        if name in self._stateful:
+            name = f"{name} {len(self._stateful)}"
+        if self._loop is not None:
+            self._loop.keep(name, thing)
+        self._stateful[name] = thing
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _folder(self, path: str | os.PathLike[str]) -> checkpoints.PartsFolder | None:
+        """Where each rank writes its part of the model; None where this rank has all of it."""
+        if not pipelines.has_a_part(param for module in self._modules for param in module.parameters()):
+            return None
+        return checkpoints.PartsFolder(Path(path), self.rank, self.world_size)
+
+    def save(self, path: str | os.PathLike[str], step: int = 0) -> None:
+        """Write a checkpoint (torch.save of state dicts and the next step) whole or not at all; call on one rank.
+
+        Of a sharded model or a pipeline each rank has a part: call it on every rank. `path` is a folder then, with a file of each rank.
+        """
+        stateful = {k: v.state_dict() for k, v in self._stateful.items() if hasattr(v, "state_dict")}
+        folder = self._folder(path)
+        if folder is None:
+            models, optimizers = [m.state_dict() for m in self._modules], [o.state_dict() for o in self._optimizers]
+        else:
+            models = [checkpoints.model_part(m) for m in self._modules]
+            optimizers = [checkpoints.optimizer_part(o) for o in self._optimizers]
+        state = {"step": step, "models": models, "optimizers": optimizers, "stateful": stateful}
+        if folder is None:
+            checkpoints.write(Path(path), state)
+        else:
+            self._saved += 1
+            folder.write(step, self._mark(), state)
+
+    def _mark(self) -> str:
+        """Of this call of `save`, on every rank the same: a replacement does not know how often its predecessor has saved, nor how far.
+
+        The last open gate tells: the next one opens only when every rank, this one too, has come to it.
+        """
+        kit = self._loop.kit if self._loop else None
+        if kit is not None and kit.context.world is not None:
+            return checkpoints.mark_of(kit.context.run_dir.name, kit.context.world.attempt, gate.unpack(kit.context.board.gate()).last)
+        names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
+        return checkpoints.mark_of(*map(os.environ.get, names), self._saved)
+
+    def load(self, path: str | os.PathLike[str]) -> int:
+        """Read a checkpoint of `save` on every rank, before the loop; returns (and starts at) the step after it.
+
+        Raises:
+            UsageError: Also for a folder in which parts are missing.
+        """
+        kit = self._loop.kit if self._loop else None
+        if kit is not None and kit.position.number >= 0:
+            raise UsageError("job.load after the first step; load before the loop")
+        if kit is not None and kit.pending.resume >= 0:
+            # a replacement has newer state already, and the file may have been overwritten since
+            self._loaded = int(kit.state.manifest.facts.get("loaded", 0))
+            return self._loaded
+        folder = self._folder(path)
+        state = checkpoints.read(Path(path), self.device) if folder is None else folder.read(self.device)
+        for module, saved in zip(self._modules, state["models"], strict=True):
+            if folder is None:
+                module.load_state_dict(saved)
+            else:
+                checkpoints.load_model_part(module, saved)
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            if folder is None:
+                optimizer.load_state_dict(saved)
+            else:
+                checkpoints.load_optimizer_part(optimizer, saved)
+        for name, saved in state["stateful"].items():
+            if name not in self._stateful:
+                raise UsageError(
+                    f"{os.fspath(path)} holds {name}, which neither protect() nor job.state was given; call job.load after both"
+                )
+            self._stateful[name].load_state_dict(saved)
+        self._loaded = int(state["step"])
+        if kit is not None:
+            arena = kit.state.arena
+            arena.open()
+            kit.state.manifest.facts["loaded"] = self._loaded
+            kit.state.repoint()
+            kit.ledger.end(0, accumulating=False)
+            arena.sealed(0)
+        return self._loaded

@@ -1,0 +1,381 @@
+"""`ftrun.protect`: puts together what guards a rank's training state.
+
+torch has called the backend (see backend.py) before: what exists since then is handed in here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from ftrun.core.errors import UsageError
+from ftrun.core.paths import ENV_DIGESTS, ENV_ERROR_FILE, logged_values
+from ftrun.core.shared.board import Head, Phase
+from ftrun.core.tried import SHARDED_RANGE, TORCH_RANGE, TORCH_TO, version_of
+from ftrun.worker.comm.process_group import Registry
+from ftrun.worker.link import compiling
+from ftrun.worker.link.position import Where
+from ftrun.worker.link.run_link import Context
+from ftrun.worker.memory.arena import Arena
+from ftrun.worker.process.backend import registry
+from ftrun.worker.process.job import Job
+from ftrun.worker.repair.constants import Constants
+from ftrun.worker.repair.fully_sharded import FullySharded, refuse_unknown
+from ftrun.worker.repair.handover import Kept, use_gpu
+from ftrun.worker.repair.kit import Kit
+from ftrun.worker.repair.ledger import Ledger
+from ftrun.worker.repair.pipelines import Pipeline, has_a_part
+from ftrun.worker.repair.recovery_points import Slots
+from ftrun.worker.repair.reducers import Reducers
+from ftrun.worker.repair.replacement import restore
+from ftrun.worker.repair.snapshot import Snapshots
+from ftrun.worker.state.guarded_memory import GuardedMemory
+from ftrun.worker.state.logged_values import LOGGED, LoggedValues
+from ftrun.worker.state.looks import Looks
+from ftrun.worker.state.meshes import show_mesh
+from ftrun.worker.state.protected_state import ProtectedState
+from ftrun.worker.state.shards import is_spread
+from ftrun.worker.state.variables import Variables
+from ftrun.worker.step import late_changes
+from ftrun.worker.step.body import Body
+from ftrun.worker.step.digest_recorder import DigestRecorder
+from ftrun.worker.step.fault_effects import FaultEffects
+from ftrun.worker.step.finite_gradients import FiniteGradients
+from ftrun.worker.step.hidden_writes import HiddenWrites
+from ftrun.worker.step.left_out import LeftOut
+from ftrun.worker.step.loop import Loop
+from ftrun.worker.step.replica_check import REPLICAS_EVERY, ReplicaCheck
+from ftrun.worker.step.same_gate import SameGate
+from ftrun.worker.step.same_inputs import SameInputs
+from ftrun.worker.step.step_time import StepTime
+from ftrun.worker.step.stop_hooks import StopHooks
+from ftrun.worker.step.unreduced import Unreduced
+from ftrun.worker.torch_compat import pipeline_private, sharded_private, torch_private
+
+_job: Job | None = None
+
+
+def protect(
+    model: Any,
+    optimizer: Any,
+    *more: Any,
+    replicas: Any = None,
+    ignore: Iterable[Any] = (),
+    variables: str | Iterable[str] = "auto",
+    **stateful: Any,
+) -> Job:
+    """Guard the training state of this rank; call once, after init_process_group("ftrun") and after DDP.
+
+    Args:
+        model: One module, or a list or dict of them.
+        optimizer: One optimizer, or a list or dict of them.
+        *more: Schedulers, scalers, loaders: anything with state_dict() and load_state_dict(), or a torch.Generator. Schedules of
+            torch.distributed.pipelining are found by themselves when the first loop begins.
+        replicas: A process group, or a one-dimensional DeviceMesh, whose ranks hold the same weights and optimizer state as
+            this one without DistributedDataParallel, which proves it by itself. They are compared at every gate; once they differ
+            no rank gets the values of another one any more.
+        variables: What of the script's own is kept with the step, beside what `job.state` is given: "off"; "auto", all that the loop
+            changes and Python can copy; or names, of variables and of attributes (`["best", "self.meters"]`).
+        ignore: Live objects that are meant to stay out, or names of variables; the search for forgotten state passes over them.
+        **stateful: As `more`, by names that messages use.
+
+    Returns:
+        The job. Under plain python or torchrun it protects nothing.
+
+    Raises:
+        UsageError: Something cannot be guarded.
+    """
+    global _job
+    stateful = {f"{type(thing).__name__} {number}": thing for number, thing in enumerate(more)} | stateful
+    schedules = {name: Pipeline(thing) for name, thing in stateful.items() if pipeline_private.is_schedule(thing)}
+    stateful = {name: thing for name, thing in stateful.items() if name not in schedules}
+    modules, wrapped = _each(model, torch.nn.Module, "model"), _each(optimizer, torch.optim.Optimizer, "optimizer")
+    optimizers = [_unwrapped(optimizer) for optimizer in wrapped]
+    for name, thing in stateful.items():
+        if not isinstance(thing, torch.Generator) and not (
+            hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+        ):
+            raise UsageError(
+                f"protect({name}=...): {type(thing).__name__} objects have no state_dict()/load_state_dict()"
+            )
+    if _job is not None:
+        raise UsageError("protect() was called before; give it all models and optimizers at once")
+    params = [p for m in modules for p in m.parameters()]
+    if not params:
+        raise UsageError("protect(): the model has no parameters")
+    _refuse_lazy(modules)
+    devices = sorted({str(p.device) for p in params})
+    if len(devices) > 1:
+        raise UsageError(
+            f"protect(): the model is on several devices ({', '.join(devices)}); put each rank's model on one"
+        )
+    context = Context.current
+    if context is None or not context.is_main_process():
+        _job = Job(None, modules, optimizers, stateful)
+        return _job
+    if params[0].device.type not in ("cpu", "cuda"):
+        raise UsageError(
+            f"protect(): models on {params[0].device.type} are not supported by ftrun; "
+            "train on cuda or cpu, or run the script without protect() (all workers restart on a failure)"
+        )
+    _check_torch(context, modules)
+    refuse_unknown(modules)
+    show_mesh(context, params, replicas)
+    errors = os.environ.get(ENV_ERROR_FILE)
+    logged = LoggedValues(logged_values(Path(errors)) if errors and context.rank == 0 else None)
+    state = ProtectedState(modules, optimizers, {**stateful, **schedules, LOGGED: logged}, _ranks_of(replicas))
+    state.holders.void = lambda: bool(context.board[Head.VOID])
+    known = {**{f"optimizer {i}": one for i, one in enumerate([*optimizers, *wrapped])}, **stateful}
+    kept = Variables(modules, known, list(ignore), _names_of(variables), GuardedMemory(state))
+    left_out = LeftOut(context, state, kept)
+    _job = Job(_guard(context, state, kept, left_out, logged), modules, optimizers, stateful)
+    return _job
+
+
+def _names_of(variables: str | Iterable[str]) -> list[str] | None:
+    """None = all.
+
+    Raises:
+        UsageError
+    """
+    if variables == "auto":
+        return None
+    if variables == "off":
+        return []
+    if isinstance(variables, str):
+        raise UsageError(f'protect(variables={variables!r}): expected "auto", "off" or a list of names')
+    return list(variables)
+
+
+def _refuse_lazy(modules: list[torch.nn.Module]) -> None:
+    """Raises UsageError for a module whose parameters or buffers have no shape yet."""
+    for module in modules:
+        for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+            if is_lazy(tensor):
+                raise UsageError(
+                    f"protect(): {name} of the model has no shape before its first forward (a Lazy module): call the model once, on an "
+                    "input of the right shape, before DistributedDataParallel and protect()"
+                )
+
+
+def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
+    """Is this torch one that can be guarded? Warns, once a run, of one that was never tried.
+
+    Raises:
+        UsageError
+    """
+    is_ddp = any(isinstance(module, DistributedDataParallel) for module in modules)
+    is_sharded = any(is_spread(param) for module in modules for param in module.parameters())
+    torch_private.require(torch_private.NAMES, torch_private.PROTECT, *[torch_private.DDP] * is_ddp)
+    if is_sharded:
+        torch_private.require(sharded_private.NAMES, sharded_private.SHARDED, torch=SHARDED_RANGE)
+    if pipeline_private.is_loaded():
+        torch_private.require(pipeline_private.NAMES, pipeline_private.PIPELINE)
+    if version_of(torch.__version__)[:2] <= TORCH_TO or context.rank != 0:
+        return
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(context.run_dir / "torch-untried", os.O_CREAT | os.O_EXCL, 0o600))
+        print(
+            f"ftrun: torch {torch.__version__} is newer than what ftrun was tried with ({TORCH_RANGE}); "
+            "compare a repaired run with a clean one by `ftrun verify`",
+            file=sys.stderr,
+        )
+
+
+def _ranks_of(replicas: Any) -> tuple[int, ...]:
+    """The global ranks of a group or a mesh.
+
+    Raises:
+        UsageError
+    """
+    if replicas is None:
+        return ()
+    group = replicas.get_group() if hasattr(replicas, "get_group") else replicas
+    try:
+        return tuple(dist.get_process_group_ranks(group))
+    except (RuntimeError, ValueError, TypeError, AttributeError):
+        raise UsageError(
+            f"protect(replicas=...): expected a process group or a DeviceMesh, got {type(replicas).__name__}"
+        ) from None
+
+
+def _guard(
+    context: Context, state: ProtectedState, variables: Variables, left_out: LeftOut, logged: LoggedValues
+) -> Loop:
+    groups = registry()
+    if not dist.is_initialized():
+        raise UsageError('protect() before init_process_group("ftrun"): make the process group first')
+    if groups is None or dist.get_backend() != "ftrun":
+        raise UsageError(
+            f'protect() needs init_process_group("ftrun"), and this script made a "{dist.get_backend()}" group, '
+            "which cannot be rebuilt in place",
+            explain="F302",
+        )
+    groups.refuse_others()
+    for optimizer in state.optimizers:
+        if type(optimizer).__name__ in (
+            "ZeroRedundancyOptimizer",
+            "DeepSpeedZeroOptimizer",
+            "DeepSpeedZeroOptimizer_Stage3",
+        ):
+            raise UsageError(f"{type(optimizer).__name__} communicates in step(), which cannot be recovered exactly", explain="F314")
+    kit = _kit(context, groups, state, variables, left_out, logged)
+    if context.restoring:
+        restore(kit)
+    else:
+        _lay_out(kit)
+        _tell_of_no_replica(context, state)
+    loop = Loop(kit)
+    for optimizer in state.optimizers:
+        optimizer.register_step_pre_hook(_before_update(loop.body))
+        optimizer.register_step_post_hook(loop.body.update_done)
+    late_changes.watch(state)
+    compiling.stay_out()
+    compiling.excuse(context)
+    for module in state.modules:
+        # what shards a model gathers it in such a hook: a call is looked at before anybody else takes part in it
+        module.register_forward_pre_hook(loop.body.model_called, with_kwargs=True, prepend=state.is_sharded)
+        module.register_forward_hook(_after_forward(loop.body))
+    context.phase(Phase.IDLE)
+    return loop
+
+
+def _kit(
+    context: Context,
+    groups: Registry,
+    state: ProtectedState,
+    variables: Variables,
+    left_out: LeftOut,
+    logged: LoggedValues,
+) -> Kit:
+    variables.passes_over(state.iterated)
+    ledger = Ledger(state, variables, Constants(context, variables))
+    snapshots = Snapshots(context, state, ledger)
+    ledger.variables.retains = snapshots.every > 0
+    reducers, sharded = Reducers(state.modules, groups), FullySharded(state.shards)
+    looks = Looks(state, context.cell.words(), context.check_every)
+    kit = Kit(context, groups, state, ledger, reducers, sharded, Kept(context, state, ledger), snapshots, logged, looks)
+    replicas = ReplicaCheck(context, state, context.check_every or REPLICAS_EVERY)
+    hidden = HiddenWrites(context.position, state, looks, replicas)
+    looks.tell(hidden, "body_started", "model_called", "gate_reached", "step_done")
+    groups.observers.add(looks, StopHooks(groups, state.modules), StepTime(groups), hidden)
+    groups.observers.add(SameInputs(context), SameGate(context))
+    if state.is_sharded:
+        unreduced = Unreduced(sharded)
+        looks.tell(unreduced, "step_done")
+        groups.observers.add(unreduced)
+    if context.nonfinite != "ignore":
+        groups.observers.add(FiniteGradients(context, state, looks, context.nonfinite))
+    groups.observers.add(replicas, left_out, ledger.constants)
+    folder = os.environ.get(ENV_DIGESTS)
+    if folder:
+        groups.observers.add(DigestRecorder(context, state, ledger, left_out, Path(folder)))
+    groups.observers.add(FaultEffects(groups, state))
+    context.on_fd_store = kit.hand_over
+    return kit
+
+
+def _lay_out(kit: Kit) -> None:
+    """First incarnation of a rank: lay everything out and seal it for step 0."""
+    rank, state = kit.context.rank, kit.state
+    arena = Arena.create(rank, max(state.bytes_now(), 1), use_gpu(kit.context, state))
+    kit.ledger.use(Slots.create(rank))
+    state.move_in(arena)
+    kit.reducers.record()
+    kit.ledger.end(0, accumulating=False)
+    arena.sealed(0)
+    kit.hand_over()
+
+
+def _tell_of_no_replica(context: Context, state: ProtectedState) -> None:
+    """Name, before anything dies, each model that no other rank is known to hold."""
+    alone = [] if context.rank != 0 or dist.get_world_size() == 1 or has_a_part(state.tensors) else state.holders.modules_alone()
+    if not alone:
+        return
+    names = ", ".join(f"{type(state.modules[i]).__name__} (model {i})" for i in alone)
+    print(
+        f"ftrun: no other rank is known to hold the same values of {names}: a rank that dies in its update cannot be replaced in place, "
+        "and only a host snapshot helps (--snapshot-every). If all ranks hold the same, say so: protect(..., "
+        "replicas=torch.distributed.group.WORLD); a model that nothing changes need not be given to protect()",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _each(value: Any, kind: type, name: str) -> list[Any]:
+    things = (
+        list(value.values())
+        if isinstance(value, dict)
+        else list(value)
+        if isinstance(value, (list, tuple))
+        else [value]
+    )
+    for thing in things:
+        if not isinstance(thing, kind):
+            raise UsageError(f"protect({name}=...): expected {kind.__name__}, got {type(thing).__name__}")
+    return things
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer that a framework's optimizer steps."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def _before_update(body: Body) -> Callable[..., Any]:
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        bare = len(args) < 2 and not kwargs
+        closure = None if bare else kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
+        if closure is not None:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise UsageError("LBFGS.step(closure) calls the model several times a step and cannot be recovered exactly", explain="F313")
+            # the other optimizers begin with it: its gradients are there before the gate, and the update has what it gave
+            with torch.enable_grad():
+                given = closure()
+            calls = iter((given,))
+            args, kwargs = args[:1], {**kwargs, "closure": lambda: _only_once(optimizer, calls)}
+        body.update_begins(optimizer, bare)
+        return None if closure is None else (args, kwargs)
+
+    return hook
+
+
+def _only_once(optimizer: Any, given: Iterator[Any]) -> Any:
+    for value in given:
+        return value
+    raise UsageError(
+        f"{type(optimizer).__name__}.step(closure) calls the model several times a step and cannot be recovered exactly",
+        explain="F313",
+    )
+
+
+def _after_forward(body: Body) -> Callable[..., None]:
+    def hook(module: Any, args: Any, output: Any) -> None:
+        tensor = _differentiable(output) if body.position.where is Where.BODY else None
+        if tensor is not None:
+            tensor.register_hook(lambda grad: body.backward_started())
+
+    return hook
+
+
+def _differentiable(value: Any) -> torch.Tensor | None:
+    """The first tensor in a model's output that a backward will reach."""
+    if isinstance(value, torch.Tensor):
+        return value if value.requires_grad else None
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    for item in items:
+        found = _differentiable(item)
+        if found is not None:
+            return found
+    return None

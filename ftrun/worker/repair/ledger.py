@@ -1,0 +1,292 @@
+"""What a rank writes into its slots, and what it reads there to do a step again.
+
+A slot holds everything of a rank that is not in its arena: random streams, Python state, the loader's place, gradients that
+must outlive a body. An END slot also says what the update region changed, for a replica's use of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import zlib
+from typing import Any
+
+import torch
+
+from ftrun.core.errors import UsageError
+from ftrun.worker.repair.constants import Constants
+from ftrun.worker.repair.course import Course
+from ftrun.worker.repair.rank_state import RankState, fields_of, read_state
+from ftrun.worker.repair.recovery_points import END, GATE, LATE, START, Slots
+from ftrun.worker.repair.sealed_gradients import SealedGradients
+from ftrun.worker.repair.update_region import UpdateRegion
+from ftrun.worker.state import rng, serialization
+from ftrun.worker.state.protected_state import ProtectedState
+from ftrun.worker.state.variables import PREFIX, WHOLE, Variables
+
+Captured = tuple[rng.State, dict[str, bytes]]  # of the random streams, and packed Python state
+Grads = list["torch.Tensor | None"]
+
+_is_there = functools.partial(operator.is_not, None)
+
+
+class Ledger:
+    """The slots of this rank, with what has to be remembered between writing one and the next."""
+
+    def __init__(self, state: ProtectedState, variables: Variables, constants: Constants) -> None:
+        self.slots: Slots
+        self.variables = variables
+        self.constants = constants
+        self.loader: Any = None  # position and batch in flight, kept by job.batches
+        self.loader_state: Any = None  # the place from a slot, until job.batches takes it
+        self.alive: list[bool] = []  # which gradients there were when last looked at
+        self._alive_at_gate: list[bool] = []
+        self.updated = False  # the last complete body updated
+        self.region = UpdateRegion(state)
+        self._state = state
+        self._at_gate: Captured | None = None
+        self._sums: list[int] | None = None  # of the gradients at the gate, where replicas rest on the script's word
+        self._at_end: tuple[int, Captured] | None = None  # tag and content of the END slot
+        self._ever: set[str] = set()  # what some update region changed so far: Python state and buffers
+        self._written: set[str] = set()  # the buffers among them
+        self._stands: dict[str, int] = {}  # of those at the gate
+        self._buffers_at_end: tuple[int, list[int]] = (0, [])
+        self._drew = 0  # stands for the update regions that drew random numbers so far; 0 = none did
+        # the first step that this rank drew random numbers before, after the body before it: no rank's slots told of it until then
+        self.between: int | None = None
+        self.changed_between: tuple[int, list[str]] = (
+            -1,
+            [],
+        )  # a step, and the script's values that changed like that before it
+        self._carried = False  # gradients of a slot were put back and are in no other slot of ours
+        self._buffers_at_gate: tuple[bytes, list[int]] = (b"", [])
+        self._recorded: tuple[int, bytes] = (-1, b"")  # gate number and content of a GATE slot that is not written yet
+        self._sealed = SealedGradients()
+        self._seals: Grads | None = None  # gradients to be sealed with it
+
+    def use(self, slots: Slots) -> None:
+        """These are the rank's slots from here on."""
+        self.slots = slots
+        self.variables.histories.logs = slots.histories
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def start(self, step: int) -> None:
+        """Seal the START slot of a step that is handed out for the first time.
+
+        Raises:
+            UsageError
+        """
+        captured = self.captured()
+        self._check_between(step, captured)
+        self.alive = self._state.alive_now(self.alive)
+        if self._state.buffers:  # they are copied aside for this step before its slot is written
+            self.slots.invalidate(START)
+            self._state.save_buffers(step)
+        carried = self._carried and self.slots.tag(END) != step
+        self.slots.write(START, step, self._encoded(START, step, self._state.grads() if carried else None, captured))
+
+    def record_gate(self, step: int, accumulating: bool, grads: Grads, optimizer: Any = None) -> None:
+        """Take what the GATE slot holds, for `seal_gate` to write.
+
+        `accumulating`: those of the gradients that are alive will be added to. What is kept of gradients is read from the device.
+        """
+        if self._state.buffers:
+            self._state.settle_buffers()
+        self.alive = [*map(_is_there, grads)]
+        if self._state.looking or self.alive != self._alive_at_gate:  # parameters were frozen, maybe, or learn again
+            self._alive_at_gate = self.alive
+            self._state.python.look_again()
+        self._at_gate = self.captured()
+        holders = self._state.holders
+        by_word = optimizer is not None and holders.by_word and holders.rest_on_word
+        self._sums = self._state.sums_of(grads) if by_word else None
+        self._seals = grads if self.region.begins(optimizer, grads) else None
+        if self._state.buffers:
+            self._buffers_at_gate = self._state.buffer_values()
+        self._recorded = step, self._encoded(GATE, step, grads if accumulating and True in self.alive else None, self._at_gate)
+
+    def seal_gate(self) -> None:
+        """Seal the GATE slot, and the gradients where no other rank could give the result of the update that begins.
+
+        Not before the collectives of the step are over: until then a rank that died in the update before may need the slot that is there.
+        """
+        step, data = self._recorded
+        self.slots.write(GATE, step, data)
+        if self._seals is not None:
+            self._sealed.write(self.slots, step, self._seals)
+            self._seals = None
+
+    def reads_device_at_gate(self, accumulating: bool, optimizer: Any) -> bool:
+        """Does `record_gate` read what the device computes? Else it can be called before the device is done."""
+        holders = self._state.holders
+        compares = (holders.by_word and holders.rest_on_word) or (self._state.looking and self.region.alone)
+        return accumulating or (optimizer is not None and compares)
+
+    def end(self, tag: int, accumulating: bool) -> None:
+        """Seal the END slot: the state as of the start of gate step `tag`."""
+        if self._state.buffers:
+            self._state.settle_buffers()  # first: one of another shape is kept with the Python state
+        self.alive = self._state.alive_now(self.alive)
+        captured = self.captured()
+        self._at_end = (tag, captured)
+        if self._state.buffers:
+            self._buffers_at_end = self._state.buffers_mark(tag)
+        grads = self._state.grads() if accumulating and True in self.alive else None
+        self.slots.write(END, tag, self._encoded(END, tag, grads, captured))
+
+    def captured(self) -> Captured:
+        """Random streams and Python state, the script's own values among it, as they are now."""
+        python = self._state.python.capture()
+        python.update(self.variables.capture(self._state.looking))
+        return rng.capture(), python
+
+    def late(self, step: int) -> None:
+        """A body turned out, after its hand-out, to accumulate on the gradients it found."""
+        self.slots.write(LATE, step, serialization.pack(self._state.grads(), "gradients"))
+
+    def log(self, records: list[dict[str, Any]]) -> None:
+        """Keep what collectives outside the loops gave."""
+        for record in records:
+            self.slots.log.append(serialization.plain(record))
+
+    def _encoded(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> bytes:
+        region, drew_before = self.region, self._drew
+        changed: dict[str, bytes | None] = {}
+        buffers: list[str] = []
+        drew = False
+        if slot == END and self._at_gate is not None:
+            changed, buffers, drew = self._update_changed(tag, self._at_gate, captured)
+        elif slot != END and self._written:
+            self._stands = self._state.stands_of(self._written)
+        state = RankState(
+            streams=captured[0],
+            python=captured[1],
+            alive=self.alive,
+            grads=None if grads is None else serialization.pack(grads, "gradients"),
+            loader=self.loader.capture() if self.loader is not None else self.loader_state,
+            updated=self.updated,
+            updates=region.updates,
+            began=region.began,
+            plain=region.plain,
+            alone=slot == END and region.alone,
+            kept=region.kept,
+            course=region.course.saved,
+            void=region.void,
+            sums=self._sums,
+            between=self.between,
+            drew_before=drew_before,
+            drew_so_far=self._drew,
+            ever=sorted(self._ever),
+            stands=self._stands,
+            changed=changed,
+            buffers=buffers,
+            drew=drew,
+        )
+        return serialization.plain(fields_of(state))
+
+    def _update_changed(self, tag: int, before: Captured, now: Captured) -> tuple[dict[str, bytes | None], list[str], bool]:
+        """What the update region changed: Python state (and what it was before), buffers, and whether it drew random numbers.
+
+        A replacement that has its own GATE slot takes just this from ours.
+        """
+        was = before[1]
+        changed = {} if now[1] == was else {name: was.get(name) for name, value in now[1].items() if value != was.get(name)}
+        buffers = self._state.buffers_written(self._buffers_at_gate) if self._state.buffers else []
+        if changed or buffers:
+            self._ever.update(changed, buffers)
+            self._written.update(buffers)
+        drew = before[0] != now[0]
+        if drew:
+            self._drew = zlib.crc32(tag.to_bytes(8, "little"), self._drew) or 1
+        return changed, buffers, drew
+
+    # -- between two bodies ------------------------------------------------------------------------------------------
+
+    def new_loop(self) -> None:
+        """What is between two loops is run by a replacement too, so anything may change there."""
+        self._at_end = None
+
+    def _check_between(self, step: int, now: Captured) -> None:
+        """A replacement does not run what is between two bodies, so nothing that is guarded may change there."""
+        if self._at_end is None or self._at_end[0] != step:
+            return
+        (streams, packed), python = self._at_end[1], now[1]
+        if self.variables.as_before is not None:  # what is kept together by now did not change by that
+            python = {name: value for name, value in python.items() if not name.startswith(PREFIX)} | self.variables.as_before
+        changed = [name for name, value in python.items() if value != packed.get(name)] if python != packed else []
+        self.changed_between = (
+            step,
+            [name for name in changed if name.startswith(PREFIX) and name != WHOLE] if changed else changed,
+        )
+        for name in changed:
+            if not name.startswith(PREFIX):
+                raise UsageError(
+                    f"{name} changed between the body of one step and the next (scheduler.step() after the `with`?): "
+                    "do it inside `with step:`, or a replaced rank would miss it",
+                    explain="F306",
+                )
+        if self._state.buffers and self._buffers_changed(step):
+            raise UsageError(
+                "a buffer of the model changed between the body of one step and the next (a forward in train mode after the "
+                "`with`?): do it inside `with step:`, or a replaced rank would miss it",
+                explain="F306",
+            )
+        if self.between is None:
+            # a loader draws as well when it fetches, and a replacement fetches again: that does not count
+            drawn = now[0] if self.loader is None or self.loader.before is None else self.loader.before
+            if drawn != streams:
+                self.between = step
+
+    def _buffers_changed(self, step: int) -> bool:
+        self._state.settle_buffers()
+        return self._buffers_at_end != self._state.buffers_mark(step)
+
+    def loop_ends(self, end: int) -> None:
+        """The last body of a loop is over, and the loader not yet asked for more."""
+        if self._at_end is not None and self._at_end[0] == end:
+            if self.between is None and self._at_end[1][0] != rng.capture():
+                self.between = end
+        self._at_end = None
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def start_state(self, step: int) -> RankState:
+        """What the START slot of `step` holds, with the gradients that the body before left to accumulate on."""
+        saved = self.read(START)
+        if saved.grads is None and self.slots.tag(LATE) == step:
+            saved.grads = bytes(self.slots.sound(LATE))
+        elif saved.grads is None and self.slots.tag(END) == step:
+            saved.grads = self.read(END).grads
+        return saved
+
+    def read(self, slot: int) -> RankState:
+        """What START, GATE or END of this rank holds.
+
+        Raises:
+            Damaged
+        """
+        return read_state(self.slots, slot)
+
+    def put_back(self, saved: RankState, index: int, in_call: bool = False) -> None:
+        """Apply a slot: Python state, gradients, the loader's place, and last the random streams.
+
+        `in_call`: see `PythonState.apply`.
+        """
+        self._ever.update(saved.ever)
+        self._written.update(name for name in saved.ever if name.startswith("buffer."))
+        self._drew = self._drew or saved.drew_so_far
+        self.between = saved.between if self.between is None else self.between
+        self.region.course = Course(saved.course)
+        self.region.void |= saved.void
+        self._state.python.apply(saved.python, in_call)
+        self.alive, grads = saved.alive, saved.grads
+        self._state.set_grads(saved.alive, None if grads is None else serialization.decode(grads))
+        self._carried = grads is not None
+        if self.loader is not None and saved.loader is not None:
+            # the batch that is fetched again may depend on them, or change them
+            before = self.slots.tag(END) == self.slots.tag(START)
+            self.variables.put_back(self.read(END).python if before else saved.python)
+            self.loader.put_back(saved.loader, index)
+        self.variables.put_back(self.constants.completed(saved.python))
+        rng.apply(saved.streams)

@@ -1,0 +1,46 @@
+"""The gradients of a rank without replica, sealed on its arrival at the gate: copied by one call for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ftrun.worker.repair.recovery_points import SEALED, Slots
+from ftrun.worker.state import serialization
+from ftrun.worker.torch_compat import torch_private
+
+Grads = list["torch.Tensor | None"]
+
+
+class SealedGradients:
+    """Of one rank, in the slot SEALED.
+
+    The first time, and when there are others, they are encoded; then the places of their bytes in the slot are known.
+    """
+
+    def __init__(self) -> None:
+        self._slots: Slots | None = None
+        self._form: list[Any] = []  # dtype, shape and kind of each
+        self._places: list[torch.Tensor] = []  # over the slot, of those there are
+
+    def write(self, slots: Slots, step: int, grads: Grads) -> None:
+        """Seal them for the gate of `step`."""
+        form = [None if grad is None else (grad.dtype, grad.shape, grad.layout, grad.device.type) for grad in grads]
+        if slots is self._slots and form == self._form:
+            slots.invalidate(SEALED)
+            torch_private.copy_each(self._places, [grad for grad in grads if grad is not None])
+            slots.seal(SEALED, step)
+            return
+        pieces = serialization.encode(grads, "gradients")
+        slots.write_large(SEALED, step, pieces)
+        there = [grad for grad in grads if grad is not None]
+        self._slots = None
+        if any(grad.layout is not torch.strided or not grad.numel() for grad in there):
+            return  # each of another size next time
+        self._slots, self._form, self._places = slots, form, []
+        at = sum(len(piece) for piece in pieces[: len(pieces) - len(there)])
+        for grad in there:
+            size = grad.numel() * grad.element_size()
+            self._places.append(slots.block(SEALED, at, size).view(grad.dtype).view(grad.shape))
+            at += size

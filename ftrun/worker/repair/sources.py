@@ -1,0 +1,200 @@
+"""Where a rank's state may still be: its own kept memory and that of its replicas, and the words for finding none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ftrun.core.errors import WorkerError
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import Board, F, Inexact
+from ftrun.core.shared.world import World
+from ftrun.worker.link.run_link import Context
+from ftrun.worker.memory.arena import Arena
+from ftrun.worker.repair.handover import fetch
+from ftrun.worker.repair.kit import Kit
+from ftrun.worker.repair.rank_state import RankState, read_state
+from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
+from ftrun.worker.state import serialization
+from ftrun.worker.state.variables import PREFIX, WHOLE
+
+SNAPSHOTS = "take host snapshots (--snapshot-every)"
+KEPT = 5.0  # seconds that a new fd store gets to be handed the survivors' memory
+PEER = 60.0  # seconds that survivors get to finish the update they are in
+
+
+class NoSource(WorkerError):
+    """No rung of the ladder holds for this rank.
+
+    `requeue`: the script and the machine are as they should be, only this part of the state is lost: the run may be started again.
+    `remedies`: what would have helped.
+    """
+
+    def __init__(self, why: str, requeue: bool = False, remedies: tuple[str, ...] = ()) -> None:
+        super().__init__(why)
+        self.requeue = requeue
+        self.remedies = remedies
+
+
+class Superseded(Exception):
+    """Meanwhile every rank is to go back to the host snapshot: start the restore again, in that world."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """Another rank's kept memory."""
+
+    rank: int
+    slots: Slots
+    arena: Arena
+
+
+def resume_of(context: Context) -> int:
+    """Gate number at which this replacement goes on."""
+    world = context.world
+    if world is None:
+        raise WorkerError("a replacement without a world")
+    return gate.unpack(context.board.gate()).last + 1 if world.tail else world.resume
+
+
+def read_log(context: Context) -> list[dict[str, Any]]:
+    """What the replaced rank's collectives gave before its first step and between its loops.
+
+    Raises:
+        NoSource
+        Damaged
+    """
+    segment = fetch(context, context.rank, "slots")
+    if segment is not None:
+        context.mapped[(context.rank, "slots")] = segment
+        slots: Slots | None = Slots(segment)
+    else:
+        slots = _slots_of_another(context)  # the fd store that had this rank's died with it
+    if slots is None:
+        raise NoSource("the fd store has no slots of this rank (its fd store died, or the rank died before protect)")
+    return list(map(serialization.decode, slots.log.records()))
+
+
+def _slots_of_another(context: Context) -> Slots | None:
+    """The slots of the first rank that the new fd store has them of, which gets them from the survivors."""
+    world, deadline = context.world, time.monotonic() + KEPT
+    while world is not None and time.monotonic() < deadline:
+        seen = context.board.worker_bell()
+        for rank in donors(context.board, world, context.rank):
+            segment = fetch(context, rank, "slots")
+            if segment is not None:
+                return Slots(segment)
+        context.board.wait_workers(seen, 0.05)
+    return None
+
+
+def donors(board: Board, world: World, rank: int) -> list[int]:
+    """The other ranks, the next one first, without those whose memory is known to be corrupt."""
+    corrupt = {int(r) for r, cell in (world.lost or {}).items() if board.cell(cell)[F.CORRUPT]}
+    return [r for k in range(1, world.size) if (r := (rank + k) % world.size) not in corrupt]
+
+
+def parted(mine: Slots, theirs: Slots, resume: int) -> bool:
+    """Did this rank and another one apply different gradients in the update before the resume step?
+
+    For ranks that only the script's word makes replicas: a copy of what the other one's update made would be another rank's values.
+    """
+    before, after = _of_update(mine, resume), _of_update(theirs, resume)
+    if before is None or after is None:
+        return False  # this rank's slots are lost, and with them the promise of an exact result
+    sums, others = before.sums, after.sums
+    if sums is None or others is None:
+        return bool(sums != others)
+    stepped = after.updates if theirs.tag(END) == resume else range(len(others))
+    return any(sums[number] != others[number] for number in stepped if number >= 0)
+
+
+def _of_update(slots: Slots, resume: int) -> RankState | None:
+    """What a rank left of the update before the resume step."""
+    for slot, tag in ((END, resume), (GATE, resume - 1)):
+        if slots.tag(slot) == tag:
+            return read_state(slots, slot)
+    return None
+
+
+def take_changed(kit: Kit, saved: RankState, after: RankState, others: Iterable[Slots], resume: int) -> None:
+    """Put into `saved`, a rank's GATE slot, what the update region changed of its Python state, where that is the same on every rank.
+
+    What is this rank's own, so that nobody has its value after the update, stays as it was at the gate, and is named.
+
+    What one of this rank's earlier update regions changed may have changed in this one as well. With no further rank to compare, this
+    one might have made another value of it, also where they were equal before (a meter that is reset in each body): that is noted.
+
+    Args:
+        kit: This rank's.
+        saved: Its values are replaced.
+        after: The END slot of another rank, which has the values.
+        others: Those of further ranks that should have the same, asked for only when something changed.
+        resume: The step at whose start END slots are.
+    """
+    mine = saved.python
+    changed = [*after.changed, *(key for key in saved.ever if key in mine and key not in after.changed)]
+    if not changed:
+        return
+    slots = kit.ledger.slots
+    at_start = read_state(slots, START).python if slots.tag(START) == resume - 1 else {}
+
+    def grows_alike(key: str) -> bool:
+        """Was it the same on both ranks after updates that changed it, and only they do: are they alike on every rank, then?"""
+        return key in saved.ever and at_start.get(key) == mine[key]
+
+    at_gate = {**after.python, **after.changed}
+    ends = [read_state(slots, END).python for slots in others if slots.tag(END) == resume]
+    variables = kit.ledger.variables
+    for key in [key for key in changed if key.startswith(PREFIX)]:
+        # the script's own: where others had the same at the gate, what they have now; else it stays as it was there
+        changed.remove(key)
+        value = after.python.get(key)
+        if key == WHOLE:
+            mine.pop(key, None) if value is None else mine.update({key: value})
+            continue
+        if value is not None and at_gate.get(key) == mine.get(key) and all(end.get(key) == value for end in ends):
+            known = ends or grows_alike(key)
+            mine[key] = value
+            if known:
+                continue
+        variables.lose([variables.shown(key)])
+    lost: list[str] = []
+    unsure: list[str] = []
+    for key in changed:
+        value = after.python[key]
+        if at_gate.get(key) != mine[key] or any(end.get(key) != value for end in ends):
+            lost += _parts_that_differ(key, mine[key], value)
+            continue
+        if not (kit.state.python.is_alike(key) or grows_alike(key)):  # before it is replaced
+            unsure.append(key)
+        mine[key] = value
+    variables.lose(lost)
+    if not ends and unsure:
+        kit.context.note_inexact(Inexact.STATE_UNKNOWN, unsure)
+
+
+def _parts_that_differ(key: str, mine: bytes, theirs: bytes) -> list[str]:
+    """Of two state dicts, as a person reads them; `job.state` and the variables that it was given the names of are such as well."""
+    one, other = serialization.decode(mine), serialization.decode(theirs)
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return [key]
+    packed = [{name: serialization.pack(part, str(name)) for name, part in parts.items()} for parts in (one, other)]
+    names = sorted(str(name) for name in {*one, *other} if packed[0].get(name) != packed[1].get(name))
+    return names if key.partition(" ")[0] == "variables" else [f"{key}.{name}" for name in names]
+
+
+def note_draws(context: Context, own: RankState, after: RankState) -> None:
+    """Random numbers that may be missing from this rank's streams: of its update, and of code between two bodies, which is not run again.
+
+    Args:
+        own: This rank's GATE or END slot.
+        after: The END slot of the rank that tells what the update did; this rank's own when that has it.
+    """
+    if after is not own and (after.drew or own.drew_so_far not in (0, after.drew_before)):
+        # the other rank did not draw, and tells nothing of this one where they did not draw in the same updates so far
+        context.note_inexact(Inexact.UPDATE_USED_RNG)
+    if own.between is not None or after.between is not None:
+        context.note_inexact(Inexact.DREW_BETWEEN)

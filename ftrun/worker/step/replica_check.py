@@ -1,0 +1,134 @@
+"""Are the replicas still equal? Checksums of their weights, optimizer state and hyperparameters meet on the board.
+
+They are compared before a gate opens: at the first gates, every so often, in the first step after a repair, and after the
+last step of a loop; at every gate where only the script's word makes ranks replicas. Those have no majority: one that differs shows
+that the word is wrong, not which rank is. What the closing line of a run says rests on that.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from typing import Any
+
+from ftrun import native
+from ftrun.core.shared.board import Cell, F, Head, Inexact, sum_of, sum_word
+from ftrun.core.shared.replicas import corrupt
+from ftrun.worker.link.observer import StepObserver
+from ftrun.worker.link.run_link import Context
+from ftrun.worker.memory.arena import Arena, Entry
+from ftrun.worker.repair.handover import fetch
+from ftrun.worker.state.protected_state import ProtectedState
+
+REPLICAS_EVERY = 100  # steps between two comparisons, unless a person says otherwise: every rank must know which
+_FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are replicas
+
+
+class ReplicaCheck(StepObserver):
+    """Compares every `every` steps beside."""
+
+    def __init__(self, context: Context, state: ProtectedState, every: int) -> None:
+        self._context = context
+        self._state = state
+        self._every = every
+        self._ranks: frozenset[int] = frozenset()  # those that hold what this rank holds
+        self._compared = False  # was it ever compared? What other states came to says nothing of this one
+        self._agreed = -1  # the last one at which they may go on
+        self._generation = 0  # in which the last body began
+        self._told = False
+
+    def due(self, number: int) -> bool:
+        """Are replicas compared at this gate, which comes next? The same on every rank. Also in the first body after a repair."""
+        if number < _FIRST_CHECKS or number % self._every == 0 or 1 < self._context.generation != self._generation:
+            return True
+        holders = self._state.holders
+        return holders.by_word and holders.rest_on_word
+
+    def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
+        """Publish this rank's checksums, when it is time."""
+        due = self.due(number)
+        self._generation, self._agreed = self._context.generation, -1 if due else number
+        if due:
+            self._publish(number)
+
+    def loop_ending(self, number: int) -> None:
+        self._agreed = -1
+        self._publish(number)
+
+    def _publish(self, number: int) -> None:
+        holders, world, cell = self._state.holders, self._context.world, self._context.cell
+        self._ranks = holders.comparable()
+        if world is None or len(self._ranks) < 2:
+            cell[F.SUM_AT] = cell[F.REPLICAS] = 0
+            return
+        value, python = 0, 0
+        for entry in self._entries():
+            value = self._state.arena.checksum(entry, value)
+        for packed in self._state.python.hyperparameters():
+            python = zlib.crc32(packed, python)
+        cell[F.SUM_AT] = 0
+        cell[F.SUM], cell[F.PYTHON_SUM], cell[F.REPLICAS] = value, python, zlib.crc32(str(sorted(self._ranks)).encode())
+        trusted = self._compared and bool(self._context.board[Head.EQUAL]) and not holders.rest_on_word
+        cell[F.SUM_AT] = sum_word(number, trusted)
+        self._compared = True
+
+    def _entries(self) -> list[Entry]:
+        return list(self._state.holders.entries(self._state.manifest, self._ranks))
+
+    def may_open(self, number: int) -> bool:
+        """False: the launcher must first replace a rank whose weights are corrupt. The rank that opens compares for all."""
+        if self._agreed == number:
+            return True
+        groups: dict[int, list[Cell]] = {}
+        for cell in self._context.cells():
+            if cell[F.REPLICAS] and sum_of(cell[F.SUM_AT])[0] == number:
+                groups.setdefault(cell[F.REPLICAS], []).append(cell)
+        for cells in groups.values():
+            if corrupt([c[F.SUM] for c in cells], [sum_of(c[F.SUM_AT])[1] for c in cells]):
+                return False
+        self._agreed = number
+        # on the board, before the gate opens: whoever dies takes nothing along that the others need to judge by
+        self._context.board[Head.EQUAL] = bool(groups) and all(len({c[F.SUM] for c in cells}) == 1 for cells in groups.values())
+        for cells in groups.values():
+            if len({(c[F.SUM], c[F.PYTHON_SUM]) for c in cells}) > 1:
+                self._differ(number, cells)
+        return True
+
+    def _differ(self, number: int, cells: list[Cell]) -> None:
+        """Ranks that should hold the same do not, and no majority says who is wrong."""
+        by_word = self._state.holders.rest_on_word
+        self._context.note_inexact(Inexact.REPLICAS_DIFFER)
+        if not self._context.board[Head.VOID]:
+            self._context.board[Head.VOID] = number + 1  # before the gate opens: what comes after it may be lost
+        if self._told:
+            return
+        self._told = True
+        one, *others = cells
+        other = next(c for c in others if (c[F.SUM], c[F.PYTHON_SUM]) != (one[F.SUM], one[F.PYTHON_SUM]))
+        weights = one[F.SUM] != other[F.SUM]
+        what = self._first_difference(one, other) if weights else "a hyperparameter of the optimizer"
+        void = "; protect(replicas=...) is void: no rank gets the values of another one" if by_word else ""
+        print(
+            f"ftrun: ranks that should hold the same differ at the gate of step {self._context.position.index_of(number)}: "
+            f"{what} of rank {one.rank} and rank {other.rank}; the result is not known to be that of an uninterrupted run{void}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _first_difference(self, one: Cell, other: Cell) -> str:
+        """A tensor of which two ranks hold other values, where that can be seen from here."""
+        found = [fetch(self._context, c.rank, "arena") for c in (one, other) if c.rank is not None]
+        arenas = [Arena(segment) for segment in found if segment is not None]
+        for entry in self._entries() if len(arenas) == 2 and one.rank in self._ranks else ():
+            places = [arena.segment.address + entry.offset for arena in arenas]
+            if not entry.on_gpu and len({native.checksum(place, entry.block) for place in places}) == 2:
+                return entry.name
+        return "weights or optimizer state"
+
+    def replaced(self) -> None:
+        """What the predecessor spoilt when it was corrupt is not known."""
+        context = self._context
+        assert context.world is not None
+        lost = (context.world.lost or {}).get(str(context.rank))
+        if lost is not None and context.board.cell(lost)[F.CORRUPT] and self._every != 1:
+            context.note_inexact(Inexact.WAS_CORRUPT)

@@ -1,0 +1,153 @@
+"""A step that is done again must get the inputs of the first try: digests of what the protected models are called with.
+
+They stand on the board as well, so that a replacement can be compared with the rank that it took over. Where there is nothing to compare
+with, since a rank died or was stopped before it called a model in the step that comes next, a step is begun twice: inputs that
+come from what is kept are the same again, and those that come from somewhere else (a connection, a queue, a service) are not. What the
+script does behind a body that was left may read names that bodies bind. Where none has bound them yet, it is the step after that one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ftrun.core.shared.board import F, Inexact, inputs_of, inputs_word
+from ftrun.worker.link.observer import StepObserver
+from ftrun.worker.link.position import Again
+from ftrun.worker.link.run_link import Context
+from ftrun.worker.link.trees import content, leaves, sketch
+from ftrun.worker.state.loop_names import reads_unbound_behind
+from ftrun.worker.state.spaces import script_frames
+
+_OTHERS = (
+    "the model was called with other inputs than when this step was done first (a batch that was fetched ahead, or a position that "
+    "protect() does not know?)"
+)
+_UNKNOWN = (
+    "begun twice after a repair, the step called the model with other inputs the second time, so they do not come from what is kept "
+    "(a connection, a queue, a service?), and this rank's may not be those of an uninterrupted run"
+)
+_UNASKED = (
+    "it died or was stopped before it called the model, and no step came after that in which its inputs could be asked for twice, so "
+    "nobody knows whether they come from what is kept"
+)
+_CURE = "fetch inside the loop from job.batches(loader), or by step.index"
+
+
+class SameInputs(StepObserver):
+    """Chains a digest over the calls of a body. Tensors on a GPU are not read: that would wait for the device.
+
+    Of large ones a part is read, spread over all of it: another batch differs there as well.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._words = context.cell.words()
+        self._digest = 0
+        self._calls = 0
+        self._seen: dict[int, int] = {}  # calls -> digest after them, of the first try of the step `_number`
+        self._number = -1
+        self._doubted = False  # nobody knows the first try of the step that comes next, or that is begun
+        self._asked: tuple[int, int] | None = None  # gate number, and what its first model was called with when it was begun once
+        self._first: int | None = None  # step that this process began in this loop
+        self._unasked = -1  # index of one that was not begun twice, though nobody knows its inputs
+        atexit.register(self._exit)
+
+    def loop_started(self, first: int, length: int) -> None:
+        if length:  # a job.call is none
+            self._first = None
+
+    def body_started(self) -> None:
+        position = self._context.position
+        number = position.number
+        self._digest = self._calls = 0
+        if self._first is None:
+            self._first = number
+        went_back = number < self._number  # to the host snapshot
+        if position.attempt == 0 or number != self._number:
+            self._seen = {}
+            self._number = number
+        self._doubted = self._doubted or went_back or (position.attempt > 0 and not self._seen)
+
+    def model_called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        number = self._context.position.number
+        digest = self._digest
+        for leaf in args if not kwargs and {*map(type, args)} == {torch.Tensor} else leaves([args, kwargs]):
+            digest = _chained(leaf, digest)
+        self._digest = digest
+        self._calls += 1
+        self._words[F.INPUTS] = digest
+        self._words[F.INPUTS_AT] = inputs_word(number, self._calls)
+        if self._doubted and self._calls == 1:
+            if number != self._first or not reads_unbound_behind(script_frames(), _is_entered):
+                self._begin_twice(number, [args, kwargs])
+            else:
+                self._unasked = self._context.position.index_of(number)
+        if self._seen.setdefault(self._calls, self._digest) != self._digest:
+            self._seen[self._calls] = self._digest
+            self._tell(self._context.position.index_of(number), Inexact.OTHER_INPUTS, _OTHERS)
+
+    def replaced(self) -> None:
+        """What the predecessor's models were called with in the step that comes next, if it was in it."""
+        context = self._context
+        world = context.world
+        lost = (world.lost or {}).get(str(context.rank)) if world is not None else None
+        number, calls, digest = -1, 0, 0
+        if lost is not None:
+            cell = context.board.cell(lost)
+            (number, calls), digest = inputs_of(cell[F.INPUTS_AT]), cell[F.INPUTS]
+        # one that nothing was read of (all of it is on a GPU) is none
+        self._doubted = world is None or number != world.resume or not digest
+        if not self._doubted:
+            self._number, self._seen = number, {calls: digest}
+
+    def _begin_twice(self, number: int, inputs: list[Any]) -> None:
+        """Nobody knows what a step got when it was begun first. Raises Again, once."""
+        asked, self._asked = self._asked, None
+        if self._words[F.COLLECTIVE] or self._context.position.called:
+            # others took part, and would not do so again, or an evaluation would be made twice: it stays open where they come from
+            self._doubted = False
+            return
+        digest = 0
+        for leaf in leaves(inputs):
+            digest = _chained(leaf, digest, from_device=True)
+        if asked is None or asked[0] != number:
+            self._asked = number, digest
+            raise Again
+        self._doubted = False
+        if asked[1] != digest:
+            self._tell(self._context.position.index_of(number), Inexact.INPUTS_UNKNOWN, _UNKNOWN)
+
+    def _exit(self) -> None:
+        """The script has ended."""
+        if self._doubted and self._unasked >= 0 and self._context.is_main_process():
+            self._tell(self._unasked, Inexact.INPUTS_UNASKED, _UNASKED)
+
+    def _tell(self, index: int, why: Inexact, what: str) -> None:
+        context = self._context
+        context.note_inexact(why)
+        where = f"rank {context.rank}, step {index}"
+        print(f"ftrun: {where}: {what}; {_CURE}", file=sys.stderr, flush=True)
+
+
+def _is_entered(value: Any) -> bool:
+    """The step whose body this process is in."""
+    return getattr(value, "entered", False) is True
+
+
+def _chained(leaf: Any, digest: int, from_device: bool = False) -> int:
+    """`from_device`: read a plain tensor on a GPU, too, which waits for the device."""
+    if isinstance(leaf, torch.Tensor):
+        value = content(leaf, digest) if from_device and leaf.is_cuda and type(leaf) is torch.Tensor else sketch(leaf, digest)
+        return digest if value is None else value
+    if isinstance(leaf, np.ndarray):
+        return _chained(torch.from_numpy(leaf), digest) if leaf.dtype.kind in "iuf" else digest
+    if isinstance(leaf, int | float | str | bytes | None):
+        return zlib.crc32(repr(leaf).encode(), digest & 0xFFFFFFFF) | digest & ~0xFFFFFFFF
+    return digest

@@ -1,0 +1,69 @@
+"""Places inside a forward and a backward where a healthy rank notices that the world stops, and shows that it lives.
+
+Without them a rank would go on computing until its next collective. A hook finds its code and data out of the caches and
+costs some 10 us, so there are only as many as a step needs to be looked at every few milliseconds; compiled modules get
+none, since a hook would be traced into them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeVar
+
+import torch
+
+from ftrun.core.shared.board import F
+from ftrun.worker.comm.process_group import Registry
+from ftrun.worker.link.observer import StepObserver
+from ftrun.worker.link.position import Interrupt, Where
+from ftrun.worker.torch_compat import sharded_private
+
+_PLACES = 8  # hooks in each direction of a module at the most
+_EVERY = 0.020  # seconds between two of them
+_LEARNED = 4  # bodies after which a step's length is known; the first ones are longer
+
+T = TypeVar("T")
+
+
+class StopHooks(StepObserver):
+    """The hooks on the parameters (backward) and submodules (forward) of a worker's modules."""
+
+    def __init__(self, registry: Registry, modules: list[torch.nn.Module]) -> None:
+        self._hooks: list[Any] = []
+        self._begun: list[float] = []
+        context, position = registry.context, registry.position
+        words = context.cell.words()
+
+        def look(*_: Any) -> None:
+            words[F.PROGRESS] = time.monotonic_ns()
+            if context.stop_pending() and position.where is Where.BODY and not registry.local:
+                raise Interrupt
+
+        for root in modules:
+            if sharded_private.fsdp_states(root):
+                continue  # it notices in the collectives of each layer; a compiled part of it would be cut at a hook, and give other bits
+            inner = list(root.modules())
+            if any(type(m).__name__ == "OptimizedModule" for m in inner):
+                continue
+            layers = [m for m in inner if next(m.parameters(recurse=False), None) is not None]
+            self._hooks += [m.register_forward_pre_hook(look) for m in _spread(layers, _PLACES)]
+            params = [p for p in root.parameters() if p.requires_grad]
+            self._hooks += [p.register_hook(look) for p in _spread(params, _PLACES)]
+
+    def body_started(self) -> None:
+        """From the first bodies of this process it learns how many hooks are enough."""
+        self._begun.append(time.monotonic())
+        if len(self._begun) == _LEARNED:
+            step = min(b - a for a, b in zip(self._begun, self._begun[1:], strict=False))
+            kept = _spread(self._hooks, round(step / _EVERY))
+            for hook in self._hooks:
+                if hook not in kept:
+                    hook.remove()
+            self._hooks = kept
+            self.told_by.ignore("body_started", self)
+
+
+def _spread(items: list[T], most: int) -> list[T]:
+    if len(items) <= most:
+        return items
+    return [items[i * len(items) // most] for i in range(most)]

@@ -1,0 +1,28 @@
+"""Gradients that FSDP2 keeps from body to body and shows nobody: they are in no slot, so a replacement would not have them."""
+
+from __future__ import annotations
+
+from ftrun.core.errors import UsageError
+from ftrun.worker.link.callers import caller
+from ftrun.worker.link.observer import StepObserver
+from ftrun.worker.repair.fully_sharded import FullySharded
+
+
+class Unreduced(StepObserver):
+    """Looks at the end of each body.
+
+    Raises:
+        UsageError
+    """
+
+    def __init__(self, sharded: FullySharded) -> None:
+        self._sharded = sharded
+
+    def step_done(self, number: int) -> None:
+        name = self._sharded.unreduced()
+        if name:
+            raise UsageError(
+                f"the body that ends at {caller()} leaves a gradient of {name} that is not reduced yet "
+                "(set_requires_gradient_sync(False) or set_requires_all_reduce(False)), where a replacement cannot get it: "
+                "do all backwards of an update in one `with step:`"
+            )
