@@ -16,6 +16,12 @@ WALKS = ROOT / "docs" / "how-it-works.md"
 DOCUMENTS = [ROOT / "CONTRIBUTING.md", ROOT / "tests" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def file_of(name: str) -> Path:
+    """That of `package.module.Class.function`."""
+    parts = name.split(".")
+    return next(path for cut in range(len(parts) - 1, 0, -1) if (path := ROOT.joinpath(*parts[:cut]).with_suffix(".py")).exists())
+
+
 def exists(name: str) -> bool:
     """Is `package.module.Class.function` defined in the file of that module? Nothing is imported."""
     parts = name.split(".")
@@ -40,6 +46,8 @@ def test_every_place_of_the_walks_exists() -> None:
         places = re.findall(r"^\| `([^`]+)` \|", walk, re.M)
         assert 3 <= len(places) <= 8, walk.splitlines()[0]
         assert [place for place in places if not exists(place)] == []
+    files = {file_of(place) for place in re.findall(r"^\| `([^`]+)` \|", "".join(walks), re.M)}
+    assert 10 < len(files) <= 20, "from a kill to the first step that is done again"
 
 
 def test_a_place_that_is_not_there_is_noticed() -> None:

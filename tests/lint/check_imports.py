@@ -10,9 +10,10 @@ type checkers: only the exceptions named here are free of that.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "host.nodes": ("messages", "carriers", "membership", "sentences", "node_group"),
     "worker": ("torch_compat", "link", "memory", "state", "comm", "repair", "step", "process"),
 }
+
+# Rooms with a wall: from outside only their doors are imported.
+WALLED = tuple(f"ftrun.worker.{room}" for room in ROOMS["worker"])
 
 # Public classes of ftrun.integrations, which have the names that their users know from the frameworks.
 OF_FRAMEWORKS = frozenset({"Trainer"})
@@ -158,6 +162,27 @@ def against_order(module: str, imported: str) -> str:
     return ""
 
 
+def doors(docstring: str | None) -> list[str]:
+    """Files of a room that may be imported from outside: those that the docstring of its `__init__` lists under "Doors:"."""
+    _, _, listed = (docstring or "").partition("\nDoors:\n")
+    return re.findall(r"^    (\w+): \S", listed, re.M)
+
+
+def walls(sources: dict[str, tuple[str, bool]], rooms: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Imports of a room's insides from outside, and doors that nobody uses; and each room's doors."""
+    open_ = {room: doors(ast.get_docstring(ast.parse(sources[room][0]), clean=True)) for room in rooms}
+    used: dict[str, set[str]] = {room: set() for room in open_}
+    wrong = []
+    for module, targets in graph(sources).items():
+        for room in open_:
+            if module != room and not module.startswith(f"{room}."):
+                within = {target.removeprefix(f"{room}.") for target in targets if target.startswith(f"{room}.")}
+                used[room] |= within
+                wrong += [f"{module}:1: imports {room}.{name}, which is no door of that room" for name in within - {*open_[room]}]
+    wrong += [f"{room}:1: nobody outside imports its door {name}" for room in open_ for name in {*open_[room]} - used[room]]
+    return sorted(wrong), open_
+
+
 def circles(modules: dict[str, set[str]]) -> list[list[str]]:
     """Groups of modules that import each other, directly or through others. `modules`: name -> what it imports."""
 
@@ -216,6 +241,7 @@ def check(root: Path) -> list[str]:
     for module, (source, is_package) in modules.items():
         wrong += complaints(module, source, is_package)
     wrong += same_names(modules)
+    wrong += walls(modules, WALLED)[0]
     wrong += [f"{circle[0]}:1: imports itself through {', '.join(circle[1:])}" for circle in circles(graph(modules))]
     return wrong
 
@@ -237,11 +263,15 @@ def figures(root: Path) -> str:
         if against_order(module, found.name)
     }
     in_circles = [len(circle) for circle in circles(graph(modules))]
+    shut = walls(modules, WALLED)
+    sizes = Counter(module.rpartition(".")[0] for module in modules)
+    counts = ", ".join(f"{room.rpartition('.')[2]} {len(names)} of {sizes[room]}" for room, names in shut[1].items())
     folders = Counter(path.parent for path in code)
     largest, most = folders.most_common(1)[0]
     return (
         f"{len(code)} files, {lines} lines; circles: {len(in_circles)}{f' (of {in_circles} files)' if in_circles else ''}; "
-        f"files against the order of rooms: {len(against)}; largest folder: {largest.relative_to(root)} with {most} files"
+        f"files against the order of rooms: {len(against)}; largest folder: {largest.relative_to(root)} with {most} files\n"
+        f"doors of the rooms of the worker: {counts}; imports of insides: {len(shut[0])}"
     )
 
 

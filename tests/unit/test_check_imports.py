@@ -68,3 +68,20 @@ def test_two_classes_of_one_name_are_refused() -> None:
     sources = {"ftrun.a": (one, False), "ftrun.b": ("class Other: ...\n\nclass Loop: ...\n", False)}
     assert check_imports.same_names(sources) == ["ftrun.a:1: another class is called Loop: ftrun.b:3"]
     assert check_imports.same_names({"ftrun.a": (one, False)}) == []
+
+
+def test_from_outside_only_the_doors_of_a_room_are_imported() -> None:
+    room = "ftrun.worker.state"
+    sources = {
+        room: ('"""What there is.\n\nDoors:\n    open_one: used\n    unused: by nobody\n"""', True),
+        f"{room}.open_one": ("import ftrun.worker.state.inside", False),
+        f"{room}.inside": ("", False),
+        f"{room}.unused": ("", False),
+        "ftrun.worker.step.body": ("from ftrun.worker.state import inside\nfrom ftrun.worker.state.open_one import x", False),
+    }
+    wrong, doors = check_imports.walls(sources, [room])
+    assert doors == {room: ["open_one", "unused"]}
+    assert wrong == [
+        "ftrun.worker.state:1: nobody outside imports its door unused",
+        "ftrun.worker.step.body:1: imports ftrun.worker.state.inside, which is no door of that room",
+    ]

@@ -104,6 +104,11 @@ class Context:
             raise WorkerError("this worker has no rank yet")
         return rank
 
+    def predecessor(self) -> Cell | None:
+        """That of the incarnation whose rank this worker took over; None where it is not known, or the rank was not replaced."""
+        lost = (self.world.lost or {}).get(str(self.rank)) if self.world is not None else None
+        return None if lost is None else self.board.cell(lost)
+
     def cells(self) -> list[Cell]:
         """The cells of the world's ranks."""
         return self._cells

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +19,25 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ftrun.core.errors import UsageError
-from ftrun.core.paths import ENV_DIGESTS, ENV_ERROR_FILE, logged_values
+from ftrun.core.paths import ENV_ERROR_FILE, logged_values
 from ftrun.core.shared.board import Head, Phase
 from ftrun.core.tried import SHARDED_RANGE, TORCH_RANGE, TORCH_TO, version_of
-from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.link import compiling
-from ftrun.worker.link.position import Where
 from ftrun.worker.link.run_link import Context
-from ftrun.worker.memory.arena import Arena
 from ftrun.worker.process.backend import registry
 from ftrun.worker.process.job import Job
-from ftrun.worker.repair.constants import Constants
-from ftrun.worker.repair.fully_sharded import FullySharded, refuse_unknown
-from ftrun.worker.repair.handover import Kept, use_gpu
-from ftrun.worker.repair.kit import Kit
-from ftrun.worker.repair.ledger import Ledger
+from ftrun.worker.repair import assembly
+from ftrun.worker.repair.fully_sharded import refuse_unknown
 from ftrun.worker.repair.pipelines import Pipeline, has_a_part
-from ftrun.worker.repair.recovery_points import Slots
-from ftrun.worker.repair.reducers import Reducers
 from ftrun.worker.repair.replacement import restore
-from ftrun.worker.repair.snapshot import Snapshots
 from ftrun.worker.state.guarded_memory import GuardedMemory
 from ftrun.worker.state.logged_values import LOGGED, LoggedValues
-from ftrun.worker.state.looks import Looks
 from ftrun.worker.state.meshes import show_mesh
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.state.shards import is_spread
 from ftrun.worker.state.variables import Variables
-from ftrun.worker.step import late_changes
-from ftrun.worker.step.body import Body
-from ftrun.worker.step.digest_recorder import DigestRecorder
-from ftrun.worker.step.fault_effects import FaultEffects
-from ftrun.worker.step.finite_gradients import FiniteGradients
-from ftrun.worker.step.hidden_writes import HiddenWrites
-from ftrun.worker.step.left_out import LeftOut
+from ftrun.worker.step import observers
 from ftrun.worker.step.loop import Loop
-from ftrun.worker.step.replica_check import REPLICAS_EVERY, ReplicaCheck
-from ftrun.worker.step.same_gate import SameGate
-from ftrun.worker.step.same_inputs import SameInputs
-from ftrun.worker.step.step_time import StepTime
-from ftrun.worker.step.stop_hooks import StopHooks
-from ftrun.worker.step.unreduced import Unreduced
 from ftrun.worker.torch_compat import pipeline_private, sharded_private, torch_private
 
 _job: Job | None = None
@@ -137,8 +115,7 @@ def protect(
     state.holders.void = lambda: bool(context.board[Head.VOID])
     known = {**{f"optimizer {i}": one for i, one in enumerate([*optimizers, *wrapped])}, **stateful}
     kept = Variables(modules, known, list(ignore), _names_of(variables), GuardedMemory(state))
-    left_out = LeftOut(context, state, kept)
-    _job = Job(_guard(context, state, kept, left_out, logged), modules, optimizers, stateful)
+    _job = Job(_guard(context, state, kept, logged), modules, optimizers, stateful)
     return _job
 
 
@@ -210,7 +187,7 @@ def _ranks_of(replicas: Any) -> tuple[int, ...]:
 
 
 def _guard(
-    context: Context, state: ProtectedState, variables: Variables, left_out: LeftOut, logged: LoggedValues
+    context: Context, state: ProtectedState, variables: Variables, logged: LoggedValues
 ) -> Loop:
     groups = registry()
     if not dist.is_initialized():
@@ -229,72 +206,18 @@ def _guard(
             "DeepSpeedZeroOptimizer_Stage3",
         ):
             raise UsageError(f"{type(optimizer).__name__} communicates in step(), which cannot be recovered exactly", explain="F314")
-    kit = _kit(context, groups, state, variables, left_out, logged)
+    kit = assembly.kit(context, groups, state, variables, logged)
+    observers.add(kit)
     if context.restoring:
         restore(kit)
     else:
-        _lay_out(kit)
+        assembly.lay_out(kit)
         _tell_of_no_replica(context, state)
-    loop = Loop(kit)
-    for optimizer in state.optimizers:
-        optimizer.register_step_pre_hook(_before_update(loop.body))
-        optimizer.register_step_post_hook(loop.body.update_done)
-    late_changes.watch(state)
+    loop = observers.watched_loop(kit)
     compiling.stay_out()
     compiling.excuse(context)
-    for module in state.modules:
-        # what shards a model gathers it in such a hook: a call is looked at before anybody else takes part in it
-        module.register_forward_pre_hook(loop.body.model_called, with_kwargs=True, prepend=state.is_sharded)
-        module.register_forward_hook(_after_forward(loop.body))
     context.phase(Phase.IDLE)
     return loop
-
-
-def _kit(
-    context: Context,
-    groups: Registry,
-    state: ProtectedState,
-    variables: Variables,
-    left_out: LeftOut,
-    logged: LoggedValues,
-) -> Kit:
-    variables.passes_over(state.iterated)
-    ledger = Ledger(state, variables, Constants(context, variables))
-    snapshots = Snapshots(context, state, ledger)
-    ledger.variables.retains = snapshots.every > 0
-    reducers, sharded = Reducers(state.modules, groups), FullySharded(state.shards)
-    looks = Looks(state, context.cell.words(), context.check_every)
-    kit = Kit(context, groups, state, ledger, reducers, sharded, Kept(context, state, ledger), snapshots, logged, looks)
-    replicas = ReplicaCheck(context, state, context.check_every or REPLICAS_EVERY)
-    hidden = HiddenWrites(context.position, state, looks, replicas)
-    looks.tell(hidden, "body_started", "model_called", "gate_reached", "step_done")
-    groups.observers.add(looks, StopHooks(groups, state.modules), StepTime(groups), hidden)
-    groups.observers.add(SameInputs(context), SameGate(context))
-    if state.is_sharded:
-        unreduced = Unreduced(sharded)
-        looks.tell(unreduced, "step_done")
-        groups.observers.add(unreduced)
-    if context.nonfinite != "ignore":
-        groups.observers.add(FiniteGradients(context, state, looks, context.nonfinite))
-    groups.observers.add(replicas, left_out, ledger.constants)
-    folder = os.environ.get(ENV_DIGESTS)
-    if folder:
-        groups.observers.add(DigestRecorder(context, state, ledger, left_out, Path(folder)))
-    groups.observers.add(FaultEffects(groups, state))
-    context.on_fd_store = kit.hand_over
-    return kit
-
-
-def _lay_out(kit: Kit) -> None:
-    """First incarnation of a rank: lay everything out and seal it for step 0."""
-    rank, state = kit.context.rank, kit.state
-    arena = Arena.create(rank, max(state.bytes_now(), 1), use_gpu(kit.context, state))
-    kit.ledger.use(Slots.create(rank))
-    state.move_in(arena)
-    kit.reducers.record()
-    kit.ledger.end(0, accumulating=False)
-    arena.sealed(0)
-    kit.hand_over()
 
 
 def _tell_of_no_replica(context: Context, state: ProtectedState) -> None:
@@ -331,51 +254,3 @@ def _unwrapped(optimizer: Any) -> Any:
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
-
-
-def _before_update(body: Body) -> Callable[..., Any]:
-    def hook(optimizer: Any, args: Any, kwargs: Any) -> Any:
-        bare = len(args) < 2 and not kwargs
-        closure = None if bare else kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
-        if closure is not None:
-            if isinstance(optimizer, torch.optim.LBFGS):
-                raise UsageError("LBFGS.step(closure) calls the model several times a step and cannot be recovered exactly", explain="F313")
-            # the other optimizers begin with it: its gradients are there before the gate, and the update has what it gave
-            with torch.enable_grad():
-                given = closure()
-            calls = iter((given,))
-            args, kwargs = args[:1], {**kwargs, "closure": lambda: _only_once(optimizer, calls)}
-        body.update_begins(optimizer, bare)
-        return None if closure is None else (args, kwargs)
-
-    return hook
-
-
-def _only_once(optimizer: Any, given: Iterator[Any]) -> Any:
-    for value in given:
-        return value
-    raise UsageError(
-        f"{type(optimizer).__name__}.step(closure) calls the model several times a step and cannot be recovered exactly",
-        explain="F313",
-    )
-
-
-def _after_forward(body: Body) -> Callable[..., None]:
-    def hook(module: Any, args: Any, output: Any) -> None:
-        tensor = _differentiable(output) if body.position.where is Where.BODY else None
-        if tensor is not None:
-            tensor.register_hook(lambda grad: body.backward_started())
-
-    return hook
-
-
-def _differentiable(value: Any) -> torch.Tensor | None:
-    """The first tensor in a model's output that a backward will reach."""
-    if isinstance(value, torch.Tensor):
-        return value if value.requires_grad else None
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    for item in items:
-        found = _differentiable(item)
-        if found is not None:
-            return found
-    return None

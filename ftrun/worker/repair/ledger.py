@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import functools
 import operator
-import zlib
 from typing import Any
 
 import torch
 
 from ftrun.core.errors import UsageError
 from ftrun.worker.repair.constants import Constants
-from ftrun.worker.repair.course import Course
-from ftrun.worker.repair.rank_state import RankState, fields_of, read_state
+from ftrun.worker.repair.rank_state import BETWEEN, IN_UPDATE, RankState, fields_of, read_state
 from ftrun.worker.repair.recovery_points import END, GATE, LATE, START, Slots
 from ftrun.worker.repair.sealed_gradients import SealedGradients
 from ftrun.worker.repair.update_region import UpdateRegion
@@ -51,9 +49,8 @@ class Ledger:
         self._written: set[str] = set()  # the buffers among them
         self._stands: dict[str, int] = {}  # of those at the gate
         self._buffers_at_end: tuple[int, list[int]] = (0, [])
-        self._drew = 0  # stands for the update regions that drew random numbers so far; 0 = none did
-        # the first step that this rank drew random numbers before, after the body before it: no rank's slots told of it until then
-        self.between: int | None = None
+        self._drew = 0  # where random numbers were drawn so far: IN_UPDATE, BETWEEN
+        self.drew_before = -1  # the first step that they were drawn before, after the body before it: no slot told of it until then
         self.changed_between: tuple[int, list[str]] = (
             -1,
             [],
@@ -84,7 +81,7 @@ class Ledger:
             self.slots.invalidate(START)
             self._state.save_buffers(step)
         carried = self._carried and self.slots.tag(END) != step
-        self.slots.write(START, step, self._encoded(START, step, self._state.grads() if carried else None, captured))
+        self.slots.write(START, step, self._encoded(START, self._state.grads() if carried else None, captured))
 
     def record_gate(self, step: int, accumulating: bool, grads: Grads, optimizer: Any = None) -> None:
         """Take what the GATE slot holds, for `seal_gate` to write.
@@ -104,7 +101,7 @@ class Ledger:
         self._seals = grads if self.region.begins(optimizer, grads) else None
         if self._state.buffers:
             self._buffers_at_gate = self._state.buffer_values()
-        self._recorded = step, self._encoded(GATE, step, grads if accumulating and True in self.alive else None, self._at_gate)
+        self._recorded = step, self._encoded(GATE, grads if accumulating and True in self.alive else None, self._at_gate)
 
     def seal_gate(self) -> None:
         """Seal the GATE slot, and the gradients where no other rank could give the result of the update that begins.
@@ -133,7 +130,7 @@ class Ledger:
         if self._state.buffers:
             self._buffers_at_end = self._state.buffers_mark(tag)
         grads = self._state.grads() if accumulating and True in self.alive else None
-        self.slots.write(END, tag, self._encoded(END, tag, grads, captured))
+        self.slots.write(END, tag, self._encoded(END, grads, captured))
 
     def captured(self) -> Captured:
         """Random streams and Python state, the script's own values among it, as they are now."""
@@ -150,13 +147,12 @@ class Ledger:
         for record in records:
             self.slots.log.append(serialization.plain(record))
 
-    def _encoded(self, slot: int, tag: int, grads: Grads | None, captured: Captured) -> bytes:
-        region, drew_before = self.region, self._drew
+    def _encoded(self, slot: int, grads: Grads | None, captured: Captured) -> bytes:
+        region = self.region
         changed: dict[str, bytes | None] = {}
         buffers: list[str] = []
-        drew = False
         if slot == END and self._at_gate is not None:
-            changed, buffers, drew = self._update_changed(tag, self._at_gate, captured)
+            changed, buffers = self._update_changed(self._at_gate, captured)
         elif slot != END and self._written:
             self._stands = self._state.stands_of(self._written)
         state = RankState(
@@ -171,22 +167,19 @@ class Ledger:
             plain=region.plain,
             alone=slot == END and region.alone,
             kept=region.kept,
-            course=region.course.saved,
+            usual=region.usual,
             void=region.void,
             sums=self._sums,
-            between=self.between,
-            drew_before=drew_before,
-            drew_so_far=self._drew,
+            drew=self._drew,
             ever=sorted(self._ever),
             stands=self._stands,
             changed=changed,
             buffers=buffers,
-            drew=drew,
         )
         return serialization.plain(fields_of(state))
 
-    def _update_changed(self, tag: int, before: Captured, now: Captured) -> tuple[dict[str, bytes | None], list[str], bool]:
-        """What the update region changed: Python state (and what it was before), buffers, and whether it drew random numbers.
+    def _update_changed(self, before: Captured, now: Captured) -> tuple[dict[str, bytes | None], list[str]]:
+        """What the update region changed: Python state (and what it was before), and buffers.
 
         A replacement that has its own GATE slot takes just this from ours.
         """
@@ -196,10 +189,9 @@ class Ledger:
         if changed or buffers:
             self._ever.update(changed, buffers)
             self._written.update(buffers)
-        drew = before[0] != now[0]
-        if drew:
-            self._drew = zlib.crc32(tag.to_bytes(8, "little"), self._drew) or 1
-        return changed, buffers, drew
+        if before[0] != now[0]:
+            self._drew |= IN_UPDATE
+        return changed, buffers
 
     # -- between two bodies ------------------------------------------------------------------------------------------
 
@@ -232,11 +224,15 @@ class Ledger:
                 "`with`?): do it inside `with step:`, or a replaced rank would miss it",
                 explain="F306",
             )
-        if self.between is None:
-            # a loader draws as well when it fetches, and a replacement fetches again: that does not count
-            drawn = now[0] if self.loader is None or self.loader.before is None else self.loader.before
-            if drawn != streams:
-                self.between = step
+        if self._drew & BETWEEN:
+            return
+        # a loader draws as well when it fetches, and a replacement fetches again: that does not count
+        if (now[0] if self.loader is None or self.loader.before is None else self.loader.before) != streams:
+            self._draws_before(step)
+
+    def _draws_before(self, step: int) -> None:
+        self._drew |= BETWEEN
+        self.drew_before = step
 
     def _buffers_changed(self, step: int) -> bool:
         self._state.settle_buffers()
@@ -244,9 +240,8 @@ class Ledger:
 
     def loop_ends(self, end: int) -> None:
         """The last body of a loop is over, and the loader not yet asked for more."""
-        if self._at_end is not None and self._at_end[0] == end:
-            if self.between is None and self._at_end[1][0] != rng.capture():
-                self.between = end
+        if self._at_end is not None and self._at_end[0] == end and not self._drew & BETWEEN and self._at_end[1][0] != rng.capture():
+            self._draws_before(end)
         self._at_end = None
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -275,9 +270,8 @@ class Ledger:
         """
         self._ever.update(saved.ever)
         self._written.update(name for name in saved.ever if name.startswith("buffer."))
-        self._drew = self._drew or saved.drew_so_far
-        self.between = saved.between if self.between is None else self.between
-        self.region.course = Course(saved.course)
+        self._drew |= saved.drew
+        self.region.usual = saved.usual
         self.region.void |= saved.void
         self._state.python.apply(saved.python, in_call)
         self.alive, grads = saved.alive, saved.grads

@@ -1,70 +1,36 @@
 """A rank that is nobody's replica died at its gate, and the others went on: its update is made in its place, from sealed gradients.
 
-Weights and optimizer state are those from before the update, in its own arena. See kept/update_region.py for what a rank leaves.
+Weights and optimizer state are those from before the update, in its own arena. See update_region.py for what a rank leaves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ftrun.core.shared.board import Head
-from ftrun.worker.memory.arena import OPEN, Arena
-from ftrun.worker.repair.completed import Newest, ends_of
-from ftrun.worker.repair.course import Course
 from ftrun.worker.repair.kit import Kit
+from ftrun.worker.repair.plan import SNAPSHOTS, Refusal, missing_update
 from ftrun.worker.repair.rank_state import RankState, read_state
 from ftrun.worker.repair.recovery_points import END, GATE, SEALED, Slots
-from ftrun.worker.repair.sources import PEER, SNAPSHOTS, NoSource, note_draws, take_changed
+from ftrun.worker.repair.sources import NoSource, note_draws, take_changed
+from ftrun.worker.repair.update_region import usual_after
 from ftrun.worker.state import serialization
 
-_NOBODY = "no rank completed the update before step {}: all of them died in it"
 
-
-def is_at_hand(kit: Kit, own: Arena, resume: int) -> bool:
-    """Is the dead rank's memory as of the start of the resume step, or can the update that it lacks be made?"""
-    return _is_whole(kit, own, resume) or _can_be_made(kit, own, resume)
-
-
-def _is_whole(kit: Kit, own: Arena, resume: int) -> bool:
-    if kit.ledger.region.alone and own.seal == OPEN and not own.has_gpu and kit.ledger.slots.tag(END) == resume:
-        own.sealed(resume)  # it died between the END slot of its update and this
-    return own.seal == resume
-
-
-def _can_be_made(kit: Kit, own: Arena, resume: int) -> bool:
-    """Did a rank without replica die at the gate before the resume step?"""
-    before = resume - 1
-    return before >= 0 and kit.ledger.region.alone and own.seal == before == kit.ledger.slots.tag(GATE)
-
-
-def make(kit: Kit, resume: int, newest: Newest) -> None:
-    """Make the update before the resume step.
+def make(kit: Kit, resume: int, done: Sequence[Slots]) -> None:
+    """Make the update before the resume step, as the ranks that have `done` it tell.
 
     Raises:
         NoSource
-        Superseded
     """
     state, slots = kit.state, kit.ledger.slots
-    ends = [end for one in _ends(kit, resume, newest) if (end := read_state(one, END)).alone]
-    if not ends:
-        raise NoSource(_NOBODY.format(resume), requeue=True, remedies=(SNAPSHOTS,))
-    if len({repr((end.updates, end.kept)) for end in ends}) > 1 or not all(end.plain for end in ends):
-        raise NoSource(
-            "it died at its gate, after which comes more than the updates of protected optimizers, or not the same on every rank, so that "
-            "nobody can make its update",
-            requeue=True,
-            remedies=(SNAPSHOTS,),
-        )
-    saved, updates = read_state(slots, GATE), ends[0].updates
-    course, sums = Course(saved.course), {end.course[0] for end in ends}
-    if not course.foretells(saved.began, updates, len(state.optimizers)) or not course.leads_to(updates, sums):
-        raise NoSource(
-            "it died at its gate, after which the other ranks' optimizers stepped otherwise than its own did before, so that nobody "
-            "knows which updates it lacks",
-            requeue=True,
-            remedies=(SNAPSHOTS,),
-        )
+    saved = read_state(slots, GATE)
+    updates = missing_update(saved, _without_replica(done, resume), len(state.optimizers))
+    if isinstance(updates, Refusal):
+        raise NoSource(updates)
     if updates:
         if slots.tag(SEALED) != resume - 1:
-            raise NoSource("its gradients were not sealed when it died at its gate", requeue=True, remedies=(SNAPSHOTS,))
+            raise _lost("its gradients were not sealed when it died at its gate")
         state.python.apply(saved.python)
         state.set_grads(saved.alive, serialization.decode(slots.sound(SEALED)))
         state.arena.open()
@@ -75,29 +41,22 @@ def make(kit: Kit, resume: int, newest: Newest) -> None:
     state.arena.sealed(resume)
 
 
-def apply_to(saved: RankState, kit: Kit, resume: int, newest: Newest) -> RankState:
+def apply_to(saved: RankState, kit: Kit, resume: int, done: Sequence[Slots]) -> RankState:
     """`saved`, the GATE slot of such a rank, as of the end of its update.
 
     Raises:
         NoSource
-        Superseded
     """
-    slots, *others = _ends(kit, resume, newest)
+    alone = _without_replica(done, resume)[0]
+    slots, *others = done
     after = read_state(slots, END)
     buffers = {entry.name for entry in kit.state.manifest.entries if entry.zone == "volatile"}
     written = buffers & {*after.buffers, *saved.ever}
     if written:
-        raise NoSource(
-            f"{min(written)} is written after optimizer.step(), which this rank did not complete, and no other rank has its values",
-            requeue=True,
-            remedies=(SNAPSHOTS,),
-        )
+        raise _lost(f"{min(written)} is written after optimizer.step(), which this rank did not complete, and no other rank has its values")
     take_changed(kit, saved, after, others, resume)
     note_draws(kit.context, saved, after)
-    alone = next(end for one in (slots, *others) if (end := read_state(one, END)).alone)  # `make` found one
-    course = Course(saved.course)
-    course.add(alone.updates)
-    saved.course = course.saved
+    saved.usual = usual_after(saved.usual, alone.updates)
     if alone.updates:
         if not alone.kept:
             saved.alive = [False] * len(saved.alive)
@@ -106,18 +65,17 @@ def apply_to(saved: RankState, kit: Kit, resume: int, newest: Newest) -> RankSta
     return saved
 
 
-def _ends(kit: Kit, resume: int, newest: Newest) -> list[Slots]:
-    """The slots of all ranks that completed the update before the resume step.
+def _without_replica(done: Sequence[Slots], resume: int) -> list[RankState]:
+    """Those of ranks without replica.
 
     Raises:
-        NoSource
-        Superseded
+        NoSource: There is none.
     """
-    world = kit.context.world
-    assert world is not None
-    done, in_time = ends_of(kit.context, set(range(world.size)) - {kit.context.rank}, resume, newest)
-    if not in_time:
-        raise NoSource(f"not every rank completed the update before step {resume} within {PEER:.0f} s", requeue=True)
-    if not done:
-        raise NoSource(_NOBODY.format(resume), requeue=True, remedies=(SNAPSHOTS,))
-    return done
+    ends = [end for slots in done if (end := read_state(slots, END)).alone]
+    if not ends:
+        raise _lost(f"no rank completed the update before step {resume}: all of them died in it")
+    return ends
+
+
+def _lost(why: str) -> NoSource:
+    return NoSource(Refusal(why, True, (SNAPSHOTS,)))

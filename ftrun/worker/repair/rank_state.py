@@ -12,12 +12,14 @@ from ftrun.worker.state import rng
 from ftrun.worker.state.histories import whole
 from ftrun.worker.state.variables import PREFIX
 
+IN_UPDATE, BETWEEN = 1, 2  # in some update region, and after a body, before the next
+
 
 @dataclass
 class RankState:
     """All of it are plain values: numbers, strings, bytes, and lists, tuples and dicts of them.
 
-    The update region's facts are those of UpdateRegion: `updates`, `began`, `plain`, `alone`, `kept`, `course`, `void`.
+    The update region's facts are those of UpdateRegion: `updates`, `began`, `plain`, `alone`, `kept`, `usual`, `void`.
     """
 
     streams: rng.State
@@ -31,18 +33,15 @@ class RankState:
     plain: bool
     alone: bool
     kept: bool
-    course: list[Any]
+    usual: list[int] | None
     void: bool
     sums: list[int] | None  # of the gradients at the gate, where replicas rest on the script's word
-    between: int | None  # the first step that random numbers were drawn before, after the body before it
-    drew_before: int  # stands for the update regions that drew random numbers before this one; 0 = none did
-    drew_so_far: int  # and with this one
+    drew: int  # where random numbers were drawn so far that a replacement would not draw: IN_UPDATE, BETWEEN
     ever: list[str]  # what some update region changed so far: Python state and buffers
     stands: dict[str, int]  # of the buffers among `ever`, what stands for their values; in an END slot as of the gate before
     # of an END slot: what its update region changed
     changed: dict[str, bytes | None] = field(default_factory=dict)  # of the Python state, and what it was at the gate
     buffers: list[str] = field(default_factory=list)
-    drew: bool = False
 
 
 fields_of = attrgetter(*(one.name for one in dataclasses.fields(RankState)))

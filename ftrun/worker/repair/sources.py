@@ -1,54 +1,35 @@
-"""Where a rank's state may still be: its own kept memory and that of its replicas, and the words for finding none."""
+"""What a replaced rank may take of another one's Python state and what its slots tell, and what nobody knows of them any more."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from ftrun.core.errors import WorkerError
 from ftrun.core.shared import gate
-from ftrun.core.shared.board import Board, F, Inexact
-from ftrun.core.shared.world import World
+from ftrun.core.shared.board import Inexact
 from ftrun.worker.link.run_link import Context
-from ftrun.worker.memory.arena import Arena
 from ftrun.worker.repair.handover import fetch
 from ftrun.worker.repair.kit import Kit
-from ftrun.worker.repair.rank_state import RankState, read_state
+from ftrun.worker.repair.memories import donors
+from ftrun.worker.repair.plan import KEPT, Refusal
+from ftrun.worker.repair.rank_state import BETWEEN, IN_UPDATE, RankState, read_state
 from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
 from ftrun.worker.state import serialization
 from ftrun.worker.state.variables import PREFIX, WHOLE
-
-SNAPSHOTS = "take host snapshots (--snapshot-every)"
-KEPT = 5.0  # seconds that a new fd store gets to be handed the survivors' memory
-PEER = 60.0  # seconds that survivors get to finish the update they are in
 
 
 class NoSource(WorkerError):
     """No rung of the ladder holds for this rank.
 
-    `requeue`: the script and the machine are as they should be, only this part of the state is lost: the run may be started again.
-    `remedies`: what would have helped.
+    Args:
+        refusal: Why, and what would have helped.
     """
 
-    def __init__(self, why: str, requeue: bool = False, remedies: tuple[str, ...] = ()) -> None:
-        super().__init__(why)
-        self.requeue = requeue
-        self.remedies = remedies
-
-
-class Superseded(Exception):
-    """Meanwhile every rank is to go back to the host snapshot: start the restore again, in that world."""
-
-
-@dataclass(frozen=True)
-class Replica:
-    """Another rank's kept memory."""
-
-    rank: int
-    slots: Slots
-    arena: Arena
+    def __init__(self, refusal: Refusal | str) -> None:
+        self.refusal = Refusal(refusal) if isinstance(refusal, str) else refusal
+        super().__init__(self.refusal.why)
 
 
 def resume_of(context: Context) -> int:
@@ -88,12 +69,6 @@ def _slots_of_another(context: Context) -> Slots | None:
                 return Slots(segment)
         context.board.wait_workers(seen, 0.05)
     return None
-
-
-def donors(board: Board, world: World, rank: int) -> list[int]:
-    """The other ranks, the next one first, without those whose memory is known to be corrupt."""
-    corrupt = {int(r) for r, cell in (world.lost or {}).items() if board.cell(cell)[F.CORRUPT]}
-    return [r for k in range(1, world.size) if (r := (rank + k) % world.size) not in corrupt]
 
 
 def parted(mine: Slots, theirs: Slots, resume: int) -> bool:
@@ -193,8 +168,8 @@ def note_draws(context: Context, own: RankState, after: RankState) -> None:
         own: This rank's GATE or END slot.
         after: The END slot of the rank that tells what the update did; this rank's own when that has it.
     """
-    if after is not own and (after.drew or own.drew_so_far not in (0, after.drew_before)):
-        # the other rank did not draw, and tells nothing of this one where they did not draw in the same updates so far
+    drew = own.drew | after.drew
+    if drew & IN_UPDATE and after is not own:
         context.note_inexact(Inexact.UPDATE_USED_RNG)
-    if own.between is not None or after.between is not None:
+    if drew & BETWEEN:
         context.note_inexact(Inexact.DREW_BETWEEN)

@@ -148,10 +148,10 @@ class Survivor:
         """A replacement that goes on with `number` did not run what this rank did just before it: draws, and changes of variables."""
         ledger, board = self._kit.ledger, self._context.board
         step, names = ledger.changed_between
-        if ledger.between != number and (step != number or not names):
+        if ledger.drew_before != number and (step != number or not names):
             return
         if any(board.cell(cell)[F.MISSED] == number + 1 for cell in range(board.cells)):
-            if ledger.between == number:
+            if ledger.drew_before == number:
                 self._context.note_inexact(Inexact.DREW_BETWEEN)
             if step == number:
                 ledger.variables.lose(map(ledger.variables.shown, names))

@@ -17,7 +17,6 @@ from ftrun.worker.link import crash_points
 from ftrun.worker.link.callers import inside_compiled
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.link.trees import content
-from ftrun.worker.repair.course import Course
 from ftrun.worker.state import serialization
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.torch_compat.torch_private import step_hooks
@@ -30,7 +29,7 @@ class UpdateRegion:
     """The region of the current body.
 
     `updates`: numbers of the optimizers that stepped, in order; `began`: the one that came to the gate, -1 for none of the protected,
-    None where the body ends there; `course`: the updates of all bodies before; `plain`: nothing else happened; `void`: more happened
+    None where the body ends there; `usual`: see usual_after; `plain`: nothing else happened; `void`: more happened
     once, and may happen again; `hidden`: it was a write that no count of writes told; `kept`: the gradients of the gate are all there
     at the end of the body, as they were (else none is).
     """
@@ -38,7 +37,7 @@ class UpdateRegion:
     def __init__(self, state: ProtectedState) -> None:
         self.updates: list[int] = []
         self.began: int | None = None
-        self.course = Course()
+        self.usual: list[int] | None = []
         self.plain = False
         self.kept = False
         self._state = state
@@ -102,7 +101,7 @@ class UpdateRegion:
 
     def ended(self) -> None:
         """The body was left; what its optimizers made is where they made it."""
-        self.course.add(self.updates)
+        self.usual = usual_after(self.usual, self.updates)
         if not self.plain or self._after is None:
             return
         writes = self._state.write_counts()
@@ -150,6 +149,11 @@ class UpdateRegion:
 
     def _sums_of(self, grads: Grads) -> list[int | None]:
         return [content(grad) for grad in grads]
+
+
+def usual_after(usual: list[int] | None, updates: list[int]) -> list[int] | None:
+    """The optimizers that stepped in each body so far that updated: [] before the first one, None where they were not always the same."""
+    return updates if usual == [] else usual if updates in ([], usual) else None
 
 
 def _is_foreign(hook: Any) -> bool:

@@ -383,7 +383,7 @@ class Loop:
             if crash_points.armed:
                 crash_points.point("slot-start", number, context.rank)
         kit.ledger.variables.begins(puts_back)
-        if kit.ledger.between == number or kit.pending.redo is not None:
+        if kit.ledger.drew_before == number or kit.pending.redo is not None:
             self._survivor.tell_missed(number)
         context.phase(Phase.IDLE)
         if puts_back:

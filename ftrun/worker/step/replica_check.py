@@ -128,7 +128,6 @@ class ReplicaCheck(StepObserver):
     def replaced(self) -> None:
         """What the predecessor spoilt when it was corrupt is not known."""
         context = self._context
-        assert context.world is not None
-        lost = (context.world.lost or {}).get(str(context.rank))
-        if lost is not None and context.board.cell(lost)[F.CORRUPT] and self._every != 1:
+        before = context.predecessor()
+        if before is not None and before[F.CORRUPT] and self._every != 1:
             context.note_inexact(Inexact.WAS_CORRUPT)

@@ -97,10 +97,8 @@ class SameInputs(StepObserver):
         """What the predecessor's models were called with in the step that comes next, if it was in it."""
         context = self._context
         world = context.world
-        lost = (world.lost or {}).get(str(context.rank)) if world is not None else None
         number, calls, digest = -1, 0, 0
-        if lost is not None:
-            cell = context.board.cell(lost)
+        if (cell := context.predecessor()) is not None:
             (number, calls), digest = inputs_of(cell[F.INPUTS_AT]), cell[F.INPUTS]
         # one that nothing was read of (all of it is on a GPU) is none
         self._doubted = world is None or number != world.resume or not digest

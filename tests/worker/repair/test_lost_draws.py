@@ -55,10 +55,16 @@ def test_lost(tmp_path: Path, rank: int, at: str, step: int, inside: str, after:
     ("rank", "step", "inside", "after"),
     [
         pytest.param(1, 5, OWN, "pass", id="another rank's", marks=pytest.mark.slow),
-        pytest.param(2, 6, ALL, "pass", id="everyone's, not in this update", marks=pytest.mark.slow),
         pytest.param(2, 3, "pass", LATE, id="everyone's, not after this body", marks=pytest.mark.slow),
     ],
 )
 def test_not_lost(tmp_path: Path, rank: int, step: int, inside: str, after: str) -> None:
     killed, stock = both(tmp_path, harness.kill(rank, "update", step), inside, after)
     assert killed.ranks == stock.ranks and killed.answer == "yes", killed.output
+
+
+@pytest.mark.slow
+def test_where_updates_draw_nobody_knows_which_one_does(tmp_path: Path) -> None:
+    """They all drew in an earlier update, and not in that of the death: a rank of its own rhythm would look the same."""
+    killed, stock = both(tmp_path, harness.kill(2, "update", 6), ALL)
+    assert killed.ranks == stock.ranks and killed.answer == "not known" and "from optimizer.step" in killed.output, killed.output

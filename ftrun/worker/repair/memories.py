@@ -1,0 +1,104 @@
+"""The memory that other ranks left or still write: fetched from the fd store once each, and looked at until somebody decides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ftrun.core.shared.board import Board, F, Head
+from ftrun.core.shared.world import World, newest_world
+from ftrun.worker.link.run_link import Context
+from ftrun.worker.memory.arena import Arena
+from ftrun.worker.repair.handover import fetch
+from ftrun.worker.repair.plan import NONE, Peer, Tags
+from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
+
+_T = TypeVar("_T")
+
+
+class Superseded(Exception):
+    """Meanwhile every rank is to go back to the host snapshot: start the restore again, in that world."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Another rank's."""
+
+    rank: int
+    slots: Slots
+    arena: Arena
+
+    @property
+    def tags(self) -> Tags:
+        return tags_of(self.slots, self.arena)
+
+
+class Memories:
+    """Of all ranks but this one."""
+
+    def __init__(self, context: Context) -> None:
+        assert context.world is not None
+        self._context = context
+        self._world = context.world
+        self._found: dict[int, Memory] = {}
+        self._refused: dict[int, str] = {}
+
+    def of(self, rank: int) -> Memory:
+        """That of a rank which was said to be kept."""
+        return self._found[rank]
+
+    def refuse(self, rank: int, why: object) -> None:
+        """That rank's memory was of no use."""
+        self._refused[rank] = f"rank {rank}: {why}"
+
+    def until(self, ranks: Set[int], decide: Callable[[tuple[Peer, ...], float], _T]) -> _T:
+        """Show those of `ranks` whose memory is sound, the next one first, and the seconds since, until the decision is not None.
+
+        Raises:
+            Superseded
+        """
+        board, begin = self._context.board, time.monotonic()
+        while True:
+            seen = board.worker_bell()
+            self._world = newest(self._context, self._world)  # more ranks may be dead in it
+            peers = tuple(map(self._peer, (rank for rank in donors(board, self._world, self._context.rank) if rank in ranks)))
+            decision = decide(peers, time.monotonic() - begin)
+            if decision is not None:
+                return decision
+            board.wait_workers(seen, 0.002)
+
+    def _peer(self, rank: int) -> Peer:
+        if rank not in self._found:
+            arena, slots = (fetch(self._context, rank, name) for name in ("arena", "slots"))
+            if arena is not None and slots is not None:
+                self._found[rank] = Memory(rank, Slots(slots), Arena(arena))
+        memory = self._found.get(rank)
+        living = rank not in self._world.replaced  # before its memory is read: what it did last is seen
+        return Peer(rank, memory.tags if memory else Tags(), living, memory is not None, self._refused.get(rank, ""))
+
+
+def tags_of(slots: Slots, arena: Arena | None) -> Tags:
+    """What they hold; without an arena no weights."""
+    return Tags(NONE if arena is None else arena.seal, slots.tag(START), slots.tag(GATE), slots.tag(END))
+
+
+def newest(context: Context, world: World) -> World:
+    """`world`, or the one that took its place.
+
+    Raises:
+        Superseded
+    """
+    if context.board[Head.PUBLISHED] <= world.generation:
+        return world
+    found = newest_world(context.run_dir, context.board)
+    if found.rollback:
+        raise Superseded
+    return found
+
+
+def donors(board: Board, world: World, rank: int) -> list[int]:
+    """The other ranks, the next one first, without those whose memory is known to be corrupt."""
+    corrupt = {int(r) for r, cell in (world.lost or {}).items() if board.cell(cell)[F.CORRUPT]}
+    return [r for k in range(1, world.size) if (r := (rank + k) % world.size) not in corrupt]
