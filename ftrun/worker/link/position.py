@@ -1,4 +1,4 @@
-"""Where this rank is in its run. The step loop and the recovery write it; everything else only reads it."""
+"""Where this rank is in its run. The step loop writes it, and a rank's way back to the host snapshot; all others only read it."""
 
 from __future__ import annotations
 

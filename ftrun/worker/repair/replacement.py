@@ -203,7 +203,7 @@ class Restorer:
             self.context.cell[F.MISSED] = self.resume + 1
         kit.ledger.loader_state = restart.loader
         if kit.ledger.slots.tag(START) == self.resume:
-            kit.position.attempt = 1
+            kit.pending.again = True
         kit.observers.replaced()
         if crash_points.armed:
             crash_points.point("restored", self.resume, self.context.rank)

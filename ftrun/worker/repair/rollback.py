@@ -59,7 +59,7 @@ def lay_over(kit: Kit, arena: Arena, manifest: Manifest, restart: RankState, mov
     kit.ledger.new_loop()
     kit.pending.went_back = context.generation
     kit.pending.restart = restart
-    kit.position.attempt = 1
+    kit.pending.again = True
     context.cell[F.SOURCE_BYTES] = moved
     context.cell[F.SOURCE] = Source.SNAPSHOT
 

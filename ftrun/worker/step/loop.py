@@ -355,11 +355,12 @@ class Loop:
         """The loop is about to give a step to the script, or a call begins: seal its START slot, or put back what it holds."""
         kit, context, position = self.kit, self.kit.context, self._position
         kit.ledger.variables.here()
-        if number == position.number:
+        if number == position.number and kit.pending.restart is None:
             position.attempt += 1
             kit.pending.restart = kit.ledger.start_state(number)
-        elif kit.pending.restart is None:
-            position.attempt = 0
+        else:
+            position.attempt = int(kit.pending.again)
+        kit.pending.again = False
         position.number = number
         position.where = where
         kit.looks.begins(number)
