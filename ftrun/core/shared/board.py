@@ -50,7 +50,7 @@ class Head:
     REQUESTS = 12  # number of the newest fault or drain that a person asked for (ftrun.faults.requests)
     WAITING = 14  # launcher: 1 = no healthy device for every rank; whoever waits for a world waits on
     RUN = 15  # launcher: number of the newest text about the run, which is in slot RUN % 2; 0 = there is none
-    VOID = 16  # worker that opens a gate: its number + 1, where ranks that should hold the same were seen to differ; 0 = nowhere yet
+    DIFFER = 16  # worker that opens a gate: its number + 1, where ranks that should hold the same were seen to differ; 0 = nowhere yet
     MADE = 17  # replacement: 1 = it made an update in place of a dead rank that no other rank can be compared with
     EQUAL = 18  # worker that opens a gate: 1 = all ranks that should hold the same were equal when they were last compared
     ROOM = 19  # launcher: cells that have memory, which are the first ones; to read another one where there is no room is a SIGBUS

@@ -396,7 +396,7 @@ class Narrator:
     def _look_exact(self) -> None:
         for cell in self.holders.values():
             self.inexact |= Inexact(self._board.cell(cell)[F.INEXACT])
-        if self._board[Head.VOID]:  # whoever saw it may be dead
+        if self._board[Head.DIFFER]:  # whoever saw it may be dead
             self.inexact |= Inexact.REPLICAS_DIFFER
 
     def _why_inexact(self) -> str:

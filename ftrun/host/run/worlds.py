@@ -155,7 +155,7 @@ class Worlds:
         )
         if action.fresh and action.attempt:
             self._services.fd_store.send({"op": "drop"})
-            self._board[Head.VOID] = self._board[Head.EQUAL] = self._board[Head.MADE] = 0
+            self._board[Head.DIFFER] = self._board[Head.EQUAL] = self._board[Head.MADE] = 0
         if action.rollback:
             gates.rewind(self._board, action.generation, action.resume)
         self._board[Head.ATTEMPT] = world.attempt

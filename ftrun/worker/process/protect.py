@@ -112,7 +112,7 @@ def protect(
     errors = os.environ.get(ENV_ERROR_FILE)
     logged = LoggedValues(logged_values(Path(errors)) if errors and context.rank == 0 else None)
     state = ProtectedState(modules, optimizers, {**stateful, **schedules, LOGGED: logged}, _ranks_of(replicas))
-    state.holders.void = lambda: bool(context.board[Head.VOID])
+    state.holders.differ = lambda: bool(context.board[Head.DIFFER])
     known = {**{f"optimizer {i}": one for i, one in enumerate([*optimizers, *wrapped])}, **stateful}
     kept = Variables(modules, known, list(ignore), _names_of(variables), GuardedMemory(state))
     _job = Job(_guard(context, state, kept, logged), modules, optimizers, stateful)

@@ -168,7 +168,7 @@ class Ledger:
             alone=slot == END and region.alone,
             kept=region.kept,
             usual=region.usual,
-            void=region.void,
+            gave_up=region.gave_up,
             sums=self._sums,
             drew=self._drew,
             ever=sorted(self._ever),
@@ -272,7 +272,7 @@ class Ledger:
         self._written.update(name for name in saved.ever if name.startswith("buffer."))
         self._drew |= saved.drew
         self.region.usual = saved.usual
-        self.region.void |= saved.void
+        self.region.gave_up |= saved.gave_up
         self._state.python.apply(saved.python, in_call)
         self.alive, grads = saved.alive, saved.grads
         self._state.set_grads(saved.alive, None if grads is None else serialization.decode(grads))

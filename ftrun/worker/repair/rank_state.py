@@ -19,7 +19,7 @@ IN_UPDATE, BETWEEN = 1, 2  # in some update region, and after a body, before the
 class RankState:
     """All of it are plain values: numbers, strings, bytes, and lists, tuples and dicts of them.
 
-    The update region's facts are those of UpdateRegion: `updates`, `began`, `plain`, `alone`, `kept`, `usual`, `void`.
+    The update region's facts are those of UpdateRegion: `updates`, `began`, `plain`, `alone`, `kept`, `usual`, `gave_up`.
     """
 
     streams: rng.State
@@ -34,7 +34,7 @@ class RankState:
     alone: bool
     kept: bool
     usual: list[int] | None
-    void: bool
+    gave_up: bool
     sums: list[int] | None  # of the gradients at the gate, where replicas rest on the script's word
     drew: int  # where random numbers were drawn so far that a replacement would not draw: IN_UPDATE, BETWEEN
     ever: list[str]  # what some update region changed so far: Python state and buffers

@@ -175,7 +175,7 @@ class Restorer:
             lost=self._lost,
             on_gpu=own.has_gpu,
             in_call=before is not None and bool(before[F.BUSY] & Busy.CALL),
-            differ=holders.void(),
+            differ=holders.differ(),
             sharded=state.is_sharded,
             lonely=holders.alone() if len(holders.of_everything()) < 2 else None,
             has_a_part=pipelines.has_a_part(state.tensors),

@@ -113,7 +113,7 @@ class Snapshots:
         if self._store is not None:
             for kept, half in self._store.steps().items():
                 if kept > step:
-                    self._store.void(half)
+                    self._store.discard(half)
             self._show()
 
     def _show(self) -> None:

@@ -115,7 +115,7 @@ class Store:
         empty = [half for half in HALVES if half not in sealed.values()]
         return empty[0] if empty else next(half for step, half in sorted(sealed.items()) if step != common)
 
-    def void(self, half: int) -> None:
+    def discard(self, half: int) -> None:
         """What is in `half` counts no more."""
         self.segment.store(half * self._half + _SEAL, 0)
 
@@ -133,7 +133,7 @@ class Store:
             CudaError
         """
         base = half * self._half
-        self.void(half)
+        self.discard(half)
         at, written = _PIECES_AT, {}
         for name, piece in pieces.items():
             if isinstance(piece, bytes):

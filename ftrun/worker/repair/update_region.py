@@ -29,7 +29,7 @@ class UpdateRegion:
     """The region of the current body.
 
     `updates`: numbers of the optimizers that stepped, in order; `began`: the one that came to the gate, -1 for none of the protected,
-    None where the body ends there; `usual`: see usual_after; `plain`: nothing else happened; `void`: more happened
+    None where the body ends there; `usual`: see usual_after; `plain`: nothing else happened; `gave_up`: more happened
     once, and may happen again; `hidden`: it was a write that no count of writes told; `kept`: the gradients of the gate are all there
     at the end of the body, as they were (else none is).
     """
@@ -50,7 +50,7 @@ class UpdateRegion:
         self._after: tuple[Any, ...] | None = None  # what stands for the state when the last optimizer had stepped
         self._turn = 0  # which places a glance reads
         self._writes: tuple[_Writes, _Writes] = ([], [])  # to the state and to the gradients, then
-        self.void = crash_points.broken("sealed")
+        self.gave_up = crash_points.broken("sealed")
 
     @property
     def alone(self) -> bool:
@@ -72,7 +72,7 @@ class UpdateRegion:
             return False
         # a kernel that itself leaves out an update that is not finite is told so by a scaler, which a replacement does not have
         scaled = getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None
-        self.plain = dist.get_world_size() > 1 and not scaled and not self.void
+        self.plain = dist.get_world_size() > 1 and not scaled and not self.gave_up
         self.plain = self.plain and (not self._state.looking or all(grad is None or serialization.takes(grad) for grad in grads))
         if not self.plain:
             return False
@@ -117,7 +117,7 @@ class UpdateRegion:
             self._gives_up("gradients are written after optimizer.step() (zero_grad(set_to_none=False), say)")
 
     def _gives_up(self, why: str) -> None:
-        self.plain, self.void = False, True
+        self.plain, self.gave_up = False, True
         context = Context.current
         kept = context is not None and context.snapshot_every > 0
         then = "all ranks go back to the host snapshot" if kept else "only a host snapshot helps (--snapshot-every)"

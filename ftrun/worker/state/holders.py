@@ -1,6 +1,6 @@
 """Which ranks hold the same parts of the state: proved by DDP or by a placement, or by the script's word.
 
-A word is not proved, so it is checked (see checks/replica_check.py). Once ranks that should hold the same were seen to differ it is
+A word is not proved, so it is checked (see step/replica_check.py). Once ranks that should hold the same were seen to differ it is
 void for good, and placements with it, which a script may claim as well. Then nobody gets another rank's values.
 """
 
@@ -30,7 +30,7 @@ class Holders:
         params: list[Param],
         declared: tuple[int, ...],
     ) -> None:
-        self.void: Callable[[], bool] = lambda: False  # were ranks that should hold the same seen to differ?
+        self.differ: Callable[[], bool] = lambda: False  # were ranks that should hold the same seen to differ?
         self._modules = modules
         self._optimizers = optimizers
         self._params = params
@@ -42,7 +42,7 @@ class Holders:
     @property
     def rest_on_word(self) -> bool:
         """Is there nothing but the script's word for some of what replicas are thought to hold?"""
-        return self.by_word and not self.void()
+        return self.by_word and not self.differ()
 
     def _of_ddp(self, name: str) -> DistributedDataParallel | None:
         module = self._modules[int(name.split(".")[1])] if not name.startswith("param.optimizer") else None
@@ -57,7 +57,7 @@ class Holders:
             return _NOBODY
         ddp = self._of_ddp(name)
         if ddp is None:
-            return _NOBODY if self.void() else (_NOBODY if proved else self._declared) | shards.holders(param)
+            return _NOBODY if self.differ() else (_NOBODY if proved else self._declared) | shards.holders(param)
         if param.requires_grad and id(param) not in self._exchanged:
             return _NOBODY  # it was frozen when DDP was made, so its gradients are not exchanged
         return frozenset(ddp.process_group.ranks)

@@ -53,7 +53,7 @@ class HiddenWrites(StepObserver):
     def handed_out(self, number: int) -> None:
         """Raises UsageError."""
         suspect, self._suspect = self._suspect, False
-        if suspect and not self._state.holders.void():  # all replicas were equal: each of them did it
+        if suspect and not self._state.holders.differ():  # all replicas were equal: each of them did it
             raise UsageError(_WRITTEN, explain="F308")
         after, self._after = self._after, None
         if after is not None and self._position.attempt == 0 and after != self._mark():

@@ -98,8 +98,8 @@ class ReplicaCheck(StepObserver):
         """Ranks that should hold the same do not, and no majority says who is wrong."""
         by_word = self._state.holders.rest_on_word
         self._context.note_inexact(Inexact.REPLICAS_DIFFER)
-        if not self._context.board[Head.VOID]:
-            self._context.board[Head.VOID] = number + 1  # before the gate opens: what comes after it may be lost
+        if not self._context.board[Head.DIFFER]:
+            self._context.board[Head.DIFFER] = number + 1  # before the gate opens: what comes after it may be lost
         if self._told:
             return
         self._told = True

@@ -62,7 +62,7 @@ def test_what_all_ranks_have_is_never_written_over(store: Store, memory: Segment
         assert sorted(store.steps()) == sorted({0, step})
     write(store, memory, 12, common=9)
     assert sorted(store.steps()) == [9, 12]
-    store.void(store.steps()[12])
+    store.discard(store.steps()[12])
     assert sorted(store.steps()) == [9] and store.used() == SIZE + len("slot of 9")
     write(store, memory, 12, common=9)
     assert sorted(store.steps()) == [9, 12]

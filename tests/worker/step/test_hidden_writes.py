@@ -17,7 +17,7 @@ class Rank:
     def __init__(self, replicas: int, attempt: int, compared: bool) -> None:
         self.weights = 0
         self.void = False
-        holders = SimpleNamespace(comparable=lambda: frozenset(range(replicas)), void=lambda: self.void)
+        holders = SimpleNamespace(comparable=lambda: frozenset(range(replicas)), differ=lambda: self.void)
         state: Any = SimpleNamespace(
             checksum=lambda: self.weights, check_places=lambda: None, writes_to_params=list, gpu=None, holders=holders
         )

@@ -56,7 +56,7 @@ def test_a_rank_that_opened_every_gate_takes_nothing_along_when_it_dies(tmp_path
         rank.reach(6)
     assert [sum_of(rank.context.cell[F.SUM_AT])[1] for rank in ranks] == [True, False, True, True]
     assert not ranks[3].check.may_open(6), "the launcher is to replace rank 1 first"
-    assert not ranks[3].context.board[Head.VOID]
+    assert not ranks[3].context.board[Head.DIFFER]
 
 
 def test_what_never_was_equal_has_no_majority(tmp_path: Path) -> None:
@@ -66,4 +66,4 @@ def test_what_never_was_equal_has_no_majority(tmp_path: Path) -> None:
         for rank in ranks:
             rank.reach(number)
         assert ranks[0].check.may_open(number)
-    assert ranks[0].context.board[Head.EQUAL] == 0 and ranks[0].context.board[Head.VOID] == 1
+    assert ranks[0].context.board[Head.EQUAL] == 0 and ranks[0].context.board[Head.DIFFER] == 1
