@@ -209,7 +209,7 @@ class SwapGroup(ProcessGroup):
         registry.shown.beginning = False
         if pending not in self.pending:  # its end came while it began
             registry.shown.left()
-        if context.gate_word[0] >= context.stopped_from or registry.over:
+        if context.gate_word[0] >= context.stopped_from or registry.over:  # looked at again, now that it is pending
             self.release(inner.generation + 1)  # the control thread may have been here before this one began
         return pending
 
@@ -501,12 +501,12 @@ class Registry:
         `meanwhile` runs while the first one connects.
         """
         self.broken = self.broken_in = None
-        self.destroy_retired()
+        self.destroy_retired()  # of the repair before; those of this one are in nobody's way until its first step is done
         for group in self.groups:
             group.retire()
         if len(self.groups) > _FEW:
             self.destroy_retired()
-        for group in self.groups:
+        for group in self.groups:  # one after the other, in the same order on every rank: each waits for all of its members
             self.connect(group, world, meanwhile)
             meanwhile = None
         if meanwhile is not None:

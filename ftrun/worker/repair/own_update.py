@@ -1,6 +1,6 @@
 """A rank that is nobody's replica died at its gate, and the others went on: its update is made in its place, from sealed gradients.
 
-Weights and optimizer state are those from before the update, in its own arena. See kept/update_region.py for what a rank leaves.
+Weights and optimizer state are those from before the update, in its own arena. See update_region.py for what a rank leaves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which ranks hold the same parts of the state: proved by DDP or by a placement, or by the script's word.
 
-A word is not proved, so it is checked (see checks/replica_check.py). Once ranks that should hold the same were seen to differ it is
+A word is not proved, so it is checked (see worker/step/replica_check.py). Once ranks that should hold the same were seen to differ it is
 void for good, and placements with it, which a script may claim as well. Then nobody gets another rank's values.
 """
 
