@@ -111,7 +111,7 @@ class FdStore:
             sock, _ = listener.accept()
         except OSError:
             return  # it went away again
-        if wire.peer_uid(sock) != os.getuid():
+        if wire.peer_uid(sock) != os.getuid():  # the socket's folder is private already; these are a run's weights
             sock.close()
             return
         sock.setblocking(False)  # one that does not read its answers keeps nobody else from theirs

@@ -197,7 +197,7 @@ class ForkServer:
 
             traceback.print_exc()
         finally:
-            os._exit(1)
+            os._exit(1)  # never back into the loop of the server that it was forked from
 
     def _reap(self) -> None:
         for pid, code in reaped():
@@ -233,4 +233,5 @@ def _become_worker(spec: dict[str, Any], out: int, err: int, stdin: int | None) 
         os.dup2(stdin, first)
         spec["stdin"] = first
         first += 1
+    # the sockets and pipes of the others: whoever waits for their end would never see it while this worker held a copy
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))

@@ -501,7 +501,7 @@ class Registry:
         `meanwhile` runs while the first one connects.
         """
         self.broken = self.broken_in = None
-        self.destroy_retired()  # of the repair before; those of this one are in nobody's way until its first step is done
+        self.destroy_retired()  # of the last repair; those of this one can wait until its first step is done
         for group in self.groups:
             group.retire()
         if len(self.groups) > _FEW:

@@ -1,8 +1,8 @@
 """The Works that a SwapGroup hands out: our own, so that they can be completed when the world stops.
 
-A work of Gloo's cannot be ended from outside, and whoever waits for it waits as long as the group's timeout. Ours has a future of its
-own: the inner group's end completes it, or the control thread does 4 ms after a stop, whichever comes first; only the first counts.
-Who wakes cannot tell the two apart by the value, so `waited` looks at the gate word before anybody uses it.
+A work of Gloo's cannot be ended from outside: a thread that waits for it waits until the group's timeout. Ours has a future of its
+own, which the inner group's end completes, or the control thread 4 ms after a stop; only the first counts. The value does not tell
+which of the two it was, so `waited` looks at the gate word before anything uses it.
 """
 
 from __future__ import annotations

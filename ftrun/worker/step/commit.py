@@ -2,7 +2,7 @@
 
     GATE slot -> arrive -> (gate opens) -> memory OPEN -> update -> END slot -> commit mark -> bells
 
-Theory of operation. Whoever replaces this rank sees three things that outlive it: the slots, the commit mark of the arena, the gate
+Theory of operation. A replacement of this rank sees three things that outlive it: the slots, the commit mark of the arena, the gate
 word. The order above makes each place of a death readable from them:
 
     it died                      the others                  its replacement finds and takes
@@ -23,11 +23,11 @@ Why so:
   slot that is there, to tell what that update changed. One copy of each slot is enough because of this.
 - OPEN is stored before the first write of the update, never later: a mark that is too old costs a copy, one that is too new costs the
   weights. tests/e2e/test_exact.py writes it too early on purpose (FTRUN_TEST_BREAK=seal), and must see other weights.
-- Mark and slots are two things since they end at different times: on a GPU the device writes the mark, in stream order, behind the
+- Mark and slots are two things since they end at different times: on a GPU the device writes the mark, in stream order, after the
   update, while the host may be in the next forward.
 
 On a GPU what the GATE slot holds is captured while the device still computes the gradients, unless the slot holds gradients itself.
-Then the device is waited for. Behind the wait stand a look at the stop, at the one number that the checks had brought to the host, one
+Then the device is waited for. After the wait come a look at the stop, at the one number that the checks had brought to the host, one
 copy into the slot, the arrival and the gate: each microsecond there is idle time of the device, since its next kernel is the
 update's first. The END slot is captured when the update is queued, and nothing there waits for it. tests/gpu/test_overlap.py counts
 what stands where.
