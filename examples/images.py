@@ -41,10 +41,10 @@ INCIDENT = """\
 
 ![Four lanes of a training step: rank 2 fails in its backward pass, the others stop, clean and reset, a spare restores the rank]({picture})
 
-1. **Detect, {detect:g} ms.** Each worker holds a lock that the kernel releases the moment it dies, whatever its size.
-2. **Stop, {stop:g} ms.** A gate before the optimizer is closed. All ranks passed it, or none did: so one step is the next for all.
-3. **Clean and reset, {reset:g} ms.** The healthy ranks rewind random numbers and batch, and connect anew. Their processes stay.
-4. **Restore, {restore:g} ms.** A warm spare maps the dead rank's weights, which lie in memory that outlives a worker.
+1. **Detect, {detect:g} ms.** The kernel releases a worker's lock the moment it dies, however much memory it has.
+2. **Stop, {stop:g} ms.** The launcher closes a gate before the optimizer. All ranks passed it or none did, so all agree on the next step.
+3. **Clean and reset, {reset:g} ms.** The healthy ranks rewind random numbers and batch, and reconnect. Their processes live on.
+4. **Restore, {restore:g} ms.** A warm spare maps the dead rank's weights: their memory outlives the worker.
 5. **First step, {first_step:g} ms.** All ranks do step {step} again, together.
 """
 DEADLINE = 120.0

@@ -25,18 +25,26 @@ def file_of(name: str) -> Path:
 def exists(name: str) -> bool:
     """Is `package.module.Class.function` defined in the file of that module? Nothing is imported."""
     parts = name.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        path = ROOT.joinpath(*parts[:cut]).with_suffix(".py")
+    for cut in range(len(parts), 0, -1):
+        path = ROOT.joinpath(*parts[:cut])
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         if path.exists():
             body: list[ast.stmt] = ast.parse(path.read_text()).body
             for part in parts[cut:]:
-                kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-                found = [node for node in body if isinstance(node, kinds) and node.name == part]
+                found = [node for node in body if part in _defined(node)]
                 if not found:
                     return False
-                body = found[-1].body
+                body = getattr(found[-1], "body", [])
             return True
     return False
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    """The names that a statement of a module or a class gives to something."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def test_every_place_of_the_walks_exists() -> None:

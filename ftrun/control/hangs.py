@@ -1,12 +1,34 @@
 """Who holds up a world in which nothing moves: pure judgement over what the board says of each rank.
 
-Two questions, two clocks. When *every* rank waits, and some for others that cannot come any more, or a collective failed,
-nothing can come of more patience: a few steps' time is enough. When a rank is busy while others wait for it, it may just be
-slow: it gets a multiple of the typical step, and more where work of another kind is known to go on. The same holds when all
-are in one collective, or wait for a message: the data may be many and the network slow. Time is counted from
-look to look and a late look counts as one in time, so what a paused launcher or machine missed is nobody's silence.
+Theory of operation. `Watch` looks at the ranks in a loop (`Rank.looping`). While a gate has opened lately (`moves`) nothing is judged:
+the usual case, which costs no description of the ranks. Otherwise each rank is in one of two states:
 
-Looks may be rare: a rank says when it last showed life, and `due` says when somebody's patience ends.
+    waiting   in a collective, in a send or receive, or at the gate, and its control thread ran within 0.75 s
+    busy      everything else; `excuse` says what may take long: its first body, a job.call, a compilation, code outside a body
+
+From that one of three verdicts follows:
+- Everybody waits, and some for ranks that certainly do not come (`waits.for_ever`), or a collective of somebody's was cut: patience
+  is of no use. 2.8 typical steps and at least 0.9 s, so that it is told within three steps, or a second. `waits.split` names
+  the fewest ranks that explain it; where it cannot tell, the links are suspected, all connections are made again once and nobody is
+  replaced. The next time at the same step it takes five times as long, since new connections are slow at first.
+- Everybody waits, and what they wait for may be on its way (all are in one collective, or wait for a message): data may be much and the
+  network slow. They get as long as a busy rank, and each collective that ends counts as a sign of life.
+- Some are busy while others wait: 15 typical steps, but between --hang-floor and --hang-ceiling (60 s and 600 s), and the latter where
+  an excuse holds. Then the busy rank is accused: of a held GIL when its control thread did not run either, else of a hang.
+Nobody is accused while all are busy, nor a rank for being slow. `standstill` tells a person much earlier, from 2 s on.
+
+What is a sign of life. A rank's `mark` changes with everything that it writes to the board: phase, collective, step. Its beat does not
+count: that comes from a native thread, which lives on in a process whose Python hangs. Time is counted from look to look, and a
+late look counts as one in time, so what a paused launcher or machine missed does not count as silence. Looks may be rare: a rank says when
+it last showed life, and `due` says when somebody's patience ends. A rank that was stopped inside a collective, by a debugger maybe,
+gets its full time again when its Python runs again.
+
+Tried and rejected:
+- One second for every world that waits. A slow all-reduce was called a broken link.
+- The newest collective of the whole world decides who is missing. With subgroups its number says nothing about the others, and sends
+  and receives are counted by each side for itself; so blame follows who waits for whom, over all groups.
+- Comparing counts across a repair: a replacement has not made the collectives before it, so all count from the last repair on.
+- A limit in steps alone: with steps of 50 ms a busy second would be a hang. The floor for a busy rank was 20 s first, and is a minute.
 """
 
 from __future__ import annotations

@@ -4,6 +4,30 @@ No clock (times come in the events), no I/O, no torch. An event that is not in t
 was or a generation still to come raises IllegalEvent and changes nothing. Events about workers no longer in the
 world and answers of an old generation are late, not illegal: they change nothing either.
 
+Theory of operation. A run is in one of these states (`RunPhase`):
+
+    new         the store and the devices are not known yet
+    starting    workers were ordered; not every rank has begun its script. A deadline ends it
+    running     the usual case. Before every rank has called protect() a death leads to restarting, after that to stopping
+    stopping    the gate is being closed into a new generation; who holds which rank is open, and so is the step to go on with
+    repairing   the world file of that generation is out: survivors rewind and reconnect, replacements restore, all do step `resume`
+    restarting  every worker is told to end; then starting again, after a pause of 0.5 to 30 s
+    ending      workers are told to end, the exit code is known
+    ended       nothing waits for anybody any more
+
+The next world is published once the gate is closed and the end of every dying worker is known; survivors may still be in their bodies.
+How far a repair is follows from its least advanced rank (`incidents.progress`), since a group needs everyone; when all ranks are
+restored the gate opens again. A fault in any state of a repair goes back to stopping with the next generation, and every action may
+be ordered twice: so faults in a repair need no rules of their own.
+
+What each side sees. Workers see generations, never phases: the gate word says that the world is stopped, the world file says who is
+who in the next one, their answers are words in their cells. The agent (`ftrun.host.run.agent.Agent`) makes events of those, and
+carries out orders. The journal has each event with its answer, so that a run can be replayed as a test (`ftrun.control.replay`).
+
+A death in the loop comes twice. Dying (the liveness lock was lost: 0.3 ms after the kill, at 100 MB as at 1 GB) stops the others at
+once; Died follows when the exit code shows, and the policy is asked then. To decide at the first sign was tried: on a busy machine the
+code comes late, and an exit was called a death without a cause.
+
 What the agent must know:
 - Generations only grow, but not every one is closed on the gate: a tail world (`Publish.tail`: deaths after the loop)
   and a restart skip the gate. CloseGate therefore swaps the word to exactly the generation it names.

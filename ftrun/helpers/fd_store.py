@@ -2,6 +2,12 @@
 
 Standard library only, a process of its own. Never maps or reads what it keeps; device memory it imports, which is done in
 threads beside the one that serves (see cuda_import.py).
+
+Why a process of its own: memory lives as long as somebody holds a descriptor or a mapping, and the launcher must be free to be killed
+without the weights going with it. For the same reason it is the one that ends the workers then: it sees the launcher's socket close,
+and has nothing to do that could keep it from acting. Named files in shared memory would need no holder, and would stay behind when
+everybody is killed; descriptors go with the last process. When it dies itself, workers go on: the launcher starts another one and
+raises FD_STORE_EPOCH on the board, and they send their descriptors again. The memory of a rank that dies in between is lost.
 """
 
 from __future__ import annotations
@@ -105,7 +111,7 @@ class FdStore:
             sock, _ = listener.accept()
         except OSError:
             return  # it went away again
-        if wire.peer_uid(sock) != os.getuid():
+        if wire.peer_uid(sock) != os.getuid():  # the socket's folder is private already; these are a run's weights
             sock.close()
             return
         sock.setblocking(False)  # one that does not read its answers keeps nobody else from theirs
@@ -162,7 +168,7 @@ class FdStore:
     def _put(self, sock: socket.socket, key: tuple[int, str], message: dict[str, Any], fds: list[int]) -> bool:
         """Hold a descriptor. True: device memory, which is imported first; the answer comes then."""
         handle = Handle.unpack(bytes.fromhex(message["handle"]))
-        self._forget(key)
+        self._forget(key)  # the last word counts: a replacement that adopts sends the same memory again
         self._held[key] = (message["cell"], fds.pop(), message["handle"])
         rank, name = key
         for other in [k for k in self._held if k[0] == rank and k[1].startswith(f"{name}.")]:

@@ -1,8 +1,37 @@
 """Backend "ftrun": a process group whose inner group (Gloo for CPU tensors, NCCL for CUDA) is replaced in place.
 
-Every collective passes through `SwapGroup._collective`, which refuses what cannot be exact, replays what a replacement
-cannot take part in, and hands out Works of our own: those can be completed when the world stops, whatever the
-inner group does. Results of an aborted collective are garbage, and the closed gate keeps them out of the weights.
+Theory of operation. torch, DDP and FSDP2 hold a `SwapGroup` for as long as the process lives. It keeps its place in the script and
+its ranks; its inner group belongs to one generation. All groups of a worker are in its `Registry`, in the order of their making.
+
+    connected   `inner` is of this world; each collective gets a Work of ours (`Pending`, or `Direct` between two ranks)
+    aborted     the control thread closed its connections; the main thread is on its way out of the body
+    draining    given up by us, and perhaps not by the inner group, which may still write into gradients and buffers
+    retired     replaced; destroyed later in a thread of its own, since a destructor may join a thread that waits for a stuck peer
+    connecting  `Connecting` meets the others of the new world; a replacement does so ahead, while it restores its state
+
+What each side sees. The script sees a collective that takes its time, or an Interrupt. The launcher sees, on the board, in which
+collective of which group a rank waits, and whether one of them failed (`OnBoard`); it judges hangs by that (`ftrun.control.hangs`).
+A peer's death shows here as an error of the inner group before anybody has stopped the world. It is held back for the stop that
+should explain it (30 s in a loop, 3 s outside), and shown only if none comes.
+
+Why the works are ours. Nothing in torch wakes a thread that waits in Gloo: `abort()`, `shutdown()` and `destroy_process_group()`
+return at once, and the collective waits out its timeout. Shutting down the connected sockets (found by inode, duplicated: numbers are
+used again) wakes it in less than a millisecond, but in 3 to 11 % of kills some rank stayed in `waitSend` or in DDP's reducer. So what
+is pending is completed by us 4 ms after a stop, with tensors of the right type: a wrong one crashes the reducer. Their contents are
+garbage, and the closed gate keeps them out of the weights.
+
+Why a drain. The redone step uses the same gradients, which a collective that was given up may still write into. A rank that cannot
+prove within half the stop timeout that all threads of its old groups sleep or ended makes way for a replacement with tensors of its own.
+
+Tried and rejected:
+- Gloo's `_reconfigure` (torch 2.15): no fence. A rank that was stopped meanwhile finished its old all-reduce after SIGCONT, and wrote into
+  the tensors of three survivors.
+- The listening socket shut down as well: that kills the process.
+- The connections shut down before Gloo closes its side: what is sent in between is put aside and forgotten, and its thread stays.
+- Addresses through the TCPStore: under one prefix for all generations it hands out dead addresses, and it may die in the repair.
+  Ranks of one machine meet in files now (NCCL alone still asks the store), once in place of three barriers.
+- A Python thread state kept for each thread of Gloo's: a collective saved 100 us of mapping, but states outlived their threads.
+- A lock around the set of pending works: one call into C at a time does, and a lock would cost as much again in every step.
 """
 
 from __future__ import annotations
@@ -180,7 +209,7 @@ class SwapGroup(ProcessGroup):
         registry.shown.beginning = False
         if pending not in self.pending:  # its end came while it began
             registry.shown.left()
-        if context.gate_word[0] >= context.stopped_from or registry.over:
+        if context.gate_word[0] >= context.stopped_from or registry.over:  # looked at again, now that it is pending
             self.release(inner.generation + 1)  # the control thread may have been here before this one began
         return pending
 
@@ -472,12 +501,12 @@ class Registry:
         `meanwhile` runs while the first one connects.
         """
         self.broken = self.broken_in = None
-        self.destroy_retired()
+        self.destroy_retired()  # of the last repair; those of this one can wait until its first step is done
         for group in self.groups:
             group.retire()
         if len(self.groups) > _FEW:
             self.destroy_retired()
-        for group in self.groups:
+        for group in self.groups:  # one after the other, in the same order on every rank: each waits for all of its members
             self.connect(group, world, meanwhile)
             meanwhile = None
         if meanwhile is not None:

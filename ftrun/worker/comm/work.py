@@ -1,4 +1,9 @@
-"""The Works that a SwapGroup hands out: our own, so that they can be completed when the world stops."""
+"""The Works that a SwapGroup hands out: our own, so that they can be completed when the world stops.
+
+A work of Gloo's cannot be ended from outside: a thread that waits for it waits until the group's timeout. Ours has a future of its
+own, which the inner group's end completes, or the control thread 4 ms after a stop; only the first counts. The value does not tell
+which of the two it was, so `waited` looks at the gate word before anything uses it.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +111,7 @@ class Pending(Work):
         self.succeeded = False
         self._on_gpu = bool(result) and result[0].is_cuda and _on_gpu(result)
         self._future = _future(result, True) if self._on_gpu else torch.futures.Future()
-        group.pending.add(self)
+        group.pending.add(self)  # before the callback: a collective may be over by now, and its end looks for it there
         try:
             future = work.get_future()
         except RuntimeError:  # Gloo's reduce_scatter has none, and is not done before somebody has waited for it
@@ -148,7 +153,7 @@ class Pending(Work):
 
     def complete(self) -> None:
         """Let every waiter go on; only the first call counts."""
-        if self._group.ended(self):
+        if self._group.ended(self):  # a future that is set twice raises
             self._complete = True
             self._future.set_result(self.result_tensors)
 

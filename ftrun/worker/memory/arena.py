@@ -4,6 +4,10 @@ Tensors on a GPU lie in device memory beside it, which has the same two zones; t
 
 The seal says for which step the committed zone is whole; it is OPEN from before the first write of an update (or a
 restore) until after the last. The manifest (JSON in the segment) says what lies where, so that a replacement can map it.
+
+Two zones, since two things write them: the update alone writes the committed zone, so that one word vouches for all of it; a forward
+writes buffers at any time, so they are saved aside at the start of a step and put back. To have the spare make the tensors of an
+adoption ahead was tried and taken out: without that the adoption of 1 GB takes 4 ms.
 """
 
 from __future__ import annotations
@@ -110,6 +114,8 @@ class Arena:
             PlatformError
             DeviceError
         """
+        # an optimizer's state comes only with its first update, and a segment that is mapped elsewhere cannot grow: address space costs
+        # nothing, memory is taken as it is written
         length = max(1 << 36, 1 << (64 * bytes_now - 1).bit_length())
         arena = cls(Segment.create(f"arena-{rank}", length))
         arena.segment.store(0, _MAGIC)
@@ -155,7 +161,7 @@ class Arena:
 
     def sealed(self, step: int) -> None:
         if self.memory is not None:
-            self.memory.stamp_seal(step + 1)
+            self.memory.stamp_seal(step + 1)  # queued behind the update: the host is ahead of the device, and both must say so
         native.store64(self._seal_at, step + 1)
 
     # -- extent ------------------------------------------------------------------------------------------------------
@@ -279,7 +285,7 @@ class Arena:
 
     def write_manifest(self, manifest: Manifest) -> None:
         data = manifest.to_bytes()
-        self.segment.store(_MANIFEST_LENGTH, 0)
+        self.segment.store(_MANIFEST_LENGTH, 0)  # a spare may be reading it, to map this rank ahead
         self.segment.view(self._manifest_at, len(data))[:] = data
         self.segment.store(_MANIFEST_LENGTH, len(data))
 

@@ -1,6 +1,33 @@
 """One step of the loop: `with step:` is the body, and everything that can go wrong in it is handled on the way out.
 
-What it writes at its gate and at its end, and in which order, stands in commit.py.
+Theory of operation. `Position.where` says where the thread that trains is, and with that how the body may end:
+
+    HANDED_OUT   the loop gave the step out; the script may communicate only in `job.call`
+    BODY         before the gate: a stop, an exception or a peer's death aborts the body, and the world does the step again
+    PASSED       past the gate: this update must be finished, since others have begun theirs; collectives are refused
+    LEFT         the body is over: committed, or aborted and to be handed out again
+
+The first `step()` of a protected optimizer carries the body from BODY to PASSED; a body without one passes its gate at its end.
+
+How a stop gets into a body. The control thread sees the generation move and wakes whatever the thread waits in: it closes the
+connections, and completes works that are still pending after 4 ms. The Interrupt is then raised by calls of ours (a collective, the
+gate, a boundary of the step), in the thread that it concerns. It is a BaseException, so that `except Exception` in a script does not
+swallow it. Only into Python that calls nothing of ours for half the stop timeout is it raised asynchronously.
+
+How an asynchronous one stays inside the body. `Position.lock` is held to send it and to leave the body, and `forbid_interrupts` takes
+one that is on its way before the gate. A flag without the lock let 18 of 8,913 escape past the `with`; taking a pending one back by
+the C API leaves the interpreter looking for asynchronous exceptions at every later bytecode.
+
+What a body ends with:
+- no exception: the gate is passed, the update is there, `Commit.seal` makes it part of the training;
+- an Interrupt before the gate: nothing happened; modes of the thread (autocast, grad mode) are put back, and the loop rejoins;
+- an Interrupt past the gate: half an update cannot be undone here. This process makes way, and a replacement takes a replica's state;
+- an exception before the gate: it is reported, everyone does the step again once, and the same one a second time ends the run. After
+  a CUDA error nothing works in this process: it ends, and is replaced;
+- an exception past the gate: it leaves the script as under torchrun, since a replacement would never run what was still to come.
+
+What it writes at its gate and at its end, and in which order, stands in commit.py. The gradients are asked for once, before the gate,
+and held until the body ends, since each question makes new Python objects for all of them, and the optimizer is about to ask.
 """
 
 from __future__ import annotations

@@ -1,17 +1,36 @@
 """The order of writes with which a step becomes part of the training, in one place: it is the protocol.
 
-    GATE slot -> arrive -> (gate opens) -> memory OPEN -> update -> END slot -> seal -> bells
+    GATE slot -> arrive -> (gate opens) -> memory OPEN -> update -> END slot -> commit mark -> bells
 
-A rank that dies before its arrival has not been at the gate, and the step is done again by all. From the arrival on the GATE slot and
-the memory as of the start of the step are there for a replacement; from the seal on the END slot and the memory as of its end. In
-between the memory is OPEN, and another rank's is taken. Both a body and the end of a loop go through here; the latter updates nothing.
+Theory of operation. A replacement of this rank sees three things that outlive it: the slots, the commit mark of the arena, the gate
+word. The order above makes each place of a death readable from them:
+
+    it died                      the others                  its replacement finds and takes
+    before its arrival           do step i again             mark i: its own memory; START slot i (END slot i before the hand-out)
+    arrived, gate still shut     do step i again             the same: the launcher closes the gate, the arrival is void
+    gate open, mark still i      finish the update of i      mark i is too old: a replica's memory, and GATE slot i as its own streams
+    in the update                finish the update of i      mark OPEN: the same
+    after the END slot           go on with i + 1            mark OPEN: a replica's memory, and END slot i + 1
+    after the mark               go on with i + 1            mark i + 1: its own memory, no byte is moved; END slot i + 1
+
+A rank that is nobody's replica seals its gradients beside the GATE slot: its replacement makes the update itself
+(`ftrun.worker.repair.own_update`). The end of a loop comes through here, too, as a step that updates nothing: its gate keeps replicas
+alive for a rank that dies in the last update.
+
+Why so:
+- The GATE slot comes before the arrival, since the gate may open with it, and then the rank's streams at the gate are needed.
+- It is not written before the collectives of the step are over: until then a rank that died in the update before may still need the
+  slot that is there, to tell what that update changed. One copy of each slot is enough because of this.
+- OPEN is stored before the first write of the update, never later: a mark that is too old costs a copy, one that is too new costs the
+  weights. tests/e2e/test_exact.py writes it too early on purpose (FTRUN_TEST_BREAK=seal), and must see other weights.
+- Mark and slots are two things since they end at different times: on a GPU the device writes the mark, in stream order, after the
+  update, while the host may be in the next forward.
 
 On a GPU what the GATE slot holds is captured while the device still computes the gradients, unless the slot holds gradients itself.
-Then the device is waited for. Behind that stand a look at the stop, at the one number that the checks had brought to the host, one copy
-into the slot, the arrival and the gate: each microsecond there is idle time of the device, as its next kernel is the update's first. The
-slot is not written before the wait: a rank that died in the update before may still need the one that is there, to tell what that update
-changed. The END slot is captured when the update is queued, and the device writes its seal itself: nothing there waits for the update.
-tests/gpu/test_overlap.py counts what stands where.
+Then the device is waited for. After the wait come a look at the stop, at the one number that the checks had brought to the host, one
+copy into the slot, the arrival and the gate: each microsecond there is idle time of the device, since its next kernel is the
+update's first. The END slot is captured when the update is queued, and nothing there waits for it. tests/gpu/test_overlap.py counts
+what stands where.
 """
 
 from __future__ import annotations
