@@ -60,7 +60,7 @@ class Exporter:
                 picture = self._watcher.look(None if run.raw.get("world_size", 0) <= metrics.RANKS_MOST else 16)
             except OSError:
                 raise FtrunError(f"run {run.run_id} starts or ends just now", explain="F103") from None
-            self._text = metrics.render(picture, self._watcher.account, time.monotonic())
+            self._text = metrics.render(picture, self._watcher.history.account, time.monotonic())
             return self._text
 
     def text(self) -> str:

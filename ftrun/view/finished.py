@@ -10,22 +10,22 @@ from ftrun.core.journal import Tail
 from ftrun.core.shared import kept
 from ftrun.view import text
 from ftrun.view.find import Found
-from ftrun.view.journal import Account
+from ftrun.view.journal import History
 from ftrun.view.snapshot import ENDED, SCHEMA
 
 
-def read(found: Found) -> Account:
-    """The account of a whole journal.
+def read(found: Found) -> History:
+    """A whole journal.
 
     Raises:
         OSError
     """
-    account, tail = Account(), Tail(found.journal)
+    history, tail = History(), Tail(found.journal)
     try:
-        account.add_all(tail.read())
+        history.add_all(tail.read())
     finally:
         tail.close()
-    return account
+    return history
 
 
 def ended_picture(found: Found) -> dict[str, Any]:
@@ -34,20 +34,20 @@ def ended_picture(found: Found) -> dict[str, Any]:
     Raises:
         OSError
     """
-    account = read(found)
-    summary, told = account.summary or {}, kept.of_json(account.kept)
+    history = read(found)
+    account, summary, told = history.account, history.summary or {}, kept.of_json(history.kept)
     return {
         "schema": SCHEMA,
         "run": found.run_id,
         "state": ENDED,
         "exit_code": account.exit_code,
-        "seconds": round((account.ended or account.latest) - account.began, 3),
+        "seconds": round((account.ended or history.latest) - account.began, 3),
         "incidents_total": len(account.incidents),
-        "lost_seconds": round(account.lost(account.ended or account.latest), 3),
-        "effective_training_time": account.effective(account.latest),
+        "lost_seconds": round(account.lost(account.ended or history.latest), 3),
+        "effective_training_time": account.effective(history.latest),
         "exact": summary.get("exact"),
         "kept": told.to_json() if told else None,
-        "not_kept": account.kept["not_kept"],
+        "not_kept": history.kept["not_kept"],
         "journal": str(found.journal),
     }
 

@@ -187,7 +187,7 @@ class _View:
         from ftrun.view.timeline.model import story
         from ftrun.view.timeline.terminal import drawing
 
-        account = self._watcher.account
+        account = self._watcher.history.account
         assert self._opened is not None
         return drawing(story(account, self._opened), width)
 
@@ -207,7 +207,7 @@ class _View:
         if self._picture is None or not self._ended:
             return []
         name = self._picture["run"]
-        code = self._watcher.account.exit_code
+        code = self._watcher.history.account.exit_code
         how = "was cut off" if code is None else f"ended with exit code {code}"
         more = f"; its incidents: ftrun timeline {name}" if self._picture["incidents_total"] else ""
         return [[(f"run {name} {how}{more}", WARN)]]

@@ -13,14 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ftrun.core.account import PARTS, Account
 from ftrun.core.text import page
-from ftrun.view.journal import Account
 from ftrun.view.snapshot import DEGRADED, ENDED, HEALTHY, RECOVERING, STALLED, STARTING, UNPROTECTED
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = (STARTING, HEALTHY, UNPROTECTED, DEGRADED, STALLED, RECOVERING, ENDED)
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # seconds
-_PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
 RANKS_MOST = 256  # beyond, ranks are counted and not listed: a label for each would drown a server
 
 _SAMPLE = re.compile(r"(\w+)\{(.*)\} (\S+)")
@@ -120,14 +119,13 @@ def _incidents(account: Account, now: float) -> Iterable[_Family]:
     yield total
     yield _histogram(account)
     parts = _Family("ftrun_incident_part_seconds_total", "counter", "Seconds that repairs took, by part.")
-    for part in _PARTS:
+    for part in PARTS:
         parts.add(sum(float(i["ms"].get(part, 0.0)) for i in account.incidents) / 1000, part=part)
     yield parts
     lost = account.lost(account.ended if account.ended is not None else now)
     yield _one("ftrun_lost_seconds_total", "counter", "Seconds in which the run was being repaired.", lost)
-    redone = sum(int(i.get("redone", 0)) for i in account.incidents)
-    yield _one("ftrun_steps_redone_total", "counter", "Steps that were begun again after a failure.", redone)
-    yield _one("ftrun_replacements_total", "counter", "Workers that took over a rank.", account.replacements)
+    yield _one("ftrun_steps_redone_total", "counter", "Steps that were begun again after a failure.", account.redone)
+    yield _one("ftrun_replacements_total", "counter", "Workers that took over a rank.", len(account.replaced))
     yield _one("ftrun_restarts_total", "counter", "Restarts of all workers.", account.restarts)
     moved = _Family("ftrun_restored_bytes_total", "counter", "Bytes moved to restore the state of ranks, by source.")
     sums: Counter[str] = Counter()

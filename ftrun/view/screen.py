@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ftrun.core.account import PARTS
 from ftrun.core.amounts import count, milliseconds, size
 from ftrun.core.shared import mesh
 from ftrun.core.shared.moment import CALL_AFTER, LOOP_END, Moment
@@ -25,7 +26,6 @@ _NOTES = {  # of reasons that are not to be seen in another column
 _SLOW_BEAT = 2.0  # seconds
 _LONG_WAIT = 5.0
 _WIDE, _BAR = 130, 30  # columns from which on there are bars, and those of the longest one
-PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
 
 _COLUMNS = (
     Column("rank", 99, right=True),

@@ -15,6 +15,7 @@ from typing import Any
 from ftrun.control.phases import OVER, REPAIRING
 from ftrun.control.phases import RunPhase as Machine
 from ftrun.core import paths
+from ftrun.core.account import Account
 from ftrun.core.errors import PlatformError
 from ftrun.core.journal import Tail
 from ftrun.core.runs import RunInfo
@@ -35,7 +36,7 @@ from ftrun.core.shared.moment import phase_of
 from ftrun.core.shared.world import World, newest_world
 from ftrun.core.system import files, procfs
 from ftrun.view import devices, fold
-from ftrun.view.journal import Account
+from ftrun.view.journal import History
 from ftrun.view.records import VICTIM
 from ftrun.view.status.pace import Pace
 
@@ -78,7 +79,7 @@ class RunWatcher:
 
     def __init__(self, run: RunInfo) -> None:
         self.run = run
-        self.account = Account()
+        self.history = History()
         self._board = Board.open(run.path / paths.BOARD)
         self._tail: Tail | None = None
         self._world: World | None = None
@@ -94,13 +95,14 @@ class RunWatcher:
         board, now = self._board, time.monotonic_ns()
         self._read_journal()
         world = self._read_world()
-        account, word = self.account, gate.unpack(board.gate())
+        word = gate.unpack(board.gate())
         head = _head(board)
         self._used = fold.used_cells(board)
         holders = {p.cell: p.rank for p in world.places} if world else {}
         spares = [i for i in fold.living(board, self._used) if i not in holders]
         found, stall = devices.read(self.run.path), head["stall"]
-        account.stalled_since = stall["since"] if stall else None
+        self.history.fold("standing still", {"since": stall["since"] if stall else None})
+        account = self.history.account
         accused = stall["culprits"] if stall else ()
         shown, folded = fold.choose(board, self._used, holders, ranks, now, accused)
         workers = [self._worker(board.cell(i), holders[i], now, found, why) for i, why in shown.items()]
@@ -125,7 +127,7 @@ class RunWatcher:
             "argv": self.run.raw.get("argv", []),
             "cwd": self.run.raw.get("cwd", ""),
             "world_size": board[Head.WORLD_SIZE],
-            "mesh": account.mesh or None,
+            "mesh": self.history.mesh or None,
             "healthy": well,
             "beat_age_max": _age(now, oldest),
             "spares_wanted": self.run.raw.get("spares", 0),
@@ -146,7 +148,7 @@ class RunWatcher:
             "seconds_left": _rounded(pace.left(steps - step)) if state in (HEALTHY, DEGRADED) else None,
             "effective_training_time": _rounded(effective) if protected else None,
             "lost_seconds": round(account.lost(now / 1e9), 3),
-            "replacements": account.replacements,
+            "replacements": len(account.replaced),
             "restarts": account.restarts,
             "inexact": self._inexact(),
             "kept": told.to_json() if told else None,
@@ -169,7 +171,7 @@ class RunWatcher:
             with contextlib.suppress(FileNotFoundError):
                 self._tail = Tail(self.run.path / paths.JOURNAL)
         if self._tail is not None:
-            self.account.add_all(self._tail.read())
+            self.history.add_all(self._tail.read())
 
     def _read_world(self) -> World | None:
         newest = self._board[Head.PUBLISHED]
@@ -217,9 +219,9 @@ class RunWatcher:
         return (False if any(f & _STEPPED and not f & _PROTECTED for f in flags) else None), trained
 
     def _restarts_left(self) -> int:
-        settings = self.account.config.get("settings", {})
+        settings = self.history.config.get("settings", {})
         most = settings.get("max_restarts", 0)
-        return max(0, int(most) - self.account.restarts) if whole(most) else 0
+        return max(0, int(most) - self.history.account.restarts) if whole(most) else 0
 
     def _inexact(self) -> list[str]:
         bits = 0
@@ -253,7 +255,7 @@ class RunWatcher:
         return {
             "cell": cell.index,
             "rank": rank,
-            "mesh": self.account.places.get(str(rank)),
+            "mesh": self.history.places.get(str(rank)),
             "pid": cell[F.PID],
             "device": device.get("index") if device else (cell[F.DEVICE] - 1 if cell[F.DEVICE] else None),
             "uuid": device.get("uuid") if device else None,

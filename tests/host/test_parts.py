@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from ftrun.core import paths, runs
+from ftrun.core.account import Incident, Victim
 from ftrun.core.errors import UsageError
 from ftrun.core.shared import gate, wire
 from ftrun.core.shared.board import Board, Busy, F, Flag, Phase, Source, collective_word, name_word
@@ -26,7 +27,7 @@ from ftrun.core.shared.handle import Handle, Kind
 from ftrun.core.system import procfs
 from ftrun.helpers.fd_store import FdStore
 from ftrun.host.account import messages
-from ftrun.host.account.incident import Incident, Victim
+from ftrun.host.account.incident import measured
 from ftrun.host.base.loop import EventLoop
 from ftrun.host.detect import disk_space, heartbeat
 from ftrun.host.detect.hang import describe
@@ -389,8 +390,8 @@ def test_parts_sum_to_the_whole_and_old_generations_do_not_count(board: Board) -
     board.cell(4)[F.FIRST_DONE] = 7
     board.cell(4)[F.FIRST_DONE_NS] = base + 200 * ms
     board.cell(4)[F.SOURCE] = Source.ADOPT
-    incident = Incident(base, base + 2 * ms, [Victim(1, 1, 60, "backward", "SIGKILL", 2.0)], 7, 60, 1)
-    facts = incident.facts(board, {0: 0, 1: 4})
+    incident = Incident(base, base + 2 * ms, (Victim(1, 1, 60, "backward", "SIGKILL", 2.0),), 7, 60, 1)
+    facts = measured(incident, board, {0: 0, 1: 4})
     assert facts["ms"] == {
         "detect": 2, "stop": 7, "clean": 1, "reset": 20, "restore": 4, "resume": 2, "first_step": 164
     }  # fmt: skip

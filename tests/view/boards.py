@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ftrun.control.events import Action, Event, Message
-from ftrun.control.phases import RunPhase
 from ftrun.core import paths
 from ftrun.core.shared import gate, steps
 from ftrun.core.shared.board import Board, Cell, F, Head
 from ftrun.core.shared.world import Place, World, read_world, write_world
 from ftrun.core.system.procfs import process_start
 from ftrun.host.account.run_head import RunHead
+from ftrun.view.journal import History
 
 RECORDED = Path(__file__).with_name("recorded.json")
 WORDS = 128
@@ -94,15 +93,11 @@ def put(root: Path, name: str = "lab", ranks: int | None = None, until: str = ""
 
 def follow(board: Board, journal: str) -> Iterator[dict[str, Any]]:
     """Let the launcher's account of the run follow a journal: what the board says after each answer."""
-    head = RunHead(board, lambda rank: rank, lambda *_, **__: None)
-    for line in map(json.loads, journal.splitlines()):
-        if "event" in line:
-            event = Message.from_json(line["event"])
-        elif "actions" in line:
-            assert isinstance(event, Event)
-            actions = [Message.from_json(action) for action in line["actions"]]
-            head.saw(event, tuple(a for a in actions if isinstance(a, Action)), RunPhase(line["phase"]), line["t"])
-            yield json.loads(board.run_text())
+    head, history = RunHead(board, lambda rank: rank, lambda *_, **__: None), History()
+    for line in journal.encode().splitlines():
+        history.add(line)
+        head.show(history.account, history.latest)
+        yield json.loads(board.run_text())
 
 
 def _fill(cell: Cell, recorded: dict[str, Any], now: int) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.control.events import Begin, Died, Publish, Say
 from ftrun.control.hangs import Standstill
-from ftrun.control.phases import REPAIRING, RunPhase
+from ftrun.control.phases import REPAIRING
+from ftrun.core.account import Account, Fact, Incident, Victim
 from ftrun.core.journal import Tail, lines
 from ftrun.core.shared.board import RUN_BYTES, Board
-from ftrun.host.account.incident import Incident, Victim
+from ftrun.host.account.incident import measured
 from ftrun.host.account.run_head import RunHead
-from ftrun.view.journal import Account
+from ftrun.view.journal import History
 from tests.view import boards
 from tests.view.conftest import Looking
 
@@ -48,11 +48,12 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
 
 
 def test_account_of_the_recorded_run() -> None:
-    account = Account()
-    account.add_all(recorded())
+    history = History()
+    history.add_all(recorded())
+    account = history.account
     assert [i["victims"][0]["rank"] for i in account.incidents] == [2, 1]
-    assert (account.phase, account.generation, account.replacements, account.restarts) == ("RUNNING", 3, 2, 0)
-    now = account.latest
+    assert (account.phase, account.generation, len(account.replaced), account.restarts) == ("RUNNING", 3, 2, 0)
+    now = history.latest
     lost = sum(i["total_ms"] for i in account.incidents) / 1000
     assert account.lost(now) == pytest.approx(lost) and account.training is not None
     wanted = (now - account.training - lost) / (now - account.began)
@@ -60,12 +61,12 @@ def test_account_of_the_recorded_run() -> None:
 
 
 def test_account_at_every_moment() -> None:
-    account, goes_on = Account(), set()
+    history, goes_on = History(), set()
     for line in recorded():
-        account.add(line)
-        ratio = account.effective(account.latest)
+        history.add(line)
+        ratio = history.account.effective(history.latest)
         assert ratio is None or 0 <= ratio <= 1
-        goes_on.add(account.since)
+        goes_on.add(history.account.since)
     assert len(goes_on - {None}) == 2, "two incidents, and each began once"
 
 
@@ -84,14 +85,13 @@ def test_the_board_at_every_moment(tmp_path: Path) -> None:
 
 def test_skipping_lines_changes_nothing() -> None:
     """The quick way past lines without news gives what reading all of them gives."""
-    quick, whole = Account(), Account()
+    quick, whole = History(), History()
     for line in recorded():
         quick.add(line)
         whole.add(
             b" " + line.replace(b'"actions": [], ', b'"actions":[], ').replace(b'"event": {"kind"', b'"event":{"kind"')
         )
-    for name in ("phase", "generation", "holders", "training", "replacements", "incidents", "began"):
-        assert getattr(quick, name) == getattr(whole, name), name
+    assert quick.account == whole.account
 
 
 def test_events_for_people(looking: Looking) -> None:
@@ -209,7 +209,7 @@ def test_every_field_is_documented(looking: Looking) -> None:
     boards.put(looking.root)
     picture = json.loads(looking.pipe("status", "--json").stdout)
     victim = vars(Victim(0, 0, 0, "", ""))
-    incident = Incident(0, 0).facts(Board.open(looking.root / "lab" / "board"), {})
+    incident = measured(Incident(0, 0), Board.open(looking.root / "lab" / "board"), {})
     for fields in (picture, picture["workers"][0], picture["incidents"][0], victim, incident):
         assert set(fields) <= known, set(fields) - known
 
@@ -218,14 +218,12 @@ def test_a_text_about_the_run_is_cut_to_its_room(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "board", 8)
     head = RunHead(board, lambda rank: rank, lambda *_, **__: None)
     workers = tuple(range(400))
-    head.saw(Begin(1.0), (Publish(1, 0, workers, (), ()),), RunPhase.RUNNING, 1.0)
+    account = Account().then(Fact(1.0, "Publish", {"workers": workers, "replaced": ()}))
     for rank in workers:
-        head.saw(
-            Died(2.0, rank, "SIGKILL", step=7, phase="backward"),
-            (Say("stuck", detail="x" * 500),),
-            RunPhase.STOPPING,
-            2.0,
-        )
+        died = Fact(2.0, "Died", {"worker": rank, "cause": "SIGKILL", "step": 7, "phase": "backward"})
+        stuck = Fact(2.0, "Say", {"what": "stuck", "detail": "x" * 500})
+        account = account.then(died, stuck, Fact(2.0, "phase", {"phase": "STOPPING", "generation": 2}))
+        head.show(account, 2.0)
     shown = json.loads(board.run_text())
     assert len(board.run_text()) <= RUN_BYTES and shown["phase"] == "STOPPING" and shown["incident"]["since"] == 2.0
     assert [v["rank"] for v in shown["incident"]["victims"]][:3] == [0, 1, 2]
@@ -235,7 +233,7 @@ def test_a_stall_is_cut_to_its_room(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "board", 8)
     head = RunHead(board, lambda rank: rank, lambda *_, **__: None)
     ranks = tuple(range(128))
-    head.saw(Begin(1.0), (Publish(1, 0, ranks, (), ()),), RunPhase.RUNNING, 1.0)
+    head.show(Account().then(Fact(1.0, "phase", {"phase": "RUNNING", "generation": 1})), 1.0)
     found = Standstill(12.0, 48.0, ranks, ranks, "\u8bad\U0001f600" * 300, "\u00e9" * 999, cells=ranks)
     head.stalled(found, lambda cell, still: "/\U0001f600" * 500, 2.0)
     stall = json.loads(board.run_text())["stall"]

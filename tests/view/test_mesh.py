@@ -12,7 +12,7 @@ import pytest
 
 from ftrun.core.shared.board import Board, F
 from ftrun.view import text
-from ftrun.view.journal import Account
+from ftrun.view.journal import History
 from ftrun.view.timeline import svg
 from ftrun.view.timeline.html import document as html_page
 from ftrun.view.timeline.model import Story, story
@@ -39,10 +39,10 @@ def put(looking: Looking) -> Board:
 
 
 def told(number: int = 2, names: tuple[str, str] = NAMES) -> Story:
-    account = Account()
-    account.add_all(journal(names).encode().splitlines())
-    assert not account.unread
-    return story(account, number, "lab")
+    history = History()
+    history.add_all(journal(names).encode().splitlines())
+    assert not history.unread
+    return story(history.account, number, "lab")
 
 
 def test_status_as_json(looking: Looking) -> None:

@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 
-from ftrun.control.events import Begin, Died, Publish
 from ftrun.control.hangs import Standstill
-from ftrun.control.phases import RunPhase
+from ftrun.core.account import Account, Fact
 from ftrun.core.shared.board import Board, F, Flag
 from ftrun.core.system import procfs
 from ftrun.host.account.run_head import RunHead
 from ftrun.host.rundir import rundir
 from ftrun.view import fold, text
-from ftrun.view.journal import Account
 from ftrun.view.status import sentences
 from ftrun.view.status.pace import Pace
 from tests.e2e import harness
@@ -42,7 +40,14 @@ class Head:
         self.notes: list[dict[str, Any]] = []
         self.head = RunHead(board, lambda rank: rank, self._note)
         self.board = board
-        self.head.saw(Begin(1.0), (Publish(1, 0, tuple(range(ranks)), (), ()),), RunPhase.RUNNING, time.monotonic())
+        self.account = Account().then(Fact(1.0, "Publish", {"workers": range(ranks), "replaced": ()}))
+        self.enter("RUNNING", time.monotonic())
+
+    def enter(self, phase: str, at: float, **died: Any) -> None:
+        """The controller is told of a death, and is in `phase`."""
+        events = [Fact(at, "Died", died)] if died else []
+        self.account = self.account.then(*events, Fact(at, "phase", {"phase": phase, "generation": 1}))
+        self.head.show(self.account, at)
 
     def _note(self, what: str, **facts: Any) -> None:
         self.notes.append({"t": time.monotonic(), "note": what, **facts})
@@ -100,28 +105,24 @@ def test_a_stall_and_its_cost_are_counted_once(tmp_path: Path) -> None:
     assert json.loads(told.board.run_text())["stall"] is None
     (note,) = told.notes
     assert (note["note"], note["seconds"], note["culprits"]) == ("stall", 12.2, [2])
-    account = Account()
-    account.began, account.training = 0.0, 20.0
-    account.add(json.dumps(note).encode())
+    account = Account(training=20.0).then(Fact(0.0, "stall", note))
     assert account.lost(200.0) == 12.2 and account.effective(200.0) == pytest.approx((200 - 20 - 12.2) / 200)
-    account.stalled_since = 190.0
-    assert account.lost(200.0) == 22.2
-    account.stalled_since = None
+    assert account.then(Fact(0.0, "standing still", {"since": 190.0})).lost(200.0) == 22.2
     incident = next(line for line in json.loads(boards.RECORDED.read_text())["journal"] if line.get("note") == "incident")
-    account.add(json.dumps({**incident, "began_ns": 88 * S, "total_ms": 13000.0, "again_ms": 0.0}).encode())
+    account = account.then(Fact(0.0, "incident", {**incident, "began_ns": 88 * S, "total_ms": 13000.0, "again_ms": 0.0}))
     assert account.lost(200.0) == pytest.approx(13.0)
-    account.add(json.dumps({**note, "since": 90.0, "seconds": 14.0}).encode())  # in the first step after that repair, and 3 s beyond
+    account = account.then(Fact(0.0, "stall", {"since": 90.0, "seconds": 14.0}))  # in the first step after that repair, and 3 s beyond
     assert account.lost(200.0) == pytest.approx(16.0)
 
 
 def test_an_incident_ends_a_stall(tmp_path: Path) -> None:
     told = Head(Board.create(tmp_path / "board", 8))
     told.stall(at=100.0)
-    told.head.saw(Died(101.0, 2, "no progress", step=57, phase="backward"), (), RunPhase.STOPPING, 101.0)
+    told.enter("STOPPING", 101.0, worker=2, cause="no progress", step=57, phase="backward")
     told.stall(at=101.1)  # a look that was under way
     shown = json.loads(told.board.run_text())
     assert shown["stall"] is None and shown["incident"] is not None and len(told.notes) == 1
-    told.head.saw(Begin(102.0), (), RunPhase.RUNNING, 102.0)
+    told.enter("RUNNING", 102.0)
     told.stall(at=120.0)  # a rank hangs in the first step after the repair
     shown = json.loads(told.board.run_text())
     assert shown["stall"]["culprits"] == [2] and shown["incident"] is not None
@@ -129,10 +130,10 @@ def test_an_incident_ends_a_stall(tmp_path: Path) -> None:
 
 def test_a_repair_is_recovering_until_its_first_step(looking: Looking) -> None:
     """The controller runs again; the incident is over only when every rank has done a new step."""
-    head = Head(boards.put(looking.root)).head
+    head = Head(boards.put(looking.root))
     now = time.monotonic()
-    head.saw(Died(now, 2, "SIGKILL", step=57, phase="backward"), (), RunPhase.STOPPING, now)
-    head.saw(Begin(now), (), RunPhase.RUNNING, now)
+    head.enter("STOPPING", now, worker=2, cause="SIGKILL", step=57, phase="backward")
+    head.enter("RUNNING", now)
     done = looking.pipe("status")
     assert done.returncode == 1 and "recovering (RUNNING)" in done.stdout and "recovering: first step for " in done.stdout
 

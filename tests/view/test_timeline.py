@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from ftrun.core.account import Account
 from ftrun.view import text
-from ftrun.view.journal import Account
+from ftrun.view.journal import History
 from ftrun.view.timeline import model, svg, words
 from ftrun.view.timeline.html import document as html_page
 from ftrun.view.timeline.model import Story, story
@@ -30,9 +31,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture(scope="module")
 def account() -> Account:
     """The recorded run: rank 2 killed in backward of step 10, rank 1 in the update of step 20."""
-    found = Account()
+    found = History()
     found.add_all(boards.journal_text(json.loads(boards.RECORDED.read_text())["journal"]).encode().split(b"\n"))
-    return found
+    return found.account
 
 
 @pytest.fixture(params=[1, 2])
@@ -104,8 +105,7 @@ def test_updated_squares_lie_right_of_the_barrier(account: Account) -> None:
     for kept in raw["phases"]:
         if kept["cell"] == victim["cell"]:  # it dies a moment after it passed the barrier
             kept["steps"][-1][5:7] = [min(kept["steps"][-1][5], -0.02), -0.01]
-    other = Account()
-    other.incidents.append(raw)
+    other = Account(incidents=(raw,))
     for told in (story(account, 1), story(account, 2), story(other, 1)):
         lines = [text.plain(line) for line in drawing(told, 132)]
         first = next(line for line in lines if line.startswith("all ranks")).index("┃")
@@ -173,8 +173,7 @@ def test_what_an_exception_says_is_escaped(account: Account) -> None:
     """A signature comes from the user's program: it must not become markup."""
     raw = json.loads(json.dumps(account.incidents[0]))
     raw["victims"][0]["cause"] = "ValueError <script>alert(1)</script> at a&b.py:3"
-    other = Account()
-    other.incidents.append(raw)
+    other = Account(incidents=(raw,))
     from ftrun.view.timeline.html import document
 
     page = document(story(other, 1, "<b>"))
@@ -208,8 +207,7 @@ def test_json(looking: Looking) -> None:
 def test_many_ranks_fold(account: Account) -> None:
     raw = json.loads(json.dumps(account.incidents[0]))
     raw["ranks"] = {str(rank): dict(raw["ranks"]["0"], stop=10.0 + rank / 1000) for rank in range(512)}
-    other = Account()
-    other.incidents.append(raw)
+    other = Account(incidents=(raw,))
     told = story(other, 1)
     assert len(told.lanes) <= model.LANES_MOST and {model.FAILED, model.SPARE} <= {lane.role for lane in told.lanes}
     assert told.folded + len(told.lanes) == 513
@@ -239,8 +237,7 @@ def test_incident_without_a_guilty_rank() -> None:
         "ranks": {"0": {"stop": 5.0}},
         "began_ns": 0,
     }
-    other = Account()
-    other.incidents.append({**facts, "generation": 2})
+    other = Account(incidents=({**facts, "generation": 2},))
     assert ("what failed", "nobody: every rank waited for the others in allreduc") in words.facts(story(other, 1))
     assert drawing(story(other, 1), 80)
 
@@ -257,8 +254,7 @@ def test_restart_of_the_world() -> None:
         "ranks": {},
         "began_ns": 0,
     }
-    other = Account()
-    other.incidents.append({**facts, "generation": 1})
+    other = Account(incidents=({**facts, "generation": 1},))
     said = dict(words.facts(story(other, 1)))
     assert said["why"] == "its process left with exit code 3" and said["cost"] == "2.50 s until all workers ran again"
     assert said["what failed"] == "rank 1, while its script started" and svg.drawing(story(other, 1))
@@ -313,8 +309,7 @@ def test_bytes_that_moved_are_a_bar_of_their_own(account: Account) -> None:
     raw["rollback"] = True
     for times in raw["ranks"].values():
         times["moving"] = times["restore"] - 0.5
-    other = Account()
-    other.incidents.append(raw)
+    other = Account(incidents=(raw,))
     told = story(other, 1)
     for lane in told.lanes:
         moved = [bar for bar in lane.bars if bar.kind == model.RELOAD]
@@ -327,8 +322,7 @@ def test_bytes_that_moved_are_a_bar_of_their_own(account: Account) -> None:
 
 def test_nothing_is_updated_after_a_rollback(account: Account) -> None:
     raw = {**account.incidents[1], "rollback": True}
-    other = Account()
-    other.incidents.append(raw)
+    other = Account(incidents=(raw,))
     told = story(other, 1)
     assert not told.committed
     assert all(model.updated(lane, told.resumed, told) == 0.0 for lane in told.lanes if lane.role != model.FAILED)
@@ -346,8 +340,7 @@ def many_failed(account: Account, ranks: int) -> Story:
         {"rank": rank, "cell": ranks + rank, "moves": [[name, rank if name != "broadcast_dst" else 0, b, e] for name, b, e in stages]}
         for rank in range(ranks)
     ]  # fmt: skip
-    other = Account()
-    other.incidents.append(raw)
+    other = Account(incidents=(raw,))
     return story(other, 1)
 
 
@@ -503,8 +496,7 @@ def test_squares_turn_light_in_the_optimizer_step(account: Account) -> None:
         for row in kept["steps"]:
             if row[6] is not None and row[7] is not None and row[6] > 0:
                 row[6], row[5] = row[7] - 60.0, min(row[5], row[7] - 60.0)
-    other = Account()
-    other.incidents.append(raw)
+    other = Account(incidents=(raw,))
     root = ET.fromstring(svg.drawing(story(other, 1)))
     turning = [node for node in root.iter(f"{SVG}g") if node.get("class") == "parameters turning"]
     assert turning

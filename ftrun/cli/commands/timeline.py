@@ -14,8 +14,9 @@ from ftrun.core.errors import FtrunError, NoRunError, PlatformError, UsageError
 from ftrun.core.text import page, printable, tell
 
 if TYPE_CHECKING:
+    from ftrun.core.account import Account
     from ftrun.view.find import Found
-    from ftrun.view.journal import Account
+    from ftrun.view.journal import History
 
 FORMATS = ("text", "svg", "html", "trace")
 EPILOG = (
@@ -47,16 +48,17 @@ def timeline(
     try:
         if form == "trace":
             return _trace(found, output)
-        account = read(found)
-        if not account.config:
+        history = read(found)
+        if not history.config:
             raise PlatformError(f"{found.journal} has no line that a run began with: it is no journal, or was damaged")
     except OSError as error:
         raise PlatformError(f"cannot read {found.journal}: {error.strerror}") from None
-    if account.unread:
-        tell(f"{found.journal}: {count(account.unread, 'line')} unlike those of this version passed over")
+    if history.unread:
+        tell(f"{found.journal}: {count(history.unread, 'line')} unlike those of this version passed over")
+    account = history.account
     number = len(account.incidents) if incident is None else incident
     if not 1 <= number <= len(account.incidents):
-        return _nothing(found, account, incident, form, as_json)
+        return _nothing(found, history, incident, form, as_json)
     if as_json:
         _write(json.dumps({"schema": 1, "run": found.run_id, **account.incidents[number - 1]}, indent=2) + "\n", output)
         return 0
@@ -101,21 +103,23 @@ def _trace(found: Found, output: str | None) -> int:
     return 0
 
 
-def _nothing(found: Found, account: Account, asked: int | None, form: str, as_json: bool) -> int:
+def _nothing(found: Found, history: History, asked: int | None, form: str, as_json: bool) -> int:
     if asked is not None:
-        have = f"it had {len(account.incidents)}" if account.incidents else "it had none"
+        incidents = history.account.incidents
+        have = f"it had {len(incidents)}" if incidents else "it had none"
         raise NoRunError(f"run {found.run_id} has no incident {asked}; {have}")
-    said = _none_because(found, account)
+    said = _none_because(found, history)
     if form == "text" and not as_json:
         print(printable(f"run {found.run_id}: {said}"))
         return 0
     raise NoRunError(f"run {found.run_id} had no incident that could be drawn; {said}")
 
 
-def _none_because(found: Found, account: Account) -> str:
+def _none_because(found: Found, history: History) -> str:
     """Why there is no incident to tell of: that is not always good news."""
     more = f"; what there is: ftrun events {found.run_id if found.live else found.journal.parent}"
-    if account.unread:
+    account = history.account
+    if history.unread:
         return f"no incident in the lines that could be read{more}"
     if account.since is not None and found.live:
         return f"no incident is over yet, and one is being repaired just now: ftrun status {found.run_id}"

@@ -19,6 +19,7 @@ from ftrun.control import blame
 from ftrun.control.blame import Failure
 from ftrun.control.events import Action, Died, Event, Finished, Publish, Raised, Say, Stalled, Terminate, WorldEnded
 from ftrun.core import codes, paths, symptoms
+from ftrun.core.account import Account
 from ftrun.core.amounts import seconds, times
 from ftrun.core.errors import EXIT_OK, EXIT_SIGNAL
 from ftrun.core.shared.moment import Moment
@@ -69,12 +70,11 @@ class Failures:
     def __init__(self, context: LaunchContext, workers: Mapping[int, Worker]) -> None:
         self._context = context
         self._workers = workers
-        self._attempt = self._restarts = 0
+        self._attempt = 0
         self._open: dict[int, Failure] = {}  # by cell: not repaired (yet)
         self._facts: dict[int, FailureFacts] = {}
         self._local: dict[int, int] = {}  # cell -> local rank
-        self._replaced: dict[int, set[int]] = {}  # local rank -> cells that took it over
-        self._holders: tuple[int, ...] = ()  # cells of the present world, by local rank
+        self._account = Account()  # once the run is over
         self._verdict: Say | None = None
         self._elsewhere = False  # another node's failure ended the run
         self._signum = 0  # that told the workers left to end
@@ -107,12 +107,8 @@ class Failures:
     def _published(self, world: Publish) -> None:
         if world.fresh:
             self._open.clear()
-            self._restarts += int(world.attempt > self._attempt)
             self._attempt = world.attempt
-        self._holders = world.workers
         self._local.update({cell: local for local, cell in enumerate(world.workers)})
-        for local in world.replaced:
-            self._replaced.setdefault(local, set()).add(world.workers[local])
 
     def _died(self, event: Died) -> None:
         worker = self._workers.get(event.worker)
@@ -153,14 +149,15 @@ class Failures:
 
     # -- at its end --------------------------------------------------------------------------------------------------
 
-    def finish(self, code: int, told_at: float, signum: int, killed: list[int]) -> dict[str, Any] | None:
-        """Say what ended the run with `code`; the same as facts for the journal, None when no worker's failure did.
+    def finish(self, code: int, account: Account, told_at: float, signum: int, killed: list[int]) -> dict[str, Any] | None:
+        """Say what ended the run of this `account` with `code`; the same as facts for the journal, None when no worker's failure did.
 
         `told_at`: unix time at which the workers left were told by signal `signum` to end, 0 = they were not; `killed`:
         ranks that did not obey.
         """
         if code == EXIT_OK or code > EXIT_SIGNAL:
             return None
+        self._account = account
         verdict = self._judge(told_at)
         if verdict is None:
             return None
@@ -187,8 +184,8 @@ class Failures:
             "others": [self._to_json(f) for f in verdict.others],
             "bereft": [f.rank for f in verdict.bereft],
             "stopped": stopped,
-            "restarts": self._restarts,
-            "replaced": {str(local): len(cells) for local, cells in self._replaced.items()},
+            "restarts": account.restarts,
+            "replaced": {str(local): count for local, count in account.taken_over.items()},
         }
 
     def _judge(self, told_at: float) -> blame.Verdict | None:
@@ -267,13 +264,13 @@ class Failures:
 
     def _what_was_done(self, root: Failure) -> str:
         done = []
-        cells = len(self._replaced.get(self._local_rank(root), ()))
-        if cells:
-            done.append(f"replaced rank {root.rank} {times(cells)}")
+        count = self._account.taken_over[self._local_rank(root)]
+        if count:
+            done.append(f"replaced rank {root.rank} {times(count)}")
         if self._verdict is not None and self._verdict.what == "raised_again":
             done.append("had every rank do the step again")
-        if self._restarts:
-            done.append(f"started all workers again {times(self._restarts)}")
+        if self._account.restarts:
+            done.append(f"started all workers again {times(self._account.restarts)}")
         why = self._why()
         return f"ftrun {' and '.join(done)}, then gave up: {why}" if done else f"ftrun did not retry: {why}"
 
@@ -291,7 +288,7 @@ class Failures:
     def _stopped(self, verdict: blame.Verdict) -> list[int]:
         """Ranks that ran until we ended them."""
         failed = {f.rank for f in (*verdict.own, *verdict.bereft)}
-        present = [self._workers[cell] for cell in self._holders if cell in self._workers]
+        present = [self._workers[cell] for cell in self._account.holders if cell in self._workers]
         return sorted({w.rank for w in present if w.rank is not None and w.code != 0} - failed)
 
     def _stopped_line(self, stopped: list[int]) -> str:

@@ -29,16 +29,17 @@ from ftrun.control.events import (
     Stuck,
 )
 from ftrun.control.machine import INCIDENT, RunPhase
+from ftrun.core.account import RESTARTS, Account, Fact, Incident, StepsClosed, WorldMade, cost_ms
 from ftrun.core.faults import Fault
 from ftrun.core.shared import doubts, gate, left_out, replicas
 from ftrun.core.shared.board import Cell, F, Flag, Head, Inexact, sum_of
-from ftrun.core.shared.moment import AFTER_LOOP, CALL_AFTER, LOOP_END, Moment
+from ftrun.core.shared.moment import AFTER_LOOP, CALL_AFTER, Moment
 from ftrun.core.shared.protection import PROTECTED, protection
 from ftrun.core.shared.steps import phase_at
 from ftrun.faults.trigger import fired
 from ftrun.host.account import messages, transfer_times
 from ftrun.host.account.attempt import Attempt
-from ftrun.host.account.incident import Incident, Victim
+from ftrun.host.account.incident import measured, seen
 from ftrun.host.account.kept_record import KeptRecord
 from ftrun.host.account.mesh_record import MeshRecord
 from ftrun.host.account.phase_record import PhaseRecord
@@ -66,16 +67,14 @@ class Narrator:
         self._settings = context.settings
         self._log = context.listener.log
         self._note = context.listener.note
-        self._incident: Incident | None = None
+        self.account = Account()
         self._dying: dict[int, tuple[int, int]] = {}  # cell -> (when the fault struck, when the loop woke for it), ns
-        self._phases = PhaseRecord()  # of that incident
+        self._phases = PhaseRecord()  # of the incident that goes on
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
         self._logged: set[tuple[int, int]] = set()  # (rank, cell) of the replacements told in this incident
         self._replaced: set[int] = set()  # ranks with a new worker since the last incident was over
         self._repaired: set[int] = set()  # and since all workers were started
         self._first_cell = 0  # of those
-        self._shift = 0  # step index minus gate number
-        self._reached = 0  # steps that some rank had begun when the gate was closed, as a gate number + 1
         self._attempt = Attempt()
         self._thrown = 0  # steps of the attempt before that a restart threw away, as far as is known,
         self._thrown_first = 0  # the index of the first of them,
@@ -88,11 +87,6 @@ class Narrator:
         self.values = KeptRecord(context.run_dir, context.listener.note, context.listener.log)
         self._since = time.monotonic()
         self.holders: dict[int, int] = {}
-        self.incidents = 0
-        self._drawn = 0  # of them, those that came to their end: they are in the journal
-        self.restarts = 0
-        self.redone = 0
-        self.lost_ms = 0.0
         self.inexact = Inexact(0)
 
     def published(self, publish: Publish, spares: Mapping[int, int]) -> None:
@@ -105,28 +99,24 @@ class Narrator:
         self._repaired |= self._replaced
         if publish.fresh:
             self._attempt, self._repaired, self._first_cell = Attempt(), set(), min(publish.workers)
-        if self._incident is not None:
-            self._incident.generation = publish.generation
-            self._incident.resume = max(publish.resume + self._shift, 0)
-            self._incident.survivors = len(publish.workers) - len(publish.replaced)
-            self._incident.spares = sorted({*self._incident.spares, *spares.values()})
-            self._incident.rollback = publish.rollback
-            if publish.rollback:
-                self._incident.redone = max(self._incident.redone, self._reached - publish.resume)
+        survivors = len(publish.workers) - len(publish.replaced)
+        made = WorldMade(publish.generation, publish.resume, survivors, tuple(spares.values()), publish.rollback)
+        self.account = self.account.then(made)
 
     def closed(self, last: int) -> None:
         """The gate was closed; steps beyond `last` that some rank had begun are done again."""
-        if self._incident is not None:
-            furthest = max(self._cells(), key=lambda c: (c.step or 0) - c.shift, default=None)
-            if furthest is not None:
-                self._shift = furthest.shift
-                self._incident.epoch, self._incident.end = furthest.epoch, furthest[F.LOOP_END]
-            begun = self._begun(last)
-            if not self._incident.generation:
-                self._reached = last + 1 + bool(begun)
-            self._incident.redone = max(self._incident.redone, int(any(m.in_step for m in begun)))
-            self._incident.last = last + self._shift
-            self._incident.then = _then(last + 1 + self._shift, self._incident.end, begun)
+        furthest = max(self._cells(), key=lambda c: (c.step or 0) - c.shift, default=None)
+        if furthest is not None:
+            begun = tuple(self._begun(last))
+            closed = StepsClosed(last, begun, furthest.shift, furthest.epoch, furthest[F.LOOP_END])
+            self.account = self.account.then(closed)
+
+    @property
+    def _incident(self) -> Incident | None:
+        return self.account.incident
+
+    def _fold(self, kind: str, facts: dict[str, Any], now: float = 0.0) -> None:
+        self.account = self.account.then(Fact(now, kind, facts))
 
     def _cells(self) -> list[Cell]:
         return [self._board.cell(cell) for cell in self.holders.values()]
@@ -139,22 +129,22 @@ class Narrator:
         old = [self._board.cell(cell) for rank, cell in self.holders.items() if rank not in self._replaced]
         return [Moment.of(c) for c in old if c.step is not None and c.step - c.shift > last]
 
-    def saw(self, event: Event, actions: tuple[Action, ...], phase: RunPhase, woke: int) -> None:
-        """The machine was told `event`, ordered `actions` and is now in `phase`; the loop woke for it at `woke` ns."""
+    def saw(
+        self, event: Event, actions: tuple[Action, ...], phase: RunPhase, woke: int, generation: int = 0, now: float = 0.0
+    ) -> None:
+        """At `now` (s) the machine was told `event`, ordered `actions` and is in `phase`; the loop woke for it at `woke` ns."""
         if isinstance(event, Dying) and phase in INCIDENT:
             began = self._began(event.worker, woke)
             self._dying[event.worker] = began, woke
-            if self._incident is None:
-                self._new_incident(began, self._detected(event.worker))
+            self._strike(Incident(began, self._detected(event.worker)))
         elif isinstance(event, (Died, Raised)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin(event, woke)
         elif isinstance(event, Died) and event.worker in self._dying and self._incident and not self._incident.victims:
             del self._dying[event.worker]
-            self._incident = None  # the run ends with this death: there is nothing to repair, and no incident
+            self._fold("dropped", {})  # the run ends with this death: there is nothing to repair, and no incident
         elif isinstance(event, Stuck) and phase in INCIDENT and self._incident is None:
-            now = time.monotonic_ns()
-            incident = self._new_incident(now, now)
-            incident.stuck, incident.fault, incident.evidence = event.what, event.fault, event.evidence
+            at = time.monotonic_ns()
+            self._strike(Incident(at, at, stuck=event.what, fault=event.fault, evidence=event.evidence))
         elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin_device(actions, woke)
         if isinstance(event, Protected) and self._attempt.since is None:
@@ -177,8 +167,11 @@ class Narrator:
         for action in actions:
             if isinstance(action, Publish) and action.tail:
                 self._tail(action)
+        for message in (event, *actions):
+            self._fold(type(message).__name__, vars(message), now)
+        self._fold("phase", {"phase": phase, "generation": generation}, now)
         if self._incident is not None and self._incident.restart and phase is RunPhase.RUNNING:
-            self._restarted()
+            self._restarted(self._incident)
 
     def _say_protection(self) -> None:
         """Once a run, and again only when it turns out otherwise."""
@@ -204,10 +197,10 @@ class Narrator:
             detected = max(began, woke)
         else:
             detected = self._detected(event.worker)
-            seen = self._dying.pop(event.worker, None)
-            began, woke = seen or (self._began(event.worker, self._last_sign(event, woke)), woke)
+            dying = self._dying.pop(event.worker, None)
+            began, woke = dying or (self._began(event.worker, self._last_sign(event, woke)), woke)
         began = min(began, detected)
-        incident = self._incident or self._new_incident(began, detected)
+        self._strike(Incident(began, detected))
         if cell.rank is not None:
             # one that raised lives, and may have begun the step again
             raised_in = phase_at(cell, began) if isinstance(event, Raised) else None
@@ -215,8 +208,8 @@ class Narrator:
             cause = event.signature or (event.cause if isinstance(event, Died) else "")
             known = isinstance(event, Raised) or began != woke
             took = (detected - began) / 1e6 if known else None
-            victim = Victim.seen(cell, cause, phase, seen_ms=took, fault=event.fault, evidence=event.evidence)
-            incident.victims.append(victim)
+            victim = seen(cell, cause, phase, seen_ms=took, fault=event.fault, evidence=event.evidence)
+            self.account = self.account.then(victim)
 
     def _detected(self, worker: int) -> int:
         return self._board.cell(worker)[F.DETECTED_NS] or time.monotonic_ns()
@@ -226,10 +219,14 @@ class Narrator:
         detected = self._detected(worker)
         return min(self._fault_time(self._board.cell(worker).rank, detected) or otherwise, detected)
 
-    def _new_incident(self, began: int, detected: int) -> Incident:
-        self._settle(0)
-        self._incident, self._phases, self._logged = Incident(began, detected), PhaseRecord(), set()
-        return self._incident
+    def _strike(self, begun: Incident) -> Incident:
+        """The incident that goes on, or begins with this."""
+        if self.account.incident is None:
+            self._settle(0)
+            self._phases, self._logged = PhaseRecord(), set()
+            self.account = self.account.then(begun)
+        assert self.account.incident is not None
+        return self.account.incident
 
     def _look_at_phases(self) -> None:
         if self._incident is not None:
@@ -241,11 +238,11 @@ class Narrator:
         return woke if field is None else self._board.cell(event.worker)[field] or woke
 
     def _begin_device(self, actions: tuple[Action, ...], woke: int) -> None:
-        if self._incident is None and any(_begins(a) for a in actions):
-            self._new_incident(woke, time.monotonic_ns())
+        if any(_begins(a) for a in actions):
+            self._strike(Incident(woke, time.monotonic_ns()))
         for action in actions:
-            if self._incident and isinstance(action, Say) and action.what == "died" and action.worker is not None:
-                self._incident.victims.append(Victim.seen(self._board.cell(action.worker), action.detail))
+            if isinstance(action, Say) and action.what == "died" and action.worker is not None:
+                self.account = self.account.then(seen(self._board.cell(action.worker), action.detail))
 
     def _fault_time(self, rank: int | None, detected: int) -> int | None:
         """When the injected fault that struck `rank` fired, ns."""
@@ -267,13 +264,11 @@ class Narrator:
             if isinstance(event, Raised) and event.fault == Fault.NONFINITE:
                 line = messages.poisoned(event.evidence, again=say.what == "raised_again")
             self._log(line, messages.level(say.what))
-        elif say.what in ("restarting", "world_stopped", "peer_failed"):
-            self.restarts += 1
+        elif say.what in RESTARTS:
             now = time.monotonic_ns()
-            incident = self._incident or self._new_incident(now, now)
+            incident = self._strike(Incident(now, now))
             if not incident.restart:
                 self._throw_away(incident.began)
-            incident.restart = True
             late = messages.early(event.early, event.age) if isinstance(event, Died) and event.early else ""
             self._log((messages.said(say) or "") + (f"; it failed {late}" if late else ""), messages.level(say.what))
         elif say.what == "recovered":
@@ -301,7 +296,7 @@ class Narrator:
             why = {"fault": event.fault, "evidence": event.evidence} if isinstance(event, Died) else {}
             if isinstance(event, Stalled):
                 why = {"fault": Fault.HANG.value}
-            victim = Victim.seen(self._board.cell(say.worker or 0), say.detail, **why)
+            victim = seen(self._board.cell(say.worker or 0), say.detail, **why)
         survivors = len(self.holders) - len({v.rank for v in victims})
         self._log(messages.failed(victim, survivors, phase in INCIDENT), messages.level(say.what))
 
@@ -309,7 +304,7 @@ class Narrator:
         incident = self._incident
         if incident is None:
             return
-        sources = incident.facts(self._board, self.holders)["sources"]
+        sources = measured(incident, self._board, self.holders)["sources"]
         for rank in sorted(self._replaced):
             cell = self.holders.get(rank)
             if cell is None or (rank, cell) in self._logged:
@@ -322,37 +317,34 @@ class Narrator:
 
     def _tail(self, world: Publish) -> None:
         """Nobody is stopped after the loop, and the gate is not closed: the new workers run what the script does there."""
-        incident = self._incident
-        if incident is None or not incident.victims:
+        if self._incident is None or not self._incident.victims:
             return
-        first = incident.victims[0]
-        incident.generation, incident.survivors = world.generation, len(world.workers) - len(world.replaced)
-        incident.then, incident.resume, incident.epoch, incident.end = AFTER_LOOP, first.step or 0, first.epoch, first.end
-        incident.last = incident.resume - 1
-        incident.spares = sorted(self._spares_used[rank] for rank in world.replaced if rank in self._spares_used)
+        survivors = len(world.workers) - len(world.replaced)
+        spares = tuple(sorted(self._spares_used[rank] for rank in world.replaced if rank in self._spares_used))
+        self.account = self.account.then(WorldMade(world.generation, world.resume, survivors, spares, tail=True))
         self._log_replaced()
 
     def _recovered(self) -> None:
         self._log_replaced()
         self._look_at_phases()
         self._replaced = set()
-        incident, self._incident = self._incident, None
+        incident = self._incident
         if incident is None:
             return
-        facts = incident.facts(self._board, self.holders)
+        self._fold("dropped", {})
+        facts = measured(incident, self._board, self.holders)
         if incident.rollback:  # the first of them is done again within the repair
             facts["again_ms"] = round(
-                self._attempt.step_ms(self._reached, self._ends(), incident.began) * (incident.redone - 1), 3
+                self._attempt.step_ms(incident.reached, self._ends(), incident.began) * (incident.redone - 1), 3
             )
         moved = transfer_times.gather(self._run_dir, self.holders, incident.generation, incident.began)
         self._keep(facts, self.holders, phases=self._phases.facts(incident.began), moves=moved)
         self._log(messages.recovered(facts))
 
-    def _restarted(self) -> None:
-        incident, self._incident = self._incident, None
-        assert incident is not None
+    def _restarted(self, incident: Incident) -> None:
+        self._fold("dropped", {})
         now = time.monotonic_ns()
-        facts = incident.facts(self._board, {})
+        facts = measured(incident, self._board, {})
         facts["total_ms"] = round((now - incident.began) / 1e6, 3)
         self._log(f"all workers run again after {facts['total_ms'] / 1000:.2f} s")
         self._restart = facts
@@ -379,18 +371,14 @@ class Narrator:
         if again:
             self._log(messages.thrown_away(again, facts["again_ms"]))
 
-    def _keep(self, facts: Mapping[str, Any], holders: Mapping[int, int], **more: Any) -> None:
+    def _keep(self, facts: dict[str, Any], holders: Mapping[int, int], **more: Any) -> None:
         """An incident is over: count it, and leave it in the journal."""
-        self._account(facts)
-        self._drawn += 1
+        self._account("incident", facts)
         self._note("incident", **self._meshes.placed(facts, holders), **more)
 
-    def _account(self, facts: Mapping[str, Any]) -> None:
-        self.incidents += 1
-        self.redone += int(facts["redone"])
-        lost = float(facts["total_ms"]) + float(facts["again_ms"])
-        self.lost_ms += lost
-        self._attempt.repairs_ms += lost
+    def _account(self, kind: str, facts: dict[str, Any]) -> None:
+        self._fold(kind, facts)
+        self._attempt.repairs_ms += cost_ms(facts)
         self._look_exact()
 
     def _look_exact(self) -> None:
@@ -412,21 +400,21 @@ class Narrator:
         self._settle(0)
         self._look_exact()
         if self._incident is not None:
-            facts = self._incident.facts(self._board, self.holders)
+            facts = measured(self._incident, self._board, self.holders)
             if self._incident.then == AFTER_LOOP and code == 0:  # the script came to its end: so it is repaired
                 self._look_at_phases()
                 self._keep(facts, self.holders, phases=self._phases.facts(self._incident.began))
             else:
-                self._account(facts)
-        if self.incidents:
-            lost = self.lost_ms / 1000
+                self._account("cut off", facts)
+        account = self.account
+        if account.costs:
             lines = messages.summary(
                 messages.run_shown(self._kept),
-                self.incidents,
-                self._drawn > 0,
-                self.restarts,
-                None if self._uncounted else self.redone,
-                lost,
+                len(account.costs),
+                len(account.incidents) > 0,
+                account.failed_attempts,
+                None if self._uncounted else account.redone,
+                account.lost_ms / 1000,
                 self.inexact,
                 left_out.names(self._run_dir),
                 doubts.read(self._run_dir),
@@ -445,24 +433,11 @@ class Narrator:
             compared = max((sum_of(cell[F.SUM_AT])[0] + cell.shift for cell in cells.values() if cell[F.REPLICAS]), default=None)
             self._note("checks", steps=looked, last=at, replicas=compared)
         self.values.note()
-        facts = {"incidents": self.incidents, "restarts": self.restarts, "redone": self.redone, "lost_ms": self.lost_ms}
+        incidents, restarts = len(account.costs), account.failed_attempts
+        facts = {"incidents": incidents, "restarts": restarts, "redone": account.redone, "lost_ms": account.lost_ms}
         forgotten = left_out.names(self._run_dir)
-        exact = code == 0 and not self.inexact and not self.restarts and not (self.incidents and forgotten)
+        exact = code == 0 and not self.inexact and not restarts and not (incidents and forgotten)
         self._note("summary", exact=exact, inexact=int(self.inexact), left_out=forgotten, **facts)
-
-
-def _then(resume: int, end: int, begun: list[Moment]) -> str:
-    """The phase with which all go on at step index `resume` of a loop that has steps up to `end`; "" = in a step."""
-    if not 0 < end <= resume:
-        return ""
-    phases = {moment.phase for moment in begun}
-    return (
-        CALL_AFTER
-        if CALL_AFTER in phases
-        else LOOP_END
-        if LOOP_END in phases or (resume == end and AFTER_LOOP not in phases)
-        else AFTER_LOOP
-    )
 
 
 def _begins(action: Action) -> bool:

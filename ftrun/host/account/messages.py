@@ -12,6 +12,7 @@ from typing import Any
 from ftrun.control import blame
 from ftrun.control.events import Say
 from ftrun.core import codes
+from ftrun.core.account import Victim
 from ftrun.core.amounts import count, duration, milliseconds, place, seconds, size
 from ftrun.core.ended import can_be_named
 from ftrun.core.faults import Fault
@@ -22,7 +23,6 @@ from ftrun.core.shared.left_out import shown
 from ftrun.core.shared.moment import Moment
 from ftrun.core.text import ranks
 from ftrun.faults.trigger import UNFELT
-from ftrun.host.account.incident import Victim
 
 _INEXACT = {
     Inexact.UPDATE_USED_RNG: "random numbers were drawn from optimizer.step() on, and a replaced rank may lack some",

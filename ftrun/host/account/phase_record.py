@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ftrun.core.account import Victim
 from ftrun.core.shared.board import Board
 from ftrun.core.shared.steps import Row, rows
-from ftrun.host.account.incident import Victim
 
 RANKS_MOST = 64  # ranks whose phases are kept: a person looks at some, the journal has the stages of all
 

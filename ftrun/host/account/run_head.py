@@ -7,29 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from ftrun.control.events import Action, Died, Event, Publish, Raised, Say
 from ftrun.control.hangs import Standstill
-from ftrun.control.phases import OVER, REPAIRING, RunPhase
+from ftrun.control.phases import RunPhase
+from ftrun.core.account import OVER, Account
 from ftrun.core.shared.board import RUN_BYTES, Board
 
 _SHOWN = 8  # ranks that are named
 _ROOM = 250  # bytes for each text of a stall
 _JITTER = 0.5  # seconds by which an announced end may be off, so that the board is not written at each look
-_RESTARTS = ("restarting", "world_stopped", "peer_failed")
-
-
-@dataclass
-class OpenIncident:
-    """An incident that is not over. Times in seconds, monotonic. `stages`: phase of the controller, when it began."""
-
-    since: float
-    victims: list[dict[str, Any]] = field(default_factory=list)
-    stages: list[tuple[str, float]] = field(default_factory=list)
-    said: str = ""
-    restart: bool = False
+_VICTIM = ("rank", "cell", "cause", "step", "phase")
+_NAMED = RUN_BYTES // 40  # more victims than there is room for
 
 
 @dataclass
@@ -47,38 +37,21 @@ class Stall:
 
 
 class RunHead:
-    """Follows the machine. `global_rank` makes a rank of the world of one of this node; `note` writes to the journal."""
+    """`global_rank` makes a rank of the world of one of this node; `note` writes to the journal."""
 
     def __init__(self, board: Board, global_rank: Callable[[int], int], note: Callable[..., None]) -> None:
         self._board = board
         self._global_rank = global_rank
         self._note = note
         self._stall: Stall | None = None
-        self._phase = RunPhase.NEW
-        self._holders: tuple[int, ...] = ()
-        self._incident: OpenIncident | None = None
+        self._account = Account()
         self._shown = b""
 
-    def saw(self, event: Event, actions: tuple[Action, ...], phase: RunPhase, now: float) -> None:
-        """The machine was told `event` at `now`, ordered `actions` and is in `phase`."""
-        if isinstance(event, (Died, Raised)) and event.worker in self._holders and self._phase not in OVER:
-            self._victim(event, now)
-        for action in actions:
-            if isinstance(action, Publish):
-                self._holders = action.workers
-            elif isinstance(action, Say) and action.what in ("stuck", *_RESTARTS):
-                incident = self._open(now)
-                incident.said, incident.restart = action.detail, action.what in _RESTARTS
-            elif isinstance(action, Say) and action.what == "recovered":
-                self._incident = None
-        if phase is not self._phase:
-            self._phase = phase
-            if phase in REPAIRING:
-                self._open(now).stages.append((str(phase), now))
-            elif phase in OVER or (self._incident and self._incident.restart):
-                self._incident = None
-            elif self._incident:
-                self._incident.stages.append(("FIRST_STEP", now))
+    def show(self, account: Account, now: float) -> None:
+        """The account as of `now`."""
+        before, self._account = self._account.open, account
+        if account.phase in OVER or (account.open is not None and account.open != before):
+            self._moves(now)
         self._show()
 
     def stalled(self, found: Standstill | None, where: Callable[[int, float], str], now: float) -> None:
@@ -86,7 +59,7 @@ class RunHead:
         old = self._stall
         if found is None and old is None:
             return
-        if found is None or self._phase is not RunPhase.RUNNING:
+        if found is None or self._account.phase != RunPhase.RUNNING:
             self._moves(now)
         else:
             until = None if found.left is None else round(now + found.left, 1)
@@ -112,37 +85,31 @@ class RunHead:
             self._note("stall", seconds=round(now - self._stall.since, 3), **kept)
         self._stall = None
 
-    def _open(self, now: float) -> OpenIncident:
-        self._moves(now)
-        self._incident = self._incident or OpenIncident(now)
-        return self._incident
-
-    def _victim(self, event: Died | Raised, now: float) -> None:
-        rank, cell = self._global_rank(self._holders.index(event.worker)), event.worker
-        cause = (event.cause if isinstance(event, Died) else event.signature) or "?"
-        phase = event.phase if isinstance(event, Died) else ""
-        self._open(now).victims.append({"rank": rank, "cell": cell, "cause": cause, "step": event.step, "phase": phase})
-
     def _show(self) -> None:
-        text = self._text()
-        parts = [(vars(self._stall), name) for name in ("line", "excuse", "where")] if self._stall else []
-        while len(text) > RUN_BYTES and parts:
-            kept, name = parts.pop(0)
-            kept[name] = ""
-            text = self._text()
-        while len(text) > RUN_BYTES and self._incident is not None:  # what came first says most
-            kept = vars(self._incident)
-            longest = max(("victims", "stages", "said"), key=lambda name: len(json.dumps(kept[name])))
-            kept[longest] = kept[longest][:-1]
-            text = self._text()
+        stall, incident = vars(self._stall) if self._stall else None, self._incident()
+        text = self._text(incident, stall)
+        parts = ["line", "excuse", "where"] if stall else []
+        while len(text) > RUN_BYTES and stall and parts:
+            stall[parts.pop(0)] = ""
+            text = self._text(incident, stall)
+        while len(text) > RUN_BYTES and incident:  # what came first says most
+            longest = max(("victims", "stages", "said"), key=lambda name: len(json.dumps(incident[name])))
+            incident[longest] = incident[longest][:-1]
+            text = self._text(incident, stall)
         if text != self._shown:
             self._shown = text
             self._board.show_run(text)
 
-    def _text(self) -> bytes:
-        incident = self._incident and vars(self._incident)
-        stall = self._stall and vars(self._stall)
-        return json.dumps({"phase": self._phase, "incident": incident, "stall": stall}).encode()
+    def _incident(self) -> dict[str, Any] | None:
+        going = self._account.open
+        if going is None:
+            return None
+        named = [{name: getattr(victim, name) for name in _VICTIM} for victim in going.victims[:_NAMED]]
+        ranks = [{**victim, "rank": self._global_rank(victim["rank"])} for victim in named]
+        return {**vars(going), "victims": ranks}
+
+    def _text(self, incident: dict[str, Any] | None, stall: dict[str, Any] | None) -> bytes:
+        return json.dumps({"phase": self._account.phase, "incident": incident, "stall": stall}).encode()
 
 
 def _cut(text: str) -> str:

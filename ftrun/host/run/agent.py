@@ -177,9 +177,9 @@ class Agent:
             self._journal.event(event, actions, str(self._state.phase), self._state.generation)
             world = tuple(map(self._of_the_world, actions))
             self._later.append(lambda e=event, a=world: self._failures.saw(e, a))  # type: ignore[misc]
-            phase, woke, now = self._state.phase, self._loop.woke, time.monotonic()
-            self._later.append(lambda s=(event, world, phase, woke): self._narrator.saw(*s))  # type: ignore[misc]
-            self._later.append(lambda s=(event, actions, phase, now): self._head.saw(*s))  # type: ignore[misc]
+            seen = event, world, self._state.phase, self._loop.woke, self._state.generation, time.monotonic()
+            self._later.append(lambda s=seen: self._narrator.saw(*s))  # type: ignore[misc]
+            self._later.append(lambda now=seen[-1]: self._head.show(self._narrator.account, now))  # type: ignore[misc]
         later, self._later = self._later, []
         for call in later:
             call()
@@ -403,7 +403,7 @@ class Agent:
         self._narrator.end(self._end.code)
         self._faults.end()
         ending = self._ending
-        failure = self._failures.finish(self._end.code, ending.began, ending.signum, ending.killed)
+        failure = self._failures.finish(self._end.code, self._narrator.account, ending.began, ending.signum, ending.killed)
         if failure is not None:
             self._journal.note("failure", **failure)
 

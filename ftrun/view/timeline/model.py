@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ftrun.core.account import PARTS, Account
 from ftrun.core.shared import mesh
 from ftrun.core.shared.moment import AFTER_LOOP, CALL_AFTER, Moment
-from ftrun.view.journal import Account
 from ftrun.view.timeline.transfer import Transfer, transfer
 
 # kinds of bars, in the words of the figures
@@ -25,7 +25,6 @@ HEALTHY, FAILED, SPARE, NEW = "healthy", "failed", "spare", "new worker"
 SQUARES = 10  # that stand for the parameters of a rank
 LANES_MOST = 8  # beyond, healthy lanes that look like the others are folded
 _SAME = 0.002  # seconds between a planned fault's firing and the beginning of the incident that it caused
-PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")
 
 
 @dataclass(frozen=True)

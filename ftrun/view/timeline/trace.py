@@ -9,8 +9,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from ftrun.core.account import PARTS
 from ftrun.core.shared import mesh
-from ftrun.view.timeline.model import OPTIMIZER, PARTS, TRAINING
+from ftrun.view.timeline.model import OPTIMIZER, TRAINING
 from ftrun.view.timeline.transfer import H2D, KINDS, SRC
 
 _CONTROLLER = 0  # the trace's process for the controller; ranks are _RANKS + rank, spares _SPARES
