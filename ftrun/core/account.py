@@ -7,7 +7,6 @@ Times are monotonic, in seconds; those of an `Incident` in ns.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -50,30 +49,6 @@ class Victim:
     @property
     def moment(self) -> Moment:
         return Moment(self.phase, self.step, self.epoch, self.end)
-
-
-@dataclass(frozen=True)
-class StepsClosed:
-    """The gate was closed after gate number `last`; `begun`: where ranks are that had passed it. A step's index is its gate
-    number plus `shift`; its loop, in `epoch`, has steps up to `end`."""
-
-    last: int
-    begun: tuple[Moment, ...]
-    shift: int
-    epoch: int | None
-    end: int
-
-
-@dataclass(frozen=True)
-class WorldMade:
-    """A world was published: all go on at gate number `resume`. `spares`: cells of warm spares that took a rank."""
-
-    generation: int
-    resume: int
-    survivors: int
-    spares: tuple[int, ...]
-    rollback: bool = False
-    tail: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,19 +117,15 @@ class Account:
     exit_code: int | None = None
     ended: float | None = None
 
-    def then(self, *events: Fact | Incident | Victim | StepsClosed | WorldMade) -> Account:
-        """An `Incident` begins one, if none goes on; a `Victim` is one more of its."""
-        return reduce(lambda account, event: _BY_TYPE[type(event)](account, event), events, self)
+    def then(self, *events: Fact) -> Account:
+        """Kinds that say nothing of an incident are passed over."""
+        known = (event for event in events if event.kind in _FOLDS)
+        return reduce(lambda account, event: _FOLDS[event.kind](account, event.t, event.facts), known, self)
 
     @property
     def costs(self) -> tuple[dict[str, Any], ...]:
         """Of every incident, also one that was cut off."""
         return self.incidents if self.cut is None else (*self.incidents, self.cut)
-
-    @property
-    def taken_over(self) -> Counter[int]:
-        """How many workers took over each rank."""
-        return Counter(rank for rank, _ in self.replaced)
 
     @property
     def redone(self) -> int:
@@ -262,7 +233,67 @@ def _counted_twice(account: Account) -> float:
     return max(0.0, min(until, began + float(newest["total_ms"]) / 1e3) - max(since, began))
 
 
-_BY_KIND: dict[str, Callable[[Account, float, dict[str, Any]], Account]] = {
+# ---- what the board showed of the incident that goes on ----------------------------------------------------------------
+
+
+def _changed(account: Account, **more: Any) -> Account:
+    return replace(account, incident=account.incident and replace(account.incident, **more))
+
+
+def _struck(account: Account, t: float, facts: dict[str, Any]) -> Account:
+    """A failure that is repaired; in a repair, it is a part of that incident."""
+    return account if account.incident else replace(account, incident=Incident(**facts))
+
+
+def _victim(account: Account, t: float, facts: dict[str, Any]) -> Account:
+    return _changed(account, victims=(*(account.incident.victims if account.incident else ()), Victim(**facts)))
+
+
+def _closed(account: Account, t: float, facts: dict[str, Any]) -> Account:
+    """The gate is closed after gate number `last`. Of the steps beyond, those are done again that some rank had begun: `begun`
+    are the moments of all ranks beyond. A step's index is its gate number plus `shift`; its loop, in `epoch`, ends at `end`.
+    """
+    known, begun, resume = account.incident, facts["begun"], facts["last"] + 1
+    if known is None:
+        return account
+    return _changed(
+        account,
+        shift=facts["shift"],
+        epoch=facts["epoch"],
+        end=facts["end"],
+        last=facts["last"] + facts["shift"],
+        reached=known.reached if known.generation else resume + bool(begun),
+        redone=max(known.redone, int(any(m.in_step for m in begun))),
+        then=_then(resume + facts["shift"], facts["end"], {m.phase for m in begun}),
+    )
+
+
+def _then(resume: int, end: int, begun: set[str]) -> str:
+    """The phase with which all go on at step index `resume` of a loop that has steps up to `end`; "" = in a step."""
+    if not 0 < end <= resume:
+        return ""
+    if CALL_AFTER in begun:
+        return CALL_AFTER
+    return LOOP_END if LOOP_END in begun or (resume == end and AFTER_LOOP not in begun) else AFTER_LOOP
+
+
+def _published(account: Account, t: float, facts: dict[str, Any]) -> Account:
+    """The world that was ordered is there; `spares`: cells of warm spares that took a rank of it."""
+    known, resume = account.incident, facts["resume"]
+    if known is None:
+        return account
+    survivors = len(facts["workers"]) - len(facts["replaced"])
+    account = _changed(account, generation=facts["generation"], survivors=survivors, rollback=facts["rollback"])
+    if facts["tail"] and known.victims:  # nobody is stopped after the loop, and the gate is not closed
+        first, spares = known.victims[0], tuple(sorted(facts["spares"]))
+        at = first.step or 0
+        return _changed(account, then=AFTER_LOOP, resume=at, last=at - 1, epoch=first.epoch, end=first.end, spares=spares)
+    redone = max(known.redone, known.reached - resume) if facts["rollback"] else known.redone
+    spares = tuple(sorted({*known.spares, *facts["spares"]}))
+    return _changed(account, resume=max(resume + known.shift, 0), spares=spares, redone=redone)
+
+
+_FOLDS: dict[str, Callable[[Account, float, dict[str, Any]], Account]] = {
     "config": lambda account, t, facts: replace(account, began=t, wall=float(facts.get("wall", 0.0))),
     "Died": _failed,
     "Raised": _failed,
@@ -276,64 +307,10 @@ _BY_KIND: dict[str, Callable[[Account, float, dict[str, Any]], Account]] = {
     "fault": lambda account, t, facts: replace(account, faults=(*account.faults, facts["fired"])),
     # and what only the launcher knows, or the board
     "cut off": lambda account, t, facts: replace(account, cut=facts),
+    "struck": _struck,
+    "victim": _victim,
+    "closed": _closed,
+    "published": _published,
     "dropped": lambda account, t, facts: replace(account, incident=None),
     "standing still": lambda account, t, facts: replace(account, stalled_since=facts["since"]),
-}
-
-
-# ---- what the board showed of the incident that goes on ----------------------------------------------------------------
-
-
-def _changed(account: Account, **more: Any) -> Account:
-    return replace(account, incident=account.incident and replace(account.incident, **more))
-
-
-def _closed(account: Account, event: StepsClosed) -> Account:
-    """Of the steps beyond the last gate, what some rank had begun is done again."""
-    known, resume = account.incident, event.last + 1
-    if known is None:
-        return account
-    return _changed(
-        account,
-        shift=event.shift,
-        epoch=event.epoch,
-        end=event.end,
-        last=event.last + event.shift,
-        reached=known.reached if known.generation else resume + bool(event.begun),
-        redone=max(known.redone, int(any(m.in_step for m in event.begun))),
-        then=_then(resume + event.shift, event.end, {m.phase for m in event.begun}),
-    )
-
-
-def _then(resume: int, end: int, begun: set[str]) -> str:
-    """The phase with which all go on at step index `resume` of a loop that has steps up to `end`; "" = in a step."""
-    if not 0 < end <= resume:
-        return ""
-    if CALL_AFTER in begun:
-        return CALL_AFTER
-    return LOOP_END if LOOP_END in begun or (resume == end and AFTER_LOOP not in begun) else AFTER_LOOP
-
-
-def _made(account: Account, event: WorldMade) -> Account:
-    known = account.incident
-    if known is None:
-        return account
-    account = _changed(account, generation=event.generation, survivors=event.survivors, rollback=event.rollback)
-    if event.tail:  # nobody is stopped after the loop, and the gate is not closed
-        first = known.victims[0]
-        at = first.step or 0
-        return _changed(
-            account, then=AFTER_LOOP, resume=at, last=at - 1, epoch=first.epoch, end=first.end, spares=event.spares
-        )
-    redone = max(known.redone, known.reached - event.resume) if event.rollback else known.redone
-    spares = tuple(sorted({*known.spares, *event.spares}))
-    return _changed(account, resume=max(event.resume + known.shift, 0), spares=spares, redone=redone)
-
-
-_BY_TYPE: dict[type[Any], Callable[[Account, Any], Account]] = {
-    Fact: lambda account, event: account if (fold := _BY_KIND.get(event.kind)) is None else fold(account, event.t, event.facts),
-    Incident: lambda account, event: account if account.incident else replace(account, incident=event),
-    Victim: lambda account, event: _changed(account, victims=(*(account.incident.victims if account.incident else ()), event)),
-    StepsClosed: _closed,
-    WorldMade: _made,
 }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ftrun.control import phases
-from ftrun.core.account import OVER, UNHURT, Account, Fact, Incident, StepsClosed, Victim, WorldMade
+from ftrun.core.account import OVER, UNHURT, Account, Fact, Incident, Victim
 from ftrun.core.shared.moment import AFTER_LOOP, CALL_AFTER, LOOP_END, Moment
 
 BACKWARD = Moment("backward", 7)
@@ -58,7 +58,7 @@ def test_a_repair_from_its_death_to_its_cost(running: Account) -> None:
     assert over.open is None and over.since == 10.0, "what it cost is not known yet"
     known = after(over, (12.0, "incident", COST))
     assert known.since is None and known.lost(20.0) == 2.5 and known.redone == 1
-    assert known.replaced == ((1, 4),) and known.taken_over[1] == 1 and known.taken_over[0] == 0
+    assert known.replaced == ((1, 4),)
 
 
 def test_who_holds_no_rank_and_who_dies_at_the_end_is_no_victim(running: Account) -> None:
@@ -68,7 +68,7 @@ def test_who_holds_no_rank_and_who_dies_at_the_end_is_no_victim(running: Account
 
 
 def test_a_restart_is_over_when_the_workers_start(running: Account) -> None:
-    begun = running.then(Incident(3 * 10**9, 3 * 10**9))
+    begun = running.then(STRUCK)
     again = after(begun, died(3.0, 1), said(3.0, "restarting"), phase(3.0, "RESTARTING", 2))
     assert again.open is not None and again.open.restart and again.open.said == "why" and again.failed_attempts == 1
     assert again.incident is not None and again.incident.restart
@@ -90,35 +90,51 @@ def test_what_is_no_part_of_the_account_changes_nothing(running: Account) -> Non
 # ---- what the board showed ---------------------------------------------------------------------------------------------
 
 
+def world(generation: int, resume: int, *spares: int, **more: bool) -> Fact:
+    """Of two ranks, one of them new."""
+    facts = {"generation": generation, "resume": resume, "workers": (0, 4), "replaced": (1,), "spares": spares}
+    return Fact(0.0, "published", {"rollback": False, "tail": False, **facts, **more})
+
+
+def closed(last: int, *begun: Moment, shift: int = 0, epoch: int | None = None, end: int = 0) -> Fact:
+    return Fact(0.0, "closed", {"last": last, "begun": begun, "shift": shift, "epoch": epoch, "end": end})
+
+
+def victim(found: Victim) -> Fact:
+    return Fact(0.0, "victim", vars(found))
+
+
+STRUCK = Fact(0.0, "struck", {"began": 1, "detected": 2})
+
+
 def incident(account: Account) -> Incident:
     assert account.incident is not None
     return account.incident
 
 
 def test_nothing_is_seen_of_an_incident_that_is_none(running: Account) -> None:
-    closed, made = StepsClosed(6, (BACKWARD,), 0, None, 0), WorldMade(2, 7, 1, ())
-    assert running.then(closed, made, Victim(0, 0, 7, "", "")) == running
+    assert running.then(closed(6, BACKWARD), world(2, 7), victim(Victim(0, 0, 7, "", ""))) == running
 
 
 def test_the_first_failure_begins_it_and_the_second_is_another_victim(running: Account) -> None:
     first, second = Victim(0, 0, 7, "backward", "SIGKILL"), Victim(1, 1, 7, "gate", "SIGSEGV")
-    seen = incident(running.then(Incident(1, 2), first, Incident(3, 4), second))
+    seen = incident(running.then(STRUCK, victim(first), Fact(0.0, "struck", {"began": 3, "detected": 4}), victim(second)))
     assert (seen.began, seen.detected, seen.victims) == (1, 2, (first, second))
-    assert after(running.then(Incident(1, 2)), (0.0, "dropped", {})) == running
+    assert after(running.then(STRUCK), (0.0, "dropped", {})) == running
 
 
 @pytest.mark.parametrize(("begun", "redone"), [((), 0), ((BACKWARD,), 1), ((Moment(LOOP_END, 7, None, 7),), 0)])
 def test_a_step_that_some_rank_had_begun_is_done_again(running: Account, begun: tuple[Moment, ...], redone: int) -> None:
-    closed = running.then(Incident(1, 2), StepsClosed(6, begun, 20, 3, 40), WorldMade(2, 7, 1, (5,)), WorldMade(3, 7, 1, (4,)))
-    seen = incident(closed)
+    stopped = running.then(STRUCK, closed(6, *begun, shift=20, epoch=3, end=40), world(2, 7, 5), world(3, 7, 4))
+    seen = incident(stopped)
     assert (seen.last, seen.resume, seen.redone, seen.spares, seen.generation) == (26, 27, redone, (4, 5), 3)
     assert seen.going_on() == Moment("", 27, 3, 40)
 
 
 def test_a_rollback_does_all_steps_since_the_snapshot_again(running: Account) -> None:
     """Also when the gate is closed once more before: what was reached then counts."""
-    closed = running.then(Incident(1, 2), StepsClosed(6, (BACKWARD,), 0, 3, 0), WorldMade(2, 7, 2, ()))
-    seen = incident(closed.then(StepsClosed(6, (), 0, 3, 0), WorldMade(3, 5, 1, (), rollback=True)))
+    stopped = running.then(STRUCK, closed(6, BACKWARD, epoch=3), world(2, 7))
+    seen = incident(stopped.then(closed(6, epoch=3), world(3, 5, rollback=True)))
     assert (seen.redone, seen.resume, seen.rollback, seen.reached) == (3, 5, True, 8)
     assert seen.going_on().epoch is None
 
@@ -135,12 +151,12 @@ def test_a_rollback_does_all_steps_since_the_snapshot_again(running: Account) ->
 )
 def test_where_all_go_on_at_the_end_of_a_loop_of_seven(running: Account, last: int, begun: set[str], then: str) -> None:
     moments = tuple(Moment(name, 7) for name in begun)
-    assert incident(running.then(Incident(1, 2), StepsClosed(last, moments, 0, None, 7))).then == then
+    assert incident(running.then(STRUCK, closed(last, *moments, end=7))).then == then
 
 
 def test_in_the_tail_nobody_is_stopped(running: Account) -> None:
-    victim = Victim(1, 1, 40, AFTER_LOOP, "SIGKILL", epoch=2, end=40)
-    seen = incident(running.then(Incident(1, 2), victim, WorldMade(2, -1, 1, (4,), tail=True)))
+    killed = Victim(1, 1, 40, AFTER_LOOP, "SIGKILL", epoch=2, end=40)
+    seen = incident(running.then(STRUCK, victim(killed), world(2, -1, 4, tail=True)))
     assert seen == replace(
-        Incident(1, 2, (victim,)), generation=2, survivors=1, then=AFTER_LOOP, resume=40, last=39, epoch=2, end=40, spares=(4,)
+        Incident(1, 2, (killed,)), generation=2, survivors=1, then=AFTER_LOOP, resume=40, last=39, epoch=2, end=40, spares=(4,)
     )

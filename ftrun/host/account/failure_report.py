@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -185,7 +186,7 @@ class Failures:
             "bereft": [f.rank for f in verdict.bereft],
             "stopped": stopped,
             "restarts": account.restarts,
-            "replaced": {str(local): count for local, count in account.taken_over.items()},
+            "replaced": dict(Counter(str(local) for local, _ in account.replaced)),
         }
 
     def _judge(self, told_at: float) -> blame.Verdict | None:
@@ -264,9 +265,9 @@ class Failures:
 
     def _what_was_done(self, root: Failure) -> str:
         done = []
-        count = self._account.taken_over[self._local_rank(root)]
-        if count:
-            done.append(f"replaced rank {root.rank} {times(count)}")
+        cells = sum(local == self._local_rank(root) for local, _ in self._account.replaced)
+        if cells:
+            done.append(f"replaced rank {root.rank} {times(cells)}")
         if self._verdict is not None and self._verdict.what == "raised_again":
             done.append("had every rank do the step again")
         if self._account.restarts:

@@ -29,7 +29,7 @@ from ftrun.control.events import (
     Stuck,
 )
 from ftrun.control.machine import INCIDENT, RunPhase
-from ftrun.core.account import RESTARTS, Account, Fact, Incident, StepsClosed, WorldMade, cost_ms
+from ftrun.core.account import RESTARTS, Account, Fact, Incident, cost_ms
 from ftrun.core.faults import Fault
 from ftrun.core.shared import doubts, gate, left_out, replicas
 from ftrun.core.shared.board import Cell, F, Flag, Head, Inexact, sum_of
@@ -73,8 +73,7 @@ class Narrator:
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
         self._logged: set[tuple[int, int]] = set()  # (rank, cell) of the replacements told in this incident
         self._replaced: set[int] = set()  # ranks with a new worker since the last incident was over
-        self._repaired: set[int] = set()  # and since all workers were started
-        self._first_cell = 0  # of those
+        self._first_cell = 0  # of those that were started together
         self._attempt = Attempt()
         self._thrown = 0  # steps of the attempt before that a restart threw away, as far as is known,
         self._thrown_first = 0  # the index of the first of them,
@@ -96,24 +95,16 @@ class Narrator:
         self.holders = dict(enumerate(publish.workers))
         self._spares_used.update(spares)
         self._replaced = set() if publish.fresh else self._replaced | set(publish.replaced)
-        self._repaired |= self._replaced
         if publish.fresh:
-            self._attempt, self._repaired, self._first_cell = Attempt(), set(), min(publish.workers)
-        survivors = len(publish.workers) - len(publish.replaced)
-        made = WorldMade(publish.generation, publish.resume, survivors, tuple(spares.values()), publish.rollback)
-        self.account = self.account.then(made)
+            self._attempt, self._first_cell = Attempt(), min(publish.workers)
+        self._fold("published", {**vars(publish), "spares": spares.values()})
 
     def closed(self, last: int) -> None:
         """The gate was closed; steps beyond `last` that some rank had begun are done again."""
         furthest = max(self._cells(), key=lambda c: (c.step or 0) - c.shift, default=None)
         if furthest is not None:
-            begun = tuple(self._begun(last))
-            closed = StepsClosed(last, begun, furthest.shift, furthest.epoch, furthest[F.LOOP_END])
-            self.account = self.account.then(closed)
-
-    @property
-    def _incident(self) -> Incident | None:
-        return self.account.incident
+            loop = {"shift": furthest.shift, "epoch": furthest.epoch, "end": furthest[F.LOOP_END]}
+            self._fold("closed", {"last": last, "begun": self._begun(last), **loop})
 
     def _fold(self, kind: str, facts: dict[str, Any], now: float = 0.0) -> None:
         self.account = self.account.then(Fact(now, kind, facts))
@@ -136,15 +127,15 @@ class Narrator:
         if isinstance(event, Dying) and phase in INCIDENT:
             began = self._began(event.worker, woke)
             self._dying[event.worker] = began, woke
-            self._strike(Incident(began, self._detected(event.worker)))
+            self._strike(began, self._detected(event.worker))
         elif isinstance(event, (Died, Raised)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin(event, woke)
-        elif isinstance(event, Died) and event.worker in self._dying and self._incident and not self._incident.victims:
+        elif isinstance(event, Died) and event.worker in self._dying and self.account.incident and not self.account.incident.victims:
             del self._dying[event.worker]
             self._fold("dropped", {})  # the run ends with this death: there is nothing to repair, and no incident
-        elif isinstance(event, Stuck) and phase in INCIDENT and self._incident is None:
+        elif isinstance(event, Stuck) and phase in INCIDENT and self.account.incident is None:
             at = time.monotonic_ns()
-            self._strike(Incident(at, at, stuck=event.what, fault=event.fault, evidence=event.evidence))
+            self._strike(at, at, stuck=event.what, fault=event.fault, evidence=event.evidence)
         elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin_device(actions, woke)
         if isinstance(event, Protected) and self._attempt.since is None:
@@ -170,8 +161,8 @@ class Narrator:
         for message in (event, *actions):
             self._fold(type(message).__name__, vars(message), now)
         self._fold("phase", {"phase": phase, "generation": generation}, now)
-        if self._incident is not None and self._incident.restart and phase is RunPhase.RUNNING:
-            self._restarted(self._incident)
+        if self.account.incident is not None and self.account.incident.restart and phase is RunPhase.RUNNING:
+            self._restarted(self.account.incident)
 
     def _say_protection(self) -> None:
         """Once a run, and again only when it turns out otherwise."""
@@ -200,7 +191,7 @@ class Narrator:
             dying = self._dying.pop(event.worker, None)
             began, woke = dying or (self._began(event.worker, self._last_sign(event, woke)), woke)
         began = min(began, detected)
-        self._strike(Incident(began, detected))
+        self._strike(began, detected)
         if cell.rank is not None:
             # one that raised lives, and may have begun the step again
             raised_in = phase_at(cell, began) if isinstance(event, Raised) else None
@@ -209,7 +200,7 @@ class Narrator:
             known = isinstance(event, Raised) or began != woke
             took = (detected - began) / 1e6 if known else None
             victim = seen(cell, cause, phase, seen_ms=took, fault=event.fault, evidence=event.evidence)
-            self.account = self.account.then(victim)
+            self._fold("victim", vars(victim))
 
     def _detected(self, worker: int) -> int:
         return self._board.cell(worker)[F.DETECTED_NS] or time.monotonic_ns()
@@ -219,18 +210,18 @@ class Narrator:
         detected = self._detected(worker)
         return min(self._fault_time(self._board.cell(worker).rank, detected) or otherwise, detected)
 
-    def _strike(self, begun: Incident) -> Incident:
+    def _strike(self, began: int, detected: int, **more: str) -> Incident:
         """The incident that goes on, or begins with this."""
         if self.account.incident is None:
             self._settle(0)
             self._phases, self._logged = PhaseRecord(), set()
-            self.account = self.account.then(begun)
+            self._fold("struck", {"began": began, "detected": detected, **more})
         assert self.account.incident is not None
         return self.account.incident
 
     def _look_at_phases(self) -> None:
-        if self._incident is not None:
-            self._phases.look(self._board, self.holders, self._incident.victims)
+        if self.account.incident is not None:
+            self._phases.look(self._board, self.holders, self.account.incident.victims)
 
     def _last_sign(self, event: Died, woke: int) -> int:
         """When the fault began at the latest, ns: the last sign of life of a rank that only fell silent."""
@@ -239,10 +230,10 @@ class Narrator:
 
     def _begin_device(self, actions: tuple[Action, ...], woke: int) -> None:
         if any(_begins(a) for a in actions):
-            self._strike(Incident(woke, time.monotonic_ns()))
+            self._strike(woke, time.monotonic_ns())
         for action in actions:
             if isinstance(action, Say) and action.what == "died" and action.worker is not None:
-                self.account = self.account.then(seen(self._board.cell(action.worker), action.detail))
+                self._fold("victim", vars(seen(self._board.cell(action.worker), action.detail)))
 
     def _fault_time(self, rank: int | None, detected: int) -> int | None:
         """When the injected fault that struck `rank` fired, ns."""
@@ -266,7 +257,7 @@ class Narrator:
             self._log(line, messages.level(say.what))
         elif say.what in RESTARTS:
             now = time.monotonic_ns()
-            incident = self._strike(Incident(now, now))
+            incident = self._strike(now, now)
             if not incident.restart:
                 self._throw_away(incident.began)
             late = messages.early(event.early, event.age) if isinstance(event, Died) and event.early else ""
@@ -290,7 +281,7 @@ class Narrator:
                 self._log(messages.last_words(self._logs / SERVICES_LOG), messages.level(say.what))
 
     def _log_death(self, say: Say, event: Event, phase: RunPhase) -> None:
-        victims = self._incident.victims if self._incident else []
+        victims = self.account.incident.victims if self.account.incident else []
         victim = next((v for v in reversed(victims) if v.cell == say.worker), None)
         if victim is None:
             why = {"fault": event.fault, "evidence": event.evidence} if isinstance(event, Died) else {}
@@ -301,7 +292,7 @@ class Narrator:
         self._log(messages.failed(victim, survivors, phase in INCIDENT), messages.level(say.what))
 
     def _log_replaced(self) -> None:
-        incident = self._incident
+        incident = self.account.incident
         if incident is None:
             return
         sources = measured(incident, self._board, self.holders)["sources"]
@@ -317,18 +308,17 @@ class Narrator:
 
     def _tail(self, world: Publish) -> None:
         """Nobody is stopped after the loop, and the gate is not closed: the new workers run what the script does there."""
-        if self._incident is None or not self._incident.victims:
+        if self.account.incident is None or not self.account.incident.victims:
             return
-        survivors = len(world.workers) - len(world.replaced)
-        spares = tuple(sorted(self._spares_used[rank] for rank in world.replaced if rank in self._spares_used))
-        self.account = self.account.then(WorldMade(world.generation, world.resume, survivors, spares, tail=True))
+        spares = [self._spares_used[rank] for rank in world.replaced if rank in self._spares_used]
+        self._fold("published", {**vars(world), "spares": spares})
         self._log_replaced()
 
     def _recovered(self) -> None:
         self._log_replaced()
         self._look_at_phases()
         self._replaced = set()
-        incident = self._incident
+        incident = self.account.incident
         if incident is None:
             return
         self._fold("dropped", {})
@@ -393,17 +383,18 @@ class Narrator:
         flags = Inexact(0)
         for bits in (*(doubt.why for doubt in found), *(cell[F.INEXACT] for cell in self._cells())):
             flags |= Inexact(bits)
-        return messages.inexact(sorted(self._repaired), flags, found, left, lambda cell: self._board.cell(cell).rank)
+        repaired = sorted({rank for rank, cell in self.account.replaced if cell >= self._first_cell})
+        return messages.inexact(repaired, flags, found, left, lambda cell: self._board.cell(cell).rank)
 
     def end(self, code: int) -> None:
         """Sum up the run that ended with `code`."""
         self._settle(0)
         self._look_exact()
-        if self._incident is not None:
-            facts = measured(self._incident, self._board, self.holders)
-            if self._incident.then == AFTER_LOOP and code == 0:  # the script came to its end: so it is repaired
+        if self.account.incident is not None:
+            facts = measured(self.account.incident, self._board, self.holders)
+            if self.account.incident.then == AFTER_LOOP and code == 0:  # the script came to its end: so it is repaired
                 self._look_at_phases()
-                self._keep(facts, self.holders, phases=self._phases.facts(self._incident.began))
+                self._keep(facts, self.holders, phases=self._phases.facts(self.account.incident.began))
             else:
                 self._account("cut off", facts)
         account = self.account

@@ -104,9 +104,8 @@ class RunHead:
         going = self._account.open
         if going is None:
             return None
-        named = [{name: getattr(victim, name) for name in _VICTIM} for victim in going.victims[:_NAMED]]
-        ranks = [{**victim, "rank": self._global_rank(victim["rank"])} for victim in named]
-        return {**vars(going), "victims": ranks}
+        victims = [{name: getattr(v, name) for name in _VICTIM} | {"rank": self._global_rank(v.rank)} for v in going.victims[:_NAMED]]
+        return {**vars(going), "victims": victims}
 
     def _text(self, incident: dict[str, Any] | None, stall: dict[str, Any] | None) -> bytes:
         return json.dumps({"phase": self._account.phase, "incident": incident, "stall": stall}).encode()
