@@ -22,7 +22,7 @@ UNHURT = ("NEW", "STARTING", TRAINING)  # in all others but these it repairs, or
 
 @dataclass(frozen=True)
 class Fact:
-    """What the controller was told or ordered, by its `kind` as in the journal, or a note of that, by its name."""
+    """A line of the journal by its `kind`, an event, an order or a note; or what only the launcher knows, or the board shows."""
 
     t: float
     kind: str
@@ -118,7 +118,7 @@ class Account:
     ended: float | None = None
 
     def then(self, *events: Fact) -> Account:
-        """Kinds that say nothing of an incident are passed over."""
+        """Kinds that are no part of the account are passed over."""
         known = (event for event in events if event.kind in _FOLDS)
         return reduce(lambda account, event: _FOLDS[event.kind](account, event.t, event.facts), known, self)
 
@@ -305,7 +305,7 @@ _FOLDS: dict[str, Callable[[Account, float, dict[str, Any]], Account]] = {
     "incident": _over,
     "stall": _stood_still,
     "fault": lambda account, t, facts: replace(account, faults=(*account.faults, facts["fired"])),
-    # and what only the launcher knows, or the board
+    # what is in no journal
     "cut off": lambda account, t, facts: replace(account, cut=facts),
     "struck": _struck,
     "victim": _victim,

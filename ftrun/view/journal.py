@@ -65,8 +65,9 @@ class History:
 
     def _note(self, raw: dict[str, Any]) -> None:
         note = raw["note"]
-        self.fold(note, raw)
-        if note == "mesh":
+        if note in ("incident", "stall", "fault"):
+            self.fold(note, raw)
+        elif note == "mesh":
             self.mesh, self.places = raw["dims"], raw["ranks"]
         elif note == "kept":
             self.kept = raw

@@ -120,9 +120,7 @@ class Narrator:
         old = [self._board.cell(cell) for rank, cell in self.holders.items() if rank not in self._replaced]
         return [Moment.of(c) for c in old if c.step is not None and c.step - c.shift > last]
 
-    def saw(
-        self, event: Event, actions: tuple[Action, ...], phase: RunPhase, woke: int, generation: int = 0, now: float = 0.0
-    ) -> None:
+    def saw(self, event: Event, actions: tuple[Action, ...], phase: RunPhase, generation: int, woke: int, now: float) -> None:
         """At `now` (s) the machine was told `event`, ordered `actions` and is in `phase`; the loop woke for it at `woke` ns."""
         if isinstance(event, Dying) and phase in INCIDENT:
             began = self._began(event.worker, woke)
