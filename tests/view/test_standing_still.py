@@ -43,9 +43,10 @@ class Head:
         self.account = Account().then(Fact(1.0, "Publish", {"workers": range(ranks), "replaced": ()}))
         self.enter("RUNNING", time.monotonic())
 
-    def enter(self, phase: str, at: float, **died: Any) -> None:
-        """The controller is told of a death, and is in `phase`."""
-        events = [Fact(at, "Died", died)] if died else []
+    def enter(self, phase: str, at: float, cause: str = "") -> None:
+        """The controller is in `phase`; rank 2 died of `cause`."""
+        died = {"worker": 2, "cause": cause, "step": 57, "phase": "backward"}
+        events = [Fact(at, "Died", died)] if cause else []
         self.account = self.account.then(*events, Fact(at, "phase", {"phase": phase, "generation": 1}))
         self.head.show(self.account, at)
 
@@ -118,7 +119,7 @@ def test_a_stall_and_its_cost_are_counted_once(tmp_path: Path) -> None:
 def test_an_incident_ends_a_stall(tmp_path: Path) -> None:
     told = Head(Board.create(tmp_path / "board", 8))
     told.stall(at=100.0)
-    told.enter("STOPPING", 101.0, worker=2, cause="no progress", step=57, phase="backward")
+    told.enter("STOPPING", 101.0, "no progress")
     told.stall(at=101.1)  # a look that was under way
     shown = json.loads(told.board.run_text())
     assert shown["stall"] is None and shown["incident"] is not None and len(told.notes) == 1
@@ -132,7 +133,7 @@ def test_a_repair_is_recovering_until_its_first_step(looking: Looking) -> None:
     """The controller runs again; the incident is over only when every rank has done a new step."""
     head = Head(boards.put(looking.root))
     now = time.monotonic()
-    head.enter("STOPPING", now, worker=2, cause="SIGKILL", step=57, phase="backward")
+    head.enter("STOPPING", now, "SIGKILL")
     head.enter("RUNNING", now)
     done = looking.pipe("status")
     assert done.returncode == 1 and "recovering (RUNNING)" in done.stdout and "recovering: first step for " in done.stdout
