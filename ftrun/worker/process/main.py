@@ -24,6 +24,7 @@ from ftrun.core.shared.world import World
 from ftrun.core.system import files, shown_command
 from ftrun.core.text import tell
 from ftrun.worker.link import first_update
+from ftrun.worker.link.callers import caller
 from ftrun.worker.link.control_thread import ControlThread
 from ftrun.worker.link.exception_report import report_exception
 from ftrun.worker.link.position import Interrupt
@@ -171,7 +172,7 @@ def _reseed(cell: int, rank: int | None) -> None:
 
 def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # for people: without room a spare is of use all the same
-        context.report(f"parked-{context.cell.index}", {"line": standby.where()})
+        context.report(f"parked-{context.cell.index}", {"line": caller()})
     context.milestone(Flag.PARKED)
     mine = context.cell.index
     world = context.await_world(lambda w: w.rank_of(mine) is not None, 0, _PARK_DEADLINE, _meanwhile(context))

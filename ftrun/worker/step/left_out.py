@@ -19,13 +19,13 @@ import torch
 
 from ftrun.core.shared import kept
 from ftrun.core.shared.left_out import shown
+from ftrun.worker.link.callers import script_frames
 from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.state.loop_names import LoopNames, loop_names
 from ftrun.worker.state.plain_values import PlainValues
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.state.signs import hooks_on, sign_of
-from ftrun.worker.state.spaces import script_frames
 from ftrun.worker.state.variables import Variables
 
 _SECOND_LOOK = 3  # bodies

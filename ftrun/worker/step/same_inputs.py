@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from ftrun.core.shared.board import F, Inexact, inputs_of, inputs_word
+from ftrun.worker.link.callers import script_frames
 from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.position import Again
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.link.trees import content, leaves, sketch
 from ftrun.worker.state.loop_names import reads_unbound_behind
-from ftrun.worker.state.spaces import script_frames
 
 _OTHERS = (
     "the model was called with other inputs than when this step was done first (a batch that was fetched ahead, or a position that "
