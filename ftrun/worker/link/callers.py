@@ -17,12 +17,23 @@ _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "
 _COMMANDS = sysconfig.get_path("scripts") + os.sep
 
 
+# Python calls in a step are few: the first two are asked in each, and walk without a generator.
+
+
 def outside() -> FrameType | None:
     """The frame that called ftrun."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(OWN_FILES):
         frame = frame.f_back
     return frame
+
+
+def inside_compiled() -> bool:
+    """Is this call made below a function that torch.compile, or torch's switch for it, has wrapped?"""
+    frame = inspect.currentframe()
+    while frame is not None and not frame.f_code.co_filename.endswith("torch/_dynamo/eval_frame.py"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def frames(start: FrameType | None = None) -> Iterator[FrameType]:
@@ -41,11 +52,6 @@ def script_frames(start: FrameType | None = None) -> list[FrameType]:
 def called_by(code: CodeType) -> bool:
     """Is this call made by that function, at whatever depth?"""
     return any(frame.f_code is code for frame in frames())
-
-
-def inside_compiled() -> bool:
-    """Is this call made below a function that torch.compile, or torch's switch for it, has wrapped?"""
-    return any(frame.f_code.co_filename.endswith("torch/_dynamo/eval_frame.py") for frame in frames())
 
 
 def caller() -> str:
