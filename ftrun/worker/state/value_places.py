@@ -11,7 +11,7 @@ import torch
 from ftrun.worker.link.callers import module_of, script_frames
 from ftrun.worker.state import spaces
 from ftrun.worker.state.bindings import Named
-from ftrun.worker.state.loop_names import carried, made_anew
+from ftrun.worker.state.loop_names import made_anew, names_of
 from ftrun.worker.state.spaces import Space
 from ftrun.worker.torch_compat.frames_private import has_own_locals
 
@@ -63,7 +63,7 @@ class ValuePlaces:
             return False
         self.frames = frames
         self._fresh = self._fresh_names()
-        found = [(carried(frame), spaces.module_prefix(frame.f_globals)) for frame in frames]
+        found = [(names_of(frame).carried, spaces.module_prefix(frame.f_globals)) for frame in frames]
         self.carried = frozenset(prefix + name for names, of_module in found for prefix in ("", of_module) for name in names)
         return True
 
