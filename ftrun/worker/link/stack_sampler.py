@@ -1,6 +1,6 @@
 """Where the thread that trains is when it has been in one place for long: what a person asks first about a hung rank.
 
-Runs in the doorbell thread and only reads frames. A rank whose GIL is held cannot say it.
+Runs in the control thread and only reads frames. A rank whose GIL is held cannot say it.
 """
 
 from __future__ import annotations
