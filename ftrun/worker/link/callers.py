@@ -107,7 +107,7 @@ def _is_of_the_program(file: str, main: types.ModuleType | None) -> bool:
     if file == getattr(main, "__file__", None) or file.startswith(tuple(_folders_of(main))):
         return True
     return not file.startswith(_LIBRARIES) and not any(
-        file.startswith(folder + os.sep) and _has_packages(folder) for folder in sys.path[1:]
+        isinstance(folder, str) and file.startswith(folder + os.sep) and _has_packages(folder) for folder in sys.path[1:]
     )
 
 

@@ -36,6 +36,13 @@ def test_the_line_is_the_scripts_also_below_a_library(library: Path) -> None:
     assert found.startswith(f"{__file__}:")  # runpy lies between the two
 
 
+def test_what_a_script_has_put_into_its_path_by_mistake_finds_no_module_and_breaks_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    assert callers.is_script(str(tmp_path / "own.py"))
+
+
 def test_where_none_is_the_scripts_a_library_comes_before_torch_and_that_before_nothing() -> None:
     import torch
 
