@@ -78,8 +78,7 @@ def _is_of_a_library(file: str) -> bool:
 
 def _folder_of_torch() -> str:
     """It need not lie among the other libraries."""
-    torch = sys.modules.get("torch")
-    return os.path.join(os.path.dirname(os.path.abspath(str(torch.__file__))), "") if torch is not None else os.devnull
+    return os.path.join(next(iter(getattr(sys.modules.get("torch"), "__path__", ())), os.devnull), "")
 
 
 _program: tuple[object, dict[str, bool]] = (None, {})  # the module __main__, and what was found of files since it is that
