@@ -80,7 +80,7 @@ def test_what_was_laid_out_is_found_again(control: Control) -> None:
         state.finish_device(lambda: False)
         other = mapped(arena)
         manifest = other.read_manifest()
-        assert other.seal == 1 and manifest.layout_word() == state.manifest.layout_word()
+        assert other.seal == 1 and manifest == state.manifest
         second, its = build()
         replacement = ProtectedState([second], [its], {})
         replacement.attach(other, manifest)

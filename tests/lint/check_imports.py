@@ -49,7 +49,7 @@ LATE_ONLY = (
 # The rooms of a package, lowest first: a room imports only rooms to its left. What stands in no room is not held to an order.
 ROOMS: dict[str, tuple[str, ...]] = {
     "host": ("base", "rundir", "output", "services", "workers", "detect", "devices", "nodes", "account", "run"),
-    "host.nodes": ("messages", "carriers", "membership", "sentences", "node_group"),
+    "host.nodes": ("messages", "carriers", "membership", "node_group"),
     "worker": ("torch_compat", "link", "memory", "state", "comm", "repair", "step", "process"),
 }
 

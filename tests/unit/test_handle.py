@@ -8,7 +8,7 @@ from ftrun.core.shared.handle import BYTES, Handle, Kind
 
 
 def test_a_handle_comes_back_as_it_was() -> None:
-    handle = Handle(Kind.CUDA, 40 << 30, bytes(range(16)), layout=(1 << 64) - 1, generation=7)
+    handle = Handle(Kind.CUDA, 40 << 30, bytes(range(16)), generation=7)
     assert len(handle.pack()) == BYTES == 64
     assert Handle.unpack(handle.pack()) == handle
 

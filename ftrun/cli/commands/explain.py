@@ -57,11 +57,15 @@ def explain(
 
 
 def _values(run: Found) -> list[str]:
-    """Raises PlatformError for a journal that cannot be read."""
-    from ftrun.view import values
+    """Lines, none where no rank has told of any. Raises PlatformError for a journal that cannot be read."""
+    from ftrun.core.shared import kept, left_out
+    from ftrun.view.finished import read
 
     try:
-        return values.lines(run)
+        if run.live is not None:
+            return kept.listing(kept.read(run.live.path), left_out.reasons(run.live.path))
+        noted = read(run).kept
+        return kept.listing(kept.of_json(noted), noted["not_kept"])
     except OSError as error:
         raise PlatformError(f"cannot read {run.journal}: {error.strerror}") from None
 

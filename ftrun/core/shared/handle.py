@@ -1,6 +1,6 @@
 """What travels beside the descriptor of a kept segment: 64 bytes that say what it is, the same in every process.
 
-A process that is handed a descriptor can refuse it before it maps it: wrong kind, wrong device, other layout.
+A process that is handed a descriptor can refuse it before it maps it: wrong kind, device or size, or one of another generation.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import enum
 import struct
 from dataclasses import dataclass
 
-_FORMAT = struct.Struct("<4sHH16sQQQ16x")
+_FORMAT = struct.Struct("<4sHH16sQQ24x")
 _MAGIC = b"ftsg"
 _VERSION = 1
 BYTES = _FORMAT.size
@@ -24,19 +24,16 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Handle:
-    """`device`: UUID of the GPU (16 bytes, zeros for HOST). `size` in bytes. `layout`: 64 bits, equal where ranks can stand
-    in for each other, 0 = not laid out. `generation`: of the world in which it was made or last grown.
-    """
+    """`device`: UUID of the GPU (16 bytes, zeros for HOST). `size` in bytes. `generation`: of the world it is for, 0 = of any."""
 
     kind: Kind
     size: int
     device: bytes = bytes(16)
-    layout: int = 0
     generation: int = 0
 
     def pack(self) -> bytes:
         """The 64 bytes."""
-        return _FORMAT.pack(_MAGIC, _VERSION, self.kind, self.device, self.size, self.layout, self.generation)
+        return _FORMAT.pack(_MAGIC, _VERSION, self.kind, self.device, self.size, self.generation)
 
     @staticmethod
     def unpack(data: bytes) -> Handle:
@@ -47,7 +44,7 @@ class Handle:
         """
         if len(data) != BYTES:
             raise ValueError(f"a segment's handle has {BYTES} bytes, not {len(data)}")
-        magic, version, kind, device, size, layout, generation = _FORMAT.unpack(data)
+        magic, version, kind, device, size, generation = _FORMAT.unpack(data)
         if magic != _MAGIC or version != _VERSION:
             raise ValueError("not the handle of a segment, or that of another ftrun")
-        return Handle(Kind(kind), size, device, layout, generation)
+        return Handle(Kind(kind), size, device, generation)

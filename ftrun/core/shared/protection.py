@@ -1,4 +1,4 @@
-"""Is a run protected, so that a rank that dies is replaced in place? Launcher and status judge by the same rule."""
+"""Is a run protected, so that a rank that dies is replaced in place? The launcher judges, and notes it in the journal."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ftrun.control import events as ev
+from ftrun.core.amounts import count
 from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL
 from ftrun.host.base.context import LaunchContext
-from ftrun.host.nodes import sentences
 from ftrun.host.nodes.carriers.carrier import Record
 from ftrun.host.nodes.membership.member import News
 from ftrun.host.nodes.membership.open import Rendezvous
@@ -121,7 +121,7 @@ class Peers:
                 self._failure = {**self._about(action, "failed"), "weight": _weight_of(event)}
             elif isinstance(action, ev.NodeDone):
                 self._session.finished()
-                self._listener.log(sentences.node_done(self.place.nodes))
+                self._listener.log(_node_done(self.place.nodes))
             elif isinstance(action, ev.End) and not self._ended:
                 self._ended = True
                 self._session.end(self._last_words(action, actions))
@@ -172,7 +172,7 @@ class Peers:
         self._listener.note("nodes", round=news.round, **news.record)
         if here < most:
             self._listener.log(
-                sentences.waiting_for_nodes(here, least, most, self._terms.join_timeout, self._terms.last_call)
+                _waiting_for_nodes(here, least, most, self._terms.join_timeout, self._terms.last_call)
             )
 
     def _stale(self, news: News) -> None:
@@ -191,7 +191,7 @@ class Peers:
         host, port = str(news.record["host"]), int(news.record["port"])
         # restarts are counted for the whole world: every node of it has this number
         self._listener.note("world", store=[host, port], **vars(self.place), table=news.table.to_record())
-        self._listener.log(sentences.world_ready(self.place, self._nproc, f"{host}:{port}", news.table.why))
+        self._listener.log(_world_ready(self.place, self._nproc, f"{host}:{port}", news.table.why))
         self._failure = None
         self._host.meet((host, port))
 
@@ -234,3 +234,26 @@ _ON_NEWS: dict[str, Callable[[Peers, News], None]] = {
     "over": Peers._over,
     "lost": Peers._lost,
 }
+
+
+def _waiting_for_nodes(here: int, least: int, most: int, patience: float, last_call: float) -> str:
+    if here < least:
+        return f"{count(here, 'node')} of {least} here; waiting at most {patience:g} s for the others"
+    return f"{count(here, 'node')} here, room for {most}; waiting {last_call:g} s for more"
+
+
+def _world_ready(place: NodePlace, workers: int, store: str, why: str) -> str:
+    last = place.first_rank + workers - 1
+    ranks = f"rank {last}" if workers == 1 else f"ranks {place.first_rank} to {last}"
+    after = f" after: {why}" if why else ""
+    again = (
+        f" (restart {place.restarts} of the run{after})" if place.restarts else f" ({after.strip()})" if after else ""
+    )
+    return (
+        f"world of {count(place.world_size, 'worker')} on {count(place.nodes, 'node')}{again}; "
+        f"this is node {place.node} with {ranks}, store at {store}"
+    )
+
+
+def _node_done(nodes: int) -> str:
+    return f"every worker of this node is done; waiting for the other{'s' if nodes > 2 else ''}"

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ftrun.core import paths
-from ftrun.core.system import descriptors, procfs
+from ftrun.core.system import procfs
 from ftrun.core.text import coloured
 from ftrun.host.base.loop import EventLoop
 from ftrun.host.base.settings import Output
@@ -156,7 +156,7 @@ class _Pipe:
         """Bytes in the pipe, at most."""
         if self._is_pty:
             return _PTY_MOST
-        return descriptors.unread(self.fd)
+        return int(struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)))[0])
 
     def close(self) -> None:
         self.closed = True

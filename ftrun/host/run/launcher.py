@@ -189,7 +189,6 @@ class _Run:
         self._limited = settings.nproc > 1 and "OMP_NUM_THREADS" not in env
         if self._limited:
             env["OMP_NUM_THREADS"] = "1"
-        self._env = env
         shown = shown_command.command(settings.kind, settings.argv)
         self._services = Services(run_dir, env, _fork_server_mode(settings), self._on_message, stdin, shown)
         self._agent: Agent | None = None

@@ -3,5 +3,5 @@
 Doors:
     process_group: the groups of a rank and the works in them
     collective_replay: what collectives outside the loops gave
-    passthrough: a group for a script that protects nothing
+    backend: the real group behind one of ours, for one generation
 """

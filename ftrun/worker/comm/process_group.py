@@ -64,7 +64,7 @@ from ftrun.worker.comm.collectives import COLLECTIVES, DIRECT, averaging_integer
 from ftrun.worker.comm.connect import AheadOf, Connecting
 from ftrun.worker.comm.on_board import OnBoard
 from ftrun.worker.comm.work import Direct, FinishedWork, Pending
-from ftrun.worker.link.callers import caller, inside_ddp_constructor
+from ftrun.worker.link.callers import called_by, caller
 from ftrun.worker.link.observer import Observers
 from ftrun.worker.link.position import Interrupt, Where
 from ftrun.worker.link.run_link import Context
@@ -613,7 +613,7 @@ class Registry:
         where = self.position.where
         # a fault in the middle of one between two loops is not mended in place, unless it is in a job.call
         if where in (Where.BEFORE, Where.BETWEEN, Where.CALL):
-            return not inside_ddp_constructor()
+            return not called_by(torch.nn.parallel.DistributedDataParallel.__init__.__code__)
         if where is Where.PASSED:
             raise UsageError(
                 f"{name} after the gate, at {caller()}: communicate before optimizer.step(): move this line there, or log a value by "

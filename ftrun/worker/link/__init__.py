@@ -10,5 +10,4 @@ Doors:
     trees: the tensors in nested containers
     exception_report: what an exception leaves for the launcher
     compiling: keeps torch.compile away from ftrun
-    first_update: tells the launcher of updates that nobody protects
 """

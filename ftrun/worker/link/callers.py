@@ -1,4 +1,4 @@
-"""Who called: the script's line for an error, and whether it is DistributedDataParallel's constructor."""
+"""Whose code runs: the frames that led to ftrun, and which files are the script's. Imports no torch: a spare has none yet."""
 
 from __future__ import annotations
 
@@ -8,38 +8,77 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
-
-import torch
+from collections.abc import Iterable, Iterator
+from types import CodeType, FrameType
 
 from ftrun.core.paths import OWN_FILES
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _COMMANDS = sysconfig.get_path("scripts") + os.sep
-_INIT_CODE = torch.nn.parallel.DistributedDataParallel.__init__.__code__
 
 
-def inside_ddp_constructor() -> bool:
-    """Is this call made by DistributedDataParallel's constructor?"""
+# Python calls in a step are few: the first two are asked in each, and walk without a generator.
+
+
+def outside() -> FrameType | None:
+    """The frame that called ftrun."""
     frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code is _INIT_CODE:
-            return True
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_FILES):
         frame = frame.f_back
-    return False
+    return frame
 
 
 def inside_compiled() -> bool:
     """Is this call made below a function that torch.compile, or torch's switch for it, has wrapped?"""
     frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("torch/_dynamo/eval_frame.py"):
-            return True
+    while frame is not None and not frame.f_code.co_filename.endswith("torch/_dynamo/eval_frame.py"):
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
-_NOT_THE_SCRIPT = (OWN_FILES, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
+def frames(start: FrameType | None = None) -> Iterator[FrameType]:
+    """The frame that called ftrun, or `start`, and those that led there, the innermost first."""
+    frame = start or outside()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def script_frames(start: FrameType | None = None) -> list[FrameType]:
+    """The script's of them."""
+    return [frame for frame in frames(start) if is_script(frame.f_code.co_filename)]
+
+
+def called_by(code: CodeType) -> bool:
+    """Is this call made by that function, at whatever depth?"""
+    return any(frame.f_code is code for frame in frames())
+
+
+def caller() -> str:
+    """File and line of the script that led here."""
+    return line_of((frame.f_code.co_filename, frame.f_lineno) for frame in frames())
+
+
+def line_of(lines: Iterable[tuple[str, int | None]]) -> str:
+    """`file:line` of the script's among them, which begin with the innermost.
+
+    Where none is the script's, that of a library that is neither ftrun nor torch; else the innermost; "?" of none.
+    """
+    lines = [*lines]
+    for counts in (is_script, _is_of_a_library, bool):
+        for file, line in lines:
+            if counts(file):
+                return f"{file}:{line}"
+    return "?"
+
+
+def _is_of_a_library(file: str) -> bool:
+    return not file.startswith((OWN_FILES, _folder_of_torch(), "<frozen", os.__file__))
+
+
+def _folder_of_torch() -> str:
+    """It need not lie among the other libraries."""
+    return os.path.join(next(iter(getattr(sys.modules.get("torch"), "__path__", ())), os.devnull), "")
 
 
 _program: tuple[object, dict[str, bool]] = (None, {})  # the module __main__, and what was found of files since it is that
@@ -62,12 +101,12 @@ def is_script(file: str) -> bool:
 
 
 def _is_of_the_program(file: str, main: types.ModuleType | None) -> bool:
-    if file.startswith((*_NOT_THE_SCRIPT, "<frozen")):
+    if file.startswith((OWN_FILES, _folder_of_torch(), "<frozen")):
         return False
     if file == getattr(main, "__file__", None) or file.startswith(tuple(_folders_of(main))):
         return True
     return not file.startswith(_LIBRARIES) and not any(
-        file.startswith(folder + os.sep) and _has_packages(folder) for folder in sys.path[1:]
+        isinstance(folder, str) and file.startswith(folder + os.sep) and _has_packages(folder) for folder in sys.path[1:]
     )
 
 
@@ -98,17 +137,3 @@ def module_of(kind: type) -> str:
     """Name of the module that a class says it is of; "" for one of Cython's, which says it of its objects and not of itself."""
     name = kind.__module__
     return name if isinstance(name, str) else ""
-
-
-def caller() -> str:
-    """File and line of the script that led here; of another library where the script is none of the user's files."""
-    frame = inspect.currentframe()
-    library = "?"
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if is_script(name):
-            return f"{name}:{frame.f_lineno}"
-        if library == "?" and not name.startswith(_NOT_THE_SCRIPT):
-            library = f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return library

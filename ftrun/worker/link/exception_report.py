@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import sys
-import sysconfig
 import time
 import traceback
 import zlib
@@ -29,9 +28,9 @@ from ftrun.core.shared.board import Head
 from ftrun.core.shared.moment import CALL, Moment
 from ftrun.core.system import files
 from ftrun.core.system.procfs import has_stdin
+from ftrun.worker.link.callers import is_script, line_of
 from ftrun.worker.link.run_link import Context
 
-_LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
 _RUNNERS = tuple(os.path.join(paths.OWN_FILES, "worker", "process", name) for name in ("main.py", "run_script.py"))
 _REFUSED = "F301"  # what ftrun says of a script, when it is nothing else
@@ -51,10 +50,8 @@ def final_code(error: BaseException) -> int:
 def report_exception(context: Context, error: BaseException, kind: str) -> None:
     """Show a user's exception on stderr and leave it in an error file for the launcher."""
     every = traceback.extract_tb(error.__traceback__)
-    frames = [f for f in every if not f.filename.startswith((paths.OWN_FILES, _folder_of_torch()))]
-    user = [f for f in frames if "<frozen" not in f.filename and not f.filename.startswith(_LIBRARIES)]
-    last = (user or frames or every)[-1:]
-    where = f"{last[0].filename}:{last[0].lineno}" if last else "?"
+    user = [f for f in every if is_script(f.filename)]
+    where = line_of((f.filename, f.lineno) for f in reversed(every))
     if isinstance(error, SyntaxError) and error.filename:
         where = f"{error.filename}:{error.lineno}"
     if sys.argv and not os.path.isabs(sys.argv[0]):
@@ -148,12 +145,6 @@ def _leave_out_our_frames(told: traceback.TracebackException | None) -> None:
     told.stack = traceback.StackSummary.from_list(theirs or others) if others else None  # type: ignore[assignment]
     for earlier in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
         _leave_out_our_frames(earlier)
-
-
-def _folder_of_torch() -> str:
-    """It need not lie among the other libraries."""
-    torch = sys.modules.get("torch")
-    return os.path.join(os.path.dirname(os.path.abspath(str(torch.__file__))), "") if torch is not None else os.devnull
 
 
 def _shown_by(context: Context, text: str) -> str | None:

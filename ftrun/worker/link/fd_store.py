@@ -40,7 +40,7 @@ class FdStoreClient:
     def put(self, rank: int, name: str, cell: int, fd: int, handle: Handle | None = None, parts: int = 0) -> str:
         """Have the fd store hold `fd` as the segment `name` of `rank`; a later put replaces it.
 
-        `handle`: what it is, None = host memory of any layout. `parts`: how many allocations `name.0`, `name.1`, ...
+        `handle`: what it is, None = host memory. `parts`: how many allocations `name.0`, `name.1`, ...
         belong to it; the fd store drops further ones.
         Returns "" or why device memory is held by its descriptor only.
         """

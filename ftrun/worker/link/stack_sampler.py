@@ -1,21 +1,20 @@
 """Where the thread that trains is when it has been in one place for long: what a person asks first about a hung rank.
 
-Runs in the doorbell thread and only reads frames. A rank whose GIL is held cannot say it.
+Runs in the control thread and only reads frames. A rank whose GIL is held cannot say it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ftrun.core import paths
 from ftrun.core.shared.board import Cell, F
+from ftrun.worker.link.callers import script_frames
 from ftrun.worker.link.position import Position
 from ftrun.worker.torch_compat.torch_private import frame_of
 
@@ -55,11 +54,7 @@ class Whereabouts:
 
 def _line(frame: FrameType) -> str:
     """The innermost line of the script's own, with the function that it called when that is another's."""
-    at: FrameType | None = frame
-    while at is not None:
-        name = at.f_code.co_filename
-        if not name.startswith((paths.OWN_FILES, sys.prefix + os.sep, "<frozen")):
-            inner = "" if at is frame else f" (in {frame.f_code.co_name})"
-            return f"{os.path.relpath(name)}:{at.f_lineno}{inner}"
-        at = at.f_back
+    for at in script_frames(frame):
+        inner = "" if at is frame else f" (in {frame.f_code.co_name})"
+        return f"{os.path.relpath(at.f_code.co_filename)}:{at.f_lineno}{inner}"
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -12,7 +12,6 @@ adoption ahead was tried and taken out: without that the adoption of 1 GB takes 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -83,15 +82,6 @@ class Manifest:
     def from_bytes(data: bytes) -> Manifest:
         raw = json.loads(data)
         return Manifest([Entry.from_json(e) for e in raw["entries"]], raw["facts"])
-
-    def layout_hash(self, zone_prefixes: tuple[str, ...] = ("param.", "buffer.")) -> str:
-        """Hash of names, types and shapes of parameters and buffers: equal on ranks that can stand in for each other."""
-        rows = [(e.name, e.dtype, e.shape) for e in self.entries if e.name.startswith(zone_prefixes)]
-        return hashlib.sha256(repr(sorted(rows)).encode()).hexdigest()
-
-    def layout_word(self) -> int:
-        """The first 64 bits of `layout_hash`."""
-        return int(self.layout_hash()[:16], 16)
 
 
 class Arena:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime as dt
 import functools
 from typing import Any
 
+import torch.distributed as dist
+
 from ftrun.core.errors import WorkerError
 from ftrun.core.shared.board import Flag
-from ftrun.worker.comm import passthrough
+from ftrun.worker.comm.backend import make_group
 from ftrun.worker.comm.process_group import Registry
 from ftrun.worker.link import compiling
 from ftrun.worker.link.run_link import Context
@@ -32,7 +35,7 @@ def create(options: Any, _backend_options: Any) -> Any:
     torch_private.require(torch_private.NAMES, torch_private.START)
     context = Context.current
     if context is None or not context.is_main_process():
-        return passthrough.build(options)
+        return _as_torch_does(options)
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if _registry is None:
         context.position.trains_here()
@@ -44,6 +47,19 @@ def create(options: Any, _backend_options: Any) -> Any:
     group = _registry.create(options.group_rank, ranks, timeout)
     context.milestone(Flag.GROUP)
     return group
+
+
+def _as_torch_does(options: Any) -> Any:
+    """In a process that ftrun did not start: the group that "nccl" or "gloo" would have given."""
+    # a group that is left to the interpreter's end aborts the process there, while its threads run
+    atexit.unregister(_destroy)
+    atexit.register(_destroy)
+    return make_group(options.store, options.group_rank, options.group_size, options.timeout, swappable=False).group
+
+
+def _destroy() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _replay(context: Context, groups: Registry) -> None:

@@ -11,7 +11,7 @@ import inspect
 import linecache
 from types import FrameType
 
-from ftrun.core.paths import OWN_FILES
+from ftrun.worker.link.callers import frames
 from ftrun.worker.state.loop_names import parsed
 
 _FRAMES = ("<listcomp>", "<setcomp>", "<dictcomp>")  # a comprehension has a frame of its own until Python 3.11
@@ -21,16 +21,14 @@ _ONE_BY_ONE = ("next", "send", "throw", "__next__")  # who calls one of them kee
 
 def collector() -> str:
     """What the script's code collects with that asks our iterator, as a person reads it; "" = it goes on one by one."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(OWN_FILES):
-        frame = frame.f_back
-    found = ""
-    while frame is not None and not found:
+    for frame in frames():
         found = _collects(frame)
-        frame = frame.f_back if frame.f_code.co_flags & inspect.CO_GENERATOR else None
-        if frame is not None:
-            found = found or _call(frame)
-    return found
+        if found or not frame.f_code.co_flags & inspect.CO_GENERATOR or frame.f_back is None:
+            return found
+        found = _call(frame.f_back)
+        if found:
+            return found
+    return ""
 
 
 def _collects(frame: FrameType) -> str:

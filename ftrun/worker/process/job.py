@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch.distributed as dist
 
 from ftrun.core.errors import UsageError
 from ftrun.core.shared import gate
-from ftrun.worker.link.callers import caller
+from ftrun.worker.link.callers import caller, outside
 from ftrun.worker.link.position import Where
 from ftrun.worker.process import checkpoints
 from ftrun.worker.process import progress as bars
@@ -218,9 +217,8 @@ class Job:
         Raises:
             UsageError
         """
-        frame = inspect.currentframe()
-        caller = frame.f_back if frame is not None else None
-        space = caller.f_globals if caller is not None else {}
+        frame = outside()
+        space = frame.f_globals if frame is not None else {}
         missing = [name for name in names if name not in space]
         if missing:
             raise UsageError(

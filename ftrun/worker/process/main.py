@@ -22,8 +22,9 @@ from ftrun.core.shared import fresh
 from ftrun.core.shared.board import Busy, F, Flag, Head, Phase
 from ftrun.core.shared.world import World
 from ftrun.core.system import files, shown_command
+from ftrun.core.system.when_imported import when_imported
 from ftrun.core.text import tell
-from ftrun.worker.link import first_update
+from ftrun.worker.link.callers import caller
 from ftrun.worker.link.control_thread import ControlThread
 from ftrun.worker.link.exception_report import report_exception
 from ftrun.worker.link.position import Interrupt
@@ -116,7 +117,7 @@ def _run(spec: dict[str, Any]) -> int:
         return exec_program.become(exec_program.substituted(spec["argv"], context.local_rank))
     if Context.current is not None:
         ControlThread(context).start()
-    first_update.watch(context)
+    _tell_of_first_update(context)
     threading.excepthook = _thread_ended(context, threading.excepthook)
     if "started" in spec:
         preloaded.make_room(run_script.folder_of(spec["kind"], spec["argv"][0]), spec["started"])
@@ -142,6 +143,23 @@ def _begin_anew(context: Context, spec: dict[str, Any], why: str, folder: str, v
     context.cell.add_flag(Flag.ANEW)
     native.beat_stop()
     fresh.become(spec, variables)
+
+
+def _tell_of_first_update(context: Context) -> None:
+    """Tell the launcher of the first step of an optimizer, whether the script protects its model or not; never imports torch.
+
+    From then on a restart from the beginning throws work away, and it is known whether the model is protected.
+    """
+    told = False
+
+    def stepped(*_: Any) -> None:
+        nonlocal told
+        if not told and context.is_main_process():
+            told = True
+            context.milestone(Flag.STEPPED)
+
+    # it stays: a hook that takes itself away while torch goes through the hooks is an error when another one follows
+    when_imported("torch.optim.optimizer", lambda optimizer: optimizer.register_optimizer_step_post_hook(stepped))
 
 
 def _own_temporary_folder(context: Context) -> None:
@@ -171,7 +189,7 @@ def _reseed(cell: int, rank: int | None) -> None:
 
 def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # for people: without room a spare is of use all the same
-        context.report(f"parked-{context.cell.index}", {"line": standby.where()})
+        context.report(f"parked-{context.cell.index}", {"line": caller()})
     context.milestone(Flag.PARKED)
     mine = context.cell.index
     world = context.await_world(lambda w: w.rank_of(mine) is not None, 0, _PARK_DEADLINE, _meanwhile(context))

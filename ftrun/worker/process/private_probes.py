@@ -1,4 +1,4 @@
-"""Asks the running system about each private name in torch_private.py and sharded_private.py: is it there, and as ftrun expects?
+"""Asks the running system about each private name in torch_compat: is it there, and as ftrun expects?
 
 A probe does with the name what ftrun does with it, in a process that is there for that.
 """

@@ -7,17 +7,15 @@ makes while it is imported (tqdm looks so for its own variables): a spare would 
 
 from __future__ import annotations
 
-import inspect
 import os
-import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 
 from ftrun.core.environment import RANK_KEYS
 from ftrun.core.paths import OWN_FILES
+from ftrun.worker.link.callers import frames, is_script
 from ftrun.worker.torch_compat.torch_private import watch_environment
 
-_LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib"))
 _plain = type(os.environ)
 _promote: Callable[[], None] | None = None
 _waits = threading.Lock()  # held by the thread that is parked: others that ask meanwhile wait behind it
@@ -42,14 +40,12 @@ def _asked(by_name: bool = True) -> None:
 
 def _while_a_library_is_imported() -> bool:
     """Does the body of a module that is none of the script's come before any line of the script, seen from here?"""
-    frame = inspect.currentframe()
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((*_LIBRARIES, OWN_FILES, "<frozen")):
+    for frame in frames():
+        code = frame.f_code
+        if is_script(code.co_filename):
             return False
-        if frame.f_code.co_name == "<module>" and not name.startswith(OWN_FILES):
+        if code.co_name == "<module>" and not code.co_filename.startswith(OWN_FILES):
             return True
-        frame = frame.f_back
     return False
 
 
@@ -86,15 +82,3 @@ def watch(promote: Callable[[], None]) -> None:
 def ask_now() -> None:
     """Park here if this is a spare without a rank (for calls that need a rank but read no variable)."""
     _asked()
-
-
-def where() -> str:
-    """file:line of the script's code that asked, for `status`."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(OWN_FILES) and "<frozen" not in name and os.sep + "torch" + os.sep not in name:
-            if not name.endswith(f"{os.sep}os.py"):
-                return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "?"

@@ -1,4 +1,4 @@
-"""What is done before it is needed, so that the first step of a worker is not the first step of its process."""
+"""Warm-up of a parked spare: it runs one toy step and maps the memory of every rank, so that a repair pays for no first call."""
 
 from __future__ import annotations
 

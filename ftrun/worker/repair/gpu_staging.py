@@ -64,7 +64,7 @@ def _make(facts: Facts, gpu: int, size: int, stack: contextlib.ExitStack) -> tup
     fd = allocate(gpu, address, size, _WHAT, "leave that much free on each device")
     stack.callback(os.close, fd)
     stack.callback(_undo, cuda.unmap, address, size)
-    return address, fd, Handle(Kind.CUDA, size, cuda.device(gpu).uuid, facts.layout, facts.generation)
+    return address, fd, Handle(Kind.CUDA, size, cuda.device(gpu).uuid, facts.generation)
 
 
 def _find(context: Context, rank: int, generation: int, deadline: float) -> tuple[int, Handle]:

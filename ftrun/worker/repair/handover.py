@@ -39,9 +39,8 @@ class Kept:
         for index, chunk in enumerate(chunks):
             if not self._send_chunk(index, chunk):
                 return False
-        return self._put(
-            "arena", self._state.arena.segment.fd, self._host(self._state.arena.segment), len(chunks)
-        ) and self._put("slots", self._ledger.slots.segment.fd, self._host(self._ledger.slots.segment))
+        arena, slots = self._state.arena.segment, self._ledger.slots.segment
+        return self._put("arena", arena.fd, parts=len(chunks)) and self._put("slots", slots.fd)
 
     def follow(self) -> None:
         """From here on the fd store hears of each new allocation on a GPU."""
@@ -51,17 +50,11 @@ class Kept:
     def _grown(self, index: int, chunk: Chunk) -> None:
         self._send_chunk(index, chunk)
 
-    def _host(self, segment: Segment) -> Handle:
-        return Handle(
-            Kind.HOST, segment.length, layout=self._state.manifest.layout_word(), generation=self._context.generation
-        )
-
     def _send_chunk(self, index: int, chunk: Chunk) -> bool:
         uuid = cuda.device(self._state.arena.gpu_part.ordinal).uuid
-        layout, generation = self._state.manifest.layout_word(), self._context.generation
-        return self._put(f"arena.{index}", chunk.fd, Handle(Kind.CUDA, chunk.size, uuid, layout, generation))
+        return self._put(f"arena.{index}", chunk.fd, Handle(Kind.CUDA, chunk.size, uuid))
 
-    def _put(self, name: str, fd: int, handle: Handle, parts: int = 0) -> bool:
+    def _put(self, name: str, fd: int, handle: Handle | None = None, parts: int = 0) -> bool:
         context = self._context
         try:
             why = context.fd_store.put(context.rank, name, context.cell.index, fd, handle, parts)

@@ -10,7 +10,6 @@ Doors:
     looks: the budget of dear looks
     loop_names: names that a loop carries, from its source
     composed: composed tensors
-    spaces: where a script has its values
     plain_values: values that are their own copy
     histories: long lists that only grow
     signs: a sign of a value that is not kept

@@ -6,6 +6,7 @@ Moves tensors into the arena and keeps them there, copies buffers aside at the s
 from __future__ import annotations
 
 import ctypes
+import traceback
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from operator import attrgetter
@@ -345,10 +346,8 @@ class ProtectedState:
         if not isinstance(error, RuntimeError) or "not resizable" not in str(error):
             return ""
         parts = {id(part): part for root in self.modules for part in root.modules()}
-        trace, found = error.__traceback__, ""
-        while trace is not None:
-            part = parts.get(id(trace.tb_frame.f_locals.get("self")))
-            found, trace = type(part).__name__ if part is not None else found, trace.tb_next
+        within = [parts.get(id(frame.f_locals.get("self"))) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        found = next((type(part).__name__ for part in reversed(within) if part is not None), "")
         names = sorted({n for m, n, e, _ in self._buffer_views if type(m).__name__ == found and e.name not in self.loose})
         whose = (found or "the model") + (f" ({', '.join(names)})" if names else "")
         return (

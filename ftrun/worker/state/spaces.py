@@ -12,7 +12,6 @@ import contextvars
 import dataclasses
 import enum
 import functools
-import inspect
 import os
 import sys
 import types
@@ -52,16 +51,6 @@ class Space:
     frame: FrameType | None = None
 
     root: str = ""  # the function or module whose variables lead here
-
-
-def script_frames() -> list[FrameType]:
-    """The script's frames on this thread's stack, the innermost first."""
-    found, frame = [], inspect.currentframe()
-    while frame is not None:
-        if is_script(frame.f_code.co_filename):
-            found.append(frame)
-        frame = frame.f_back
-    return found
 
 
 def script_modules() -> list[tuple[str, ModuleType]]:

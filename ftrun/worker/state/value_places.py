@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 import torch
 
-from ftrun.core.paths import OWN_FILES
-from ftrun.worker.link.callers import module_of
+from ftrun.worker.link.callers import module_of, script_frames
 from ftrun.worker.state import spaces
 from ftrun.worker.state.bindings import Named
-from ftrun.worker.state.loop_names import carried, made_anew
+from ftrun.worker.state.loop_names import made_anew, names_of
 from ftrun.worker.state.spaces import Space
 from ftrun.worker.torch_compat.frames_private import has_own_locals
 
@@ -60,17 +58,12 @@ class ValuePlaces:
 
     def come(self) -> bool:
         """Take the frames of the script that this is called in. Are they others than before?"""
-        one = inspect.currentframe() if self.frames else None
-        while one is not None and one.f_code.co_filename.startswith(OWN_FILES):
-            one = one.f_back
-        if one is not None and one is self.frames[0]:
-            return False
-        frames = spaces.script_frames()
+        frames = script_frames()
         if [*map(id, frames)] == [*map(id, self.frames)]:
             return False
         self.frames = frames
         self._fresh = self._fresh_names()
-        found = [(carried(frame), spaces.module_prefix(frame.f_globals)) for frame in frames]
+        found = [(names_of(frame).carried, spaces.module_prefix(frame.f_globals)) for frame in frames]
         self.carried = frozenset(prefix + name for names, of_module in found for prefix in ("", of_module) for name in names)
         return True
 

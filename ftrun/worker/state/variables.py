@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ftrun.worker.link.callers import outside
 from ftrun.worker.state import spaces
 from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, put_back_as_it_stood, shared, together
 from ftrun.worker.state.copies import Copied, TooLarge, copied, placed
@@ -103,7 +104,8 @@ class Variables:
         self._in_body = False
         if self._at.only is not None and not self._at.only:
             return
-        if self._at.come():
+        frames = self._at.frames
+        if (not frames or outside() is not frames[0]) and self._at.come():
             self.look()  # a loop before this one, or what was between the two, may have changed something
 
     def leave(self) -> None:

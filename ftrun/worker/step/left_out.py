@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import linecache
 import sys
 from collections.abc import Iterable
-from types import FrameType
 from typing import Any
 
 import torch
 
 from ftrun.core.shared import kept
 from ftrun.core.shared.left_out import shown
+from ftrun.worker.link.callers import script_frames
 from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.run_link import Context
-from ftrun.worker.state.loop_names import LoopNames, loop_names
+from ftrun.worker.state.loop_names import LoopNames, names_of
 from ftrun.worker.state.plain_values import PlainValues
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.state.signs import hooks_on, sign_of
-from ftrun.worker.state.spaces import script_frames
 from ftrun.worker.state.variables import Variables
 
 _SECOND_LOOK = 3  # bodies
@@ -107,7 +105,7 @@ class LeftOut(StepObserver):
 
     def look(self, across: bool = False) -> dict[str, Any]:
         """Name -> what shows that it changed, of all that could be training state and is not kept. `across`: see `sign_of`."""
-        loops = [*map(_names_of, script_frames())]
+        loops = [*map(names_of, script_frames())]
         by_others = self._state.python.variables
         known, held = self._variables.not_kept()
         found: dict[str, Any] = {}
@@ -121,13 +119,9 @@ class LeftOut(StepObserver):
             found |= {f"model {i}.{name}.hooks": count for name, part in root.named_modules() if (count := hooks_on(part))}
         return {name: sign for name, sign in found.items() if name not in self._variables.ignored}
 
-    def _is_fresh(self, name: str, loops: list[LoopNames | None]) -> bool:
+    def _is_fresh(self, name: str, loops: list[LoopNames]) -> bool:
         """Does the script write this name anew, here or in a loop around that has gone on since the first look?"""
-        return any(n is not None and (name in n.fresh or (self._loops > 1 and name in n.outside)) for n in loops)
-
-
-def _names_of(frame: FrameType) -> LoopNames | None:
-    return loop_names("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
+        return any(name in each.fresh or (self._loops > 1 and name in each.outside) for each in loops)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from ftrun.worker.torch_compat.torch_private import MESSAGE, PROTECT, Private
+from ftrun.worker.torch_compat.torch_private import PROTECT, Private
 
 NAMES: list[Private] = []
 
@@ -26,13 +26,6 @@ NAMES.append(
         "torch.utils.data:DataLoader", ("_iterator",), "torch", PROTECT,
         "begin a loader with persistent workers at the batch of a step that is done again",
         "the loader goes on behind that batch", of_instance=True,
-    )
-)  # fmt: skip
-OF_ITERATION = ("_iterator", "_IterableDataset_len_called")  # what a DataLoader changes in itself when it is iterated
-NAMES.append(
-    Private(
-        "torch.utils.data:DataLoader", ("_IterableDataset_len_called",), "torch", MESSAGE,
-        "know that a loader changed it itself, and not the script", "a loader is named as changed by the loop", of_instance=True,
     )
 )  # fmt: skip
 

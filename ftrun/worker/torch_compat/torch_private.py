@@ -1,6 +1,6 @@
-"""Every private name of torch, CPython or the kernel that ftrun relies on, each beside the functions that use it.
+"""Private names of torch, CPython or the kernel that ftrun relies on, each beside the functions that use it; *_private.py have more.
 
-Nothing outside this file may use such a name; `make lint` checks it. A private name is kept for correctness; the few that are
+Nothing outside these files may use such a name; `make lint` checks it. A private name is kept for correctness; the few that are
 needed for speed are the ones to remove next. `python -m ftrun.worker.process.private_probes [--json]` asks the running system about each
 (private_probes.py). This module is imported while torch is still being imported, and in workers without torch, so it imports
 torch only inside functions.
