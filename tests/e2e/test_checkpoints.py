@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 
 from ftrun.core.errors import UsageError
 from ftrun.worker.process import checkpoints
@@ -106,6 +107,7 @@ def test_ranks_die_in_the_middle_of_a_save(folder: Path) -> None:
 def test_another_number_of_ranks(folder: Path, layout: str) -> None:
     """4 to 2, which train on, and 2 to 4: weights and optimizer state are what was saved, as are the scheduler and the step."""
     run(folder, layout, 8)
+    by_torch_alone(folder, "full-4-8.pt")
     outcome = run(folder, "fsdp", 8, ranks=2)
     same_tensors(folder, "full-4-8.pt", "full-2-8.pt")
     assert "job.load: state stays as the script made it: each of the 4 ranks" in outcome.output, outcome.tail()
@@ -120,6 +122,14 @@ def test_another_number_of_ranks(folder: Path, layout: str) -> None:
 def complete(last: Path) -> dict[int, bool]:
     """Steps of which there is a checkpoint, and whether it is whole."""
     return {one.step: one.complete() for one in ShardedFolder(last, 0, 4).found()}
+
+
+def by_torch_alone(folder: Path, name: str) -> None:
+    (newest,) = [one.folder for one in ShardedFolder(folder / "out" / "last", 0, 4).found() if one.step == 8]
+    whole = {key: one for key, one in torch.load(folder / "out" / name, weights_only=True).items() if " " not in key}
+    read = {key: torch.zeros_like(one) for key, one in whole.items()}
+    torch.distributed.checkpoint.load({"models.0": read}, checkpoint_id=newest, no_dist=True)
+    assert len(read) == 4 and [key for key in whole if not torch.equal(whole[key], read[key])] == []
 
 
 def same_tensors(folder: Path, *names: str) -> None:

@@ -278,8 +278,12 @@ class _Descriptions(pickle.Unpickler):
 
 
 def _description(path: Path) -> Metadata:
-    with path.open("rb") as file:
-        found: Metadata = _Descriptions(file).load()
+    """Raises UsageError for what this torch does not read, a newer one's perhaps."""
+    try:
+        with path.open("rb") as file:
+            found: Metadata = _Descriptions(file).load()
+    except (ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+        raise UsageError(f"torch {torch.__version__} cannot read {path} ({error}): use the torch that wrote it, or a newer one") from error
     return found
 
 
