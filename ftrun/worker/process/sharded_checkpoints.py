@@ -85,9 +85,12 @@ class Checkpoint(NamedTuple):
         """
         if self.missing():
             return False
-        if not (self.folder / _WHOLE).exists():
-            found = pickle.dumps(_merged([_description(self._described(rank)) for rank in range(self.size)]))
-            checkpoints.whole(self.folder / _WHOLE, lambda temporary: temporary.write_bytes(found))
+        try:
+            if not (self.folder / _WHOLE).exists():
+                found = pickle.dumps(_merged([_description(self._described(rank)) for rank in range(self.size)]))
+                checkpoints.whole(self.folder / _WHOLE, lambda temporary: temporary.write_bytes(found))
+        except FileNotFoundError:  # another rank is about to remove it
+            return False
         return True
 
     def forget(self, until: float) -> None:
@@ -328,7 +331,7 @@ def part_of(
             part.own[place] = ["local", local, said, shards.spread_of(value)]
         else:
             part.own[place] = ["spread", said, value.dtype]
-            if min(shards.holders(value)) == torch.distributed.get_rank():
+            if min(shards.holders(value), default=-1) == torch.distributed.get_rank():
                 part.tensors[_name_among(place, value)] = value
     for i, optimizer in enumerate(optimizers):
         part.own["optimizers", i, "param_groups"] = optimizer.state_dict()["param_groups"]
