@@ -94,10 +94,12 @@ def test_ranks_die_in_the_middle_of_a_save(folder: Path) -> None:
     outcome = run(folder, "fsdp", 18, kills)
     assert len(harness.deaths(outcome)) == 7, outcome.tail()
     assert "the checkpoint of step 4" in outcome.output and "is not complete, rank 1 wrote nothing" in outcome.output, outcome.tail()
-    assert complete(folder / "out" / "last") == {12: True, 16: False}
+    last = folder / "out" / "last"
+    assert complete(last) == {4: False, 8: False, 12: True, 16: False} and not list(last.glob("step-*/.metadata"))
     assert digests(folder / "out") == expected
     outcome = run(folder, "fsdp", 18)
     assert outcome.output.count("begins at step 12") == 4, outcome.tail()
+    assert complete(last) == {12: True, 16: True} and len(list(last.glob("step-*/.metadata"))) == 2
     assert digests(folder / "out") == expected
 
 
@@ -121,7 +123,7 @@ def test_another_number_of_ranks(folder: Path, layout: str) -> None:
 
 def complete(last: Path) -> dict[int, bool]:
     """Steps of which there is a checkpoint, and whether it is whole."""
-    return {one.step: one.complete() for one in ShardedFolder(last, 0, 4).found()}
+    return {one.step: not one.missing() for one in ShardedFolder(last, 0, 4).found()}
 
 
 def by_torch_alone(folder: Path, name: str) -> None:

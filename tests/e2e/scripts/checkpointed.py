@@ -79,7 +79,7 @@ def main() -> None:
         fully_shard(model, mesh=mesh["replicate"] if layout == "tp" else mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
-    job = ftrun.protect(model, optimizer, scheduler)
+    job = ftrun.protect(model, optimizer, scheduler, ignore=["at"])
     kept = job.state(mine=rank)
     if last.exists():
         job.load(last)
