@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 import ftrun
+from ftrun.core.errors import UsageError
+from ftrun.worker.process.sharded_checkpoints import CheckpointPart, ShardedFolder
 from tests.conftest import Ftrun, processes_of
 from tests.docs.blocks import ROOT
 from tests.test_documents import exists
@@ -77,3 +80,19 @@ def test_a_checkpoint_is_not_unpickled(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "exploded").exists()
     job.save("good.pt", step=3)
     assert job.load("good.pt") == job.start_step == 3
+
+
+@pytest.mark.parametrize("call", [os.mkdir, torch.save])  # the second is in a module that descriptions do name
+def test_a_sharded_checkpoint_is_not_unpickled(tmp_path: Path, call: object) -> None:
+    """torch.distributed.checkpoint itself reads its description of the tensors as a pickle."""
+    exploded = tmp_path / "exploded"
+    bomb = type("Bomb", (), {"__reduce__": lambda self: (call, (str(exploded),) if call is os.mkdir else (1, str(exploded)))})
+    folder = ShardedFolder(tmp_path / "folder", 0, 1)
+    folder.write(3, "a", CheckpointPart({}, {("step",): 3}))
+    assert folder.load([], [], torch.device("cpu")) == (3, {})
+    for name in (".metadata", "__0.metadata"):
+        (tmp_path / "folder" / "step-3-of-1-a" / name).write_bytes(pickle.dumps(bomb()))
+        with pytest.raises(UsageError, match=r"description of its tensors names (posix\.mkdir|torch\.serialization\.save)"):
+            folder.load([], [], torch.device("cpu"))
+        (tmp_path / "folder" / "step-3-of-1-a" / ".metadata").unlink(missing_ok=True)  # it is made anew from those of all ranks
+    assert not exploded.exists()

@@ -1,14 +1,19 @@
-"""Checkpoints by the job: of a sharded model each rank writes its part, and a later run goes on from the newest that is complete."""
+"""Checkpoints by the job: of a sharded model each rank writes its part, and a later run goes on from the newest that is complete, also
+with another number of ranks."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 
-from ftrun.worker.process.checkpoints import PartsFolder
+from ftrun.core.errors import UsageError
+from ftrun.worker.process import checkpoints
+from ftrun.worker.process.sharded_checkpoints import CheckpointPart, ShardedFolder
 from tests.e2e import harness
 from tests.e2e.harness import Outcome
 
@@ -57,14 +62,10 @@ def test_a_run_goes_on_from_its_checkpoint(folder: Path, layout: str) -> None:
     outcome = run(folder, layout, 10, f"forward:2:1 {saving}")
     assert len(harness.deaths(outcome)) == 1 + len(saving.split()), outcome.tail()
     if layout != "ddp":
-        kept = {(step, str(rank)) for step in ("4", "8") for rank in range(4)}  # the newest may yet be cut off
-        names = [file.name.split("-") for file in last.iterdir()]
-        assert len(names) == 8 and {(name[1], name[3]) for name in names} == kept
-        assert len({(name[1], name[6]) for name in names}) == 2, "ranks, replacements too, do not say the same of one moment"
+        assert complete(last) == {4: True, 8: True}, "the newest may yet be cut off"
     outcome = run(folder, layout, 14, f"forward:9:3 forward:13:2 {'ending:14:2' if layout != 'ddp' else ''}")
     assert len(harness.deaths(outcome)) == (3 if layout != "ddp" else 2), outcome.tail()
-    marks = [file.name.rpartition("-")[2] for file in (folder / "out" / "end").glob("step-14-*")]
-    assert layout == "ddp" or (len(marks) == 4 and len({*marks}) == 1), "a replacement says another moment"
+    assert layout == "ddp" or complete(folder / "out" / "end") == {10: True, 14: True}, "a replacement says another moment"
     assert "bit-identical to an uninterrupted run: yes" in outcome.output, outcome.tail()
     assert digests(folder / "out") == expected
 
@@ -74,31 +75,133 @@ def test_only_a_complete_checkpoint_is_read(folder: Path) -> None:
     last = folder / "out" / "last"
     run(folder, "fsdp", 5)
     digests(folder / "out")
-    (last / "step-8-rank-1-of-4-0.pt").write_bytes(b"of a run that was cut off")
+    cut_off = last / "step-8-of-4-0"
+    cut_off.mkdir()
+    (cut_off / "__1_0.distcp").write_bytes(b"of a run that was cut off")
     run(folder, "fsdp", 7)  # it went on from step 4
     run(folder, "fsdp", 8)
     assert digests(folder / "out") == expected
-    for step in (4, 8):
-        next(last.glob(f"step-{step}-rank-2-of-4-*.pt")).unlink()
+    for found in last.glob("step-*/__2.metadata"):
+        found.unlink()
     outcome = run(folder, "fsdp", 8, code=2)
     assert "no complete checkpoint: of step 8 rank 2 wrote nothing" in outcome.output, outcome.tail()
-    outcome = run(folder, "fsdp", 8, code=2, ranks=3)
-    assert "was written by 4 ranks, each its part of the model" in outcome.output, outcome.tail()
+
+
+def test_ranks_die_in_the_middle_of_a_save(folder: Path) -> None:
+    """No rank waits for them. What they left is never read; the moment before is, or one that was whole but for its last line."""
+    expected = by_torch(folder / "stock", "fsdp", 18)
+    kills = "tensors:3:1 describing:7:2 merging:11:any " + " ".join(f"describing:15:{rank}" for rank in range(4))
+    outcome = run(folder, "fsdp", 18, kills)
+    assert len(harness.deaths(outcome)) == 7, outcome.tail()
+    assert "the checkpoint of step 4" in outcome.output and "is not complete, rank 1 wrote nothing" in outcome.output, outcome.tail()
+    last = folder / "out" / "last"
+    assert complete(last) == {4: False, 8: False, 12: True, 16: False} and not list(last.glob("step-*/.metadata"))
+    assert digests(folder / "out") == expected
+    outcome = run(folder, "fsdp", 18)
+    assert outcome.output.count("begins at step 12") == 4, outcome.tail()
+    assert complete(last) == {12: True, 16: True} and len(list(last.glob("step-*/.metadata"))) == 2
+    assert digests(folder / "out") == expected
+
+
+@pytest.mark.parametrize(
+    "layout", ["fsdp", pytest.param("hsdp", marks=pytest.mark.slow), pytest.param("tp", marks=pytest.mark.slow)]
+)
+def test_another_number_of_ranks(folder: Path, layout: str) -> None:
+    """4 to 2, which train on, and 2 to 4: weights and optimizer state are what was saved, as are the scheduler and the step."""
+    run(folder, layout, 8)
+    by_torch_alone(folder, "full-4-8.pt")
+    outcome = run(folder, "fsdp", 8, ranks=2)
+    same_tensors(folder, "full-4-8.pt", "full-2-8.pt")
+    assert "job.load: state stays as the script made it: each of the 4 ranks" in outcome.output, outcome.tail()
+    assert all(f"rank {rank} begins at step 8, its own is {rank}" in outcome.output for rank in range(2)), outcome.tail()
+    run(folder, "fsdp", 12, ranks=2)
+    outcome = run(folder, layout, 12)
+    assert outcome.output.count("begins at step 12") == 4, outcome.tail()
+    same_tensors(folder, "full-2-12.pt", "full-4-12.pt")
+    assert complete(folder / "out" / "last") == {8: True, 12: True}
+
+
+def complete(last: Path) -> dict[int, bool]:
+    """Steps of which there is a checkpoint, and whether it is whole."""
+    return {one.step: not one.missing() for one in ShardedFolder(last, 0, 4).found()}
+
+
+def by_torch_alone(folder: Path, name: str) -> None:
+    (newest,) = [one.folder for one in ShardedFolder(folder / "out" / "last", 0, 4).found() if one.step == 8]
+    whole = {key: one for key, one in torch.load(folder / "out" / name, weights_only=True).items() if " " not in key}
+    read = {key: torch.zeros_like(one) for key, one in whole.items()}
+    torch.distributed.checkpoint.load({"models.0": read}, checkpoint_id=newest, no_dist=True)
+    assert len(read) == 4 and [key for key in whole if not torch.equal(whole[key], read[key])] == []
+
+
+def same_tensors(folder: Path, *names: str) -> None:
+    one, other = (torch.load(folder / "out" / name, weights_only=True) for name in names)
+    assert one.keys() == other.keys() and len(one) == 4 + 4 * 3
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def own(**values: object) -> CheckpointPart:
+    return CheckpointPart({}, {("step",): 10, **{("stateful", name): value for name, value in values.items()}})
+
+
+def read(path: Path, ranks: int = 4) -> list[object]:
+    return [ShardedFolder(path, rank, ranks).load([], [], torch.device("cpu")) for rank in range(ranks)]
 
 
 def test_parts_of_two_runs_are_never_taken_for_one(tmp_path: Path) -> None:
     """Another run begins anew in the same folder, and two of its ranks die before they write."""
-    folders = [PartsFolder(tmp_path, rank, 4) for rank in range(4)]
+    folders = [ShardedFolder(tmp_path, rank, 4) for rank in range(4)]
     for step in (10, 20):
         for one in folders:
-            one.write(step, "a", {"run": 1, "step": step})
+            one.write(step, "a", own(run=1))
     for one in folders[:2]:
-        one.write(10, "b", {"run": 2, "step": 10})
-    read = [one.read(torch.device("cpu")) for one in folders]
-    assert read == [{"run": 1, "step": 10}] * 4
+        one.write(10, "b", own(run=2))
+    assert read(tmp_path) == [(10, {"run": 1})] * 4
     for one in folders[2:]:
-        one.write(10, "b", {"run": 2, "step": 10})
-    assert [one.read(torch.device("cpu")) for one in folders] == [{"run": 2, "step": 10}] * 4
+        one.write(10, "b", own(run=2))
+    assert read(tmp_path) == [(10, {"run": 2})] * 4
     for one in folders[:3]:
-        one.write(10, "c", {"run": 2, "step": 10, "again": True})  # without a step of its own it is written over
-    assert [one.read(torch.device("cpu")) for one in folders] == [{"run": 2, "step": 10}] * 4
+        one.write(10, "c", own(run=2, again=True))  # without a step of its own it is written over
+    assert read(tmp_path) == [(10, {"run": 2})] * 4
+    for file in tmp_path.glob("step-10-of-4-b/*"):
+        os.utime(file, (1.0, 1.0))
+    for one in folders[:3]:
+        one.write(10, "b", own(run=3), since=2.0)  # a run that calls itself as that one did
+    with pytest.raises(UsageError, match="of step 10 rank 3 wrote nothing"):
+        read(tmp_path)
+    folders[3].write(10, "b", own(run=3), since=2.0)
+    folders[0].write(10, "b", own(run=4))  # a part is written once
+    assert read(tmp_path) == [(10, {"run": 3})] * 4
+
+
+def test_what_each_rank_has_alone_is_read_by_another_number_of_ranks_where_all_had_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(4):
+        ShardedFolder(tmp_path, rank, 4).write(10, "a", own(alike=torch.tensor([1.0, float("nan")]), streams=rank))
+    found = read(tmp_path, 2)
+    assert [list(state) for _, state in found] == [["alike"], ["alike"]]  # type: ignore[misc]
+    assert capsys.readouterr().err.count("job.load: streams stays as the script made it: each of the 4 ranks") == 1
+    for rank in range(4):
+        part = own()
+        part.own["models", 0, "stage.weight"] = ["plain", torch.full((3,), rank)]
+        ShardedFolder(tmp_path, rank, 4).write(20, "a", part)
+    with pytest.raises(UsageError, match=r"written by 4 ranks, and this run has 2: models\.0\.stage\.weight, .* go on with 4"):
+        read(tmp_path, 2)
+    for step in (12, 14):  # what ranks wrote that are no more is removed, too
+        for rank in range(2):
+            ShardedFolder(tmp_path, rank, 2).write(step, "b", own())
+    assert complete(tmp_path) == {12: True, 14: True} and len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_is_no_such_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "one.pt").touch()
+    with pytest.raises(UsageError, match=r"is a file, as job.save writes it for a model that each rank has whole"):
+        read(tmp_path / "one.pt")
+    with pytest.raises(UsageError, match=r"holds no checkpoint of a model of which each rank has a part$"):
+        read(tmp_path)
+    (tmp_path / "step-8-rank-0-of-4-01ab.pt").touch()
+    with pytest.raises(UsageError, match=r"only an older ftrun's \(step-8-rank-0-of-4-01ab\.pt\), which this one does not read"):
+        read(tmp_path)
+    with pytest.raises(UsageError, match=r"is a folder, as job.save writes it for a model of which each rank has a part"):
+        checkpoints.read(tmp_path, torch.device("cpu"))

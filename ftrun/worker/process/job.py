@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,9 @@ from ftrun.worker.state.plain_values import GlobalVariables, PlainValues
 from ftrun.worker.step.body import Step
 from ftrun.worker.step.loop import Loop
 
+if TYPE_CHECKING:
+    from ftrun.worker.process.sharded_checkpoints import ShardedFolder  # imports torch.distributed.checkpoint
+
 T = TypeVar("T")
 
 
@@ -38,7 +43,9 @@ class Job:
         self._optimizers = optimizers
         self._stateful = stateful
         self._loaded = 0
-        self._saved = 0  # how often `save` wrote a part
+        self._saved: Counter[str] = Counter()  # how often `save` wrote a part to a folder
+        self._counted_from: tuple[Any, ...] = ()
+        self._made = time.time()
         self._epoch: int | None = None  # of `epochs`
         self._looked_at: set[str] = set()  # lines of the script where loops begin
         self._numbered = 0  # steps that were handed out outside ftrun
@@ -242,41 +249,45 @@ class Job:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def _folder(self, path: str | os.PathLike[str]) -> checkpoints.PartsFolder | None:
+    def _folder(self, path: str | os.PathLike[str]) -> ShardedFolder | None:
         """Where each rank writes its part of the model; None where this rank has all of it."""
         if not pipelines.has_a_part(param for module in self._modules for param in module.parameters()):
             return None
-        return checkpoints.PartsFolder(Path(path), self.rank, self.world_size)
+        from ftrun.worker.process.sharded_checkpoints import ShardedFolder
+
+        return ShardedFolder(Path(path), self.rank, self.world_size)
 
     def save(self, path: str | os.PathLike[str], step: int = 0) -> None:
         """Write a checkpoint (torch.save of state dicts and the next step) whole or not at all; call on one rank.
 
-        Of a sharded model or a pipeline each rank has a part: call it on every rank. `path` is a folder then, with a file of each rank.
+        Of a sharded model or a pipeline each rank has a part: call it on every rank. `path` is a folder then, with a checkpoint of
+        torch.distributed.checkpoint for each time.
         """
         stateful = {k: v.state_dict() for k, v in self._stateful.items() if hasattr(v, "state_dict")}
         folder = self._folder(path)
-        if folder is None:
-            models, optimizers = [m.state_dict() for m in self._modules], [o.state_dict() for o in self._optimizers]
-        else:
-            models = [checkpoints.model_part(m) for m in self._modules]
-            optimizers = [checkpoints.optimizer_part(o) for o in self._optimizers]
-        state = {"step": step, "models": models, "optimizers": optimizers, "stateful": stateful}
-        if folder is None:
-            checkpoints.write(Path(path), state)
-        else:
-            self._saved += 1
-            folder.write(step, self._mark(), state)
+        if folder is not None:
+            since = self._loop.kit.pending.went_back_at if self._loop else self._made
+            folder.save(step, self._mark(os.fspath(path)), since, self._modules, self._optimizers, stateful)
+            return
+        models, optimizers = [m.state_dict() for m in self._modules], [o.state_dict() for o in self._optimizers]
+        checkpoints.write(Path(path), {"step": step, "models": models, "optimizers": optimizers, "stateful": stateful})
 
-    def _mark(self) -> str:
+    def _mark(self, path: str) -> str:
         """Of this call of `save`, on every rank the same: a replacement does not know how often its predecessor has saved, nor how far.
 
-        The last open gate tells: the next one opens only when every rank, this one too, has come to it.
+        The last open gate tells: the next one opens only when every rank, this one too, has come to it. Calls are counted from there, and
+        from an incident: what is repeated after it, all repeat.
         """
         kit = self._loop.kit if self._loop else None
         if kit is not None and kit.context.world is not None:
-            return checkpoints.mark_of(kit.context.run_dir.name, kit.context.world.attempt, gate.unpack(kit.context.board.gate()).last)
-        names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
-        return checkpoints.mark_of(*map(os.environ.get, names), self._saved)
+            words: tuple[Any, ...] = kit.context.run_dir.name, kit.context.world.attempt, gate.unpack(kit.context.board.gate()).last
+        else:
+            words = *map(os.environ.get, ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")),
+        if self._counted_from != (*words, self.generation):
+            self._counted_from = (*words, self.generation)
+            self._saved.clear()
+        self._saved[path] += 1
+        return checkpoints.mark_of(*words, self._saved[path])
 
     def load(self, path: str | os.PathLike[str]) -> int:
         """Read a checkpoint of `save` on every rank, before the loop; returns (and starts at) the step after it.
@@ -292,24 +303,22 @@ class Job:
             self._loaded = int(kit.state.manifest.facts.get("loaded", 0))
             return self._loaded
         folder = self._folder(path)
-        state = checkpoints.read(Path(path), self.device) if folder is None else folder.read(self.device)
-        for module, saved in zip(self._modules, state["models"], strict=True):
-            if folder is None:
+        if folder is not None:
+            step, stateful = folder.load(self._modules, self._optimizers, self.device)
+        else:
+            state = checkpoints.read(Path(path), self.device)
+            step, stateful = state["step"], state["stateful"]
+            for module, saved in zip(self._modules, state["models"], strict=True):
                 module.load_state_dict(saved)
-            else:
-                checkpoints.load_model_part(module, saved)
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            if folder is None:
+            for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
-            else:
-                checkpoints.load_optimizer_part(optimizer, saved)
-        for name, saved in state["stateful"].items():
+        for name, saved in stateful.items():
             if name not in self._stateful:
                 raise UsageError(
                     f"{os.fspath(path)} holds {name}, which neither protect() nor job.state was given; call job.load after both"
                 )
             self._stateful[name].load_state_dict(saved)
-        self._loaded = int(state["step"])
+        self._loaded = int(step)
         if kit is not None:
             arena = kit.state.arena
             arena.open()

@@ -28,6 +28,7 @@ class PendingRecovery:
     again: bool = False  # that step was begun before, by this rank's predecessor or before everyone went back
     redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
     went_back: int = 0  # generation in which the state was last taken from the host snapshot
+    went_back_at: float = 0.0  # and the time
 
 
 @dataclass(frozen=True)

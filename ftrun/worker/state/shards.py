@@ -94,6 +94,18 @@ def spread(view: torch.Tensor, said: list[Any] | None, param: Any) -> torch.Tens
     return _over(view, param, param.placements if how == _SAME else _placements(how), shape, stride)
 
 
+def empty(said: list[Any], param: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Room for such state, which `spread_of_state` may have said in another world, laid out over this one."""
+    from torch.distributed import tensor
+
+    how, shape, _ = said
+    if how == _SAME and shape == list(param.shape):
+        return torch.empty_like(param, dtype=dtype)
+    return tensor.empty(
+        shape, dtype=dtype, device_mesh=param.device_mesh, placements=param.placements if how == _SAME else _placements(how)
+    )
+
+
 def like(part: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
     """A gradient of `param` whose part on this rank is `part`."""
     return _over(part, param, param.placements, param.shape, param.stride()) if is_spread(param) else part
