@@ -75,14 +75,14 @@ def made_anew(frame: FrameType) -> frozenset[str]:
     """Names that the loop which a frame is in writes in each iteration before anybody reads them."""
     always = names_of(frame).always
     # a function that the loop of a module calls may read a name before the loop writes it
-    return always if has_own_locals(frame) or not always else always - {*_read_in_functions(frame.f_code)}
+    return always if has_own_locals(frame) or not always else always - {*read_in_functions(frame.f_code)}
 
 
-def _read_in_functions(module: CodeType) -> Iterator[str]:
+def read_in_functions(module: CodeType) -> Iterator[str]:
     for code in filter(inspect.iscode, module.co_consts):
         if code.co_name[:1] != "<" or code.co_name == "<lambda>":  # no comprehension of the module itself
             yield from (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-            yield from _read_in_functions(code)
+            yield from read_in_functions(code)
 
 
 def _dotted(node: Any) -> str:

@@ -2,8 +2,8 @@
 
 They stand on the board as well, so that a replacement can be compared with the rank that it took over. Where there is nothing to compare
 with, since a rank died or was stopped before it called a model in the step that comes next, a step is begun twice: inputs that
-come from what is kept are the same again, and those that come from somewhere else (a connection, a queue, a service) are not. The first
-step of a process in a loop is not: what the script does behind a body that was left may read names that no body has bound yet.
+come from what is kept are the same again, and those that come from somewhere else (a connection, a queue, a service) are not. What the
+script does behind a body that was left may read names that bodies bind. Where none has bound them yet, it is the step after that one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import numpy as np
 import torch
 
 from ftrun.core.shared.board import F, Inexact, inputs_of, inputs_word
+from ftrun.worker.link.callers import script_frames
 from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.position import Again
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.link.trees import content, leaves, sketch
+from ftrun.worker.step.behind import reads_unbound
 
 _OTHERS = (
     "the model was called with other inputs than when this step was done first (a batch that was fetched ahead, or a position that "
@@ -83,7 +85,7 @@ class SameInputs(StepObserver):
         self._words[F.INPUTS] = digest
         self._words[F.INPUTS_AT] = inputs_word(number, self._calls)
         if self._doubted and self._calls == 1:
-            if number != self._first:
+            if number != self._first or not reads_unbound(script_frames(), _is_entered):
                 self._begin_twice(number, [args, kwargs])
             else:
                 self._unasked = self._context.position.index_of(number)
@@ -130,6 +132,11 @@ class SameInputs(StepObserver):
         context.note_inexact(why)
         where = f"rank {context.rank}, step {index}"
         print(f"ftrun: {where}: {what}; {_CURE}", file=sys.stderr, flush=True)
+
+
+def _is_entered(value: Any) -> bool:
+    """The step whose body this process is in."""
+    return getattr(value, "entered", False) is True
 
 
 def _chained(leaf: Any, digest: int, from_device: bool = False) -> int:
