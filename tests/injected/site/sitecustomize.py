@@ -7,6 +7,7 @@ wrapper around a method, or another method in its place, which a class of ftrun'
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import signal
 import sys
@@ -128,8 +129,17 @@ def _nothing(*_: Any) -> None:
 
 
 def _fetches_anew(plain: Method) -> Method:
-    """A batch that is asked for again is the next one."""
-    return lambda loader, index: loader._fetch(index) if index == loader.index else plain(loader, index)
+    """A batch that is asked for again is the next one, and comes at the end of its pass."""
+
+    def ensure(loader: Any, index: int) -> None:
+        if index != loader.index:
+            plain(loader, index)
+            return
+        if loader._iterator is not None:
+            loader._iterator = itertools.chain(loader._iterator, [loader.batch])
+        loader._fetch(index)
+
+    return ensure
 
 
 def _stamps_gate(plain: Method) -> Method:
