@@ -57,7 +57,7 @@ CORE = (
     "tests/worker/state/test_stopped_variables.py",
     "tests/worker/step/test_carried.py",
     "tests/worker/process/test_collected.py",
-    "tests/worker/process/test_torch_private.py::test_every_name_is_there_and_behaves",
+    "tests/worker/torch_compat/test_torch_private.py::test_every_name_is_there_and_behaves",
     "tests/cases/test_cases.py::test_case[replay-buffer]",
     "tests/cases/test_cases.py::test_case[epoch-meters]",
     "tests/cases/test_cases.py::test_case[trainer-state]",

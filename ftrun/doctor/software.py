@@ -33,7 +33,7 @@ def check() -> Iterator[Finding]:
         )
         return
     yield from _torch(facts)
-    if facts["private"]:
+    if facts["gloo"]:
         yield _private(facts)
     yield _nccl(facts)
 
@@ -107,23 +107,13 @@ def _torch(facts: dict[str, Any]) -> Iterator[Finding]:
 
 def _private(facts: dict[str, Any]) -> Finding:
     """The names of torch and Python that are no public interface, and what it costs where one is missing."""
-    bad = [name for name in facts["private"] if name["state"] in ("missing", "behaves differently")]
-    if not bad:
-        return Finding(AREA, "private names", OK, f"all {len(facts['private'])} that ftrun uses behave as expected")
-    costs = "; ".join(f"{name['name']} {_is(name)} (needed for {name['needs']}): {name['without']}" for name in bad)
+    lacking = facts["private"]
+    if not lacking:
+        return Finding(AREA, "private names", OK, "all that ftrun uses are there")
+    costs = "; ".join(f"{name['name']} is missing (needed for {name['needs']}): {name['without']}" for name in lacking)
     # what only some models need is no fault of the installation: protect() refuses those by name
-    state = BROKEN if any(name["needs"] in ("start", "protect", "protect of DDP") for name in bad) else WARNING
-    return Finding(
-        AREA,
-        "private names",
-        state,
-        costs,
-        f"use {TORCH_RANGE}; python -m ftrun.worker.process.private_probes lists them",
-    )
-
-
-def _is(name: dict[str, Any]) -> str:
-    return "is missing" if name["state"] == "missing" else name["state"]
+    state = BROKEN if any(name["needs"] in ("start", "protect", "protect of DDP") for name in lacking) else WARNING
+    return Finding(AREA, "private names", state, costs, f"use {TORCH_RANGE}")
 
 
 def _nccl(facts: dict[str, Any]) -> Finding:

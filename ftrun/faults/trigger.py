@@ -222,11 +222,10 @@ class Trigger:
         oom.eat()
 
     def _prepare_device(self, fault: InjectedFault) -> tuple[str, Callable[[], None]]:
-        control = os.environ.get(device.ENV_FAKE_NVML)
         try:
             if self._board is None:
                 raise device.NoDevice("a device is struck only in a run")
-            return device.prepare(self._run_dir, self._board, control, fault.rank, KINDS[fault.kind], fault.argument)
+            return device.prepare(self._run_dir, self._board, fault.rank, KINDS[fault.kind], fault.argument)
         except device.NoDevice as error:
             raise CannotStrike(str(error)) from None
 

@@ -25,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests import injected
 from tests.bench import runs, step_parts, tables
 from tests.bench.memory import descendants
 from tests.e2e import harness
@@ -47,7 +48,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class System:
-    """What takes its turn with the others. `program`: the ftrun of another commit. `env`: a switch that only tests know."""
+    """What takes its turn with the others. `program`: the ftrun of another commit. `env`: what is left out of it."""
 
     name: str
     launcher: str
@@ -56,8 +57,8 @@ class System:
 
 
 FTRUN, TORCHRUN = System("ftrun", "ftrun"), System("torchrun", "torchrun")
-# without what is kept at a gate of a shard that no other rank holds (kept/update_region.py)
-UNSEALED = System("gradients not sealed", "ftrun", env={"FTRUN_TEST_BREAK": "sealed"})
+# without what is kept at a gate of a shard that no other rank holds (repair/update_region.py)
+UNSEALED = System("gradients not sealed", "ftrun", env=injected.env(without="sealed"))
 
 
 NOT_KEPT = System("variables not kept", "ftrun", env={"BENCH_VARIABLES": "off"})

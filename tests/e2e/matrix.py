@@ -21,6 +21,7 @@ from filelock import FileLock
 from ftrun.core.faults import Fault
 from ftrun.faults.kinds import KINDS, PHASES, REPAIR_PHASES, STEP_PHASES
 from ftrun.host.rundir.rundir import remove_stale
+from tests import injected
 from tests.e2e import harness
 from tests.e2e.harness import Outcome
 from tests.faults.fake_nvml import FakeNvml
@@ -172,7 +173,7 @@ def run(folder: Path, batch: Batch) -> Outcome:
     command = harness.ftrun_command(folder, row.arguments, plan, spares=1, options=options)
     env = None
     if row.gpus:
-        env = FakeNvml(folder, row.gpus).env
+        env = {**FakeNvml(folder, row.gpus).env, **injected.env(without="simulation")}
         at = command.index(str(harness.REFERENCE))
         command[at:at] = [str(ON_DEVICE)]
     outcome = harness.finish(harness.start(folder, command, env), timeout=120)

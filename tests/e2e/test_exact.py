@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import injected
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import fault, kill
@@ -142,7 +143,7 @@ def test_a_peer_gives_no_private_parameters(folder: Path) -> None:
     assert "no other rank is known to hold the same values of module.private" in outcome.output
 
 
-# FTRUN_TEST_BREAK: what is left out -> configuration, faults in which it matters, and the first value that must differ
+# what is left out -> configuration, faults in which it matters, and the first value that must differ
 BREAKS = {
     "rng": ("adamw", [kill(1, "backward", 5)], "rank 0: batches: first at step 5"),
     "batch": ("loader-0", [kill(1, "backward", 5)], "rank 0: batches: first at step 5"),
@@ -155,7 +156,7 @@ BREAKS = {
 def test_negative_control(stock: Reference, folder: Path, part: str) -> None:
     """With one part of the recovery left out the run ends as if all were well, and the comparison finds what it is not."""
     config, faults, wanted = BREAKS[part]
-    outcome = harness.ftrun(folder, CONFIGS[config], faults, env={"FTRUN_TEST_BREAK": part}, timeout=60)
+    outcome = harness.ftrun(folder, CONFIGS[config], faults, env=injected.env(without=part), timeout=60)
     assert len(harness.deaths(outcome)) == 1
     found = harness.differences(stock(*CONFIGS[config]), outcome)  # needs exit code 0
     assert any(line.startswith(wanted) for line in found), found
@@ -163,7 +164,7 @@ def test_negative_control(stock: Reference, folder: Path, part: str) -> None:
 
 def test_negative_control_of_the_commit_mark(folder: Path) -> None:
     """Without it torn weights are taken for whole ones, which the first comparison of replicas after the repair finds."""
-    outcome = harness.ftrun(folder, [], [kill(1, "update", 5)], env={"FTRUN_TEST_BREAK": "seal"}, timeout=60)
+    outcome = harness.ftrun(folder, [], [kill(1, "update", 5)], env=injected.env(without="seal"), timeout=60)
     assert outcome.code == 0, outcome.tail()
     assert "rank 1 became corrupt at the gate of step 6" in outcome.output, outcome.tail()
     assert "bit-identical to an uninterrupted run: no (seen at step 6: a rank's weights were corrupt" in outcome.output

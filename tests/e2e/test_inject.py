@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from ftrun.faults.dice import Dice
-from ftrun.host.rundir.rundir import amend
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.test_services import SLOW, Live, until
@@ -289,24 +288,21 @@ def test_random_faults_on_a_live_run(live: Callable[..., Struck]) -> None:
     assert [(f["rank"], f["step"], f["phase"]) for f in notes] == [(f.rank, f.step, f.at) for f in expected]
 
 
-@pytest.mark.parametrize("real", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_faults_of_a_device(stock: Reference, folder: Path, real: bool) -> None:
-    """Told to the fake library; or, as on a real one, to the launcher and marked as simulated."""
+def test_faults_of_a_device(stock: Reference, folder: Path) -> None:
+    """Told to the launcher and marked as simulated; tests/e2e/matrix.py has those that come from a (fake) driver."""
     command = harness.ftrun_command(folder, [*SLOW, "--steps", "24"], options=["--max-replacements", "20"])
     at = command.index(str(harness.REFERENCE))
     env = FakeNvml(folder, 6).env
     run = Struck(folder, [*command[:at], str(harness.SCRIPTS / "on_device.py"), *command[at:]], env)
     run.reach(1)
     run.ended_or(lambda: '"rank": 2' in _text(run.run_dir / "devices.json"), "rank 2 in devices.json")
-    if real:
-        amend(run.run_dir, {"fake_nvml": None})
     assert run.inject("xid:48", "--rank", "2")["rank"] == 2
     run.said("recovered in")
     outcome = run.finish()
     harness.same(stock(*SLOW, "--steps", "24"), outcome)
     assert harness.replaced_ranks(outcome) == {2}
     (event,) = outcome.notes("device-event")
-    assert (event["kind"], event["code"], event.get("simulated", False)) == ("xid", 48, real)
+    assert (event["kind"], event["code"], event.get("simulated", False)) == ("xid", 48, True)
     assert fired(outcome)[0][:2] == ("xid", 2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests import injected
 from tests.e2e import harness
 from tests.e2e.harness import kill
 
@@ -21,7 +22,7 @@ def test_it_ends_itself_and_is_replaced(folder: Path) -> None:
     clean = harness.finish(harness.start(folder / "clean", harness.script_command(folder / "clean", SCRIPT, [], [])))
     ours, options = folder / "ours", ["--stop-timeout", "2"]
     command = harness.script_command(ours, SCRIPT, [], [kill(1, "backward", 2)], options=options)
-    outcome = harness.finish(harness.start(ours, command, env={"FTRUN_TEST_BREAK": "abort"}))
+    outcome = harness.finish(harness.start(ours, command, env=injected.env(without="abort")))
     assert set(weights(outcome)) == set(weights(clean)) and len(weights(outcome)) == 4
     line = next(line for line in outcome.output.splitlines() if "rank 2 gave way to a replacement" in line)
     assert "(a collective of the world that was stopped did not end within 1 s" in line

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import injected
 from tests.e2e import harness, layouts
 from tests.e2e.harness import Outcome, kill
 
@@ -87,8 +88,8 @@ def test_a_stage_without_replica_that_dies_in_its_update_is_lost_and_the_message
 def test_without_the_reset_a_pipeline_does_not_come_back(folder: Path) -> None:
     """The control: what the first try left in the schedule is noticed."""
     arguments = ["--steps", "6"]
-    broken = {"FTRUN_TEST_BREAK": "pipeline"}
-    outcome = ours(folder, *arguments, faults=[kill(2, "backward", 3)], env=broken, options=("--hang-timeout", "5"))
+    broken, options = injected.env(without="pipeline"), ("--hang-timeout", "5")
+    outcome = ours(folder, *arguments, faults=[kill(2, "backward", 3)], env=broken, options=options)
     assert outcome.code != 0 or outcome.need() != torchrun(folder, *arguments), outcome.tail()
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
+from tests import injected
 from tests.e2e import harness, layouts
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import Outcome, fault, kill
@@ -60,7 +61,7 @@ def test_a_shard_that_nobody_else_has_outlives_a_death_at_the_gate(sharded_stock
         "swap:1:3,swap:3:1,pass:5:2,pass:5:0,slot-end:7:0,swap:8:2",
         ["--steps", "12", "--accum", "across"],
     )
-    outcome = faulted(folder, arguments, [], FTRUN_TEST_PAUSE=pauses)
+    outcome = faulted(folder, arguments, [], **injected.env(pauses))
     layouts.keep("sharded.py", arguments, outcome, sharded_stock(*arguments), {7: layouts.AFTER})
     harness.same(sharded_stock(*arguments), outcome)
     assert len(harness.deaths(outcome)) == 6, outcome.tail()
@@ -86,7 +87,7 @@ def test_a_snapshot_that_all_ranks_have_outlives_every_death(sharded_stock: Refe
     before the snapshot of step 8, twice: the others have taken that one, and what they keep beside it must be what ranks 1 and 2 have."""
     faults = [fault("kill", 1, "update", 7, times=2)]
     outcome = faulted(
-        folder, ["--steps", "9"], faults, ("--snapshot-every", "4"), FTRUN_TEST_PAUSE="sealed:3:2"
+        folder, ["--steps", "9"], faults, ("--snapshot-every", "4"), **injected.env("sealed:3:2")
     )
     exact(outcome, sharded_stock("--steps", "9"))
     assert len(harness.deaths(outcome)) == 3, outcome.tail()
@@ -112,7 +113,7 @@ def test_deaths_before_a_snapshot_that_the_others_take(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "env"), [([], {}), (["--decay"], {"FTRUN_TEST_PAUSE": "swap:3:1"})], ids=["update", "more"]
+    ("arguments", "env"), [([], {}), (["--decay"], injected.env("swap:3:1"))], ids=["update", "more"]
 )
 def test_what_nobody_has_ends_the_run_with_the_option_that_would_have_helped(
     folder: Path, arguments: list[str], env: dict[str, str]
@@ -133,7 +134,7 @@ def test_an_update_that_a_replacement_could_make_otherwise_is_not_made(tmp_path:
     """Nobody could compare the result, so the run ends with the option that would have helped."""
     command = ["--nproc-per-node", "4", str(harness.SCRIPTS / "after_the_gate.py"), "--mode", mode]
     folder = tmp_path / mode
-    run = harness.start(folder, [harness.tool("ftrun"), *command], {"FTRUN_TEST_PAUSE": f"swap:{step}:1"})
+    run = harness.start(folder, [harness.tool("ftrun"), *command], injected.env(f"swap:{step}:1"))
     code = run.wait(120)
     assert code == 75 and "--snapshot-every" in run.output and "result" not in run.output, run.output[-3000:]
 
@@ -180,7 +181,7 @@ def test_compiled(sharded_stock: Reference, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_by_torchs_reset_alone_the_end_is_another(sharded_stock: Reference, folder: Path) -> None:
-    outcome = faulted(folder, ["--steps", "38", "--clip", "1.0", "--kills"], [], FTRUN_TEST_BREAK="sharded")
+    outcome = faulted(folder, ["--steps", "38", "--clip", "1.0", "--kills"], [], **injected.env(without="sharded"))
     assert harness.differences(sharded_stock("--steps", "38", "--clip", "1.0"), outcome)[0].startswith(
         "rank 0: losses: first at"
     )

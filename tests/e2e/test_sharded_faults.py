@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import injected
 from tests.e2e import harness
 from tests.e2e.conftest import Reference
 from tests.e2e.harness import kill
@@ -115,8 +116,7 @@ def repairs() -> list[object]:
 def test_a_death_in_the_repair(sharded_stock: Reference, folder: Path, layout: str, repair: str) -> None:
     faults, options, pauses, died = REPAIRS[repair]
     arguments = [*LAYOUTS[layout], *STEPS]
-    env = {"FTRUN_TEST_PAUSE": pauses} if pauses else {}
-    outcome = faulted(folder, arguments, faults, options, **env)
+    outcome = faulted(folder, arguments, faults, options, **injected.env(pauses))
     exact(outcome, sharded_stock(*arguments))
     assert len(harness.deaths(outcome)) == died, outcome.tail()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import injected
 from tests.e2e import growth, interrupts, soak, soaked, strikes
 from tests.e2e.soaked import PROGRAMS
 
@@ -48,7 +49,7 @@ def test_a_wrong_end_is_found(tmp_path: Path) -> None:
     program = soaked.ddp(60)
     reference = program.plain(tmp_path / "plain")
     kills = strikes.plan(3, 4, without="^(?!rank kill)")
-    striker, found = strikes.run(tmp_path / "run", program, kills, reference, {"FTRUN_TEST_BREAK": "rng"})
+    striker, found = strikes.run(tmp_path / "run", program, kills, reference, injected.env(without="rng"))
     assert striker.struck == {"rank kill": 4}
     assert any("batches" in line or "rng" in line for line in found), found
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import injected
 from tests.e2e import harness
 from tests.e2e.harness import REFERENCE, SCRIPTS, fault, kill
 
@@ -71,7 +72,7 @@ def test_kills_in_every_phase_leave_no_trace(folder: Path) -> None:
 def broken(folder: Path, part: str, *args: str) -> dict[str, Any]:
     """What is found when one part of the recovery is left out on purpose."""
     command = ("--kill-every-phase", "--nproc-per-node", "4", "--json", str(REFERENCE), *args)
-    done = verify(folder, *command, "--out", str(folder / "${verify}"), env={"FTRUN_TEST_BREAK": part})
+    done = verify(folder, *command, "--out", str(folder / "${verify}"), env=injected.env(without=part))
     assert done.returncode == 1, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result

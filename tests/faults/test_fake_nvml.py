@@ -1,4 +1,4 @@
-"""The fake library under the real pynvml: what the other tests rely on, and the lines that `ftrun inject-fault` appends."""
+"""The fake library under the real pynvml: what the other tests rely on, and the lines that tests/injected appends."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ DistributedDataParallel; **protect of sharded models** – for one of DTensors; 
 `torch.distributed.pipelining` is imported; **torch.compile** – compiled models beside `protect()`; **answer** – torch asks about or
 through that name, and one without it may not ask; **message**, **speed** – as the words say.
 
-Written by `python tests/lint/private_names.py PYTHON...` on {date}. `python -m ftrun.worker.process.private_probes` asks the torch that is
-installed; `ftrun doctor` does too.
+Written by `python tests/lint/private_names.py PYTHON...` on {date}. Each was tried there, by
+`python -m tests.worker.torch_compat.private_probes`; `ftrun doctor` looks whether the torch that is installed has them all.
 
 """
 
@@ -37,7 +37,7 @@ def asked(python: str) -> dict[str, Any]:
     Raises:
         RuntimeError: When it gives none.
     """
-    command = [python, "-m", "ftrun.worker.process.private_probes", "--json"]
+    command = [python, "-m", "tests.worker.torch_compat.private_probes", "--json"]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )

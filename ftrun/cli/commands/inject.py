@@ -225,9 +225,8 @@ def _at_once(found: Live, wish: Wish, rank: int) -> int:
     cell = found.cell(rank)
     pid = cell[F.PID]
     if wish.kind.arrives == kinds.DEVICE:
-        control = found.run.raw.get("fake_nvml")
         try:
-            detail, act = device.prepare(found.run.path, found.board, control, rank, wish.kind, wish.argument)
+            detail, act = device.prepare(found.run.path, found.board, rank, wish.kind, wish.argument)
         except device.NoDevice as error:
             return _did_not(found, wish, str(error))
     else:

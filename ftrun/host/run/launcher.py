@@ -25,7 +25,6 @@ from ftrun.core.errors import PlatformError, UsageError
 from ftrun.core.shared.board import Board, Head
 from ftrun.core.system import files, procfs, shown_command
 from ftrun.core.waiting import wait_for
-from ftrun.faults import device
 from ftrun.host.account import messages
 from ftrun.host.base.context import SERVICES_LOG, LaunchContext
 from ftrun.host.base.loop import EventLoop
@@ -79,7 +78,6 @@ def launch(settings: Settings) -> int:
             "log_dir": os.path.abspath(settings.log_dir),
             "cwd": os.getcwd(),
             "shutdown_timeout": settings.shutdown_timeout,
-            "fake_nvml": os.environ.get(device.ENV_FAKE_NVML),
         },
     )
     try:

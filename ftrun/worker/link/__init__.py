@@ -5,7 +5,6 @@ Doors:
     control_thread: hears the launcher's stop
     position: where in its loop the rank is
     observer: who is told of a step
-    crash_points: test switches
     callers: the script's own lines and files
     trees: the tensors in nested containers
     exception_report: what an exception leaves for the launcher

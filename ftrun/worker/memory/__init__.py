@@ -5,5 +5,4 @@ Doors:
     segment: a piece of shared memory
     gpu_memory: the same on a GPU
     log: records that are only added to
-    dlpack: tensors over memory of our own
 """

@@ -22,7 +22,6 @@ import torch
 from ftrun import native
 from ftrun.core.errors import DeviceError, UsageError, WorkerError
 from ftrun.native.transfer import Extent
-from ftrun.worker.link import crash_points
 from ftrun.worker.memory.gpu_memory import DeviceMemory, gpu_of
 from ftrun.worker.memory.segment import Segment, room_for
 
@@ -31,7 +30,6 @@ _SEAL, _COMMITTED_END, _VOLATILE_END, _MANIFEST_LENGTH = 8, 16, 24, 32
 _PAGE = 4096
 _ALIGN = 64
 OPEN = -1
-_SEALS_EARLY = crash_points.broken("seal")
 
 
 @dataclass
@@ -144,8 +142,7 @@ class Arena:
         return seal - 1
 
     def open(self) -> None:
-        # test-only, FTRUN_TEST_BREAK=seal: say that the update is done before it is
-        native.store64(self._seal_at, self.segment.load(_SEAL) + 1 if _SEALS_EARLY else 0)
+        native.store64(self._seal_at, 0)
         if self.memory is not None:
             self.memory.stamp_seal(0)
 

@@ -7,6 +7,20 @@ import time
 from typing import Any
 
 
+def private_names() -> list[Any]:
+    """The entries of every file of torch_compat, as in docs/private-names.md."""
+    from ftrun.worker.torch_compat import (
+        frames_private,
+        loader_private,
+        pipeline_private,
+        sharded_private,
+        torch_private,
+    )
+
+    files = (torch_private, frames_private, loader_private, pipeline_private, sharded_private)
+    return [entry for file in files for entry in file.NAMES]
+
+
 def main() -> None:
     """Print the facts.
 
@@ -39,7 +53,6 @@ def main() -> None:
         except RuntimeError as error:
             facts["cuda_error"] = str(error).splitlines()[0]
     if facts["gloo"]:
-        from ftrun.worker.process.private_probes import ask_all
-
-        facts["private"] = [answer.as_json() for answer in ask_all()]
+        lacking = [one for one in private_names() if one.lacking()]
+        facts["private"] = [{"name": one.name, "needs": one.needs, "without": one.without} for one in lacking]
     print(json.dumps(facts))

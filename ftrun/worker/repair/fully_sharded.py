@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from ftrun.core.errors import UsageError
 from ftrun.worker.comm.process_group import SwapGroup
-from ftrun.worker.link import crash_points
 from ftrun.worker.state.composed import is_plain
 from ftrun.worker.state.shards import Shards, is_spread
 from ftrun.worker.torch_compat import sharded_private
@@ -28,7 +27,7 @@ class FullySharded:
     def reset(self) -> None:
         """Every parameter is sharded, and no gradient is left that belongs to a step which was cut off."""
         if self._states:
-            sharded_private.reset_fsdp(self._states, by_torch_alone=crash_points.broken("sharded"))
+            sharded_private.reset_fsdp(self._states)
 
     def unreduced(self) -> str:
         """A parameter whose gradient would live on from body to body where only FSDP2 knows of it, "" when there is none."""

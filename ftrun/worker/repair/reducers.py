@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ftrun.core.errors import UsageError
 from ftrun.core.system import files
 from ftrun.worker.comm.process_group import Registry
-from ftrun.worker.link import crash_points
 from ftrun.worker.torch_compat import torch_private
 
 
@@ -185,10 +184,9 @@ class _One:
             return not self._laid_out
         # in the first step after the recorded one the ranks ask rank 0 (see `agree`)
         exact = resume == self.fact[1] + 1 or self._read()
-        if not crash_points.broken("prime"):
-            with _local(self._registry), _silent(self.params):
-                self._prime(self.fact[0])
-            self._laid_out = True
+        with _local(self._registry), _silent(self.params):
+            self._prime(self.fact[0])
+        self._laid_out = True
         return exact
 
     def _prime(self, order: list[int]) -> None:

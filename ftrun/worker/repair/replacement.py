@@ -17,7 +17,6 @@ from ftrun.core.shared.board import Busy, F, Flag, Head, Inexact, Source
 from ftrun.core.shared.moves import RELOAD, Move
 from ftrun.native import cuda
 from ftrun.native.transfer import Extent, TransferError
-from ftrun.worker.link import crash_points
 from ftrun.worker.link.position import Interrupt
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena, Manifest
@@ -205,8 +204,6 @@ class Restorer:
         if kit.ledger.slots.tag(START) == self.resume:
             kit.pending.again = True
         kit.observers.replaced()
-        if crash_points.armed:
-            crash_points.point("restored", self.resume, self.context.rank)
 
     def _usable(self, own: Arena, gpu: int | None, instead: str) -> Arena:
         """The rank's own arena with its part on the GPU mapped, or a new one when that cannot be had."""

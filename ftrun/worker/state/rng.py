@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from ftrun.worker.link import crash_points
 from ftrun.worker.state import serialization
 
 State = dict[str, Any]  # plain values: what a slot keeps of the streams
@@ -94,8 +93,6 @@ capture = _streams.capture
 
 def apply(state: State) -> None:
     """Put every stream back to `state`."""
-    if crash_points.broken("rng"):
-        return
     words, ahead = state["python"]
     random.setstate((random.Random.VERSION, _PYTHON.unpack(words), ahead))
     torch.set_rng_state(_tensor(state["torch"]))

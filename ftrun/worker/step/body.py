@@ -42,7 +42,6 @@ from ftrun.core import symptoms
 from ftrun.core.errors import UsageError
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import Busy, F, Head, Inexact, Phase
-from ftrun.worker.link import crash_points
 from ftrun.worker.link.exception_report import final_code, report_exception
 from ftrun.worker.link.position import Again, Interrupt, Where
 from ftrun.worker.repair.kit import Kit
@@ -291,7 +290,7 @@ class Body:
             raise Interrupt
         self.position.where = Where.PASSED
         self._observers.gate_passed(number)
-        self._commit.open(number)
+        self._commit.open()
         context.phase(Phase.UPDATE)
         if "update_started" in self._observers.heard:
             self._observers.update_started(number)
@@ -314,8 +313,6 @@ class Body:
         if self._words[F.BUSY] & Busy.FIRST:
             context.busy(Busy.FIRST, False)
         self.position.leave_body()
-        if crash_points.armed:
-            crash_points.point("done", number, context.rank)
         self._commit.tell(number)
         if self.logs:
             kit.logged.write()

@@ -22,7 +22,7 @@ Why so:
 - It is not written before the collectives of the step are over: until then a rank that died in the update before may still need the
   slot that is there, to tell what that update changed. One copy of each slot is enough because of this.
 - OPEN is stored before the first write of the update, never later: a mark that is too old costs a copy, one that is too new costs the
-  weights. tests/e2e/test_exact.py writes it too early on purpose (FTRUN_TEST_BREAK=seal), and must see other weights.
+  weights. tests/e2e/test_exact.py writes it too early on purpose, and must see other weights.
 - Mark and slots are two things since they end at different times: on a GPU the device writes the mark, in stream order, after the
   update, while the host may be in the next forward.
 
@@ -35,7 +35,6 @@ what stands where.
 
 from __future__ import annotations
 
-from ftrun.worker.link import crash_points
 from ftrun.worker.repair.kit import Kit
 from ftrun.worker.repair.survivor import Survivor
 from ftrun.worker.step.gate import Gate
@@ -57,25 +56,17 @@ class Commit:
             WorkerError
         """
         self._kit.ledger.seal_gate()
-        if crash_points.armed:
-            crash_points.point("slot-gate", number, self._kit.context.rank)
         return self._gate.arrive(number)
 
-    def open(self, number: int) -> None:
+    def open(self) -> None:
         """The update begins: from here on the memory of this rank is no step's."""
         self._kit.state.arena.open()
-        if crash_points.armed:
-            crash_points.point("open", number, self._kit.context.rank)
 
     def seal(self, number: int, accumulating: bool) -> None:
         """What comes after gate `number` is done: a replacement begins behind it from here on."""
         kit, tag = self._kit, number + 1
         kit.ledger.end(tag, accumulating)
-        if crash_points.armed:
-            crash_points.point("slot-end", number, kit.context.rank)
         kit.state.arena.sealed(tag)
-        if crash_points.armed:
-            crash_points.point("sealed", number, kit.context.rank)
 
     def tell(self, number: int) -> None:
         """It is sealed: a replacement may wait for that, and after a repair the launcher does."""

@@ -44,7 +44,6 @@ from ftrun import native
 from ftrun.core.errors import WorkerError
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Busy, F
-from ftrun.worker.link import crash_points
 from ftrun.worker.repair.kit import Kit
 
 # seconds between two looks at the gate when no bell rings: whatever can change there rings, for the dead the launcher does
@@ -77,8 +76,6 @@ class Gate:
             self._generation = generation
         wanted = gate.arrival(generation, number)  # with the generation: an arrival in a world that was stopped proves nothing
         complete = native.arrive(self._arrival, wanted, self._arrivals)
-        if crash_points.armed:
-            crash_points.point("arrive", number, context.rank)
         if "arrived" in observers.heard:
             observers.arrived(number)
         ring = complete  # the last one sees all others: it opens the gate, or has them look why it does not
@@ -89,8 +86,6 @@ class Gate:
             if verdict == gate.WAIT and complete:
                 verdict = self._opens(raw, number, wanted)
             if verdict == gate.PASS:
-                if crash_points.armed:
-                    crash_points.point("pass", number, context.rank)
                 return True
             if verdict == gate.STOPPED:
                 return False
@@ -114,8 +109,6 @@ class Gate:
             What an observer raises.
         """
         context, board = self._kit.context, self._kit.context.board
-        if crash_points.armed and crash_points.leaves_gate(number, context.rank):
-            return gate.WAIT
         try:
             if not self._observers.may_open(number):
                 return gate.WAIT
@@ -127,8 +120,6 @@ class Gate:
             return gate.WAIT
         if not board.swap_gate(raw, new):
             return _LOOK_AGAIN  # another rank was quicker, or the world is stopped
-        if crash_points.armed:
-            crash_points.point("swap", number, context.rank)
         board.show_opening(number, time.monotonic_ns())
         board.ring_gate()
         return gate.PASS

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.shared.board import Busy, F, Flag, Phase
-from ftrun.worker.link import crash_points
 from ftrun.worker.link.callers import caller
 from ftrun.worker.link.exception_report import give_up
 from ftrun.worker.link.position import Interrupt, Where
@@ -381,8 +380,6 @@ class Loop:
             kit.ledger.loader.ensure(position.index_of(number))
         if kit.ledger.slots.tag(START) != number:
             kit.ledger.start(number)
-            if crash_points.armed:
-                crash_points.point("slot-start", number, context.rank)
         kit.ledger.variables.begins(puts_back)
         if kit.ledger.drew_before == number or kit.pending.redo is not None:
             self._survivor.tell_missed(number)

@@ -1,4 +1,4 @@
-"""Private names of torch, CPython and glibc, by feature, each with its reason and a probe.
+"""Private names of torch, CPython and glibc, by feature, each with its reason.
 
 Doors:
     torch_private: torch itself: process groups, DDP, autograd, optimizers

@@ -100,13 +100,12 @@ def point_shard(record: Any, flat: Any) -> None:
     set_local(record.sharded_param, part)
 
 
-def reset_fsdp(states: list[Any], by_torch_alone: bool = False) -> None:
+def reset_fsdp(states: list[Any]) -> None:
     """Forget a forward or backward that was cut off: no parameter is gathered, and no gradient is left, reduced or not.
 
     Nothing is waited for: what was under way is of a world that was stopped, and over (see `Registry.drain`).
-    `by_torch_alone`: leave out what torch's call leaves out.
     """
-    for state in states if not by_torch_alone else ():
+    for state in states:
         state._comm_ctx.all_gather_state = None
         for group in groups_of(state):
             group._all_gather_result = None

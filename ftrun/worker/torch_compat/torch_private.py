@@ -1,8 +1,8 @@
 """Private names of torch, CPython or the kernel that ftrun relies on, each beside the functions that use it; *_private.py have more.
 
 Nothing outside these files may use such a name; `make lint` checks it. A private name is kept for correctness; the few that are
-needed for speed are the ones to remove next. `python -m ftrun.worker.process.private_probes [--json]` asks the running system about each
-(private_probes.py). This module is imported while torch is still being imported, and in workers without torch, so it imports
+needed for speed are the ones to remove next. `ftrun doctor` looks whether each is there; tests/worker/torch_compat/private_probes.py
+tries each. This module is imported while torch is still being imported, and in workers without torch, so it imports
 torch only inside functions.
 """
 
@@ -61,9 +61,9 @@ class Private(NamedTuple):
         return self.until is not None and sys.version_info >= self.until
 
     def lacking(self) -> list[str]:
-        """Which of the names are not there. Cheap: it looks, and tries nothing."""
-        if self.owner == "Linux":
-            return []  # no attribute of anything: only trying tells
+        """Which of the names are needed here and are not there. Cheap: it looks, and tries nothing."""
+        if self.owner == "Linux" or self.before_its_time() or self.after_its_time():
+            return []  # Linux's are no attributes of anything: only trying tells
         module, _, attribute = self.place.partition(":")
         try:
             thing = importlib.import_module(module)
@@ -86,8 +86,7 @@ def require(names: Iterable[Private], *needs: str, torch: str = TORCH_RANGE) -> 
     `torch`: the releases that have them.
     """
     for entry in names:
-        is_asked = entry.needs in needs and not entry.before_its_time() and not entry.after_its_time()
-        lacking = entry.lacking() if is_asked else []
+        lacking = entry.lacking() if entry.needs in needs else []
         if lacking:
             version = (
                 importlib.import_module("torch").__version__ if entry.owner == "torch" else platform.python_version()

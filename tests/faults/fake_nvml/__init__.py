@@ -57,7 +57,7 @@ class FakeNvml:
         rows = [("gpu", gpu) for gpu in self.gpus] + [("mig", mig) for mig in self.migs]
         lines = [" ".join((kind, *(f"{k}={v}" for k, v in words.items()))) for kind, words in rows]
         lines += [" ".join(("event", *(f"{k}={v}" for k, v in words.items()))) for words in self.events]
-        if self.control.exists():  # what `ftrun inject-fault` appended
+        if self.control.exists():  # what tests/injected appended
             lines += [line for line in self.control.read_text().splitlines() if line[:1].isdigit()]
         unfinished = self.control.with_suffix(".new")
         unfinished.write_text("\n".join(lines) + "\n")

@@ -6,7 +6,7 @@
 //   mig gpu=0 uuid=MIG-a gi=1 ci=0
 //   event seq=1 gpu=0 type=8 data=48 gi=4294967295 ci=4294967295
 //
-// or, as `ftrun inject-fault` appends them, "INDEX xid N", "INDEX ecc" and "INDEX lost".
+// or, as tests/injected appends them, "INDEX xid N", "INDEX ecc" and "INDEX lost".
 //
 // Events are numbered; a set hands out those that came after it was registered. Processes on a device are the files
 // <control file>.procs/<UUID>/<pid> whose process lives. Not thread-safe beyond what is needed: one lock around the file.

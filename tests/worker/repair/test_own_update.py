@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import injected
 from tests.e2e import harness
 from tests.truth.harness import PRELUDE, RANKS, Seen, under_torchrun
 
@@ -86,7 +87,7 @@ def killed(folder: Path, source: str, pauses: str) -> Seen:
     script = folder / "script.py"
     script.write_text(PRELUDE + source)
     line = harness.script_command(folder, script, (), (), ranks=RANKS, options=["--max-replacements", "10"])
-    env = {"TRUTH_OUT": str(folder / "out"), "PYTHONPATH": str(harness.ROOT), "FTRUN_TEST_PAUSE": pauses}
+    env = {"TRUTH_OUT": str(folder / "out"), **injected.env(pauses, path=harness.ROOT)}
     outcome = harness.finish(harness.start(folder, line, env), ranks=0, timeout=120)
     files = {r: folder / "out" / f"{r}.json" for r in range(RANKS)}
     return Seen(outcome.code, {r: json.loads(f.read_text()) for r, f in files.items() if f.exists()}, outcome.output)

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from ftrun.worker.torch_compat import sharded_private
+from tests.injected import inside
 
 EVERY, BY_TORCH_ALONE, SHAPE = int(sys.argv[1]), sys.argv[2] == "alone", sys.argv[3]
 
@@ -89,7 +90,7 @@ def main() -> None:
             step(at)
         except CutOff:
             done += 1
-        sharded_private.reset_fsdp(states, by_torch_alone=BY_TORCH_ALONE)
+        (inside.by_torch_alone if BY_TORCH_ALONE else sharded_private.reset_fsdp)(states)
         dist.barrier()
         try:
             step(-1)

@@ -1,6 +1,8 @@
-"""Asks the running system about each private name in torch_compat: is it there, and as ftrun expects?
+"""Tries each private name of ftrun/worker/torch_compat in the running torch: is it there, and does it do what ftrun expects?
 
-A probe does with the name what ftrun does with it, in a process that is there for that.
+    python -m tests.worker.torch_compat.private_probes [--json]
+
+A probe does with the name what ftrun does with it, in a process that is there for that. ftrun itself only looks whether a name is there.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from ftrun.worker.process import facts
 from ftrun.worker.torch_compat import frames_private, loader_private, pipeline_private, sharded_private
 from ftrun.worker.torch_compat import torch_private as private
 
-NAMES = [*private.NAMES, *frames_private.NAMES, *loader_private.NAMES, *pipeline_private.NAMES, *sharded_private.NAMES]
+NAMES = facts.private_names()
 THERE, MISSING, DIFFERS, BEFORE = "there", "missing", "behaves differently", "not in this torch yet"
 AFTER = "not needed on this Python"
 
@@ -473,7 +476,7 @@ PROBES: dict[str, Callable[[], bool]] = {
 
 def main() -> int:
     """Print the list with the answers. Exit code 1 when something is missing or differs."""
-    parser = argparse.ArgumentParser(prog="python -m ftrun.worker.process.private_probes", description=private.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.worker.torch_compat.private_probes", description=private.__doc__)
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
     as_json = parser.parse_args().json
     answers = ask_all()

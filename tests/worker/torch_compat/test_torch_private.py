@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import ftrun.worker
-from ftrun.worker.process import private_probes
 from tests.conftest import Ftrun, Run
+from tests.worker.torch_compat import private_probes
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = private_probes.NAMES
@@ -64,9 +64,9 @@ def start(ftrun: Ftrun, text: str, *options: object) -> Run:
 
 
 def asked(before: str = "") -> tuple[int, dict[str, dict[str, Any]]]:
-    """What `python -m ftrun.worker.process.private_probes --json` says in an interpreter that did `before` first."""
+    """What `python -m tests.worker.torch_compat.private_probes --json` says in an interpreter that did `before` first."""
     program = f"{before or 'pass'}; import sys, runpy; sys.argv[1:] = ['--json']; "
-    program += "runpy.run_module('ftrun.worker.process.private_probes', run_name='__main__')"
+    program += "runpy.run_module('tests.worker.torch_compat.private_probes', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.stdout, done.stderr
     return done.returncode, {entry["name"]: entry for entry in json.loads(done.stdout)["names"]}
@@ -89,7 +89,7 @@ def test_a_missing_name_and_one_that_behaves_otherwise_are_told_apart() -> None:
 
 
 def test_the_list_is_printed_as_text() -> None:
-    command = [sys.executable, "-m", "ftrun.worker.process.private_probes"]
+    command = [sys.executable, "-m", "tests.worker.torch_compat.private_probes"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     states = "|".join(GOOD)
