@@ -96,12 +96,6 @@ def temporary_folder(run_dir: Path, cell: int) -> Path:
     return run_dir / f"mp-{cell}"
 
 
-def leftovers(run_dir: Path, cell: int) -> tuple[Path, ...]:
-    """What nobody looks at any more once the worker of that cell has ended: a folder, and files."""
-    errors = run_dir / "errors"
-    return temporary_folder(run_dir, cell), errors / f"parked-{cell}.json", errors / f"where-{cell}.json"
-
-
 def attempt_logs(logs: Path, attempt: int) -> Path:
     """The folder of one attempt inside a run's log folder."""
     return logs / f"attempt_{attempt}"

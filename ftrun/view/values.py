@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ftrun.core.shared import kept, left_out
+from ftrun.core.shape import typed
+from ftrun.core.shared import kept, left_out, notes
+from ftrun.core.shared.notes import KeptNote
 from ftrun.view.find import Found
 from ftrun.view.finished import read
 
@@ -14,6 +16,6 @@ def lines(found: Found) -> list[str]:
         OSError
     """
     if found.live is not None:
-        return kept.listing(kept.read(found.live.path), left_out.reasons(found.live.path))
+        return kept.listing(notes.read(KeptNote, found.live.path), left_out.reasons(found.live.path))
     noted = read(found).kept
-    return kept.listing(kept.of_json(noted), noted["not_kept"])
+    return kept.listing(typed(KeptNote, noted), noted["not_kept"])

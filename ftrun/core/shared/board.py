@@ -94,10 +94,10 @@ class F:
     FIRST_DONE_NS = 29
     SOURCE = 30  # see Source: where its state came from in this generation
     SOURCE_BYTES = 31
-    RAISED = 32  # generation in which its body raised; details in the error file
+    RAISED = 32  # generation in which its body raised; details: FailureNote
     RAISED_NS = 33
     REDONE_NS = 34  # finished doing `resume` again
-    INEXACT = 35  # see Inexact: bit set of reasons why exactness is not promised; where they were seen: ftrun.core.shared.doubts
+    INEXACT = 35  # see Inexact: bit set of reasons why exactness is not promised; where they were seen: DoubtNote
     # written by the launcher
     EXITED = 36  # 1 = reaped
     EXIT_STATUS = 37  # exit code, or 128 + signal
@@ -116,7 +116,7 @@ class F:
     LIFE = 48  # a robust mutex of 64 bytes, see ftrun.native, held by the beat thread: its loss is the death of the process
     NO_SOURCE = 72  # generation in which it found no source for its rank's state; see Flag.UNRESTORABLE
     CORRUPT = 73  # written by the launcher: 1 = its memory is corrupt, nobody takes anything from there
-    UNCONNECTED = 74  # generation in which it could not be connected; why: errors/<cell>-<generation>-unconnected.json
+    UNCONNECTED = 74  # generation in which it could not be connected; why: UnconnectedNote
     SETTLED = 75  # generation in which it is in the loop and takes nothing more from other ranks' memory
     # written by the worker
     INPUTS = 76  # digest of what protected models were called with in the step that INPUTS_AT names
@@ -174,9 +174,7 @@ class Flag(enum.IntFlag):
     LOOPING = 16  # the first step was handed out
     LOOP_DONE = 32  # passed the virtual gate of its last loop (cleared when another loop starts)
     EXITING = 64  # the script ended normally
-    UNRESTORABLE = (
-        128  # a replaced rank found no source for its state; why: errors/<cell>-<generation>-unrestorable.json
-    )
+    UNRESTORABLE = 128  # a replaced rank found no source for its state; why: UnrestorableNote
     SCRIPT = 256  # the script's first line comes next
     STEPPED = 512  # an optimizer of the script took a step
     LEFT = 1024  # an exception left a body or a job.call of the script: nobody's collectives get what this rank owed them

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +11,9 @@ from pathlib import Path
 from ftrun.control.hangs import Accused, HangVerdict, Limits, Standstill, Watch
 from ftrun.control.waits import Rank, Sign
 from ftrun.core.faults import Fault
-from ftrun.core.shared import gate
+from ftrun.core.shared import gate, notes
 from ftrun.core.shared.board import COUNTS, Busy, Cell, F, Flag, Phase, collective_name, collective_of
-from ftrun.core.system import files
+from ftrun.core.shared.notes import GroupNote, WhereNote
 from ftrun.host.detect import heartbeat
 
 _BODY = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE)
@@ -65,10 +64,10 @@ class HangWatch:
     def _members(self, mark: int) -> tuple[int, ...]:
         """Ranks of a group, as its first member wrote them down; none for the world's."""
         if mark and mark not in self._groups:
-            found = files.read_json(self._run_dir / "groups" / f"{mark}.json").get("ranks")
-            if not found:
+            note = notes.read(GroupNote, self._run_dir, mark)
+            if note is None:
                 return ()
-            self._groups[mark] = tuple(found)
+            self._groups[mark] = note.ranks
         return self._groups.get(mark, ())
 
     def _for_people(self, found: Standstill | None, cells: Sequence[Cell]) -> Standstill | None:
@@ -79,18 +78,15 @@ class HangWatch:
 
     def where(self, cell: int, still: float) -> str:
         """The line of the script that a rank has been in for `still` seconds; "" when it did not say so."""
-        path = self._run_dir / "errors" / f"where-{cell}.json"
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime < still:
-                return str(files.read_json(path).get("line", ""))
-        return ""
+        note = notes.read(WhereNote, self._run_dir, cell)
+        return note.line if note is not None and time.monotonic() - note.seen / 1e9 < still else ""
 
     def _line(self, accused: Accused) -> str:
         """Where a busy rank's Python was when its control thread looked last."""
         if accused.fault is not Fault.HANG:
             return ""
-        line = files.read_json(self._run_dir / "errors" / f"where-{accused.cell}.json").get("line")
-        return f"; last seen at {line}" if line else ""
+        note = notes.read(WhereNote, self._run_dir, accused.cell)
+        return f"; last seen at {note.line}" if note is not None else ""
 
 
 def debugged(cell: Cell) -> bool:
