@@ -1,7 +1,8 @@
 """Notes: facts that a worker leaves in the run directory for the launcher and for `view`, in one small file each.
 
 The board says what happened; a note holds what has no room there. These are all kinds. A file is called notes/KIND-CELL-GENERATION.json:
-behind KIND stand the first fields of the note, as many as its class says (`key`).
+behind KIND stand the first fields of the note, as many as its class says (`key`). Files that workers leave for workers are no notes
+(constants/, order-*, meetings/), nor is error.json, which torchrun's tools read.
 """
 
 from __future__ import annotations
