@@ -43,7 +43,7 @@ class Opt:
 
     @property
     def offered(self) -> tuple[str, ...]:
-        """What a shell shows: the spellings with underscores are understood, and would only double the list."""
+        """The options that a shell offers: the spellings with underscores are understood, and would only double the list."""
         return tuple(name for name in self.names if "_" not in name)
 
 

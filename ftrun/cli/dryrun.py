@@ -1,4 +1,4 @@
-"""What `ftrun --dry-run` prints: the plan of a run, for people or as JSON."""
+"""Prints the plan of a run for `ftrun --dry-run`, for people or as JSON."""
 
 from __future__ import annotations
 

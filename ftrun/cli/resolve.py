@@ -1,4 +1,4 @@
-"""Which value each option has and who said so, and the Settings that follow. Starts nothing, writes nothing.
+"""Resolves the value of each option and its origin, and makes the Settings. Starts nothing, writes nothing.
 
 Command line before variable (PET_ for torchrun's options, FTRUN_ for ftrun's own) before configuration file before default.
 """
@@ -92,7 +92,7 @@ def _checked(option: Option, text: str | None, source: str, config: ConfigFile) 
 
 
 def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigFile | None = None) -> Settings:
-    """What the launcher is to do.
+    """The settings for the launcher.
 
     Raises:
         UsageError: For options that do not go together, or a missing script.

@@ -73,5 +73,5 @@ BY_NAME = {code.name: code for code in CODES}
 
 
 def read_on(name: str) -> str:
-    """What a message with that code ends with."""
+    """The end of a message with that code."""
     return f" [ftrun explain {name}]" if name else ""

@@ -123,7 +123,7 @@ def ended_runs() -> list[EndedRun]:
 
 
 def without_logs() -> list[EndedRun]:
-    """Those whose logs are gone, as `ended_runs`."""
+    """Ended runs whose logs are gone, as `ended_runs` lists them."""
     return [run for run in _all() if not os.path.isfile(run.journal)]
 
 

@@ -6,7 +6,7 @@ import enum
 
 
 class Fault(str, enum.Enum):
-    """What was detected. The value is what stands in the journal, in `--json` and in a policy file."""
+    """A detected fault. Its value is its name in the journal, in `--json` and in a policy file."""
 
     EXIT = "exit"  # the process left with a code
     SIGNAL = "signal"  # the process was killed, and nothing more is known

@@ -92,7 +92,7 @@ def check_private(folder: Path) -> None:
 
 
 def temporary_folder(run_dir: Path, cell: int) -> Path:
-    """Of one worker, for the sockets of its multiprocessing."""
+    """The folder for the sockets of one worker's multiprocessing."""
     return run_dir / f"mp-{cell}"
 
 
@@ -102,10 +102,10 @@ def attempt_logs(logs: Path, attempt: int) -> Path:
 
 
 def logged_values(error: Path) -> Path:
-    """What `job.log` writes in an attempt, by the error file of one of its workers."""
+    """The file that `job.log` writes in an attempt, by the error file of one of its workers."""
     return error.parent.parent / "metrics.jsonl"
 
 
 def error_file(logs: Path, attempt: int, local_rank: int) -> Path:
-    """What a worker that fails leaves beside its log files (TORCHELASTIC_ERROR_FILE)."""
+    """The file that a failing worker leaves beside its log files (TORCHELASTIC_ERROR_FILE)."""
     return attempt_logs(logs, attempt) / str(local_rank) / "error.json"

@@ -67,7 +67,7 @@ def find_run(run_id: str | None) -> RunInfo | None:
 
 
 def live_run(run_id: str | None) -> RunInfo:
-    """As `find_run`.
+    """The run that `find_run` finds.
 
     Raises:
         NoRunError

@@ -1,4 +1,4 @@
-"""What data read from a file must look like before anybody uses it: checks that are put together from smaller ones.
+"""Checks of data that was read from a file, before anybody uses it. Small checks make up larger ones.
 
 A file of another version, a torn one or a forged one is turned down here, where it is read, and not by a TypeError where it
 is drawn. A check tells True or False and never raises; keys that nobody asks for may be there, as they are free for later.

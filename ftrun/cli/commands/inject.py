@@ -36,7 +36,7 @@ _KIND_AND_RUN = typer.Argument(None, metavar="KIND [RUN]", help="The kind of fau
 
 @dataclass(frozen=True)
 class Wish:
-    """What was typed, checked as far as that goes without a run."""
+    """The typed request, checked as far as that goes without a run."""
 
     run: str | None
     kind: FaultKind
@@ -168,7 +168,7 @@ def _read(
 
 
 def _kind_and_run(words: list[str]) -> tuple[str, str | None]:
-    """Which of one or two words is the kind, and which the run's name: the kind first, or last if only that can be meant."""
+    """Tell the kind from the run's name among one or two words: the kind first, or last if only that can be meant."""
     from ftrun.faults.kinds import KINDS
 
     if len(words) == 1:

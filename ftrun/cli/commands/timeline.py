@@ -129,7 +129,7 @@ def _none_because(found: Found, account: Account) -> str:
 
 
 def _write(data: str, output: str | None) -> None:
-    """To stdout, or whole or not at all to a file.
+    """Write to stdout, or whole or not at all to a file.
 
     Raises:
         FtrunError

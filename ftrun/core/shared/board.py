@@ -145,7 +145,7 @@ class F:
 
 
 class Phase(enum.IntEnum):
-    """Where a rank is in its step, for people and for fault injection. No decision reads it."""
+    """The part of its step that a rank is in, for people and for fault injection. No decision reads it."""
 
     START = 0
     IDLE = 1
@@ -160,7 +160,7 @@ _PHASE_NAMES = {int(phase): phase.name.lower() for phase in Phase}
 
 
 def phase_name(word: int) -> str:
-    """What F.PHASE says, also when it is none of Phase."""
+    """The name of a value of F.PHASE, also of one outside Phase."""
     return _PHASE_NAMES.get(word, f"phase {word}")
 
 
@@ -194,7 +194,7 @@ class Busy(enum.IntFlag):
 
 
 class Source(enum.IntEnum):
-    """Where a replaced rank's state came from."""
+    """The source of a replacement's state."""
 
     NONE = 0
     ADOPT = 1
@@ -239,7 +239,7 @@ class Cell:
         self._words[self._base + field] = value
 
     def words(self) -> memoryview:
-        """All words of the cell, for who reads or writes many; each write is one word, as by `cell[field]`."""
+        """All words of the cell, for callers that read or write many; each write is one word, as by `cell[field]`."""
         return self._words[self._base : self._base + CELL_BYTES // _WORD]
 
     def field_address(self, field: int) -> int:
@@ -275,7 +275,7 @@ class Cell:
 
     @property
     def gate_number(self) -> int | None:
-        """Of the step it is in; unlike the index it does not come again in another epoch."""
+        """The gate number of the step that it is in; unlike the index it does not come again in another epoch."""
         return None if self.step is None else self.step - self.shift
 
     def set_shift(self, shift: int) -> None:
@@ -283,7 +283,7 @@ class Cell:
 
     @property
     def epoch(self) -> int | None:
-        """Of job.epochs; None for a script without."""
+        """The epoch of job.epochs; None for a script without."""
         raw = self[F.EPOCH]
         return raw - 1 if raw else None
 
@@ -391,7 +391,7 @@ class Board:
         words[at] = number + 1
 
     def openings(self, last: int) -> list[int]:
-        """When the newest gates up to `last` opened, ns, oldest first; no gate between them is missing."""
+        """The times at which the newest gates up to `last` opened, ns, oldest first; no gate between them is missing."""
         slots = self._words[Head.OPENINGS : Head.OPENINGS + 2 * OPENINGS_KEPT].tolist()
         times: list[int] = []
         for number in range(last, max(-1, last - OPENINGS_KEPT), -1):
@@ -418,7 +418,7 @@ class Board:
         return native.load64(self._gate_address)
 
     def generation(self) -> int:
-        """Of the gate word, by a plain read."""
+        """The generation in the gate word, by a plain read."""
         return self._words[Head.GATE] >> gate.GENERATION_SHIFT
 
     def words_of_gate(self) -> memoryview:
@@ -446,7 +446,7 @@ class Board:
         return native.load32(self._gate_bell)
 
     def wait_gate(self, seen: int, timeout: float) -> bool:
-        """As `wait_workers`, for the gate's bell."""
+        """Wait as `wait_workers`, for the gate's bell."""
         return native.bell_wait(self._gate_bell, seen, timeout)
 
     def ring_launcher(self) -> None:
@@ -469,7 +469,7 @@ class Board:
         return self._gate_address
 
     def wait_launcher(self, seen: int, timeout: float) -> bool:
-        """As `wait_workers`, for the launcher's bell: milestones, answers to a stop, injected faults."""
+        """Wait as `wait_workers`, for the launcher's bell: milestones, answers to a stop, injected faults."""
         return native.bell_wait(self._launcher_bell, seen, timeout)
 
 

@@ -27,6 +27,6 @@ def become(spec: dict[str, Any], variables: Mapping[str, str]) -> NoReturn:
 
 
 def spec() -> dict[str, Any]:
-    """What `become` was given, in the interpreter that it began."""
+    """The spec that `become` was given, in the interpreter that it began."""
     found: dict[str, Any] = json.loads(wire.disclose(int(os.environ.pop(_VARIABLE))))
     return found

@@ -1,4 +1,4 @@
-"""What a run keeps of its script's values, in words. For people; decides nothing."""
+"""The values of its script that a run keeps, in words. For people; decides nothing."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from ftrun.core.shared.notes import KeptNote
 
 
 def in_words(kept: KeptNote) -> str:
-    """How many, and the largest; `kept` has some."""
+    """Their number, and the largest of them; `kept` has some."""
     largest, number = max(kept.values, key=lambda copy: copy.bytes), number_of(kept)
     which = "" if number == 1 else f"the largest {'is' if len(largest.names) == 1 else 'are'} "
     return f"{count(number, 'value')} of the script's own, {which}{shown(largest.names)} ({size(largest.bytes)})"
 
 
 def number_of(kept: KeptNote) -> int:
-    """How many names it has."""
+    """The number of its names."""
     return sum(len(copy.names) for copy in kept.values)
 
 
 def shown(names: Sequence[str]) -> str:
-    """Those of one copy."""
+    """The names of one copy, in words."""
     *first, last = names or ("",)
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def listing(kept: KeptNote | None, not_kept: Mapping[str, str]) -> list[str]:
-    """All of it, a name a line, the largest first. Nothing when nothing is known."""
+    """A line for each name, the largest copy first; no line when nothing is known."""
     lines: list[str] = []
     if kept is not None:
         what = f"{count(number_of(kept), 'value')} of the script's own" if kept.values else "no value of the script's own"

@@ -1,4 +1,4 @@
-"""What the workers of a run found changed by the loop and not kept: names, and why."""
+"""Names that the loop changes and the workers of a run do not keep, and why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN = 6  # names in one line
 
 
 def reasons(run_dir: Path) -> dict[str, str]:
-    """Of all workers, by name; "" = nobody knows."""
+    """The reasons that all workers give, by name; "" = nobody knows."""
     found: dict[str, str] = {}
     for note in notes.read_all(notes.LeftOutNote, run_dir):
         for name, why in note.names.items():

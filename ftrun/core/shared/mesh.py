@@ -1,4 +1,4 @@
-"""Where a rank is on the device mesh that its script lays over all ranks, in words.
+"""The place of a rank on the device mesh that its script lays over all ranks, in words.
 
 For people; decides nothing. Only ranks whose parameters are spread over a mesh, or that named one in `protect(replicas=...)`, have it.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MeshPlace:
-    """By the names of the mesh's dimensions, the outer ones first: how many ranks each has, and which of them this one is."""
+    """A rank's place: for each dimension of the mesh, the outer ones first, its size (in ranks) and this rank's index."""
 
     sizes: dict[str, int]
     at: dict[str, int]

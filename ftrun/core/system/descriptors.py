@@ -1,4 +1,4 @@
-"""What the kernel says of an open descriptor."""
+"""Facts that the kernel gives about an open descriptor."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Detectors:
 
     @property
     def standstill(self) -> Standstill | None:
-        """What the last look found of a world in which nothing moves."""
+        """The standstill that the last look found; None while something moves."""
         return self._hangs.standstill
 
     def where(self, cell: int, still: float) -> str:

@@ -29,7 +29,7 @@ class RoomWatch:
         self._stop.set()
 
     def news(self) -> list[tuple[Fault, str]]:
-        """What became full since the last question."""
+        """The file systems that became full since the last question."""
         full = dict(self._full)
         self._reported &= full.keys()
         fresh = [found for what, found in full.items() if what not in self._reported]

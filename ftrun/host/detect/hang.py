@@ -43,7 +43,7 @@ class HangWatch:
         self.standstill = None
 
     def look(self, raw_gate: int, cells: Sequence[Cell]) -> HangVerdict | None:
-        """Who holds the world up, from the gate word and the cells of every rank."""
+        """Judge who holds the world up, from the gate word and the cells of every rank."""
         word = gate.unpack(raw_gate)
         self._watch.see(time.monotonic(), word.generation, word.last, [sign(c, word) for c in cells])
         if self._watch.moves:
@@ -71,7 +71,7 @@ class HangWatch:
         return self._groups.get(mark, ())
 
     def _for_people(self, found: Standstill | None, cells: Sequence[Cell]) -> Standstill | None:
-        """With a debugger, which gives a culprit all the time that it wants."""
+        """The standstill as people see it: a culprit in a debugger gets all the time that it wants."""
         if found is None or not any(c.index in found.cells and debugged(c) for c in cells):
             return found
         return replace(found, left=None, excuse="debugger")
@@ -82,7 +82,7 @@ class HangWatch:
         return note.line if note is not None and time.monotonic() - note.seen / 1e9 < still else ""
 
     def _line(self, accused: Accused) -> str:
-        """Where a busy rank's Python was when its control thread looked last."""
+        """The line that a busy rank's Python was in when its control thread looked last."""
         if accused.fault is not Fault.HANG:
             return ""
         note = notes.read(WhereNote, self._run_dir, accused.cell)
@@ -99,7 +99,7 @@ def _unknown(mark: int) -> tuple[int, ...]:
 
 
 def sign(cell: Cell, word: gate.GateWord) -> Sign:
-    """When a rank last showed life, and whether it waits; `word` is the gate. Read at each look: a few words and nothing more."""
+    """The time of a rank's last sign of life, and whether it waits; `word` is the gate. Each look reads a few words and nothing more."""
     words = cell.words()
     mark = _LIFE(words)
     since = words[F.COLLECTIVE_SINCE]

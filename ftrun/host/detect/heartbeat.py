@@ -59,7 +59,7 @@ class BeatWatch(Generic[Of]):
         return max(0.0, self._due - time.monotonic())
 
     def silent(self, beats: Iterable[Beat[Of]], now_ns: int) -> list[tuple[Of, str]]:
-        """Whom to condemn, each with the evidence. Call it again after `pause` seconds; being late is noticed here.
+        """The workers to condemn, each with the evidence. Call it again after `pause` seconds; being late is noticed here.
 
         A beat whose timeout passes without any visible reason counts as well.
         """
@@ -98,7 +98,7 @@ class BeatWatch(Generic[Of]):
 
 
 def why_still(pid: int) -> str:
-    """What keeps a process from running, as a sentence's end; "" when nothing does or a debugger holds it."""
+    """The reason that keeps a process from running, as a sentence's end; "" when nothing does or a debugger holds it."""
     fields = status(pid)
     if not fields or fields.get("TracerPid", "0") != "0":
         return ""

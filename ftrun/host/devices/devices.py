@@ -143,7 +143,7 @@ class DeviceWatch:
         ]
 
     def start(self) -> None:
-        """Nothing on a machine without GPUs."""
+        """Start the watch; does nothing on a machine without GPUs."""
         if not self.wanted:
             return
         self._services.start_nvml()

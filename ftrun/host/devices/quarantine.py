@@ -90,7 +90,7 @@ class QuarantineFile:
         return wrong
 
     def look(self) -> tuple[list[str], dict[str, str]]:
-        """What changed in the file since the last look: devices taken out by a person, and those put in by another run."""
+        """The changes in the file since the last look: devices taken out by a person, and those put in by another run."""
         stamp = self._stamp()
         if stamp == self._seen:
             return [], {}

@@ -23,7 +23,7 @@ from ftrun.host.nodes.membership.table import NodePlace, sentence, weight
 
 
 class StoreHost(Protocol):
-    """Who runs this node's store, and publishes worlds."""
+    """Runs this node's store, and publishes worlds."""
 
     def serve_world(self, addr: str) -> None:
         """Start a store that listens on `addr`; its address goes to `store_up`."""
@@ -109,7 +109,7 @@ class Peers:
         return self.place.restarts
 
     def same_port(self, port: int) -> int:
-        """Where the next store listens, after one on `port` died: the nodes meet anew, and learn where."""
+        """The port of the next store, after one on `port` died: the nodes meet anew, and learn it."""
         return self.store_port
 
     # -- to the others -----------------------------------------------------------------------------------------------

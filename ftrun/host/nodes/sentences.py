@@ -1,4 +1,4 @@
-"""What ftrun says to a person about the other nodes. Words only."""
+"""Sentences for a person about the other nodes. Words only."""
 
 from __future__ import annotations
 

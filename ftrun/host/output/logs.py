@@ -1,4 +1,4 @@
-"""What workers print: taken from their pipes line by line, saved, and passed on without ever blocking the loop.
+"""Takes the output of workers from their pipes line by line, saves it, and passes it on, without ever blocking the loop.
 
 Where ftrun writes to a terminal, a worker gets one, too. Lines are never torn or mixed.
 A reader that does not read slows the workers down, as it would without ftrun; a full
@@ -61,7 +61,7 @@ class _Pipe:
         self._settle(place)
 
     def move(self, place: LogPlace) -> None:
-        """From now on lines are from `place`. What a spare wrote before goes with it; also possible after its end."""
+        """Ascribe lines to `place` from now on. Earlier lines of a spare go with it; also possible after its end."""
         old, files = self._place, self._logs.files
         if not self.closed:
             self._file.close()
@@ -168,7 +168,7 @@ class _Pipe:
 
 
 def _channel(like_terminal: bool) -> tuple[int, int, bool]:
-    """Where we read, where a worker writes, and whether that is a pseudoterminal: a pipe where none is left or allowed."""
+    """Make our end and the worker's end of a channel, and tell whether it is a pseudoterminal: a pipe where none is left or allowed."""
     if like_terminal:
         with contextlib.suppress(OSError):
             fd, writer = os.openpty()
@@ -333,7 +333,7 @@ class Logs:
         return log
 
     def error_file(self, attempt: int, local_rank: int) -> Path:
-        """Where that worker leaves its error."""
+        """The file in which that worker leaves its error."""
         return paths.error_file(self.folder, attempt, local_rank)
 
     def drain(self, place: LogPlace) -> None:

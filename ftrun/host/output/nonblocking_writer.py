@@ -83,7 +83,7 @@ class Outlet:
             self._loop.after(RETRY, self._resume)
 
     def _try_later(self) -> None:
-        """As `_wait`, where a descriptor says that it takes data and does not."""
+        """Wait as `_wait`, for a descriptor that says that it takes data and does not."""
         if not self._watching:
             self._watching = True
             self._loop.after(RETRY, self._resume)

@@ -112,7 +112,7 @@ class FaultDesk:
                 self._pool.condemn(worker, Found.DRAIN.value, Found.DRAIN, "a person asked for another worker")
 
     def end(self) -> None:
-        """What fired last, and what was planned or asked for and did not fire; after the run."""
+        """Report, after the run, the last firings, and the planned or requested faults that did not fire."""
         self.look()
         if self._plan is not None:
             for fault, count in trigger.unfired(load_plan(self._plan), self._run_dir):

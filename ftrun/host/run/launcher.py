@@ -331,7 +331,7 @@ def _modes_of_the_terminal() -> Iterator[None]:
 
 
 def _catch_signals(settings: Settings) -> int:
-    """From now on signals arrive as bytes in the descriptor returned."""
+    """Have signals arrive as bytes in the descriptor returned from now on."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)

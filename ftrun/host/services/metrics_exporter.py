@@ -19,7 +19,7 @@ _STARTS = 5  # of the exporter in one run, until it is given up
 
 
 class Monitoring:
-    """Nothing when no metrics were asked for.
+    """Exports the metrics of a run; does nothing when none were asked for.
 
     Raises:
         UsageError: For a port or file that cannot be used.
@@ -74,7 +74,7 @@ def bound(port: int, option: str) -> socket.socket:
 
 
 def address(listener: socket.socket) -> str:
-    """Where Prometheus finds the figures."""
+    """The address at which Prometheus finds the figures."""
     return f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
 
 

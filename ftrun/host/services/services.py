@@ -64,7 +64,7 @@ class Helper:
         return theirs
 
     def attach(self, loop: EventLoop) -> None:
-        """From now on `loop` serves this helper's socket."""
+        """Have `loop` serve this helper's socket from now on."""
         self.loop = loop
         if self._sock is not None:
             loop.watch(self._sock.fileno(), self._receive, urgent=True)
@@ -125,7 +125,7 @@ class Helper:
         self._heard = time.monotonic_ns()
 
     def shows_work(self) -> None:
-        """It is not ready yet, and works."""
+        """Note a sign of work from the helper, which is not ready yet."""
         self._heard = time.monotonic_ns()
 
     @property
@@ -157,7 +157,7 @@ class Helper:
             self._sock = None
 
     def hang_up(self) -> None:
-        """It hears that we are gone, and ends as it does then."""
+        """Close our end: the helper takes us for gone, and ends."""
         self._close()
 
     def kill(self) -> None:
@@ -194,7 +194,7 @@ class Services:
         self._all = (self.fork_server, self.store, self.fd_store, self.nvml, self.metrics)
 
     def log_to(self, path: Path) -> None:
-        """What helpers print goes to this file; call before they are started.
+        """Send what helpers print to this file; call before they are started.
 
         Raises:
             OSError
@@ -236,7 +236,7 @@ class Services:
             return True
 
     def start_nvml(self) -> None:
-        """Only where there are GPUs.
+        """Start the reader of NVML; call it only where there are GPUs.
 
         Raises:
             OSError
@@ -278,12 +278,12 @@ class Services:
             self.store.ended()
 
     def attach(self, loop: EventLoop) -> None:
-        """From now on `loop` serves them."""
+        """Have `loop` serve them from now on."""
         for helper in self._all:
             helper.attach(loop)
 
     def living(self) -> list[Helper]:
-        """Those that have a process now."""
+        """The helpers that have a process now."""
         return [helper for helper in self._all if helper.pid]
 
     def pids(self) -> set[int]:

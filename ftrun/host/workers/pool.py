@@ -139,7 +139,7 @@ class WorkerPool:
         self._kills = Kills()
 
     def living(self) -> list[Worker]:
-        """Those that were spawned and not reaped."""
+        """The workers that were spawned and not reaped."""
         return [w for w in self.workers.values() if not w.ended]
 
     def moved(self, pid: int) -> None:
@@ -432,7 +432,7 @@ class WorkerPool:
             self._emit_held()
 
     def _await_cause(self) -> None:
-        """Who lost a peer is reported after it: two ends that come close together are not learnt of in their order."""
+        """Hold back a peer-loss death until the peer's own death is reported: of two close deaths either may be noticed first."""
         if not self._held:
             return
         others = [w for w in self.living() if w.rank is not None and w.pid and not w.reported]
@@ -448,7 +448,7 @@ class WorkerPool:
             self._emit(death)
 
     def _why(self, worker: Worker, code: int | None) -> tuple[str, str]:
-        """What a death is a symptom of, and how that is known; nothing for one that we brought about ourselves."""
+        """The fault behind a death, with its evidence; nothing for a death that we brought about ourselves."""
         if worker.cause:
             return worker.fault.value, worker.evidence
         if worker.error is not None:
@@ -463,7 +463,7 @@ class WorkerPool:
         return fault.value, evidence
 
     def _unwatch(self, worker: Worker) -> None:
-        """From now on only its end tells of it: neither its lock nor its beat."""
+        """Stop watching its lock and its beat: only its end counts from now on."""
         if worker.watch:
             with contextlib.suppress(OSError):
                 native.watch_stop(worker.watch)

@@ -29,7 +29,7 @@ _EAGER_BEAT = 0.2
 
 @dataclass(frozen=True)
 class MemberTerms:
-    """What was asked for. Times in seconds. `by_rank`: node ranks are given, and every one must come."""
+    """The terms of the options. Times in seconds. `by_rank`: node ranks are given, and every one must come."""
 
     least: int
     most: int
@@ -55,7 +55,7 @@ class Me:
 
 @dataclass(frozen=True)
 class News:
-    """What a member tells its agent. `kind`:
+    """A message of a member to its agent. `kind`:
 
     waiting (record: here, least, most), host (record: addr, where to start a store), ready (table, and record: host and
     port of the store, me), broken (record: why), over (record: why), stale (an earlier run's round), lost (record: why).
@@ -68,7 +68,7 @@ class News:
 
 
 class _Sight:
-    """How a peer's record was seen to change."""
+    """The changes that were seen in a peer's record."""
 
     def __init__(self, beat: Any, now: float, order: int) -> None:
         self.beat = beat
@@ -107,7 +107,7 @@ class Member:
 
     @property
     def peers(self) -> int:
-        """How many other agents were ever seen."""
+        """The number of other agents that were ever seen."""
         return len(self._sights)
 
     # -- what the agent asks -----------------------------------------------------------------------------------------
