@@ -49,7 +49,7 @@ class Opt:
 
 @dataclass(frozen=True)
 class Command:
-    """A command. `arguments` are the kinds of what stands at its places, the last one repeated if `more`."""
+    """A command. `arguments`: the kinds of its positional arguments, the last one repeated if `more`."""
 
     name: str
     help: str

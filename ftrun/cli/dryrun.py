@@ -25,7 +25,7 @@ def as_json(values: Values, settings: Settings) -> str:
 
 
 def as_text(values: Values, settings: Settings) -> str:
-    """One fact a line, then the options that somebody set."""
+    """One fact a line, then the options that were set."""
     rows = [
         ("run", _name(settings)),
         (settings.kind, shlex.join(settings.argv)),

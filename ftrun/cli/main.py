@@ -36,7 +36,7 @@ WIDTH = 110  # columns of the help at most
 
 
 class _Root(TyperGroup):
-    """Shows one page, and with --help-all the options of the default command too, in which whoever knows torchrun looks."""
+    """Shows one page, and with --help-all the options of the default command too, where users of torchrun look for them."""
 
     everything = False
 

@@ -39,7 +39,7 @@ _NOT_A_NAME = "none"  # torchrun's default for --rdzv-id
 
 
 class Values:
-    """Every option's checked value, `values["spares"]`; `text` as it was written and `source`: who said so.
+    """Every option's checked value, `values["spares"]`; `text` as it was written and `source`: where it was set.
 
     Raises:
         UsageError: For a bad value from the command line or a variable.
@@ -59,7 +59,7 @@ class Values:
         return self._values[name]
 
     def given(self, name: str) -> bool:
-        """Did anybody say it?"""
+        """Was it set anywhere?"""
         return self.source[name] != DEFAULT
 
 

@@ -1,4 +1,4 @@
-"""How amounts are written for people: counts, times, bytes."""
+"""Writes amounts for people: counts, times, bytes."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _lock(fd: int) -> bool:
-    """Until it is closed. False when the file system has no locks, or somebody keeps it."""
+    """Lock the file until it is closed; False when the file system has no locks, or another process keeps it."""
     until = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -118,7 +118,7 @@ def can_be_named() -> bool:
 
 
 def ended_runs() -> list[EndedRun]:
-    """Newest first; each log folder once."""
+    """Ended runs, newest first; each log folder once."""
     return [run for run in _all() if os.path.isfile(run.journal)]
 
 

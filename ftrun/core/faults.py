@@ -1,4 +1,4 @@
-"""The names of what can go wrong, as detectors say them, policies look them up and people read them."""
+"""The names of faults, for detectors, policies and people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run keeps its files: a private folder on memory-backed storage, one a run."""
+"""The places of a run's files: a private folder on memory-backed storage, one a run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def runs_root() -> Path:
 
 
 def state_dir() -> Path:
-    """The folder of what outlives a run and a reboot: ftrun in $XDG_STATE_HOME, else in ~/.local/state. It may be missing."""
+    """The folder for files that outlive a run and a reboot: ftrun in $XDG_STATE_HOME, else in ~/.local/state. It may be missing."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(home) / "ftrun"
 

@@ -25,7 +25,7 @@ _RUN = shape.record(
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run directory as another process sees it: what run.json said when it was read."""
+    """A run directory as another process sees it, with the content of its run.json."""
 
     run_id: str
     path: Path

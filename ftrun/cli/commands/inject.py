@@ -371,7 +371,7 @@ def _await_firing(found: Live, request: Request, seconds: float) -> Any:
 
 
 def _standing(found: Live, wish: Wish, rank: int) -> str:
-    """Why a fault may not have fired: what the rank does."""
+    """What the rank does, which may be why a fault did not fire."""
     from ftrun.core.shared.board import Flag
     from ftrun.core.shared.moment import Moment
     from ftrun.faults.kinds import REPAIR_PHASES

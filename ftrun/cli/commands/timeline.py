@@ -113,7 +113,7 @@ def _nothing(found: Found, account: Account, asked: int | None, form: str, as_js
 
 
 def _none_because(found: Found, account: Account) -> str:
-    """Why there is no incident to tell of: that is not always good news."""
+    """The reason why there is no incident to draw, which is not always good news."""
     more = f"; what there is: ftrun events {found.run_id if found.live else found.journal.parent}"
     if account.unread:
         return f"no incident in the lines that could be read{more}"

@@ -183,7 +183,7 @@ class Flag(enum.IntFlag):
 
 
 class Busy(enum.IntFlag):
-    """Why a worker may go without a sign of life for longer than a step takes, and at which kind of gate it is."""
+    """Reasons why a worker may go without a sign of life for longer than a step takes, and at which kind of gate it is."""
 
     FIRST = 1  # this process has completed no body yet
     COMPILING = 2
@@ -204,7 +204,7 @@ class Source(enum.IntEnum):
 
 
 class Inexact(enum.IntFlag):
-    """Why a recovery cannot promise a bit-identical result."""
+    """Reasons why a recovery cannot promise a bit-identical result."""
 
     UPDATE_USED_RNG = 1
     DDP_LAYOUT = 16
@@ -365,7 +365,7 @@ class Board:
         self._words[field] = value
 
     def show_run(self, text: bytes) -> None:
-        """Put what the run as a whole does where `run_text` finds it whole. One above RUN_BYTES has no place and is not shown."""
+        """Publish a text about the whole run for `run_text`. One above RUN_BYTES has no place and is not shown."""
         if len(text) > RUN_BYTES:
             return
         number = self[Head.RUN] + 1
@@ -422,7 +422,7 @@ class Board:
         return self._words[Head.GATE] >> gate.GENERATION_SHIFT
 
     def words_of_gate(self) -> memoryview:
-        """The gate word alone, for who reads it many times a step by a plain read, and looks again anyway."""
+        """The gate word alone, for callers that read it many times a step by a plain read, and look again anyway."""
         return self._words[Head.GATE : Head.GATE + 1]
 
     def requests(self) -> int:

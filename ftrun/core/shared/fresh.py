@@ -1,4 +1,4 @@
-"""How a worker's process becomes a fresh interpreter: its spec lies in memory whose descriptor it finds in a variable.
+"""Turns a worker's process into a fresh interpreter, which finds its spec in memory, by a descriptor in a variable.
 
 Not in the variable itself: the kernel allows 128 KiB for one, and a command line may be longer.
 """

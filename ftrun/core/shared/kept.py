@@ -12,7 +12,7 @@ def in_words(kept: KeptNote) -> str:
     """Their number, and the largest of them; `kept` has some."""
     largest, number = max(kept.values, key=lambda copy: copy.bytes), number_of(kept)
     which = "" if number == 1 else f"the largest {'is' if len(largest.names) == 1 else 'are'} "
-    return f"{count(number, 'value')} of the script's own, {which}{shown(largest.names)} ({size(largest.bytes)})"
+    return f"{count(number, 'value')} of the script's own, {which}{_joined(largest.names)} ({size(largest.bytes)})"
 
 
 def number_of(kept: KeptNote) -> int:
@@ -20,7 +20,7 @@ def number_of(kept: KeptNote) -> int:
     return sum(len(copy.names) for copy in kept.values)
 
 
-def shown(names: Sequence[str]) -> str:
+def _joined(names: Sequence[str]) -> str:
     """The names of one copy, in words."""
     *first, last = names or ("",)
     return f"{', '.join(first)} and {last}" if first else last
@@ -32,7 +32,7 @@ def listing(kept: KeptNote | None, not_kept: Mapping[str, str]) -> list[str]:
     if kept is not None:
         what = f"{count(number_of(kept), 'value')} of the script's own" if kept.values else "no value of the script's own"
         lines.append(f"kept with each step: {what}, as of step {kept.step} on rank {kept.rank}")
-        lines += _columns([(shown(copy.names), size(copy.bytes)) for copy in sorted(kept.values, key=lambda copy: -copy.bytes)])
+        lines += _columns([(_joined(copy.names), size(copy.bytes)) for copy in sorted(kept.values, key=lambda copy: -copy.bytes)])
     if not_kept:
         lines += ["changed by the loop, and not kept:", *_columns(list(not_kept.items()))]
     return lines

@@ -1,6 +1,6 @@
 """Frames between our processes: one JSON object a SOCK_SEQPACKET message, file descriptors beside it.
 
-What is too long for a socket, such as a command line of a megabyte, lies in memory whose descriptor is sent in its place.
+A message too long for a socket, such as a command line of a megabyte, lies in memory whose descriptor is sent in its place.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Output:
 class Settings:
     """One run, as this node's launcher sees it. Times in seconds. `fault_plan` is an absolute path or None.
 
-    `fault_text` is what was read there: a pipe cannot be read twice, and a file may be gone when a replacement needs it.
+    `fault_text` is its content: a pipe cannot be read twice, and a file may be gone when a replacement needs it.
 
     `hang_timeout` None: learned from the run, between `hang_floor` and `hang_ceiling`. `nonfinite` is redo, stop or ignore;
     `check_every` is in steps, 0 = as often as the checks' budget allows; `inexact` is go-on or stop.

@@ -1,4 +1,4 @@
-"""Is there room left where logs, journal and board go? Asked in a thread of its own: a dead network disk never answers."""
+"""Watches the room for logs, journal and board in a thread of its own: a dead network disk never answers."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class StoreHost(Protocol):
 
 
 class SoleNode:
-    """A run on this machine alone: what `Peers` is for several."""
+    """Stands for the other nodes of a run that has none, in place of `Peers`."""
 
     place: NodePlace | None = None
 
@@ -47,7 +47,7 @@ class SoleNode:
         self.next_round()
 
     def close(self) -> None:
-        """Nobody is to be left."""
+        """Do nothing: there are no others to leave."""
 
     def global_rank(self, local: int) -> int:
         return local
@@ -59,7 +59,7 @@ class SoleNode:
         return port
 
     def saw(self, event: ev.Event, actions: Iterable[ev.Action]) -> None:
-        """Nobody is to be told."""
+        """Do nothing: there are no others to tell."""
 
     def next_round(self) -> None:
         assert self._host is not None

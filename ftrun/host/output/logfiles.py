@@ -104,7 +104,7 @@ class Sink:
         self._file.append(self, data)
 
     def flush(self) -> None:
-        """Write what was kept back."""
+        """Write the lines that were kept back."""
         held, self._held = self._held, b""
         self._file.append(self, held)
 

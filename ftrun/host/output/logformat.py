@@ -131,8 +131,8 @@ class Format:
             text = f"[spare {place.cell}] " if rank is None else f"[rank {rank}] "
         return text.encode(errors="surrogateescape")
 
-    def alone(self, place: LogPlace) -> bool:
-        """Is this the only worker that a person sees, or the one to be debugged? Its lines need no prefix on a terminal."""
+    def needs_no_prefix(self, place: LogPlace) -> bool:
+        """Is this the only worker that a person sees on a terminal, or the one to be debugged?"""
         output = self._output
         if place.local_rank is None or output.template or output.tee:
             return False

@@ -1,6 +1,6 @@
-"""Our own stdout and stderr: written without ever blocking the loop, whoever reads them or does not.
+"""Writes our own stdout and stderr without ever blocking the loop, also when nobody reads them.
 
-A reader that does not read makes a queue grow, and those who fill it are asked to look at `waiting`.
+A reader that does not read makes a queue grow; its writers are asked to look at `waiting`.
 """
 
 from __future__ import annotations

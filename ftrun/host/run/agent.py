@@ -1,4 +1,4 @@
-"""The launcher's mind loop: feeds the machine with events, in one place, and carries out what it orders.
+"""The launcher's loop of decisions: feeds the machine with events, in one place, and carries out what it orders.
 
 Handlers elsewhere only enqueue events. Everything that is not an order of the machine (sentences, journal lines)
 waits until no event is left.

@@ -45,7 +45,7 @@ class FaultDesk:
             self._note("random-faults", rate=float(rate), seed=int(seed), first=0, kind="")
 
     def look(self) -> None:
-        """Journal what was asked for and what fired since the last look; a drain that is ready is carried out."""
+        """Journal the requests and firings since the last look, and carry out a drain that is ready."""
         if self._board[Head.REQUESTS] != self._seen:
             self._seen = self._board[Head.REQUESTS]
             for request in requests.pending(self._run_dir):

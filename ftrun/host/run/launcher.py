@@ -125,7 +125,7 @@ def _too_many_variables() -> PlatformError:
 
 
 def _name(settings: Settings) -> str | None:
-    """--rdzv-id is no name that must be free: under torchrun two runs at once may have the same."""
+    """The run's name. One from --rdzv-id gets a number where it is taken: under torchrun two runs at once may have the same."""
     name = settings.run_id
     if settings.rdzv_id and name == run_name(settings.rdzv_id):
         more = 2

@@ -46,7 +46,7 @@ class Reserve:
         self._make()
 
     def keep(self) -> bool:
-        """Have the room, if there is some."""
+        """Make the reserve again, if there is room."""
         with contextlib.suppress(OSError):
             self._make()
         return self._kept
@@ -66,7 +66,7 @@ class Reserve:
             raise
 
     def write(self, action: Callable[[], None]) -> None:
-        """Do what writes into the run directory, if need be in the reserve.
+        """Call a writer of the run directory, if need be with the room of the reserve.
 
         Raises:
             OSError: When that is not enough.

@@ -1,7 +1,7 @@
 """Metrics of a run on request (`--metrics-file`, `--metrics-port`): has the exporter started, a process that only reads.
 
 The port is bound here, before anything else is started, so that a taken one is an error at once. It stays ours: while one
-exporter takes the place of another, whoever asks for the figures waits.
+exporter takes the place of another, a request for the figures waits.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Helper:
             self.pid = spawn.start(self._code, args, env, theirs.fileno(), out, also, room)
 
     def connect(self) -> socket.socket:
-        """A new socket to it, of which it gets the end that is given here. It ends when that says that we are gone."""
+        """Make a new socket and give the helper's end of it. The helper ends when it reads there that we are gone."""
         self._close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -290,11 +290,11 @@ class Services:
         return {helper.pid for helper in self.living()}
 
     def helper(self, name: str) -> Helper:
-        """The one of that name."""
+        """The helper of that name."""
         return next(helper for helper in self._all if helper.name == name)
 
     def which(self, pid: int) -> Helper | None:
-        """The one that `pid` is."""
+        """The helper whose process is `pid`."""
         return next((helper for helper in self.living() if helper.pid == pid), None)
 
     def end(self) -> None:

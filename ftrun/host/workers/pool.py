@@ -340,7 +340,7 @@ class WorkerPool:
             self._report(worker, fence.peek_exit(worker.pid) if code is None else code)
 
     def _gone(self, worker: Worker) -> None:
-        """The pidfd says so: the exit code comes from the fork server, or from our own wait when that is dead."""
+        """The process is gone: its exit code comes from the fork server, or from our own wait when that is dead."""
         self._loop.forget(worker.pidfd)
         self._report_later(worker)
         self._loop.after(_CODE_LATEST, lambda: self._never_told(worker))
@@ -485,7 +485,7 @@ class WorkerPool:
                 os.killpg(worker.pid, signal.SIGKILL)
 
     def _remove_leftovers(self, worker: Worker) -> None:
-        """Nobody looks at these any more."""
+        """Remove its temporary folder, and notes at which nobody looks any more."""
         shutil.rmtree(paths.temporary_folder(self._run_dir, worker.index), ignore_errors=True)
         notes.remove(ParkedNote, self._run_dir, worker.index)
         notes.remove(WhereNote, self._run_dir, worker.index)

@@ -141,7 +141,7 @@ class Member:
             self._carrier.create(OVER, {"node": at, "host": self._me.host, "by": self._me.id, **record})
 
     def leave(self) -> None:
-        """Nobody needs to wait for us any more."""
+        """Leave the records: nobody needs to wait for us any more."""
         self._state = "left"
         self._put()
 
@@ -392,7 +392,7 @@ class Member:
         return record.get("state") == "finished" and record.get("round") == number
 
     def _look_for_more(self, table: RoundTable, now: float) -> None:
-        """The first live member makes room for those who came late."""
+        """Have the first live member make room for latecomers."""
         if not self._ready or not self._terms.grow or len(table.members) >= self._terms.most:
             return
         if next(m.id for m in table.members if not self._vanished(m.id, now)) != self._me.id:
