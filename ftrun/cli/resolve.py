@@ -147,7 +147,7 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
     spares = 0 if kind == "program" or nodes.most > 1 else values["spares"]
     rdzv_id = "" if values["standalone"] else _rdzv_id(values["rdzv-id"])
     as_they_are = {name.replace("-", "_"): values[name] for name in _AS_THEY_ARE}
-    if debug_rank is not None:  # whoever waits for a person waits long
+    if debug_rank is not None:  # waiting for a person takes long
         as_they_are |= {name: max(_DEBUGGING, as_they_are[name]) for name in ("start_timeout", "stop_timeout", "recover_timeout")}
     return Settings(
         **as_they_are,

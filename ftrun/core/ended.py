@@ -85,7 +85,7 @@ def _append(path: Path, line: bytes) -> None:
         os.write(fd, b"\n" * torn + line)  # one write: lines of two runs never mix, also without the lock
         if ours and size > _LONG:
             kept = b"".join(path.read_bytes().splitlines(keepends=True)[-_KEPT:])
-            os.ftruncate(fd, 0)  # in place: whoever waits for the lock has this file open
+            os.ftruncate(fd, 0)  # in place: processes that wait for the lock have this file open
             os.write(fd, kept)
     finally:
         os.close(fd)

@@ -58,7 +58,7 @@ def runs_root() -> Path:
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError:
-        pass  # what is there instead of a folder is said below
+        pass  # check_private tells what stands there in place of a folder
     except OSError as error:
         raise PlatformError(
             f"no folder for runs can be made at {root} ({error.strerror}); set {ENV_RUNS_ROOT} to a private folder, best on a tmpfs"

@@ -48,14 +48,14 @@ class Head:
     ATTEMPT = 10  # launcher: how often the whole world was restarted
     GATE_BELL = 11  # 32-bit futex word: rung at each arrival and opening, so that only ranks at the gate wake
     REQUESTS = 12  # number of the newest fault or drain that a person asked for (ftrun.faults.requests)
-    WAITING = 14  # launcher: 1 = no healthy device for every rank; whoever waits for a world waits on
+    WAITING = 14  # launcher: 1 = no healthy device for every rank; waits for a world go on
     RUN = 15  # launcher: number of the newest text about the run, which is in slot RUN % 2; 0 = there is none
     DIFFER = 16  # worker that opens a gate: its number + 1, where ranks that should hold the same were seen to differ; 0 = nowhere yet
     MADE = 17  # replacement: 1 = it made an update in place of a dead rank that no other rank can be compared with
     EQUAL = 18  # worker that opens a gate: 1 = all ranks that should hold the same were equal when they were last compared
     ROOM = 19  # launcher: cells that have memory, which are the first ones; to read another one where there is no room is a SIGBUS
     RUN_TEXT = 64  # two slots of RUN_WORDS words: length in bytes, then the text
-    OPENINGS = 512  # whoever opened a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and when (ns)
+    OPENINGS = 512  # written by the opener of a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and when (ns)
 
 
 class F:
@@ -141,7 +141,7 @@ class F:
     # written by the worker: of the bodies that its checks looked at as a whole, how many, and the gate number + 1 of the last; 0 = none
     LOOKS = 150
     LOOKED_AT = 151
-    LEFT_OUT = 152  # names in its file of what the loop changes and nobody keeps, see ftrun.core.shared.left_out
+    LEFT_OUT = 152  # number of names in its LeftOutNote
 
 
 class Phase(enum.IntEnum):

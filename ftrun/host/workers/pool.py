@@ -368,7 +368,7 @@ class WorkerPool:
         worker.cell[F.EXIT_STATUS] = code or 0
         worker.cell[F.EXITED] = 1
         if self.ending:
-            self._board.ring_workers()  # whoever waits for this rank need not any more
+            self._board.ring_workers()  # waits for this rank end
         if worker.reported:
             self._note("exit", worker=worker.index, rank=worker.rank, pid=pid, code=code)
         self._scan_cell(worker, time.monotonic())  # what it did last comes before its end

@@ -123,7 +123,7 @@ class Server:
             if not known or message["version"] != VERSION:
                 return {"ok": False}
             if OVER in self._records:
-                return {"ok": False, "over": True}  # for those who stay; nobody new may take it for its own end
+                return {"ok": False, "over": True}  # for clients that stay; a new one must not take it for its own end
             peer.greeted = True
             return {"ok": True}
         if not peer.greeted:

@@ -334,7 +334,7 @@ class Member:
         if len(joiners) < terms.least:
             self._last_call_since = None
             return False
-        if len(joiners) >= terms.most or again:  # who comes later makes the next round larger
+        if len(joiners) >= terms.most or again:  # latecomers make the next round larger
             return True
         if self._last_call_since is None:
             self._last_call_since = now
