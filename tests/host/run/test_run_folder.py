@@ -38,7 +38,7 @@ def _remove(folder: Path) -> None:
     """Also while somebody writes a file there."""
 
     def gone() -> bool:
-        shutil.rmtree(folder, ignore_notes=True)
+        shutil.rmtree(folder, ignore_errors=True)
         return not folder.exists()
 
     wait_for(gone, "the folder to be gone")
