@@ -1,4 +1,4 @@
-"""What the text of an option means: one function for each kind of value.
+"""Parses the text of an option: one function for each kind of value.
 
 Each takes the option's name as it is called in messages and the text, gives the value, and raises UsageError with a
 sentence that says what would have been right. Looks at the machine only to count its processors and GPUs.
@@ -24,7 +24,7 @@ def text(name: str, value: str) -> str:
 
 
 def flag(name: str, value: str) -> bool:
-    """As torchrun reads its variables: a number, not 0 = on; also true and false in words."""
+    """Read a flag as torchrun reads its variables: a number, not 0 = on; also true and false in words."""
     word = value.strip().lower()
     if word in _TRUE or word in _FALSE:
         return word in _TRUE

@@ -43,13 +43,13 @@ class Opt:
 
     @property
     def offered(self) -> tuple[str, ...]:
-        """What a shell shows: the spellings with underscores are understood, and would only double the list."""
+        """The options that a shell offers: the spellings with underscores are understood, and would only double the list."""
         return tuple(name for name in self.names if "_" not in name)
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command. `arguments` are the kinds of what stands at its places, the last one repeated if `more`."""
+    """A command. `arguments`: the kinds of its positional arguments, the last one repeated if `more`."""
 
     name: str
     help: str

@@ -28,7 +28,7 @@ _TYPES = {
 
 
 class ConfigFile:
-    """What a file says: option name -> its value as one would write it on the command line. `path` None = no file."""
+    """The options in a file: name -> value as one would write it on the command line. `path` None = no file."""
 
     def __init__(self, path: Path | None = None, text: str = "", table: str = "") -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""What `ftrun --dry-run` prints: the plan of a run, for people or as JSON."""
+"""Prints the plan of a run for `ftrun --dry-run`, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def as_json(values: Values, settings: Settings) -> str:
 
 
 def as_text(values: Values, settings: Settings) -> str:
-    """One fact a line, then the options that somebody set."""
+    """One fact a line, then the options that were set."""
     rows = [
         ("run", _name(settings)),
         (settings.kind, shlex.join(settings.argv)),

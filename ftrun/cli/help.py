@@ -33,7 +33,7 @@ Example: ftrun --nproc-per-node 4 --spares 1 train.py --epochs 3
 
 
 def front_page() -> str:
-    """What `ftrun --help` shows: at most 40 lines of 80 columns."""
+    """The page of `ftrun --help`: at most 40 lines of 80 columns."""
     rows = []
     for section in SECTIONS:
         label = section

@@ -31,7 +31,7 @@ class Live:
 
     @classmethod
     def find(cls, run_id: str | None, example: str) -> Live:
-        """As `chosen`; besides, NoRunError for a run that starts or ends just now."""
+        """The run that `chosen` chooses; raises NoRunError also for one that starts or ends just now."""
         from ftrun.core import paths
         from ftrun.core.shared.board import Board, Head
 

@@ -36,7 +36,7 @@ WIDTH = 110  # columns of the help at most
 
 
 class _Root(TyperGroup):
-    """Shows one page, and with --help-all the options of the default command too, in which whoever knows torchrun looks."""
+    """Shows one page, and with --help-all the options of the default command too, where users of torchrun look for them."""
 
     everything = False
 
@@ -104,7 +104,7 @@ def _root(
 
 
 def given_options(options: Iterable[Option], given: Mapping[str, str | bool | None]) -> dict[str, str]:
-    """What was said on the command line, by the names of the options; a flag is "1"."""
+    """The options on the command line, by their names; a flag is "1"."""
     return {
         option.name: "1" if option.is_flag else str(given[option.key])
         for option in options
@@ -113,7 +113,7 @@ def given_options(options: Iterable[Option], given: Mapping[str, str | bool | No
 
 
 def signature(options: Iterable[Option], **at_once: Callable[[Any], None]) -> inspect.Signature:
-    """What typer reads of a command that takes a script with its arguments, and `options` from a table.
+    """The signature, for typer, of a command that takes a script with its arguments, and `options` from a table.
 
     `at_once`: what an option calls as soon as it is read, by the option's key.
     """
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _open_what_is_closed() -> None:
-    """Nothing of ours may get the number of a stream that was closed (`>&-`): workers would print into it."""
+    """Open /dev/null for each closed stream (`>&-`): a file of ours with its number would take what workers print."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -218,7 +218,7 @@ _NO_SCRIPT = "there is no script: say which, as in ftrun --nproc-per-node 4 trai
 
 
 def _value_of(param: Any, argv: Sequence[str]) -> str:
-    """What an option was given on the command line."""
+    """The value of an option on the command line."""
     words = iter(argv)
     given = ""
     for word in words:
@@ -229,7 +229,7 @@ def _value_of(param: Any, argv: Sequence[str]) -> str:
 
 
 def _sentence(error: Any, argv: Sequence[str]) -> str:
-    """What the parser says, as we would: what is wrong, and what would have been right."""
+    """Put an error of the parser into our words: what is wrong, and what would have been right."""
     command = argv[0]
     said = " ".join(getattr(error, "format_message", error.__str__)().split())
     help_ = f"see: ftrun {command} --help" if command in COMMANDS else "see: ftrun --help"

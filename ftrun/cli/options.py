@@ -64,7 +64,7 @@ class Option:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """With hyphens first, then with underscores."""
+        """The spellings of an option, with hyphens first, then with underscores."""
         return tuple(dict.fromkeys((f"--{self.name}", f"--{self.key}")))
 
 

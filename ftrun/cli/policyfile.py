@@ -34,7 +34,7 @@ _BUDGETS = ("device-faults", "window")
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a user wants otherwise; None = as it is by default. `window` in seconds."""
+    """The changes that a user makes; None = the default. `window` in seconds."""
 
     overrides: policy.Overrides
     device_faults: int | None = None
@@ -133,7 +133,7 @@ def _hint(word: str, known: Iterable[str]) -> str:
 
 
 class _Place:
-    """Where a key stands: the TOML reader does not tell."""
+    """Finds the line of a key, which the TOML reader does not tell."""
 
     def __init__(self, path: Path | None, text: str, table: str) -> None:
         self._path = path
@@ -152,5 +152,5 @@ class _Place:
 
 
 def as_rows(overrides: policy.Overrides) -> Mapping[str, str]:
-    """For people: what the user put in place of the table's rows."""
+    """The rows that the user put in place of the table's, for people."""
     return {**dict(overrides.faults), **{f"Xid {number}": response for number, response in overrides.xids}}

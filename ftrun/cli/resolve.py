@@ -1,4 +1,4 @@
-"""Which value each option has and who said so, and the Settings that follow. Starts nothing, writes nothing.
+"""Resolves the value of each option and its origin, and makes the Settings. Starts nothing, writes nothing.
 
 Command line before variable (PET_ for torchrun's options, FTRUN_ for ftrun's own) before configuration file before default.
 """
@@ -39,7 +39,7 @@ _NOT_A_NAME = "none"  # torchrun's default for --rdzv-id
 
 
 class Values:
-    """Every option's checked value, `values["spares"]`; `text` as it was written and `source`: who said so.
+    """Every option's checked value, `values["spares"]`; `text` as it was written and `source`: where it was set.
 
     Raises:
         UsageError: For a bad value from the command line or a variable.
@@ -59,7 +59,7 @@ class Values:
         return self._values[name]
 
     def given(self, name: str) -> bool:
-        """Did anybody say it?"""
+        """Was it set anywhere?"""
         return self.source[name] != DEFAULT
 
 
@@ -92,7 +92,7 @@ def _checked(option: Option, text: str | None, source: str, config: ConfigFile) 
 
 
 def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigFile | None = None) -> Settings:
-    """What the launcher is to do.
+    """The settings for the launcher.
 
     Raises:
         UsageError: For options that do not go together, or a missing script.
@@ -147,7 +147,7 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
     spares = 0 if kind == "program" or nodes.most > 1 else values["spares"]
     rdzv_id = "" if values["standalone"] else _rdzv_id(values["rdzv-id"])
     as_they_are = {name.replace("-", "_"): values[name] for name in _AS_THEY_ARE}
-    if debug_rank is not None:  # whoever waits for a person waits long
+    if debug_rank is not None:  # waiting for a person takes long
         as_they_are |= {name: max(_DEBUGGING, as_they_are[name]) for name in ("start_timeout", "stop_timeout", "recover_timeout")}
     return Settings(
         **as_they_are,

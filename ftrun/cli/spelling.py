@@ -1,4 +1,4 @@
-"""From what a person types to what the parser knows: abbreviations, both spellings, `-r3`, and where the script begins.
+"""Turns what a person types into what the parser knows: abbreviations, both spellings, `-r3`, and where the script begins.
 
 Follows argparse, which reads torchrun's command line: an abbreviation that torchrun understands means here what it means
 there, whatever options ftrun has besides; and what an older torchrun understood keeps its meaning.

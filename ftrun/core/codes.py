@@ -1,7 +1,7 @@
 """The codes that error messages end with, as in `[ftrun explain F305]`, each with its page in docs/errors. Pure data.
 
 A code is one kind of mistake or end, not one message. It is stable: a page may be renamed and a message reworded, a code stays,
-and a code that is not used any more is not given to something else. Whoever writes a message says its code.
+and a code that is not used any more is not given to something else. The writer of a message names its code.
 """
 
 from __future__ import annotations
@@ -73,5 +73,5 @@ BY_NAME = {code.name: code for code in CODES}
 
 
 def read_on(name: str) -> str:
-    """What a message with that code ends with."""
+    """The end of a message with that code."""
     return f" [ftrun explain {name}]" if name else ""

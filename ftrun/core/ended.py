@@ -85,14 +85,14 @@ def _append(path: Path, line: bytes) -> None:
         os.write(fd, b"\n" * torn + line)  # one write: lines of two runs never mix, also without the lock
         if ours and size > _LONG:
             kept = b"".join(path.read_bytes().splitlines(keepends=True)[-_KEPT:])
-            os.ftruncate(fd, 0)  # in place: whoever waits for the lock has this file open
+            os.ftruncate(fd, 0)  # in place: processes that wait for the lock have this file open
             os.write(fd, kept)
     finally:
         os.close(fd)
 
 
 def _lock(fd: int) -> bool:
-    """Until it is closed. False when the file system has no locks, or somebody keeps it."""
+    """Lock the file until it is closed; False when the file system has no locks, or another process keeps it."""
     until = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -118,12 +118,12 @@ def can_be_named() -> bool:
 
 
 def ended_runs() -> list[EndedRun]:
-    """Newest first; each log folder once."""
+    """Ended runs, newest first; each log folder once."""
     return [run for run in _all() if os.path.isfile(run.journal)]
 
 
 def without_logs() -> list[EndedRun]:
-    """Those whose logs are gone, as `ended_runs`."""
+    """Ended runs whose logs are gone, as `ended_runs` lists them."""
     return [run for run in _all() if not os.path.isfile(run.journal)]
 
 

@@ -46,7 +46,7 @@ def rank_variables(rank: int, local_rank: int, group_rank: int = 0) -> dict[str,
 
 
 def virtual_variables(visible: str | None, local_rank: int) -> dict[str, str]:
-    """What --virtual-local-rank changes: the worker sees only its GPU, as device 0.
+    """The variables that --virtual-local-rank changes: the worker sees only its GPU, as device 0.
 
     `visible` is CUDA_VISIBLE_DEVICES of the launcher, None when unset.
 

@@ -18,7 +18,7 @@ class FtrunError(Exception):
 
     Attributes:
         code: The exit code of a command that it stops.
-        explain: The code of its page, as in `ftrun explain F305`; "" = whoever shows it knows a general one, or none.
+        explain: The code of its page, as in `ftrun explain F305`; "" = none, unless its reader knows a general one.
     """
 
     code = EXIT_FAILED

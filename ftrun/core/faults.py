@@ -1,4 +1,4 @@
-"""The names of what can go wrong, as detectors say them, policies look them up and people read them."""
+"""The names of faults, for detectors, policies and people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Fault(str, enum.Enum):
-    """What was detected. The value is what stands in the journal, in `--json` and in a policy file."""
+    """A detected fault. Its value is its name in the journal, in `--json` and in a policy file."""
 
     EXIT = "exit"  # the process left with a code
     SIGNAL = "signal"  # the process was killed, and nothing more is known

@@ -1,4 +1,4 @@
-"""Where a run keeps its files: a private folder on memory-backed storage, one a run."""
+"""The places of a run's files: a private folder on memory-backed storage, one a run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def runs_root() -> Path:
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError:
-        pass  # what is there instead of a folder is said below
+        pass  # check_private tells what stands there in place of a folder
     except OSError as error:
         raise PlatformError(
             f"no folder for runs can be made at {root} ({error.strerror}); set {ENV_RUNS_ROOT} to a private folder, best on a tmpfs"
@@ -68,7 +68,7 @@ def runs_root() -> Path:
 
 
 def state_dir() -> Path:
-    """The folder of what outlives a run and a reboot: ftrun in $XDG_STATE_HOME, else in ~/.local/state. It may be missing."""
+    """The folder for files that outlive a run and a reboot: ftrun in $XDG_STATE_HOME, else in ~/.local/state. It may be missing."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(home) / "ftrun"
 
@@ -92,14 +92,8 @@ def check_private(folder: Path) -> None:
 
 
 def temporary_folder(run_dir: Path, cell: int) -> Path:
-    """Of one worker, for the sockets of its multiprocessing."""
+    """The folder for the sockets of one worker's multiprocessing."""
     return run_dir / f"mp-{cell}"
-
-
-def leftovers(run_dir: Path, cell: int) -> tuple[Path, ...]:
-    """What nobody looks at any more once the worker of that cell has ended: a folder, and files."""
-    errors = run_dir / "errors"
-    return temporary_folder(run_dir, cell), errors / f"parked-{cell}.json", errors / f"where-{cell}.json"
 
 
 def attempt_logs(logs: Path, attempt: int) -> Path:
@@ -108,10 +102,10 @@ def attempt_logs(logs: Path, attempt: int) -> Path:
 
 
 def logged_values(error: Path) -> Path:
-    """What `job.log` writes in an attempt, by the error file of one of its workers."""
+    """The file that `job.log` writes in an attempt, by the error file of one of its workers."""
     return error.parent.parent / "metrics.jsonl"
 
 
 def error_file(logs: Path, attempt: int, local_rank: int) -> Path:
-    """What a worker that fails leaves beside its log files (TORCHELASTIC_ERROR_FILE)."""
+    """The file that a failing worker leaves beside its log files (TORCHELASTIC_ERROR_FILE)."""
     return attempt_logs(logs, attempt) / str(local_rank) / "error.json"

@@ -25,7 +25,7 @@ _RUN = shape.record(
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run directory as another process sees it: what run.json said when it was read."""
+    """A run directory as another process sees it, with the content of its run.json."""
 
     run_id: str
     path: Path
@@ -67,7 +67,7 @@ def find_run(run_id: str | None) -> RunInfo | None:
 
 
 def live_run(run_id: str | None) -> RunInfo:
-    """As `find_run`.
+    """The run that `find_run` finds.
 
     Raises:
         NoRunError

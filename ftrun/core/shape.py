@@ -1,4 +1,4 @@
-"""What data read from a file must look like before anybody uses it: checks that are put together from smaller ones.
+"""Checks of data that was read from a file, before anybody uses it. Small checks make up larger ones.
 
 A file of another version, a torn one or a forged one is turned down here, where it is read, and not by a TypeError where it
 is drawn. A check tells True or False and never raises; keys that nobody asks for may be there, as they are free for later.
@@ -6,11 +6,16 @@ is drawn. A check tells True or False and never raises; keys that nobody asks fo
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
-from typing import Any
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 Check = Callable[[Any], bool]
+T = TypeVar("T")
 _DEEPEST = 24  # lists and objects within each other: beyond, showing them could exhaust the stack
 _LARGEST = 1e12  # of seconds and milliseconds: what a clock can still say
 _WORD = 1 << 64  # whole numbers are words of the board at most
@@ -89,3 +94,37 @@ def record(needed: dict[str, Check], more: dict[str, Check] | None = None) -> Ch
         and needed.keys() <= value.keys()
         and all(check(value[key]) for key, check in every.items() if key in value)
     )
+
+
+_types: Callable[[type], dict[str, Any]] = functools.cache(get_type_hints)  # of fields
+_PLAIN: dict[type, Check] = {str: text, bool: flag, int: whole, float: number}
+
+
+def typed(kind: type[T], raw: Any) -> T | None:
+    """The instance of a dataclass of which `asdict` and JSON have made `raw`; None for anything else.
+
+    Fields with a default may be missing. Types of fields: plain ones, enumerations, dataclasses; dict[str, T], tuple[T, ...], T | None.
+    """
+    try:
+        found: T = _typed(kind, raw)
+    except (KeyError, TypeError, ValueError):
+        return None
+    return found
+
+
+def _typed(wanted: Any, raw: Any) -> Any:
+    inner = get_args(wanted)
+    if get_origin(wanted) is UnionType:
+        return None if raw is None else _typed(inner[0], raw)
+    if get_origin(wanted) is tuple and isinstance(raw, list):
+        return tuple(_typed(inner[0], part) for part in raw)
+    if get_origin(wanted) is dict and isinstance(raw, dict):
+        return {key: _typed(inner[1], value) for key, value in raw.items()}
+    if isinstance(wanted, type) and is_dataclass(wanted) and isinstance(raw, dict):
+        types = _types(wanted)
+        return wanted(**{of.name: _typed(types[of.name], raw[of.name]) for of in fields(wanted) if of.name in raw})
+    if isinstance(wanted, type) and issubclass(wanted, Enum) and whole(raw):
+        return {member.value: member for member in wanted}[raw]
+    if _PLAIN[wanted](raw):
+        return raw
+    raise ValueError(f"no {wanted}")

@@ -1,4 +1,4 @@
-"""What fault an exception or an exit code is a symptom of, with one sentence of evidence. Pure; both sides use it."""
+"""Infers the fault from an exception or an exit code, with one sentence of evidence. Pure; both sides use it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MESSAGE = 240
 
 
 def message(error: BaseException) -> str:
-    """What an exception says; a script's own class may fail even at that."""
+    """The text of an exception; a script's own class may fail even at that."""
     try:
         return str(error)
     except Exception as failure:
@@ -62,7 +62,7 @@ def exception_evidence(kind: str, message: str, where: str = "") -> str:
 
 
 def cause_of(code: int | None) -> str:
-    """How a death is called: `SIGKILL`, `exit 3`, or `died` while nothing is known."""
+    """The name of a death: `SIGKILL`, `exit 3`, or `died` while nothing is known."""
     if code is None:
         return "died"
     if code > EXIT_SIGNAL:

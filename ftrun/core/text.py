@@ -1,4 +1,4 @@
-"""Text from a script, a worker, a file or the network, made safe for a terminal. Whoever prints such text passes it through here.
+"""Text from a script, a worker, a file or the network, made safe for a terminal. Every such text passes through here before it is printed.
 
 An exception may hold whatever its script likes: an escape sequence would colour, move or erase what stands on the
 screen, a line break would begin a line that looks like ours.
@@ -28,7 +28,7 @@ def page(text: str) -> str:
 
 
 def coloured(fd: int) -> bool:
-    """Is that a terminal, and does nobody forbid colours on it?"""
+    """Is that a terminal on which colours are not forbidden?"""
     return os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -1,4 +1,4 @@
-"""Which releases of torch ftrun was tried with."""
+"""The releases of torch that ftrun was tried with."""
 
 from __future__ import annotations
 

@@ -9,8 +9,10 @@ from typing import Any
 from ftrun.control.phases import OVER
 from ftrun.core.amounts import count
 from ftrun.core.journal import Tail, whole
+from ftrun.core.shape import typed
 from ftrun.core.shared import kept, left_out, mesh
 from ftrun.core.shared.moment import Moment
+from ftrun.core.shared.notes import KeptNote
 from ftrun.core.symptoms import cause_of
 from ftrun.core.text import ranks as named
 from ftrun.view.find import Found
@@ -41,7 +43,7 @@ def _protection(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
 
 
 def _kept(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
-    told, others = kept.of_json(raw), raw["not_kept"]
+    told, others = typed(KeptNote, raw), raw["not_kept"]
     if told is not None and told.values:
         yield f"kept with each step, as of step {told.step}: {kept.in_words(told)}"
     if others:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 from ftrun.core.amounts import count
 from ftrun.core.journal import Tail
-from ftrun.core.shared import kept
+from ftrun.core.shape import typed
+from ftrun.core.shared.notes import KeptNote
 from ftrun.view import text
 from ftrun.view.find import Found
 from ftrun.view.journal import History
@@ -35,7 +37,7 @@ def ended_picture(found: Found) -> dict[str, Any]:
         OSError
     """
     history = read(found)
-    account, summary, told = history.account, history.summary or {}, kept.of_json(history.kept)
+    account, summary, told = history.account, history.summary or {}, typed(KeptNote, history.kept)
     return {
         "schema": SCHEMA,
         "run": found.run_id,
@@ -46,7 +48,7 @@ def ended_picture(found: Found) -> dict[str, Any]:
         "lost_seconds": round(account.lost(account.ended or history.latest), 3),
         "effective_training_time": account.effective(history.latest),
         "exact": summary.get("exact"),
-        "kept": told.to_json() if told else None,
+        "kept": asdict(told) if told else None,
         "not_kept": history.kept["not_kept"],
         "journal": str(found.journal),
     }

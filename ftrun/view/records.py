@@ -7,7 +7,6 @@ from typing import Any
 
 from ftrun.control.events import End, Event, Message, Publish, Say
 from ftrun.core.shape import Check, digits, flag, listed, mapped, maybe, number, record, row, text, whole
-from ftrun.core.shared import kept
 
 _TYPES = {
     "float": number,
@@ -80,7 +79,7 @@ _NOTES = {
         },
     ),
     "mesh": record(_MESH),
-    "kept": record({"not_kept": mapped(text)}, kept.TOLD),
+    "kept": record({"not_kept": mapped(text)}),
     "failure": record({"root": maybe(record({"rank": whole, "kind": text, "cause": text}))}),
     "summary": record({"exact": flag, "incidents": whole, "redone": whole}),
     "protection": record({"protected": flag}),

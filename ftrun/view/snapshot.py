@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ftrun.core.errors import PlatformError
 from ftrun.core.journal import Tail
 from ftrun.core.runs import RunInfo
 from ftrun.core.shape import listed, loads, maybe, number, record, row, text, whole
-from ftrun.core.shared import gate, kept, left_out
+from ftrun.core.shared import gate, left_out, notes
 from ftrun.core.shared.board import (
     Board,
     Busy,
@@ -33,8 +34,9 @@ from ftrun.core.shared.board import (
     collective_of,
 )
 from ftrun.core.shared.moment import phase_of
+from ftrun.core.shared.notes import KeptNote, ParkedNote
 from ftrun.core.shared.world import World, newest_world
-from ftrun.core.system import files, procfs
+from ftrun.core.system import procfs
 from ftrun.view import devices, fold
 from ftrun.view.journal import History
 from ftrun.view.records import VICTIM
@@ -43,7 +45,6 @@ from ftrun.view.status.pace import Pace
 SCHEMA = 1  # of the picture, as `ftrun status --json` prints it; grows only when a field changes its meaning or goes
 HEALTHY, STARTING, RECOVERING, DEGRADED, ENDED = "healthy", "starting", "recovering", "degraded", "ended"
 STALLED, UNPROTECTED = "stalled", "unprotected"
-_PARKED = record({"line": text})
 _INCIDENT = record({"since": number, "victims": listed(VICTIM), "stages": listed(row(text, number)), "said": text})
 _STALL = record(
     {"since": number, "until": maybe(number), "culprits": listed(whole), "held_up": whole, "waiting": listed(whole)}
@@ -114,7 +115,7 @@ class RunWatcher:
         state = self._state(head, len(spares), len(holders) - well + stopped, found, protected, seconds)
         pace, step, steps = Pace.of(board.openings(word.last), now), _next_step(word.last, first), first[F.LOOP_END] if first else 0
         effective = account.effective(now / 1e9)
-        told, not_kept = kept.read(self.run.path), left_out.reasons(self.run.path)
+        told, not_kept = notes.read(KeptNote, self.run.path), left_out.reasons(self.run.path)
         return {
             "schema": SCHEMA,
             "run": self.run.run_id,
@@ -151,7 +152,7 @@ class RunWatcher:
             "replacements": len(account.replaced),
             "restarts": account.restarts,
             "inexact": self._inexact(),
-            "kept": told.to_json() if told else None,
+            "kept": asdict(told) if told else None,
             "left_out": [*not_kept],
             "not_kept": not_kept,
             "stall": _stall(stall, now / 1e9),
@@ -279,12 +280,9 @@ class RunWatcher:
         }
 
     def _parked_at(self, cell: int) -> str | None:
-        if cell not in self._parked:
-            told = files.read_json(self.run.path / "errors" / f"parked-{cell}.json")
-            if not _PARKED(told):
-                return None
-            self._parked[cell] = told["line"]
-        return self._parked[cell]
+        if cell not in self._parked and (note := notes.read(ParkedNote, self.run.path, cell)) is not None:
+            self._parked[cell] = note.line
+        return self._parked.get(cell)
 
 
 def _head(board: Board) -> dict[str, Any]:

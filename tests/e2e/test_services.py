@@ -340,7 +340,7 @@ def test_a_rank_dies_while_the_run_directory_is_full(stock: Reference, folder: P
         live = Live(folder, harness.ftrun_command(folder, ["--stretch", "0.4"]))
         ending.callback(live.running.process.kill)  # when a check fails; nothing once it has ended
         live.reach(2)
-        until(lambda: list(live.run_dir.glob("errors/parked-*.json")), "a spare")
+        until(lambda: list(live.run_dir.glob("notes/parked-*.json")), "a spare")
         ballast = runs / "ballast"
         with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from ftrun.cli.main import execute
+from ftrun.core.shared import notes
 from ftrun.core.shared.world import world_path
 from tests.view import boards
 
@@ -236,9 +237,8 @@ class Lab:
         }
         device |= {"memory_total": 2, "throttle": ["hot"], "quarantined": None}
         (self.run / "devices.json").write_text(json.dumps([device, {**device, "rank": 1, "quarantined": "it burns"}]))
-        (self.run / "errors").mkdir()
         for cell in range(8):
-            (self.run / "errors" / f"parked-{cell}.json").write_text(json.dumps({"line": "train.py:3"}))
+            notes.write(self.run, notes.ParkedNote(cell, "train.py:3"))
         for name, content in (("config.toml", CONFIG), ("plan.toml", PLAN), ("xids.toml", XIDS)):
             (base / name).write_bytes(content)
         (base / "train.py").write_text("pass\n")
@@ -286,7 +286,7 @@ RUNS: tuple[
     ("world", lambda lab: world(lab.run), damaged_json, 200, READ_RUN),
     ("run", lambda lab: lab.run / "run.json", damaged_json, 150, (["runs"], ["runs", "--json"], *READ_RUN)),
     ("devices", lambda lab: lab.run / "devices.json", damaged_json, 150, READ_RUN),
-    ("parked", lambda lab: lab.run / "errors" / "parked-5.json", damaged_json, 50, READ_RUN[:2]),
+    ("parked", lambda lab: lab.run / "notes" / "parked-5.json", damaged_json, 50, READ_RUN[:2]),
 )
 DRY = ["run", "--dry-run", "--nproc-per-node", "4"]
 FILES = (

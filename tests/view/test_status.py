@@ -61,18 +61,18 @@ def test_healthy(looking: Looking) -> None:
 def test_values_that_are_kept(looking: Looking) -> None:
     """How many; a file that is damaged, or of another version, tells nothing."""
     fresh(boards.put(looking.root), 5)
-    errors = looking.root / "lab" / "errors"
-    errors.mkdir()
+    notes = looking.root / "lab" / "notes"
+    notes.mkdir()
     told = {"rank": 0, "step": 3, "looked": 3, "values": [{"names": ["losses"], "bytes": 90}, {"names": ["a", "b"], "bytes": 40}]}
-    (errors / "kept-values.json").write_text(json.dumps(told))
-    (errors / "2-left-out.json").write_text(json.dumps({"names": {"feed": "is a range_iterator"}}))
+    (notes / "kept.json").write_text(json.dumps(told))
+    (notes / "left-out-2.json").write_text(json.dumps({"cell": 2, "names": {"feed": "is a range_iterator"}}))
     assert "kept 3 values, 1 not" in looking.pipe("status").stdout
     picture = json.loads(looking.pipe("status", "--json").stdout)
     assert (picture["kept"], picture["not_kept"], picture["left_out"]) == (told, {"feed": "is a range_iterator"}, ["feed"])
     assert looking.pipe("explain", "lab").stdout.splitlines()[1:3] == ["  losses   90 B", "  a and b  40 B"]
     for damaged in ("{", "[]", json.dumps({**told, "values": [["losses", 90]]}), json.dumps({**told, "step": "x"})):
-        (errors / "kept-values.json").write_text(damaged)
-        (errors / "2-left-out.json").write_text(damaged)
+        (notes / "kept.json").write_text(damaged)
+        (notes / "left-out-2.json").write_text(damaged)
         assert "kept" not in looking.pipe("status").stdout.replace(str(looking.base), "")
         done = looking.pipe("explain", "lab")
         assert done.returncode == 0 and done.stdout.startswith("run lab: no rank has told of values"), done.stderr

@@ -58,14 +58,16 @@ def explain(
 
 def _values(run: Found) -> list[str]:
     """Lines, none where no rank has told of any. Raises PlatformError for a journal that cannot be read."""
-    from ftrun.core.shared import kept, left_out
+    from ftrun.core.shape import typed
+    from ftrun.core.shared import kept, left_out, notes
+    from ftrun.core.shared.notes import KeptNote
     from ftrun.view.finished import read
 
     try:
         if run.live is not None:
-            return kept.listing(kept.read(run.live.path), left_out.reasons(run.live.path))
+            return kept.listing(notes.read(KeptNote, run.live.path), left_out.reasons(run.live.path))
         noted = read(run).kept
-        return kept.listing(kept.of_json(noted), noted["not_kept"])
+        return kept.listing(typed(KeptNote, noted), noted["not_kept"])
     except OSError as error:
         raise PlatformError(f"cannot read {run.journal}: {error.strerror}") from None
 

@@ -36,7 +36,7 @@ _KIND_AND_RUN = typer.Argument(None, metavar="KIND [RUN]", help="The kind of fau
 
 @dataclass(frozen=True)
 class Wish:
-    """What was typed, checked as far as that goes without a run."""
+    """The typed request, checked as far as that goes without a run."""
 
     run: str | None
     kind: FaultKind
@@ -168,7 +168,7 @@ def _read(
 
 
 def _kind_and_run(words: list[str]) -> tuple[str, str | None]:
-    """Which of one or two words is the kind, and which the run's name: the kind first, or last if only that can be meant."""
+    """Tell the kind from the run's name among one or two words: the kind first, or last if only that can be meant."""
     from ftrun.faults.kinds import KINDS
 
     if len(words) == 1:
@@ -370,7 +370,7 @@ def _await_firing(found: Live, request: Request, seconds: float) -> Any:
 
 
 def _standing(found: Live, wish: Wish, rank: int) -> str:
-    """Why a fault may not have fired: what the rank does."""
+    """What the rank does, which may be why a fault did not fire."""
     from ftrun.core.shared.board import Flag
     from ftrun.core.shared.moment import Moment
     from ftrun.faults.kinds import REPAIR_PHASES

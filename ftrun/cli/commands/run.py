@@ -48,7 +48,7 @@ def print_completion(shell: str | None) -> None:
 
 
 def run(script: str, args: list[str] | None, **given: str | bool | None) -> int:
-    """`given` holds what was said on the command line, None or False for the rest."""
+    """`given`: the options on the command line, None or False for the rest."""
     from ftrun.cli import dryrun, resolve
     from ftrun.cli.config import read
     from ftrun.host.run.launcher import launch, require_usable

@@ -116,7 +116,7 @@ def _nothing(found: Found, history: History, asked: int | None, form: str, as_js
 
 
 def _none_because(found: Found, history: History) -> str:
-    """Why there is no incident to tell of: that is not always good news."""
+    """The reason why there is no incident to draw, which is not always good news."""
     more = f"; what there is: ftrun events {found.run_id if found.live else found.journal.parent}"
     account = history.account
     if history.unread:
@@ -133,7 +133,7 @@ def _none_because(found: Found, history: History) -> str:
 
 
 def _write(data: str, output: str | None) -> None:
-    """To stdout, or whole or not at all to a file.
+    """Write to stdout, or whole or not at all to a file.
 
     Raises:
         FtrunError

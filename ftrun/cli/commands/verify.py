@@ -51,7 +51,7 @@ class VerifyCommand(TyperCommand):
 
 
 def verify(script: str, args: list[str] | None, **given: str | bool | None) -> int:
-    """`given` holds what was said on the command line, None or False for the rest."""
+    """`given`: the options on the command line, None or False for the rest."""
     from ftrun.cli import resolve
     from ftrun.cli.config import read
     from ftrun.host.run.launcher import require_usable

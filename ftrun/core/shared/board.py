@@ -48,14 +48,14 @@ class Head:
     ATTEMPT = 10  # launcher: how often the whole world was restarted
     GATE_BELL = 11  # 32-bit futex word: rung at each arrival and opening, so that only ranks at the gate wake
     REQUESTS = 12  # number of the newest fault or drain that a person asked for (ftrun.faults.requests)
-    WAITING = 14  # launcher: 1 = no healthy device for every rank; whoever waits for a world waits on
+    WAITING = 14  # launcher: 1 = no healthy device for every rank; waits for a world go on
     RUN = 15  # launcher: number of the newest text about the run, which is in slot RUN % 2; 0 = there is none
     DIFFER = 16  # worker that opens a gate: its number + 1, where ranks that should hold the same were seen to differ; 0 = nowhere yet
     MADE = 17  # replacement: 1 = it made an update in place of a dead rank that no other rank can be compared with
     EQUAL = 18  # worker that opens a gate: 1 = all ranks that should hold the same were equal when they were last compared
     ROOM = 19  # launcher: cells that have memory, which are the first ones; to read another one where there is no room is a SIGBUS
     RUN_TEXT = 64  # two slots of RUN_WORDS words: length in bytes, then the text
-    OPENINGS = 512  # whoever opened a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and when (ns)
+    OPENINGS = 512  # written by the opener of a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and when (ns)
 
 
 class F:
@@ -94,10 +94,10 @@ class F:
     FIRST_DONE_NS = 29
     SOURCE = 30  # see Source: where its state came from in this generation
     SOURCE_BYTES = 31
-    RAISED = 32  # generation in which its body raised; details in the error file
+    RAISED = 32  # generation in which its body raised; details: FailureNote
     RAISED_NS = 33
     REDONE_NS = 34  # finished doing `resume` again
-    INEXACT = 35  # see Inexact: bit set of reasons why exactness is not promised; where they were seen: ftrun.core.shared.doubts
+    INEXACT = 35  # see Inexact: bit set of reasons why exactness is not promised; where they were seen: DoubtNote
     # written by the launcher
     EXITED = 36  # 1 = reaped
     EXIT_STATUS = 37  # exit code, or 128 + signal
@@ -116,7 +116,7 @@ class F:
     LIFE = 48  # a robust mutex of 64 bytes, see ftrun.native, held by the beat thread: its loss is the death of the process
     NO_SOURCE = 72  # generation in which it found no source for its rank's state; see Flag.UNRESTORABLE
     CORRUPT = 73  # written by the launcher: 1 = its memory is corrupt, nobody takes anything from there
-    UNCONNECTED = 74  # generation in which it could not be connected; why: errors/<cell>-<generation>-unconnected.json
+    UNCONNECTED = 74  # generation in which it could not be connected; why: UnconnectedNote
     SETTLED = 75  # generation in which it is in the loop and takes nothing more from other ranks' memory
     # written by the worker
     INPUTS = 76  # digest of what protected models were called with in the step that INPUTS_AT names
@@ -141,11 +141,11 @@ class F:
     # written by the worker: of the bodies that its checks looked at as a whole, how many, and the gate number + 1 of the last; 0 = none
     LOOKS = 150
     LOOKED_AT = 151
-    LEFT_OUT = 152  # names in its file of what the loop changes and nobody keeps, see ftrun.core.shared.left_out
+    LEFT_OUT = 152  # number of names in its LeftOutNote
 
 
 class Phase(enum.IntEnum):
-    """Where a rank is in its step, for people and for fault injection. No decision reads it."""
+    """The part of its step that a rank is in, for people and for fault injection. No decision reads it."""
 
     START = 0
     IDLE = 1
@@ -160,7 +160,7 @@ _PHASE_NAMES = {int(phase): phase.name.lower() for phase in Phase}
 
 
 def phase_name(word: int) -> str:
-    """What F.PHASE says, also when it is none of Phase."""
+    """The name of a value of F.PHASE, also of one outside Phase."""
     return _PHASE_NAMES.get(word, f"phase {word}")
 
 
@@ -174,9 +174,7 @@ class Flag(enum.IntFlag):
     LOOPING = 16  # the first step was handed out
     LOOP_DONE = 32  # passed the virtual gate of its last loop (cleared when another loop starts)
     EXITING = 64  # the script ended normally
-    UNRESTORABLE = (
-        128  # a replaced rank found no source for its state; why: errors/<cell>-<generation>-unrestorable.json
-    )
+    UNRESTORABLE = 128  # a replaced rank found no source for its state; why: UnrestorableNote
     SCRIPT = 256  # the script's first line comes next
     STEPPED = 512  # an optimizer of the script took a step
     LEFT = 1024  # an exception left a body or a job.call of the script: nobody's collectives get what this rank owed them
@@ -185,7 +183,7 @@ class Flag(enum.IntFlag):
 
 
 class Busy(enum.IntFlag):
-    """Why a worker may go without a sign of life for longer than a step takes, and at which kind of gate it is."""
+    """Reasons why a worker may go without a sign of life for longer than a step takes, and at which kind of gate it is."""
 
     FIRST = 1  # this process has completed no body yet
     COMPILING = 2
@@ -196,7 +194,7 @@ class Busy(enum.IntFlag):
 
 
 class Source(enum.IntEnum):
-    """Where a replaced rank's state came from."""
+    """The source of a replacement's state."""
 
     NONE = 0
     ADOPT = 1
@@ -206,7 +204,7 @@ class Source(enum.IntEnum):
 
 
 class Inexact(enum.IntFlag):
-    """Why a recovery cannot promise a bit-identical result."""
+    """Reasons why a recovery cannot promise a bit-identical result."""
 
     UPDATE_USED_RNG = 1
     DDP_LAYOUT = 16
@@ -241,7 +239,7 @@ class Cell:
         self._words[self._base + field] = value
 
     def words(self) -> memoryview:
-        """All words of the cell, for who reads or writes many; each write is one word, as by `cell[field]`."""
+        """All words of the cell, for callers that read or write many; each write is one word, as by `cell[field]`."""
         return self._words[self._base : self._base + CELL_BYTES // _WORD]
 
     def field_address(self, field: int) -> int:
@@ -277,7 +275,7 @@ class Cell:
 
     @property
     def gate_number(self) -> int | None:
-        """Of the step it is in; unlike the index it does not come again in another epoch."""
+        """The gate number of the step that it is in; unlike the index it does not come again in another epoch."""
         return None if self.step is None else self.step - self.shift
 
     def set_shift(self, shift: int) -> None:
@@ -285,7 +283,7 @@ class Cell:
 
     @property
     def epoch(self) -> int | None:
-        """Of job.epochs; None for a script without."""
+        """The epoch of job.epochs; None for a script without."""
         raw = self[F.EPOCH]
         return raw - 1 if raw else None
 
@@ -367,7 +365,7 @@ class Board:
         self._words[field] = value
 
     def show_run(self, text: bytes) -> None:
-        """Put what the run as a whole does where `run_text` finds it whole. One above RUN_BYTES has no place and is not shown."""
+        """Publish a text about the whole run for `run_text`. One above RUN_BYTES has no place and is not shown."""
         if len(text) > RUN_BYTES:
             return
         number = self[Head.RUN] + 1
@@ -393,7 +391,7 @@ class Board:
         words[at] = number + 1
 
     def openings(self, last: int) -> list[int]:
-        """When the newest gates up to `last` opened, ns, oldest first; no gate between them is missing."""
+        """The times at which the newest gates up to `last` opened, ns, oldest first; no gate between them is missing."""
         slots = self._words[Head.OPENINGS : Head.OPENINGS + 2 * OPENINGS_KEPT].tolist()
         times: list[int] = []
         for number in range(last, max(-1, last - OPENINGS_KEPT), -1):
@@ -420,11 +418,11 @@ class Board:
         return native.load64(self._gate_address)
 
     def generation(self) -> int:
-        """Of the gate word, by a plain read."""
+        """The generation in the gate word, by a plain read."""
         return self._words[Head.GATE] >> gate.GENERATION_SHIFT
 
     def words_of_gate(self) -> memoryview:
-        """The gate word alone, for who reads it many times a step by a plain read, and looks again anyway."""
+        """The gate word alone, for callers that read it many times a step by a plain read, and look again anyway."""
         return self._words[Head.GATE : Head.GATE + 1]
 
     def requests(self) -> int:
@@ -448,7 +446,7 @@ class Board:
         return native.load32(self._gate_bell)
 
     def wait_gate(self, seen: int, timeout: float) -> bool:
-        """As `wait_workers`, for the gate's bell."""
+        """Wait as `wait_workers`, for the gate's bell."""
         return native.bell_wait(self._gate_bell, seen, timeout)
 
     def ring_launcher(self) -> None:
@@ -471,7 +469,7 @@ class Board:
         return self._gate_address
 
     def wait_launcher(self, seen: int, timeout: float) -> bool:
-        """As `wait_workers`, for the launcher's bell: milestones, answers to a stop, injected faults."""
+        """Wait as `wait_workers`, for the launcher's bell: milestones, answers to a stop, injected faults."""
         return native.bell_wait(self._launcher_bell, seen, timeout)
 
 

@@ -1,4 +1,4 @@
-"""How a worker's process becomes a fresh interpreter: its spec lies in memory whose descriptor it finds in a variable.
+"""Turns a worker's process into a fresh interpreter, which finds its spec in memory, by a descriptor in a variable.
 
 Not in the variable itself: the kernel allows 128 KiB for one, and a command line may be longer.
 """
@@ -27,6 +27,6 @@ def become(spec: dict[str, Any], variables: Mapping[str, str]) -> NoReturn:
 
 
 def spec() -> dict[str, Any]:
-    """What `become` was given, in the interpreter that it began."""
+    """The spec that `become` was given, in the interpreter that it began."""
     found: dict[str, Any] = json.loads(wire.disclose(int(os.environ.pop(_VARIABLE))))
     return found

@@ -37,7 +37,7 @@ def unpack(raw: int) -> GateWord:
 
 
 def arrival(generation: int, step: int) -> int:
-    """What a rank stores in its own cell when it arrives at gate `step` in `generation` (0 = never arrived)."""
+    """The word that a rank stores in its own cell when it arrives at gate `step` in `generation` (0 = never arrived)."""
     return (generation << GENERATION_SHIFT) | (step + 1)
 
 

@@ -1,4 +1,4 @@
-"""What travels beside the descriptor of a kept segment: 64 bytes that say what it is, the same in every process.
+"""The 64 bytes that travel beside the descriptor of a kept segment and describe it, the same in every process.
 
 A process that is handed a descriptor can refuse it before it maps it: wrong kind, device or size, or one of another generation.
 """
@@ -16,7 +16,7 @@ BYTES = _FORMAT.size
 
 
 class Kind(enum.IntEnum):
-    """Where the memory is."""
+    """The place of the memory."""
 
     HOST = 1  # a memfd: map it
     CUDA = 2  # an allocation on a GPU, exported as a descriptor: import it, then map it

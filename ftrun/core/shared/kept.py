@@ -1,71 +1,38 @@
-"""What a run keeps of its script's values, as the first rank of a node told it: a file of the run directory, a journal note, and words.
-
-For people; decides nothing. What is not kept stands in files of every rank, see left_out.
-"""
+"""The values of its script that a run keeps, in words. For people; decides nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
 from ftrun.core.amounts import count, size
-from ftrun.core.shape import listed, record, text, whole
-from ftrun.core.system import files
-
-FILE = "kept-values"  # without folder and suffix, see Context.report
-TOLD = {"rank": whole, "step": whole, "looked": whole, "values": listed(record({"names": listed(text), "bytes": whole}))}
+from ftrun.core.shared.notes import KeptNote
 
 
-class KeptValues(NamedTuple):
-    """`values`: names that are kept in one copy, with its bytes. `looked`: bodies that were looked at as a whole by `step`."""
-
-    rank: int
-    step: int
-    looked: int
-    values: list[tuple[list[str], int]]
-
-    @property
-    def number(self) -> int:
-        """Of names."""
-        return sum(len(names) for names, _ in self.values)
-
-    def to_json(self) -> dict[str, Any]:
-        return {**self._asdict(), "values": [{"names": names, "bytes": copied} for names, copied in self.values]}
+def in_words(kept: KeptNote) -> str:
+    """Their number, and the largest of them; `kept` has some."""
+    largest, number = max(kept.values, key=lambda copy: copy.bytes), number_of(kept)
+    which = "" if number == 1 else f"the largest {'is' if len(largest.names) == 1 else 'are'} "
+    return f"{count(number, 'value')} of the script's own, {which}{_joined(largest.names)} ({size(largest.bytes)})"
 
 
-def of_json(raw: Mapping[str, Any]) -> KeptValues | None:
-    """None for what nobody told, or what is damaged."""
-    if not record(TOLD)(raw):
-        return None
-    values = [(value["names"], value["bytes"]) for value in raw["values"] if value["names"]]
-    return KeptValues(raw["rank"], raw["step"], raw["looked"], values)
+def number_of(kept: KeptNote) -> int:
+    """The number of its names."""
+    return sum(len(copy.names) for copy in kept.values)
 
 
-def read(run_dir: Path) -> KeptValues | None:
-    """What was told last; None while nothing was, or when the file is damaged."""
-    return of_json(files.read_json(run_dir / "errors" / f"{FILE}.json"))
+def _joined(names: Sequence[str]) -> str:
+    """The names of one copy, in words."""
+    *first, last = names or ("",)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
-def in_words(kept: KeptValues) -> str:
-    """How many, and the largest; `kept` has some."""
-    names, copied = max(kept.values, key=lambda value: value[1])
-    which = "" if kept.number == 1 else f"the largest {'is' if len(names) == 1 else 'are'} "
-    return f"{count(kept.number, 'value')} of the script's own, {which}{shown(names)} ({size(copied)})"
-
-
-def shown(names: list[str]) -> str:
-    """Those of one copy."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def listing(kept: KeptValues | None, not_kept: Mapping[str, str]) -> list[str]:
-    """All of it, a name a line, the largest first. Nothing when nothing is known."""
+def listing(kept: KeptNote | None, not_kept: Mapping[str, str]) -> list[str]:
+    """A line for each name, the largest copy first; no line when nothing is known."""
     lines: list[str] = []
     if kept is not None:
-        what = f"{count(kept.number, 'value')} of the script's own" if kept.values else "no value of the script's own"
+        what = f"{count(number_of(kept), 'value')} of the script's own" if kept.values else "no value of the script's own"
         lines.append(f"kept with each step: {what}, as of step {kept.step} on rank {kept.rank}")
-        lines += _columns([(shown(names), size(copied)) for names, copied in sorted(kept.values, key=lambda value: -value[1])])
+        lines += _columns([(_joined(copy.names), size(copy.bytes)) for copy in sorted(kept.values, key=lambda copy: -copy.bytes)])
     if not_kept:
         lines += ["changed by the loop, and not kept:", *_columns(list(not_kept.items()))]
     return lines

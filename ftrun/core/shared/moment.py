@@ -1,4 +1,4 @@
-"""Where in its run a rank is, in words for people: in a part of a step, or between steps and loops. No decision reads it."""
+"""The place of a rank in its run, in words for people: in a part of a step, or between steps and loops. No decision reads it."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Moment:
 
     @classmethod
     def of(cls, cell: Cell) -> Moment:
-        """Where the worker is now, or was when it died."""
+        """The moment that the worker is in now, or was in when it died."""
         return cls(phase_of(cell), cell.step, cell.epoch, cell[F.LOOP_END])
 
     @classmethod
     def told(cls, facts: Mapping[str, Any]) -> Moment:
-        """As the journal has it, of a rank that failed."""
+        """The moment that the journal notes of a rank that failed."""
         return cls(str(facts.get("phase", "")), facts.get("step"), facts.get("epoch"), int(facts.get("end", 0)))
 
     @property
@@ -83,13 +83,13 @@ class Moment:
 
     @property
     def part(self) -> str:
-        """Of a repair: the first thing that all do again, or anew."""
+        """The first thing that all ranks do again, or anew, after a repair."""
         return {CALL_AFTER: "job.call", LOOP_END: "end of the loop", AFTER_LOOP: "after the loop"}.get(
             self.phase, "first step"
         )
 
     def what(self) -> str:
-        """What is done here: `step 60`, `job.call after epoch 3`."""
+        """The work that is done here: `step 60`, `job.call after epoch 3`."""
         if self.in_step:
             return self.place
         where = _AFTER[self.phase].format(self.loop)

@@ -1,4 +1,4 @@
-"""Which replicas are corrupt, from their checksums: workers (which hold the gate) and launcher judge by the same rule."""
+"""Finds corrupt replicas by their checksums: workers (which hold the gate) and launcher judge by the same rule."""
 
 from __future__ import annotations
 

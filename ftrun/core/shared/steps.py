@@ -1,4 +1,4 @@
-"""When a rank was in which phase of its last steps: a small ring of rows in its board cell. For people; decides nothing.
+"""The times at which a rank entered each phase of its last steps: a small ring of rows in its board cell. For people; decides nothing.
 
 A row is begun with the forward pass and gets a time at each phase change. A body that was interrupted leaves a row
 without an end; the step done again gets a row of its own.
@@ -60,7 +60,7 @@ class StepLog:
 
 
 def rows(cell: Cell) -> list[Row]:
-    """What is kept of the last attempts, oldest first. The owner may write meanwhile: the oldest one may be replaced."""
+    """The rows of the last attempts, oldest first. The owner may write meanwhile: the oldest one may be replaced."""
     begun = cell[F.ROWS]
     found, words = [], cell.words()
     for number in range(max(0, begun - ROWS_KEPT), begun):

@@ -1,6 +1,6 @@
 """Frames between our processes: one JSON object a SOCK_SEQPACKET message, file descriptors beside it.
 
-What is too long for a socket, such as a command line of a megabyte, lies in memory whose descriptor is sent in its place.
+A message too long for a socket, such as a command line of a megabyte, lies in memory whose descriptor is sent in its place.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _NAME_BYTES = 107  # that the name of a Unix socket may have
 
 
 class Garbled(ConnectionError):
-    """What came is no frame. Nothing that follows on that connection can be trusted: it is as good as gone."""
+    """The peer sent something that is no frame. Nothing after it on that connection can be trusted: it is as good as gone."""
 
 
 @contextlib.contextmanager
 def name_of(path: Path) -> Iterator[str]:
-    """What to bind or connect a Unix socket at `path` with, however long the names of its folders are.
+    """The address with which to bind or connect a Unix socket at `path`, however long the names of its folders are.
 
     Raises:
         OSError: When the folder is not there.
@@ -80,7 +80,7 @@ def enclose(data: bytes) -> int:
 
 
 def disclose(fd: int) -> bytes:
-    """What `enclose` put there, b"" when it is nothing of ours; closes the descriptor."""
+    """Read what `enclose` put there, b"" when it is nothing of ours; close the descriptor."""
     try:
         size = os.fstat(fd).st_size
         return os.pread(fd, size, 0) if size <= _MOST else b""
@@ -118,7 +118,7 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def _object(data: bytes) -> dict[str, Any] | None:
-    """What a frame says, None when it is none."""
+    """The object in a frame, None when it is none."""
     try:
         message = loads(data)
     except ValueError:

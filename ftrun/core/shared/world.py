@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from ftrun.core import shape
 from ftrun.core.errors import PlatformError
+from ftrun.core.shape import loads, typed
 from ftrun.core.shared.board import Board, Head
 from ftrun.core.system import files
 
@@ -72,23 +71,6 @@ class World:
         return f"ftrun/{self.attempt}/{self.generation}"
 
 
-_PLACE = shape.record({"rank": shape.whole, "local_rank": shape.whole, "cell": shape.whole})
-_WORLD = shape.record(
-    {
-        "places": shape.listed(_PLACE),
-        **dict.fromkeys(("generation", "resume", "store_port"), shape.whole),
-        "store_host": shape.text,
-    },
-    {
-        "replaced": shape.listed(shape.whole),
-        "lost": shape.maybe(shape.mapped(shape.whole, shape.digits)),
-        "devices": shape.listed(shape.text),
-        **dict.fromkeys(("tail", "fresh", "rollback"), shape.flag),
-        **dict.fromkeys(("attempt", "group_rank"), shape.whole),
-    },
-)
-
-
 def world_path(run_dir: Path, generation: int) -> Path:
     return run_dir / f"world-{generation}.json"
 
@@ -102,15 +84,12 @@ def read_world(run_dir: Path, generation: int) -> World:
     """Raises FileNotFoundError before it is published, PlatformError when it is damaged."""
     path = world_path(run_dir, generation)
     try:
-        raw = shape.loads(path.read_bytes())
+        world = typed(World, loads(path.read_bytes()))
     except ValueError:
-        raw = None
-    if not _WORLD(raw):
-        raise PlatformError(
-            f"{path} is damaged: it is no world of this version of ftrun; end the run and start it again"
-        )
-    raw["places"] = [Place(p["rank"], p["local_rank"], p["cell"]) for p in raw["places"]]
-    return World(**{field.name: _frozen(raw[field.name]) for field in fields(World) if field.name in raw})
+        world = None
+    if world is None:
+        raise PlatformError(f"{path} is damaged: it is no world of this version of ftrun; end the run and start it again")
+    return world
 
 
 def newest_world(run_dir: Path, board: Board) -> World:
@@ -132,7 +111,3 @@ def newest_world(run_dir: Path, board: Board) -> World:
 def forget_world(run_dir: Path, generation: int) -> None:
     """Remove the file of a world that nobody is in any more."""
     world_path(run_dir, generation).unlink(missing_ok=True)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -42,7 +42,7 @@ def memory_left() -> int | None:
 
 
 def _left_under(root: Path, path: str, limit_name: str, usage_name: str, prefix: str) -> list[int]:
-    """What each limit from `path` up to `root` leaves (in a container `path` may not be there, the root is)."""
+    """The room that each limit from `path` up to `root` leaves (in a container `path` may not be there, the root is)."""
     left = []
     here = root / path.strip("/")
     while True:

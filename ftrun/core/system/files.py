@@ -41,7 +41,7 @@ def append_private(path: Path, data: str) -> None:
 
 
 def copy_private(source: Path, target: Path) -> None:
-    """Copy what a file holds into one for its owner alone.
+    """Copy the content of a file into one for its owner alone.
 
     Raises:
         OSError
@@ -69,7 +69,7 @@ def replace(path: Path, data: str, *, private: bool = False) -> None:
 
     Raises:
         OSError
-        What was there before is still there then.
+        The old content is still there then.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as file:

@@ -66,7 +66,7 @@ def mount(folder: Path) -> tuple[str, list[str]]:
 
 
 def namespace() -> str:
-    """What our pids are valid in, "" when nothing tells."""
+    """The namespace of our pids, "" when nothing tells."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
@@ -96,7 +96,7 @@ def exit_code(status: int) -> int:
 
 
 def shell_code(code: int) -> int:
-    """What Python calls -n for signal n, as shells do: 128 + n."""
+    """The exit code as shells write it: 128 + n for signal n, which Python calls -n."""
     return code if code >= 0 else 128 - code
 
 

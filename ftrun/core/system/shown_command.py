@@ -18,7 +18,7 @@ _PLACE = slice(48 - 3, 50 - 3)  # among the fields of /proc/PID/stat: where the 
 
 
 def command(kind: str, argv: Sequence[str]) -> list[str]:
-    """How torchrun starts a worker. `kind` and `argv` as in Settings."""
+    """The command with which torchrun starts a worker. `kind` and `argv` as in Settings."""
     return [sys.executable, "-u", *(("-m",) if kind == "module" else ()), *argv]
 
 

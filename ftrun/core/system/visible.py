@@ -10,5 +10,5 @@ _ENTRY = re.compile(r"\d+|(GPU|MIG)-.+")
 
 
 def entries(value: str) -> list[str]:
-    """What the variable names: indices and UUIDs. CUDA ignores the first invalid entry and all after it."""
+    """The indices and UUIDs that the variable names. CUDA ignores the first invalid entry and all after it."""
     return list(takewhile(_ENTRY.fullmatch, map(str.strip, value.split(","))))

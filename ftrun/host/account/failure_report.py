@@ -1,6 +1,6 @@
 """The account of what failed, and the report at the end of a run that failed: the root cause first.
 
-Gathers while the run goes on, from what the machine hears and orders; reads the workers' error files. What was
+Gathers while the run goes on, from what the machine hears and orders; reads the workers' notes. What was
 repaired (a rank replaced, the world started again) is counted and forgotten. Decides nothing: `ftrun.control.blame` does.
 """
 
@@ -24,6 +24,7 @@ from ftrun.core.account import Account
 from ftrun.core.amounts import seconds, times
 from ftrun.core.errors import EXIT_OK, EXIT_SIGNAL
 from ftrun.core.shared.moment import Moment
+from ftrun.core.shared.notes import FailureNote
 from ftrun.core.system import files
 from ftrun.core.text import ranks
 from ftrun.host.account import messages
@@ -122,7 +123,7 @@ class Failures:
             return
         if worker.ours and not worker.cause:
             return  # its rank was lost already, or the world starts again
-        error = worker.error if event.signature else _recorded(self._error_file(worker.index))
+        error = worker.error if event.signature else _recorded(self._error_file(worker.index), worker.index)
         self._add(worker, error, event.cause, event.code)
         facts = self._facts[event.worker]
         facts.early, facts.age, facts.final = event.early, event.age, bool(event.final)
@@ -134,19 +135,20 @@ class Failures:
             self._add(worker, worker.error, "exception", None)
             self._facts[worker.index].fault, self._facts[worker.index].evidence = event.fault, event.evidence
 
-    def _add(self, worker: Worker, error: Mapping[str, Any], cause: str, code: int | None) -> None:
+    def _add(self, worker: Worker, error: FailureNote | None, cause: str, code: int | None) -> None:
         assert worker.rank is not None
+        error = error or FailureNote(worker.index, 0)
         self._open[worker.index] = Failure(
             worker.index,
             worker.rank,
-            float(error.get("time") or time.time()),
+            error.time or time.time(),
             cause,
-            str(error.get("type", "")),
-            str(error.get("message", "")),
-            str(error.get("where", "")),
+            error.type,
+            error.message,
+            error.where,
         )
-        where, traceback = vars(Moment.of(worker.cell)), str(error.get("traceback", ""))
-        self._facts[worker.index] = FailureFacts(worker.pid, code, **where, traceback=traceback, explain=str(error.get("explain", "")))
+        where = vars(Moment.of(worker.cell))
+        self._facts[worker.index] = FailureFacts(worker.pid, code, **where, traceback=error.traceback, explain=error.explain)
 
     # -- at its end --------------------------------------------------------------------------------------------------
 
@@ -206,7 +208,7 @@ class Failures:
                 worker = self._workers.get(said.worker)
                 if worker is not None and worker.rank is not None:
                     if said.worker not in self._open:  # condemned by the machine itself: a deadline passed
-                        self._add(worker, {}, said.detail, None)
+                        self._add(worker, None, said.detail, None)
                     own.append(self._open[said.worker])
             decisive = None if said.what == "failed" else said.worker
             return blame.judge(own, decisive)
@@ -322,18 +324,18 @@ def _together(files: list[str]) -> str:
     return files[0] if len(files) == 1 else f"{folder}{os.sep}{{{','.join(names)}}}"
 
 
-def _recorded(path: Path) -> dict[str, Any]:
-    """What `@record` left, for a program that does not run in our worker entry. {} when there is nothing."""
+def _recorded(path: Path, cell: int) -> FailureNote | None:
+    """What `@record` left, for a program that does not run in our worker entry. None when there is nothing."""
     try:
         message = json.loads(path.read_text())["message"]
         if isinstance(message, str):
-            return {"type": "error", "message": message}
+            return FailureNote(cell, 0, type="error", message=message)
         kind, _, text = str(message["message"]).partition(": ")
         extra = message["extraInfo"]
         # its time is in whole seconds: the death, which follows at once, is the better one
-        return {"type": kind, "message": text, "traceback": str(extra["py_callstack"])}
+        return FailureNote(cell, 0, type=kind, message=text, traceback=str(extra["py_callstack"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        return None
 
 
 def _headline(failure: Failure, facts: FailureFacts) -> str:

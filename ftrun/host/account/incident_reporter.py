@@ -31,9 +31,10 @@ from ftrun.control.events import (
 from ftrun.control.machine import INCIDENT, RunPhase
 from ftrun.core.account import RESTARTS, Account, Fact, Incident, cost_ms
 from ftrun.core.faults import Fault
-from ftrun.core.shared import doubts, gate, left_out, replicas
+from ftrun.core.shared import gate, left_out, notes, replicas
 from ftrun.core.shared.board import Cell, F, Flag, Head, Inexact, sum_of
 from ftrun.core.shared.moment import AFTER_LOOP, CALL_AFTER, Moment
+from ftrun.core.shared.notes import DoubtNote, LeftOutNote
 from ftrun.core.shared.protection import PROTECTED, protection
 from ftrun.core.shared.steps import phase_at
 from ftrun.faults.trigger import fired
@@ -377,7 +378,8 @@ class Narrator:
 
     def _why_inexact(self) -> str:
         """What makes a repair of this attempt one that cannot be called exact."""
-        found, left = doubts.read(self._run_dir, self._first_cell), left_out.by_cell(self._run_dir, self._first_cell)
+        found = notes.read_all(DoubtNote, self._run_dir, self._first_cell)
+        left = {note.cell: note.names for note in notes.read_all(LeftOutNote, self._run_dir, self._first_cell)}
         flags = Inexact(0)
         for bits in (*(doubt.why for doubt in found), *(cell[F.INEXACT] for cell in self._cells())):
             flags |= Inexact(bits)
@@ -405,8 +407,8 @@ class Narrator:
                 None if self._uncounted else account.redone,
                 account.lost_ms / 1000,
                 self.inexact,
-                left_out.names(self._run_dir),
-                doubts.read(self._run_dir),
+                [*left_out.reasons(self._run_dir)],
+                notes.read_all(DoubtNote, self._run_dir),
             )
             # a run that failed has no result to speak of, and its report says who raised
             for line in lines if code == 0 else lines[:1]:
@@ -424,7 +426,7 @@ class Narrator:
         self.values.note()
         incidents, restarts = len(account.costs), account.failed_attempts
         facts = {"incidents": incidents, "restarts": restarts, "redone": account.redone, "lost_ms": account.lost_ms}
-        forgotten = left_out.names(self._run_dir)
+        forgotten = [*left_out.reasons(self._run_dir)]
         exact = code == 0 and not self.inexact and not restarts and not (incidents and forgotten)
         self._note("summary", exact=exact, inexact=int(self.inexact), left_out=forgotten, **facts)
 

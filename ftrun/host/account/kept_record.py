@@ -1,12 +1,14 @@
-"""What is kept of the script's values, for the person and the journal: read from the files that the workers left. Decides nothing."""
+"""What is kept of the script's values, for the person and the journal: read from the notes of the workers. Decides nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ftrun.core.shared import kept, left_out
+from ftrun.core.shared import left_out, notes
+from ftrun.core.shared.notes import KeptNote
 from ftrun.host.account import messages
 
 _LOOKED = 3  # bodies, of which the line speaks
@@ -24,7 +26,7 @@ class KeptRecord:
 
     def look(self) -> None:
         """A worker rang. Once the first bodies were looked at as a whole it has told what is kept."""
-        found = None if self._is_told else kept.read(self._run_dir)
+        found = None if self._is_told else notes.read(KeptNote, self._run_dir)
         if found is None or found.looked < _LOOKED:
             return
         self._is_told = True
@@ -35,8 +37,8 @@ class KeptRecord:
 
     def note(self) -> None:
         """Leave in the journal what is known by now, unless that is there."""
-        found = kept.read(self._run_dir)
-        facts = {**(found.to_json() if found else {}), "not_kept": left_out.reasons(self._run_dir)}
+        found = notes.read(KeptNote, self._run_dir)
+        facts = {**(asdict(found) if found else {}), "not_kept": left_out.reasons(self._run_dir)}
         if facts != self._noted:
             self._noted = facts
             self._note("kept", **facts)

@@ -1,4 +1,4 @@
-"""Where each rank is on the mesh of its script, for the journal: read from the files that the workers left. Never decides anything."""
+"""Where each rank is on the mesh of its script, for the journal: read from the notes of the workers. Never decides anything."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ftrun.core.shared import mesh
+from ftrun.core.shared import notes
 from ftrun.core.shared.mesh import MeshPlace
+from ftrun.core.shared.notes import MeshNote
 
 
 class MeshRecord:
@@ -40,7 +41,6 @@ class MeshRecord:
         return {"dims": sizes, "ranks": {str(rank): place.at for rank, place in places.items()}} if places else {}
 
     def _of(self, cell: int) -> MeshPlace | None:
-        place = self._known.get(cell) or mesh.read(self._run_dir, cell)
-        if place is not None:
-            self._known[cell] = place
-        return place
+        if cell not in self._known and (note := notes.read(MeshNote, self._run_dir, cell)) is not None:
+            self._known[cell] = note.place
+        return self._known.get(cell)

@@ -17,10 +17,10 @@ from ftrun.core.amounts import count, duration, milliseconds, place, seconds, si
 from ftrun.core.ended import can_be_named
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import Inexact
-from ftrun.core.shared.doubts import Doubt, earliest
-from ftrun.core.shared.kept import KeptValues, in_words
+from ftrun.core.shared.kept import in_words
 from ftrun.core.shared.left_out import shown
 from ftrun.core.shared.moment import Moment
+from ftrun.core.shared.notes import DoubtNote, KeptNote
 from ftrun.core.text import ranks
 from ftrun.faults.trigger import UNFELT
 
@@ -134,7 +134,7 @@ def started(run_id: str, workers: int, spares: int, device: str, logs: str) -> s
     return f"run {run_id}, {count(workers, 'worker')}{plus}, {device}, logs in {logs}"
 
 
-def kept(told: KeptValues, others: int) -> str:
+def kept(told: KeptNote, others: int) -> str:
     """The line at the start of training. `others`: how many values the loop changes that are not kept; a worker has named them."""
     return f"kept with each step: {in_words(told)}" + (f"; not kept: {others}" if others else "")
 
@@ -328,7 +328,7 @@ def summary(
     seconds: float,
     inexact: Inexact,
     left_out: list[str],
-    doubts: Sequence[Doubt] = (),
+    doubts: Sequence[DoubtNote] = (),
 ) -> list[str]:
     """The lines at the end of a run that had incidents.
 
@@ -355,7 +355,7 @@ def summary(
     return lines
 
 
-def _result(restarts: int, inexact: Inexact, left_out: list[str], doubts: Sequence[Doubt]) -> str:
+def _result(restarts: int, inexact: Inexact, left_out: list[str], doubts: Sequence[DoubtNote]) -> str:
     """What differs comes before what may differ."""
     seen = _in_order(inexact)
     differs = any(flag & _DIFFERS for flag in seen)
@@ -375,18 +375,20 @@ def _in_order(inexact: Inexact) -> list[Inexact]:
     return sorted((flag for flag in Inexact if flag & inexact), key=lambda flag: not flag & _DIFFERS)
 
 
-def _reason(why: Inexact, doubts: Sequence[Doubt]) -> str:
+def _reason(why: Inexact, doubts: Sequence[DoubtNote]) -> str:
     """`since step 6: buffers that ...: buffer.0.seen`."""
     about = [doubt for doubt in doubts if doubt.why is why]
-    first, names = earliest(about), sorted({name for doubt in about for name in doubt.names})
-    place = "" if first is None else f"{'seen at' if why & _SEEN_LATER else 'since'} {first.moment.what()}: "
+    placed = [doubt.moment for doubt in about if doubt.moment.step is not None]
+    first = min(placed, key=lambda moment: (moment.epoch or 0, moment.step), default=None)
+    names = sorted({name for doubt in about for name in doubt.names})
+    place = "" if first is None else f"{'seen at' if why & _SEEN_LATER else 'since'} {first.what()}: "
     return place + _INEXACT[why] + (f": {shown(names)}" if names else "")
 
 
 def inexact(
     repaired: Sequence[int],
     flags: Inexact,
-    doubts: Sequence[Doubt],
+    doubts: Sequence[DoubtNote],
     left_out: Mapping[int, Mapping[str, str]],
     rank_of: Callable[[int], int | None],
 ) -> str:

@@ -6,30 +6,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ftrun.core.shared.moves import PREFIX, Move, file_name, generation_of
-from ftrun.core.system import files
+from ftrun.core.shared import notes
+from ftrun.core.shared.notes import MovesNote
 
 RANKS_MOST = 16  # ranks whose transfers are kept: a person looks at some
 
 
 def gather(run_dir: Path, holders: Mapping[int, int], generation: int, began: int) -> list[dict[str, Any]]:
     """One entry for each rank that moved something in `generation`; each of `moves` is its stage, the rank that the bytes
-    came from, and the ms (from `began`, ns) at which it began and ended. The files are taken away, and those of repairs before
+    came from, and the ms (from `began`, ns) at which it began and ended. The notes are taken away, and those of repairs before
     that nobody asked for: of one that another failure cut short, or that came after it was over."""
-    folder = run_dir / "errors"
-    for path in folder.glob(f"{PREFIX}*.json"):
-        if generation_of(path.stem) < generation:
-            path.unlink(missing_ok=True)
     found: list[dict[str, Any]] = []
     for rank, cell in sorted(holders.items()):
-        path = folder / f"{file_name(cell, generation)}.json"
-        done = [Move(*row) for row in files.read_json(path).get("moves", ())]
-        if not done:
-            continue
-        path.unlink()
-        if len(found) < RANKS_MOST:
-            rows = [[m.stage, m.source, _ms(m.begin - began), _ms(m.end - began)] for m in done]
+        note = notes.read(MovesNote, run_dir, cell, generation)
+        if note is not None and note.moves and len(found) < RANKS_MOST:
+            rows = [[m.stage, m.source, _ms(m.begin - began), _ms(m.end - began)] for m in note.moves]
             found.append({"rank": rank, "cell": cell, "moves": rows})
+    for key in notes.keys(MovesNote, run_dir):
+        if key[1] <= generation:
+            notes.remove(MovesNote, run_dir, *key)
     return found
 
 

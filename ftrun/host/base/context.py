@@ -1,4 +1,4 @@
-"""What the parts of one run's launcher have in common: where the run is, and to whom they tell what they learn."""
+"""The things that the parts of one run's launcher share: the place of the run, and the listener to whom they report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVICES_LOG = "services.log"  # in the log folder: what our helpers print
 
 
 class Listener(Protocol):
-    """Where everything goes that a part learns. Nothing is acted on before the caller has returned to the loop."""
+    """Takes everything that a part learns. It acts on nothing before the caller has returned to the loop."""
 
     def on_event(self, event: Event) -> None:
         """The machine decides about it."""

@@ -1,4 +1,4 @@
-"""What a run was asked to do, checked: plain data handed from the command line to the launcher.
+"""The checked settings of a run: plain data handed from the command line to the launcher.
 
 Never touches the file system beyond looking at the script, and starts nothing.
 """
@@ -27,7 +27,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True)
 class Nodes:
-    """Where this node stands among several: torchrun's rendezvous options. `most` 1 = a run on one node.
+    """This node's place among several: torchrun's rendezvous options. `most` 1 = a run on one node.
 
     `backend` is static, c10d or file. `rank` is None unless --node-rank was given. Empty strings: not given.
     """
@@ -46,7 +46,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Output:
-    """What becomes of the workers' stdout and stderr.
+    """The destinations of the workers' stdout and stderr.
 
     Without `redirects` and `tee` every line goes to the console with a prefix and to the files. `template` may hold
     {role} {local_rank} {rank} {host} {run} {attempt}; empty = ftrun's own prefix, or torchrun's with --tee. `filter` are the
@@ -66,7 +66,7 @@ class Output:
 class Settings:
     """One run, as this node's launcher sees it. Times in seconds. `fault_plan` is an absolute path or None.
 
-    `fault_text` is what was read there: a pipe cannot be read twice, and a file may be gone when a replacement needs it.
+    `fault_text` is its content: a pipe cannot be read twice, and a file may be gone when a replacement needs it.
 
     `hang_timeout` None: learned from the run, between `hang_floor` and `hang_ceiling`. `nonfinite` is redo, stop or ignore;
     `check_every` is in steps, 0 = as often as the checks' budget allows; `inexact` is go-on or stop.

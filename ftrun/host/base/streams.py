@@ -1,4 +1,4 @@
-"""Which of a worker's two streams an option means: the values of --redirects and --tee. Pure."""
+"""The streams of a worker that an option means: the values of --redirects and --tee. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ENTRY = re.compile(r"\s*(\d+)\s*:\s*([0-3])\s*")
 
 
 class Std(IntFlag):
-    """As torchrun numbers them."""
+    """Sets of streams, with torchrun's numbers."""
 
     NONE = 0
     OUT = 1

@@ -57,7 +57,7 @@ class Detectors:
 
     @property
     def standstill(self) -> Standstill | None:
-        """What the last look found of a world in which nothing moves."""
+        """The standstill that the last look found; None while something moves."""
         return self._hangs.standstill
 
     def where(self, cell: int, still: float) -> str:
@@ -95,7 +95,7 @@ class Detectors:
                 self._emit(ev.Noticed(now, None, fault.value, evidence))
 
     def _beat(self, worker: Worker) -> Beat[int] | None:
-        """None for one that does not beat yet, or any more."""
+        """The beat of a worker, None for one that does not beat yet, or any more."""
         at = worker.cell[F.BEAT]
         if worker.reported or worker.lost or not (worker.pid and worker.watch and at):
             return None
@@ -115,7 +115,7 @@ class Detectors:
             self._emit(ev.Stuck(time.monotonic(), step, generation, verdict.what, link, verdict.evidence))
 
     def compare(self, generation: int, present: list[Worker]) -> None:
-        """Workers hold the gate shut while one of them is corrupt, and ring; here it is named. `present`: ranks whose end is not known."""
+        """Name the corrupt worker, while the others hold the gate shut. `present`: ranks whose end is not known."""
         for group in {w.cell[F.REPLICAS] for w in present if w.cell[F.REPLICAS]}:
             self._compare_group(generation, [w for w in present if w.cell[F.REPLICAS] == group])
 

@@ -1,4 +1,4 @@
-"""Is there room left where logs, journal and board go? Asked in a thread of its own: a dead network disk never answers."""
+"""Watches the room for logs, journal and board in a thread of its own: a dead network disk never answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RoomWatch:
         self._stop.set()
 
     def news(self) -> list[tuple[Fault, str]]:
-        """What became full since the last question."""
+        """The file systems that became full since the last question."""
         full = dict(self._full)
         self._reported &= full.keys()
         fresh = [found for what, found in full.items() if what not in self._reported]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +11,9 @@ from pathlib import Path
 from ftrun.control.hangs import Accused, HangVerdict, Limits, Standstill, Watch
 from ftrun.control.waits import Rank, Sign
 from ftrun.core.faults import Fault
-from ftrun.core.shared import gate
+from ftrun.core.shared import gate, notes
 from ftrun.core.shared.board import COUNTS, Busy, Cell, F, Flag, Phase, collective_name, collective_of
-from ftrun.core.system import files
+from ftrun.core.shared.notes import GroupNote, WhereNote
 from ftrun.host.detect import heartbeat
 
 _BODY = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE)
@@ -44,7 +43,7 @@ class HangWatch:
         self.standstill = None
 
     def look(self, raw_gate: int, cells: Sequence[Cell]) -> HangVerdict | None:
-        """Who holds the world up, from the gate word and the cells of every rank."""
+        """Judge who holds the world up, from the gate word and the cells of every rank."""
         word = gate.unpack(raw_gate)
         self._watch.see(time.monotonic(), word.generation, word.last, [sign(c, word) for c in cells])
         if self._watch.moves:
@@ -65,32 +64,29 @@ class HangWatch:
     def _members(self, mark: int) -> tuple[int, ...]:
         """Ranks of a group, as its first member wrote them down; none for the world's."""
         if mark and mark not in self._groups:
-            found = files.read_json(self._run_dir / "groups" / f"{mark}.json").get("ranks")
-            if not found:
+            note = notes.read(GroupNote, self._run_dir, mark)
+            if note is None:
                 return ()
-            self._groups[mark] = tuple(found)
+            self._groups[mark] = note.ranks
         return self._groups.get(mark, ())
 
     def _for_people(self, found: Standstill | None, cells: Sequence[Cell]) -> Standstill | None:
-        """With a debugger, which gives a culprit all the time that it wants."""
+        """The standstill as people see it: a culprit in a debugger gets all the time that it wants."""
         if found is None or not any(c.index in found.cells and debugged(c) for c in cells):
             return found
         return replace(found, left=None, excuse="debugger")
 
     def where(self, cell: int, still: float) -> str:
         """The line of the script that a rank has been in for `still` seconds; "" when it did not say so."""
-        path = self._run_dir / "errors" / f"where-{cell}.json"
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime < still:
-                return str(files.read_json(path).get("line", ""))
-        return ""
+        note = notes.read(WhereNote, self._run_dir, cell)
+        return note.line if note is not None and time.monotonic() - note.seen / 1e9 < still else ""
 
     def _line(self, accused: Accused) -> str:
-        """Where a busy rank's Python was when its control thread looked last."""
+        """The line that a busy rank's Python was in when its control thread looked last."""
         if accused.fault is not Fault.HANG:
             return ""
-        line = files.read_json(self._run_dir / "errors" / f"where-{accused.cell}.json").get("line")
-        return f"; last seen at {line}" if line else ""
+        note = notes.read(WhereNote, self._run_dir, accused.cell)
+        return f"; last seen at {note.line}" if note is not None else ""
 
 
 def debugged(cell: Cell) -> bool:
@@ -103,7 +99,7 @@ def _unknown(mark: int) -> tuple[int, ...]:
 
 
 def sign(cell: Cell, word: gate.GateWord) -> Sign:
-    """When a rank last showed life, and whether it waits; `word` is the gate. Read at each look: a few words and nothing more."""
+    """The time of a rank's last sign of life, and whether it waits; `word` is the gate. Each look reads a few words and nothing more."""
     words = cell.words()
     mark = _LIFE(words)
     since = words[F.COLLECTIVE_SINCE]

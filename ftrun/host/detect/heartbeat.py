@@ -4,8 +4,8 @@ A worker's beat comes from a native thread, so it stops only when no thread of t
 answering. An overdue beat is a reason to look at the process, nothing more: what a late launcher or a paused machine missed
 is not the silence of others.
 
-Nobody looks before there is something to see: the next look comes when the newest beat would be overdue. Workers beat together (see
-native/src/process/beat.cpp), so that one look in an interval finds whoever left the last beat out.
+There is no look before there is something to see: the next one comes when the newest beat would be overdue. Workers beat together (see
+native/src/process/beat.cpp), so that one look in an interval finds every worker that left the last beat out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BeatWatch(Generic[Of]):
         return max(0.0, self._due - time.monotonic())
 
     def silent(self, beats: Iterable[Beat[Of]], now_ns: int) -> list[tuple[Of, str]]:
-        """Whom to condemn, each with the evidence. Call it again after `pause` seconds; being late is noticed here.
+        """The workers to condemn, each with the evidence. Call it again after `pause` seconds; being late is noticed here.
 
         A beat whose timeout passes without any visible reason counts as well.
         """
@@ -93,12 +93,12 @@ class BeatWatch(Generic[Of]):
         return found
 
     def _silence(self, since: int, now_ns: int) -> float:
-        """Seconds, without those in which nobody looked."""
+        """Seconds of silence, without those in which nobody looked."""
         return (now_ns - since) / 1e9 - sum(late for when, late in self._late if when > since)
 
 
 def why_still(pid: int) -> str:
-    """What keeps a process from running, as a sentence's end; "" when nothing does or a debugger holds it."""
+    """The reason that keeps a process from running, as a sentence's end; "" when nothing does or a debugger holds it."""
     fields = status(pid)
     if not fields or fields.get("TracerPid", "0") != "0":
         return ""

@@ -1,6 +1,6 @@
 """Our own helper processes stand still like any other: one that owes an answer and is stopped, frozen or hung is killed.
 
-What its death brings about is the business of whoever hears of it. Works as long as the loop does, so also while a run ends.
+Its listener deals with what follows from its death. Works as long as the loop does, so also while a run ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNKILLABLE = 5.0  # seconds that a killed one may take to end: the kernel may n
 
 
 class HelperWatch:
-    """`on_lost(pid)`: it was killed and does not end; who depends on it must not wait."""
+    """`on_lost(pid)`: a killed helper does not end, and its clients must not wait for it."""
 
     def __init__(self, context: LaunchContext, services: Services, on_lost: Callable[[int], None]) -> None:
         self._loop = context.loop

@@ -80,5 +80,5 @@ class RepairWatch:
 
 
 def _mark(cell: Cell, now: float, excused: bool) -> tuple[int, ...]:
-    """What changes with every sign of progress. A rank that somebody looks into with a debugger takes its time, too."""
+    """A value that changes with every sign of progress. A rank that somebody looks into with a debugger takes its time, too."""
     return (*(cell[word] for word in _SIGNS), int(now) if excused or (cell[F.PID] and debugged(cell)) else 0)

@@ -1,6 +1,6 @@
-"""How much work processes do: processor time, what they read, and waits for a disk. Read from /proc once for all that are asked for.
+"""Measures the work of processes: processor time, bytes read, waits for a disk. Reads /proc once for all of them.
 
-Work is no progress, but who works is not taken for one that stands still: imports and data come from file systems that may be slow.
+Work is no progress, but a process at work does not count as standing still: imports and data come from file systems that may be slow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many devices a run may use: --nproc-per-node as a number, from files in /dev and /sys, or else from NVML in a child."""
+"""Counts the devices that a run may use: --nproc-per-node as a number, from files in /dev and /sys, or else from NVML in a child."""
 
 from __future__ import annotations
 

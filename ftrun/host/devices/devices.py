@@ -34,7 +34,7 @@ _PATIENCE = 10.0  # seconds that the start of the run waits for the driver to co
 _PROBE = 8.0  # seconds for a probe
 _ECHO = 0.5  # seconds in which the same event of the same device is no news
 _LOOK = 1.0
-_TOO_YOUNG = 1.0  # seconds; who is younger has not brought a driver to fail, its predecessor may have
+_TOO_YOUNG = 1.0  # seconds; a younger process has not made a driver fail, its predecessor may have
 _DEATHS = 5  # of the watcher, until it is given up
 _RECOVERY_CHANGED = 154
 _NO_INSTANCE = 0xFFFFFFFF
@@ -143,7 +143,7 @@ class DeviceWatch:
         ]
 
     def start(self) -> None:
-        """Nothing on a machine without GPUs."""
+        """Start the watch; does nothing on a machine without GPUs."""
         if not self.wanted:
             return
         self._services.start_nvml()

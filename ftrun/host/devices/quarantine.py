@@ -1,4 +1,4 @@
-"""Devices that are given to nobody: a file in the run directory, and one of the user's that outlives the run.
+"""Quarantined devices, which no rank is given: a file in the run directory, and one of the user's that outlives the run.
 
 Both are JSON, {UUID: {"reason", "since", "host", "run"}}. A person takes a device out of quarantine by deleting its
 entry: from --quarantine-file where there is one, else from the run's.
@@ -90,7 +90,7 @@ class QuarantineFile:
         return wrong
 
     def look(self) -> tuple[list[str], dict[str, str]]:
-        """What changed in the file since the last look: devices taken out by a person, and those put in by another run."""
+        """The changes in the file since the last look: devices taken out by a person, and those put in by another run."""
         stamp = self._stamp()
         if stamp == self._seen:
             return [], {}
@@ -118,7 +118,7 @@ class QuarantineFile:
         return info.st_ino, info.st_mtime_ns, info.st_size
 
     def _write(self, path: Path, reasons: dict[str, str], *, keep: bool = False) -> None:
-        """Raises OSError; ConfigError when what is kept cannot be read."""
+        """Raises OSError; ConfigError when the old entries cannot be read."""
         before = _entries(path, path.read_text(encoding="utf-8")) if keep and path.exists() else {}
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         more = {"since": now, "host": os.uname().nodename, "run": self._run_dir.name}

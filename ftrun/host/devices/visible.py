@@ -1,4 +1,4 @@
-"""Which devices a run may use: CUDA_VISIBLE_DEVICES read as CUDA reads it, against what NVML has.
+"""Finds the devices that a run may use: CUDA_VISIBLE_DEVICES read as CUDA reads it, against what NVML has.
 
 Numbers count GPUs in the order of the bus. CUDA counts them so with CUDA_DEVICE_ORDER=PCI_BUS_ID, and also without when
 they are all of one kind; for a mixture of kinds give UUIDs, or that order.
@@ -65,7 +65,7 @@ def _named(part: str, have: list[list[Visible]]) -> list[Visible]:
 
 
 def affected(devices: Sequence[Visible], gpu: str, gi: int | None, ci: int | None) -> tuple[list[str], list[str]]:
-    """Which devices of the run an event of `gpu` is about, and the others on it. `gi`, `ci` None = the whole GPU."""
+    """The devices of the run that an event of `gpu` is about, and the others on it. `gi`, `ci` None = the whole GPU."""
     on_it = [d for d in devices if d.gpu == gpu]
     about = [d for d in on_it if d.gi is None or gi is None or (d.gi == gi and ci in (None, d.ci))]
     return [d.uuid for d in about], [d.uuid for d in on_it if d not in about]

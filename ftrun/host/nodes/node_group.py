@@ -23,7 +23,7 @@ from ftrun.host.nodes.membership.table import NodePlace, sentence, weight
 
 
 class StoreHost(Protocol):
-    """Who runs this node's store, and publishes worlds."""
+    """Runs this node's store, and publishes worlds."""
 
     def serve_world(self, addr: str) -> None:
         """Start a store that listens on `addr`; its address goes to `store_up`."""
@@ -33,7 +33,7 @@ class StoreHost(Protocol):
 
 
 class SoleNode:
-    """A run on this machine alone: what `Peers` is for several."""
+    """Stands for the other nodes of a run that has none, in place of `Peers`."""
 
     place: NodePlace | None = None
 
@@ -47,7 +47,7 @@ class SoleNode:
         self.next_round()
 
     def close(self) -> None:
-        """Nobody is to be left."""
+        """Do nothing: there are no others to leave."""
 
     def global_rank(self, local: int) -> int:
         return local
@@ -59,7 +59,7 @@ class SoleNode:
         return port
 
     def saw(self, event: ev.Event, actions: Iterable[ev.Action]) -> None:
-        """Nobody is to be told."""
+        """Do nothing: there are no others to tell."""
 
     def next_round(self) -> None:
         assert self._host is not None
@@ -109,7 +109,7 @@ class Peers:
         return self.place.restarts
 
     def same_port(self, port: int) -> int:
-        """Where the next store listens, after one on `port` died: the nodes meet anew, and learn where."""
+        """The port of the next store, after one on `port` died: the nodes meet anew, and learn it."""
         return self.store_port
 
     # -- to the others -----------------------------------------------------------------------------------------------

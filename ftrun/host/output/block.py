@@ -119,7 +119,7 @@ class Block:
         return self.rows[-1].moving
 
     def settle(self) -> None:
-        """What lies above the row in which the worker writes stays as it is."""
+        """Keep the rows above the one in which the worker writes as they are."""
         self.rows, self.at, self.drawn = self.rows[self.at :], 0, []
 
     def answered(self) -> None:

@@ -104,7 +104,7 @@ class Sink:
         self._file.append(self, data)
 
     def flush(self) -> None:
-        """Write what was kept back."""
+        """Write the lines that were kept back."""
         held, self._held = self._held, b""
         self._file.append(self, held)
 
@@ -137,7 +137,7 @@ class Files:
         return self._file(self.folder_of(place) / f"{stream}.log")
 
     def filtered(self, attempt: int, stream: str) -> LogFile:
-        """Where lines that match a filter are written once more."""
+        """The files in which lines that match a filter are written once more."""
         return self._file(paths.attempt_logs(self.folder, attempt) / f"filtered_{stream}.log")
 
     def _file(self, path: Path) -> LogFile:

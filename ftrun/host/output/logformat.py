@@ -1,4 +1,4 @@
-"""How a line of a worker looks on the console: who it is from, its prefix, or a JSON object. Pure but for the clock.
+"""Formats a line of a worker for the console: its origin and prefix, or a JSON object. Pure but for the clock.
 
 Log files keep what the worker wrote; only the console and the filtered files carry prefixes.
 """
@@ -25,7 +25,7 @@ _TORCHRUN_FIELDS = {"role_name": "role", "local_rank": "local_rank", "rank": "ra
 
 @dataclass(frozen=True)
 class LogPlace:
-    """Whose output it is: incarnation `cell` in its `attempt`; a spare while `local_rank` is None."""
+    """The origin of a line: incarnation `cell` in its `attempt`; a spare while `local_rank` is None."""
 
     cell: int
     local_rank: int | None
@@ -85,7 +85,7 @@ def on_console(output: Output, local_rank: int, stream: str) -> bool:
 
 
 class Format:
-    """What the options of a run make of a line. `rank_offset`: rank of this node's local rank 0; `workers`: ranks of this node."""
+    """Formats lines as the options of a run want them. `rank_offset`: rank of this node's local rank 0; `workers`: ranks of this node."""
 
     def __init__(self, output: Output, run: str, role: str, workers: int = 0, debug_rank: int | None = None) -> None:
         self.rank_offset = 0
@@ -110,7 +110,7 @@ class Format:
         return self.on_console(place, stream)
 
     def on_console(self, place: LogPlace, stream: str) -> bool:
-        """As `shown`, for a spare as if it had a rank already."""
+        """Does the console get this stream? A spare is judged as if it had a rank already."""
         return on_console(self._output, _number(place), stream)
 
     def prefix(self, place: LogPlace, stream: str) -> bytes:
@@ -131,8 +131,8 @@ class Format:
             text = f"[spare {place.cell}] " if rank is None else f"[rank {rank}] "
         return text.encode(errors="surrogateescape")
 
-    def alone(self, place: LogPlace) -> bool:
-        """Is this the only worker that a person sees, or the one to be debugged? Its lines need no prefix on a terminal."""
+    def needs_no_prefix(self, place: LogPlace) -> bool:
+        """Is this the only worker that a person sees on a terminal, or the one to be debugged?"""
         output = self._output
         if place.local_rank is None or output.template or output.tee:
             return False

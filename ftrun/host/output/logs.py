@@ -1,4 +1,4 @@
-"""What workers print: taken from their pipes line by line, saved, and passed on without ever blocking the loop.
+"""Takes the output of workers from their pipes line by line, saves it, and passes it on, without ever blocking the loop.
 
 Where ftrun writes to a terminal, a worker gets one, too. Lines are never torn or mixed.
 A reader that does not read slows the workers down, as it would without ftrun; a full
@@ -61,7 +61,7 @@ class _Pipe:
         self._settle(place)
 
     def move(self, place: LogPlace) -> None:
-        """From now on lines are from `place`. What a spare wrote before goes with it; also possible after its end."""
+        """Ascribe lines to `place` from now on. Earlier lines of a spare go with it; also possible after its end."""
         old, files = self._place, self._logs.files
         if not self.closed:
             self._file.close()
@@ -80,7 +80,7 @@ class _Pipe:
         self.shown = form.shown(place, self.stream)
         if self.terminal is not None and self.shown:
             self.view = (
-                self._plain if form.alone(place) else Block(form.prefix(place, self.stream), place.local_rank or 0)
+                self._plain if form.needs_no_prefix(place) else Block(form.prefix(place, self.stream), place.local_rank or 0)
             )
         self.resize()
         if form.wanted(self.stream):
@@ -168,7 +168,7 @@ class _Pipe:
 
 
 def _channel(like_terminal: bool) -> tuple[int, int, bool]:
-    """Where we read, where a worker writes, and whether that is a pseudoterminal: a pipe where none is left or allowed."""
+    """Make our end and the worker's end of a channel, and tell whether it is a pseudoterminal: a pipe where none is left or allowed."""
     if like_terminal:
         with contextlib.suppress(OSError):
             fd, writer = os.openpty()
@@ -188,7 +188,7 @@ def _last_state(line: bytes) -> bytes:
 
 
 class WorkerLog:
-    """One incarnation's two pipes. Give `out_w` and `err_w` away; they are closed by whoever sends them."""
+    """One incarnation's two pipes. Give `out_w` and `err_w` away; their sender closes them."""
 
     def __init__(self, place: LogPlace, logs: Logs) -> None:
         self.place = place
@@ -257,14 +257,14 @@ class WorkerLog:
             self._logs.closed(self)
 
     def drain(self) -> None:
-        """Take what is in the pipes now, and no more: a child that goes on writing must not keep us."""
+        """Read what the pipes hold now, and no more: a child that goes on writing must not keep us."""
         for pipe in list(self._pipes):
             left = pipe.waiting()
             while left > 0 and (size := self._read(pipe)):
                 left -= size
 
     def last_words(self) -> None:
-        """Take what is in the pipes, and end its last line: another worker goes on in its place."""
+        """Read what the pipes hold, and end its last line: another worker goes on in its place."""
         self.drain()
         for pipe in self._pipes:
             pipe.finish()
@@ -274,7 +274,7 @@ class WorkerLog:
             pipe.resize()
 
     def close(self) -> None:
-        """Take what is left and stop listening, also to a grandchild that still holds a pipe."""
+        """Read the rest and stop listening, also to a grandchild that still holds a pipe."""
         self.drain()
         for pipe in list(self._pipes):
             self._close(pipe)
@@ -305,7 +305,7 @@ class Logs:
 
     def terminal_of(self, outlet: Outlet, place: LogPlace, stream: str) -> Terminal | None:
         """The terminal that this stream goes to, or will go to once a spare has a rank. None: to no terminal."""
-        if self._dumb and not self.format.alone(place):  # whose bytes are passed on as they are
+        if self._dumb and not self.format.needs_no_prefix(place):  # whose bytes are passed on as they are
             return None
         return self._terminals.get(outlet) if self.format.on_console(place, stream) else None
 
@@ -333,11 +333,11 @@ class Logs:
         return log
 
     def error_file(self, attempt: int, local_rank: int) -> Path:
-        """Where that worker leaves its error."""
+        """The file in which that worker leaves its error."""
         return paths.error_file(self.folder, attempt, local_rank)
 
     def drain(self, place: LogPlace) -> None:
-        """Take the last words of those who had this rank before."""
+        """Take the last words of earlier workers of this rank."""
         for log in list(self._open):
             held = log.place
             if held.cell != place.cell and (held.local_rank, held.attempt) == (place.local_rank, place.attempt):

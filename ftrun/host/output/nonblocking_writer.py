@@ -1,6 +1,6 @@
-"""Our own stdout and stderr: written without ever blocking the loop, whoever reads them or does not.
+"""Writes our own stdout and stderr without ever blocking the loop, also when nobody reads them.
 
-A reader that does not read makes a queue grow, and those who fill it are asked to look at `waiting`.
+A reader that does not read makes a queue grow; its writers are asked to look at `waiting`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Outlet:
             self._loop.after(RETRY, self._resume)
 
     def _try_later(self) -> None:
-        """As `_wait`, where a descriptor says that it takes data and does not."""
+        """Wait as `_wait`, for a descriptor that says that it takes data and does not."""
         if not self._watching:
             self._watching = True
             self._loop.after(RETRY, self._resume)

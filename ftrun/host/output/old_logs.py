@@ -64,7 +64,7 @@ def _size(folder: Path) -> int:
 
 
 def _ended(folder: Path) -> tuple[float, Path] | None:
-    """When the run in that folder ended, None if it may be no folder of a run, or of one that lives, or a person named it."""
+    """The time at which the run in that folder ended, None if it may be no folder of a run, or of one that lives, or a person named it."""
     journal = folder / paths.JOURNAL
     try:
         if folder.is_symlink() or journal.is_symlink():

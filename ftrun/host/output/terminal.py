@@ -16,7 +16,7 @@ PROMPT_AFTER = 0.1  # seconds after which a part of a line is shown
 
 
 class Timers(Protocol):
-    """Of the event loop."""
+    """The timers of the event loop."""
 
     def after(self, seconds: float, handler: Callable[[], None]) -> None: ...
 
@@ -153,7 +153,7 @@ class Terminal:
         self._write(out)
 
     def _lift(self) -> bytes:
-        """What takes the line at the bottom away, or leaves it where something may have been typed behind it."""
+        """The codes that take the line at the bottom away, or leave it where something may have been typed behind it."""
         last = self._last
         if last is None:
             return b""
@@ -166,7 +166,7 @@ class Terminal:
         return b"\n" if last.asked else self._back(drawn)
 
     def _back(self, rows: Sequence[bytes]) -> bytes:
-        """From the end of the last of these rows to the beginning of the first, with everything behind it gone."""
+        """The codes that go from the end of the last of these rows to the beginning of the first and clear all behind it."""
         columns = self.size().columns
         up = sum(height(row, columns) for row in rows) - 1
         return b"\r" + (b"\x1b[%dA" % up if up else b"") + b"\x1b[J"

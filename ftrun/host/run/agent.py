@@ -1,4 +1,4 @@
-"""The launcher's mind loop: feeds the machine with events, in one place, and carries out what it orders.
+"""The launcher's loop of decisions: feeds the machine with events, in one place, and carries out what it orders.
 
 Handlers elsewhere only enqueue events. Everything that is not an order of the machine (sentences, journal lines)
 waits until no event is left.
@@ -186,7 +186,7 @@ class Agent:
         self._journal.flush()
 
     def _of_the_world(self, action: ev.Action) -> ev.Action:
-        """The same in the words of the whole run, where the machine speaks of this node's ranks and restarts."""
+        """Translate an action from this node's ranks and restarts to those of the whole run."""
         if isinstance(action, ev.Say) and action.rank is not None:
             return replace(action, rank=self._nodes.global_rank(action.rank))
         return (
@@ -381,7 +381,7 @@ class Agent:
                     signal.pidfd_send_signal(worker.pidfd, signal.SIGWINCH)
 
     def _holders(self) -> list[Worker]:
-        """Who holds a rank now, by rank."""
+        """The workers that hold a rank now, in the order of their ranks."""
         return [self._pool.workers[c] for c in self._state.holder if c in self._pool.workers]
 
     def _whole(self) -> bool:

@@ -45,7 +45,7 @@ class FaultDesk:
             self._note("random-faults", rate=float(rate), seed=int(seed), first=0, kind="")
 
     def look(self) -> None:
-        """Journal what was asked for and what fired since the last look; a drain that is ready is carried out."""
+        """Journal the requests and firings since the last look, and carry out a drain that is ready."""
         if self._board[Head.REQUESTS] != self._seen:
             self._seen = self._board[Head.REQUESTS]
             for request in requests.pending(self._run_dir):
@@ -112,7 +112,7 @@ class FaultDesk:
                 self._pool.condemn(worker, Found.DRAIN.value, Found.DRAIN, "a person asked for another worker")
 
     def end(self) -> None:
-        """What fired last, and what was planned or asked for and did not fire; after the run."""
+        """Report, after the run, the last firings, and the planned or requested faults that did not fire."""
         self.look()
         if self._plan is not None:
             for fault, count in trigger.unfired(load_plan(self._plan), self._run_dir):

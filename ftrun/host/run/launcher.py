@@ -123,7 +123,7 @@ def _too_many_variables() -> PlatformError:
 
 
 def _name(settings: Settings) -> str | None:
-    """--rdzv-id is no name that must be free: under torchrun two runs at once may have the same."""
+    """The run's name. One from --rdzv-id gets a number where it is taken: under torchrun two runs at once may have the same."""
     name = settings.run_id
     if settings.rdzv_id and name == run_name(settings.rdzv_id):
         more = 2
@@ -328,7 +328,7 @@ def _modes_of_the_terminal() -> Iterator[None]:
 
 
 def _catch_signals(settings: Settings) -> int:
-    """From now on signals arrive as bytes in the descriptor returned."""
+    """Have signals arrive as bytes in the descriptor returned from now on."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)

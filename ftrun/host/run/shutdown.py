@@ -1,4 +1,4 @@
-"""How workers are ended: one signal to each, time to clean up, SIGKILL for those that do not use it.
+"""Ends workers: one signal to each, time to clean up, SIGKILL for those that do not use it.
 
 Every end of a run goes through here, whether a worker failed, a signal came or nothing is left to repair with. Spares
 have nothing to clean up and are killed at once. Decides nothing: the machine says when.

@@ -94,7 +94,7 @@ class Forwarder:
 
 
 class SignalAnswer(enum.Enum):
-    """What a process does with a signal."""
+    """The answer of a process to a signal."""
 
     TAKEN = "handles or ignores it"
     BLOCKED = "holds it back, to wait for it or only for now"
@@ -102,7 +102,7 @@ class SignalAnswer(enum.Enum):
 
 
 def answer_of(pid: int, signum: int) -> SignalAnswer:
-    """What the signal would do to the process now."""
+    """The answer that the process would give to the signal now."""
     if signum in _HARMLESS:
         return SignalAnswer.TAKEN
     threads = [procfs.status(pid, task) for task in procfs.tasks(pid)]

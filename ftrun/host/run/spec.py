@@ -1,4 +1,4 @@
-"""What a worker is told at its birth: the spec that the fork server passes on to `ftrun.worker.process.main`."""
+"""Makes the spec of a worker, which the fork server passes on to `ftrun.worker.process.main`."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _RESERVE_AGAIN = 1.0  # seconds after a world was published until room for anoth
 
 
 class WorldListener(Protocol):
-    """Who has the machine."""
+    """The owner of the machine."""
 
     def generation(self) -> int:
         """The machine's newest one."""

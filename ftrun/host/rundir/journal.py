@@ -30,7 +30,7 @@ class Journal:
         self._pending.append({"t": time.monotonic(), "wall": time.time(), "run": run, "config": config})
 
     def event(self, event: Event, actions: Iterable[Action], phase: str, generation: int) -> None:
-        """What the machine was told and what it ordered."""
+        """Write an event of the machine and the actions that it ordered."""
         now = time.monotonic()
         self._pending.append({"t": now, "event": event})
         self._pending.append({"t": now, "actions": list(actions), "phase": phase, "generation": generation})

@@ -18,7 +18,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def trouble(run_dir: Path, error: OSError) -> str:
-    """What an error of the launcher says of the run directory, as a sentence; "" when it is about something else."""
+    """The trouble with the run directory that an error of the launcher tells of, as a sentence; "" = the error is about something else."""
     if not run_dir.is_dir():
         return (
             f"the run's folder {run_dir} was removed while the run needed it; keep whatever removed it (a cleaning job?) away from "
@@ -33,7 +33,7 @@ def trouble(run_dir: Path, error: OSError) -> str:
 
 
 class Reserve:
-    """Of one run directory. `log` takes sentences for the person at the terminal.
+    """The reserve of one run directory. `log` takes sentences for the person at the terminal.
 
     Raises:
         OSError: When there is no room.
@@ -46,7 +46,7 @@ class Reserve:
         self._make()
 
     def keep(self) -> bool:
-        """Have the room, if there is some."""
+        """Make the reserve again, if there is room."""
         with contextlib.suppress(OSError):
             self._make()
         return self._kept
@@ -66,7 +66,7 @@ class Reserve:
             raise
 
     def write(self, action: Callable[[], None]) -> None:
-        """Do what writes into the run directory, if need be in the reserve.
+        """Call a writer of the run directory, if need be with the room of the reserve.
 
         Raises:
             OSError: When that is not enough.

@@ -1,7 +1,7 @@
 """Metrics of a run on request (`--metrics-file`, `--metrics-port`): has the exporter started, a process that only reads.
 
 The port is bound here, before anything else is started, so that a taken one is an error at once. It stays ours: while one
-exporter takes the place of another, whoever asks for the figures waits.
+exporter takes the place of another, a request for the figures waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STARTS = 5  # of the exporter in one run, until it is given up
 
 
 class Monitoring:
-    """Nothing when no metrics were asked for.
+    """Exports the metrics of a run; does nothing when none were asked for.
 
     Raises:
         UsageError: For a port or file that cannot be used.
@@ -74,7 +74,7 @@ def bound(port: int, option: str) -> socket.socket:
 
 
 def address(listener: socket.socket) -> str:
-    """Where Prometheus finds the figures."""
+    """The address at which Prometheus finds the figures."""
     return f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
 
 

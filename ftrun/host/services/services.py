@@ -53,7 +53,7 @@ class Helper:
             self.pid = spawn.start(self._code, args, env, theirs.fileno(), out, also, room)
 
     def connect(self) -> socket.socket:
-        """A new socket to it, of which it gets the end that is given here. It ends when that says that we are gone."""
+        """Make a new socket and give the helper's end of it. The helper ends when it reads there that we are gone."""
         self._close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -64,7 +64,7 @@ class Helper:
         return theirs
 
     def attach(self, loop: EventLoop) -> None:
-        """From now on `loop` serves this helper's socket."""
+        """Have `loop` serve this helper's socket from now on."""
         self.loop = loop
         if self._sock is not None:
             loop.watch(self._sock.fileno(), self._receive, urgent=True)
@@ -125,7 +125,7 @@ class Helper:
         self._heard = time.monotonic_ns()
 
     def shows_work(self) -> None:
-        """It is not ready yet, and works."""
+        """Note a sign of work from the helper, which is not ready yet."""
         self._heard = time.monotonic_ns()
 
     @property
@@ -157,7 +157,7 @@ class Helper:
             self._sock = None
 
     def hang_up(self) -> None:
-        """It hears that we are gone, and ends as it does then."""
+        """Close our end: the helper takes us for gone, and ends."""
         self._close()
 
     def kill(self) -> None:
@@ -194,7 +194,7 @@ class Services:
         self._all = (self.fork_server, self.store, self.fd_store, self.nvml, self.metrics)
 
     def log_to(self, path: Path) -> None:
-        """What helpers print goes to this file; call before they are started.
+        """Send what helpers print to this file; call before they are started.
 
         Raises:
             OSError
@@ -236,7 +236,7 @@ class Services:
             return True
 
     def start_nvml(self) -> None:
-        """Only where there are GPUs.
+        """Start the reader of NVML; call it only where there are GPUs.
 
         Raises:
             OSError
@@ -278,23 +278,23 @@ class Services:
             self.store.ended()
 
     def attach(self, loop: EventLoop) -> None:
-        """From now on `loop` serves them."""
+        """Have `loop` serve them from now on."""
         for helper in self._all:
             helper.attach(loop)
 
     def living(self) -> list[Helper]:
-        """Those that have a process now."""
+        """The helpers that have a process now."""
         return [helper for helper in self._all if helper.pid]
 
     def pids(self) -> set[int]:
         return {helper.pid for helper in self.living()}
 
     def helper(self, name: str) -> Helper:
-        """The one of that name."""
+        """The helper of that name."""
         return next(helper for helper in self._all if helper.name == name)
 
     def which(self, pid: int) -> Helper | None:
-        """The one that `pid` is."""
+        """The helper whose process is `pid`."""
         return next((helper for helper in self.living() if helper.pid == pid), None)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""How our helper processes are started: a plain interpreter, in a session of its own, with one socket to the launcher.
+"""Starts our helper processes: a plain interpreter, in a session of its own, with one socket to the launcher.
 
 A helper's import path is that of a script, PYTHONPATH first, so that the fork server loads the torch that the script would. The
 current directory is never on it: a user's `random.py` must not shadow the library's. ftrun is the launcher's in every process.

@@ -22,7 +22,7 @@ _STATE, _GROUP, _FLAGS, _VSIZE, _EXIT_CODE = 0, 2, 6, 20, 49
 def step_aside(pid: int) -> None:
     """Let a worker that only gives its memory back do so when nobody else needs the processor.
 
-    Taking a process of 400 MB down takes tens of milliseconds, and those who repair the world want them. Nothing happens
+    Taking a process of 400 MB down takes tens of milliseconds, which the repair of the world needs. Nothing happens
     when the process is gone.
     """
     with contextlib.suppress(OSError):

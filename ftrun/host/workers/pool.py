@@ -11,7 +11,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ftrun import native
 from ftrun.control import blame
@@ -35,9 +34,11 @@ from ftrun.control.events import (
 from ftrun.core import paths, symptoms
 from ftrun.core.errors import EXIT_SIGNAL
 from ftrun.core.faults import Fault
+from ftrun.core.shared import notes
 from ftrun.core.shared.board import Cell, F, Flag, Inexact
 from ftrun.core.shared.moment import phase_of
-from ftrun.core.system import files, procfs
+from ftrun.core.shared.notes import FailureNote, ParkedNote, UnconnectedNote, UnrestorableNote, WhereNote
+from ftrun.core.system import procfs
 from ftrun.core.waiting import wait_for
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.output.logs import Logs, WorkerLog
@@ -109,7 +110,7 @@ class Worker:
         self.pidfd = -1
         self.spawned = time.monotonic()
         self.log: WorkerLog | None = None
-        self.error: dict[str, Any] = {}  # what it reported of the exception that ended it
+        self.error: FailureNote | None = None  # of the exception that ended it
 
     @property
     def name(self) -> str:
@@ -138,7 +139,7 @@ class WorkerPool:
         self._kills = Kills()
 
     def living(self) -> list[Worker]:
-        """Those that were spawned and not reaped."""
+        """The workers that were spawned and not reaped."""
         return [w for w in self.workers.values() if not w.ended]
 
     def moved(self, pid: int) -> None:
@@ -234,11 +235,9 @@ class WorkerPool:
         if raised != worker.raised:
             worker.raised = raised
             self._show_output(worker)
-            worker.error = self._read_error(f"{index}-{raised}")
-            signature = str(worker.error.get("signature", "exception"))
-            fault = str(worker.error.get("fault", Fault.EXCEPTION.value))
-            evidence = str(worker.error.get("evidence", signature))
-            self._emit(Raised(now, index, cell.step or 0, signature, raised, fault, evidence, cell.gate_number))
+            worker.error = notes.read(FailureNote, self._run_dir, index, raised)
+            error = worker.error or FailureNote(index, raised)
+            self._emit(Raised(now, index, cell.step or 0, error.signature, raised, error.fault, error.evidence, cell.gate_number))
         doubts = cell[F.INEXACT], cell[F.LEFT_OUT]
         if doubts != worker.doubts:  # before the stage that it was found in: what follows from that depends on it
             worker.doubts = doubts
@@ -251,14 +250,13 @@ class WorkerPool:
         no_source = cell[F.NO_SOURCE]
         if no_source != worker.no_source:
             worker.no_source = no_source
-            told = self._read_error(f"{index}-{no_source}-unrestorable")
-            why, snapshot = told.get("why", "no source is left"), int(told.get("snapshot", -1))
-            self._emit(Unrestorable(now, index, no_source, str(why), snapshot, bool(told.get("requeue"))))
+            why = notes.read(UnrestorableNote, self._run_dir, index, no_source) or UnrestorableNote(index, no_source)
+            self._emit(Unrestorable(now, index, no_source, why.why, why.snapshot, why.requeue))
         unconnected = cell[F.UNCONNECTED]
         if unconnected != worker.unconnected and not self._explained():
             worker.unconnected = unconnected
-            told = self._read_error(f"{index}-{unconnected}-unconnected")
-            self._emit(Unconnected(now, index, unconnected, Fault.LINK.value, str(told.get("evidence", ""))))
+            told = notes.read(UnconnectedNote, self._run_dir, index, unconnected) or UnconnectedNote(index, unconnected)
+            self._emit(Unconnected(now, index, unconnected, Fault.LINK.value, told.evidence))
         if changed & Flag.LOOP_DONE:
             self._emit(LoopDone(now, index, bool(flags & Flag.LOOP_DONE)))
 
@@ -270,9 +268,6 @@ class WorkerPool:
         """A person reads the program's own exception before what we say about it."""
         if worker.log is not None:
             worker.log.drain()
-
-    def _read_error(self, name: str) -> dict[str, Any]:
-        return files.read_json(self._run_dir / "errors" / f"{name}.json")
 
     # -- death -------------------------------------------------------------------------------------------------------
 
@@ -345,7 +340,7 @@ class WorkerPool:
             self._report(worker, fence.peek_exit(worker.pid) if code is None else code)
 
     def _gone(self, worker: Worker) -> None:
-        """The pidfd says so: the exit code comes from the fork server, or from our own wait when that is dead."""
+        """The process is gone: its exit code comes from the fork server, or from our own wait when that is dead."""
         self._loop.forget(worker.pidfd)
         self._report_later(worker)
         self._loop.after(_CODE_LATEST, lambda: self._never_told(worker))
@@ -373,7 +368,7 @@ class WorkerPool:
         worker.cell[F.EXIT_STATUS] = code or 0
         worker.cell[F.EXITED] = 1
         if self.ending:
-            self._board.ring_workers()  # whoever waits for this rank need not any more
+            self._board.ring_workers()  # waits for this rank end
         if worker.reported:
             self._note("exit", worker=worker.index, rank=worker.rank, pid=pid, code=code)
         self._scan_cell(worker, time.monotonic())  # what it did last comes before its end
@@ -403,11 +398,11 @@ class WorkerPool:
             return
         if not cell[F.DETECTED_NS]:
             cell[F.DETECTED_NS] = time.monotonic_ns()
-        error = self._read_error(f"{worker.index}-{cell[F.GENERATION]}")
-        if code not in (None, 1) and error.get("fault") != Fault.GAVE_WAY.value:  # of an exception that it has survived
-            error = {}
-        worker.error = error
-        if error:
+        error = notes.read(FailureNote, self._run_dir, worker.index, cell[F.GENERATION])
+        if code not in (None, 1) and error is not None and error.fault != Fault.GAVE_WAY.value:  # of an exception that it has survived
+            error = None
+        worker.error, told = error, error or FailureNote(worker.index, 0, signature="")
+        if error is not None:
             self._show_output(worker)
         age = max(0.0, now - worker.spawned)
         fault, evidence = self._why(worker, code)
@@ -418,14 +413,14 @@ class WorkerPool:
             code,
             cell.step,
             phase_of(cell),
-            str(error.get("signature", "")),
+            told.signature,
             bool(flags & Flag.LOOP_DONE),
-            int(error.get("final", 0)),
+            told.final,
             blame.how_far(bool(flags & Flag.SCRIPT), bool(flags & (Flag.GROUP | Flag.STEPPED)), age),
             round(age, 3),
             fault,
             evidence,
-            str(error.get("outside", "")),
+            told.outside,
             cell.gate_number,
         )
         if fault == Fault.LINK.value and not (worker.cause or worker.ours or self.ending):
@@ -437,7 +432,7 @@ class WorkerPool:
             self._emit_held()
 
     def _await_cause(self) -> None:
-        """Who lost a peer is reported after it: two ends that come close together are not learnt of in their order."""
+        """Hold back a peer-loss death until the peer's own death is reported: of two close deaths either may be noticed first."""
         if not self._held:
             return
         others = [w for w in self.living() if w.rank is not None and w.pid and not w.reported]
@@ -453,11 +448,11 @@ class WorkerPool:
             self._emit(death)
 
     def _why(self, worker: Worker, code: int | None) -> tuple[str, str]:
-        """What a death is a symptom of, and how that is known; nothing for one that we brought about ourselves."""
+        """The fault behind a death, with its evidence; nothing for a death that we brought about ourselves."""
         if worker.cause:
             return worker.fault.value, worker.evidence
-        if worker.error:
-            return str(worker.error.get("fault", Fault.EXCEPTION.value)), str(worker.error.get("evidence", ""))
+        if worker.error is not None:
+            return worker.error.fault, worker.error.evidence
         killed = code is None or code > EXIT_SIGNAL
         if killed and (worker.ours or self.ending):
             return "", ""
@@ -468,7 +463,7 @@ class WorkerPool:
         return fault.value, evidence
 
     def _unwatch(self, worker: Worker) -> None:
-        """From now on only its end tells of it: neither its lock nor its beat."""
+        """Stop watching its lock and its beat: only its end counts from now on."""
         if worker.watch:
             with contextlib.suppress(OSError):
                 native.watch_stop(worker.watch)
@@ -490,9 +485,10 @@ class WorkerPool:
                 os.killpg(worker.pid, signal.SIGKILL)
 
     def _remove_leftovers(self, worker: Worker) -> None:
-        for path in paths.leftovers(self._run_dir, worker.index):
-            with contextlib.suppress(OSError):
-                path.unlink() if path.suffix else shutil.rmtree(path)
+        """Remove its temporary folder, and notes at which nobody looks any more."""
+        shutil.rmtree(paths.temporary_folder(self._run_dir, worker.index), ignore_errors=True)
+        notes.remove(ParkedNote, self._run_dir, worker.index)
+        notes.remove(WhereNote, self._run_dir, worker.index)
 
     def condemn(self, worker: Worker, cause: str, fault: Fault, evidence: str) -> None:
         """Declare a living process dead; the machine will have it fenced."""

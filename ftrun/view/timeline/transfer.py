@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ftrun.core.shared import moves
+from ftrun.core.shared import notes
 from ftrun.view.timeline.axis import Scale
 
 # kinds of bars, in the words of the figure
 H2D, SRC, DST, RELOAD = "H2D", "Broadcast (src)", "Broadcast (dst)", "Reload weights"
-KINDS = {moves.H2D: H2D, moves.BROADCAST_SRC: SRC, moves.BROADCAST_DST: DST, moves.RELOAD: RELOAD}
+KINDS = {notes.H2D: H2D, notes.BROADCAST_SRC: SRC, notes.BROADCAST_DST: DST, notes.RELOAD: RELOAD}
 RANKS_MOST = 8  # ranks that are drawn
 _SENDING = (H2D, SRC)
 

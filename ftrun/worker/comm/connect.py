@@ -5,7 +5,6 @@ When the world is stopped meanwhile, thread and store client are left behind.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from torch.distributed import PrefixStore, TCPStore
 from ftrun.core import symptoms
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import F, Head
+from ftrun.core.shared.notes import UnconnectedNote
 from ftrun.core.shared.world import World
 from ftrun.worker.comm.backend import Inner, make_group
 from ftrun.worker.comm.file_store import Meeting
@@ -118,8 +118,7 @@ class Connecting:
             return  # a full disk or a broken device would be the same with other connections
         context.wait_until(lambda: False, _GRACE + (_AFTER_YOU if fault is Fault.LINK else 0.0))
         evidence = symptoms.exception_evidence(type(error).__name__, symptoms.message(error))
-        with contextlib.suppress(OSError):
-            context.report(f"{context.cell.index}-{self.generation}-unconnected", {"evidence": evidence})
+        context.note(UnconnectedNote(context.cell.index, self.generation, evidence))
         context.cell[F.UNCONNECTED] = self.generation
         context.board.ring_launcher()
         context.wait_until(lambda: bool(context.board[Head.ENDING]), _HOLD)

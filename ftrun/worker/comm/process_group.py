@@ -37,7 +37,6 @@ Tried and rejected:
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import threading
 import time
@@ -55,8 +54,8 @@ from ftrun.core import symptoms
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import F, Head, Phase
+from ftrun.core.shared.notes import GroupNote
 from ftrun.core.shared.world import World
-from ftrun.core.system import files
 from ftrun.core.text import ranks as named
 from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Recorder, tensors_of
@@ -454,9 +453,7 @@ class Registry:
         self.groups.append(group)
         self.shown.pending = [one.pending for one in self.groups]
         if group.mark and rank == 0:  # the launcher only knows the mark
-            groups = self.context.run_dir / "groups"
-            groups.mkdir(mode=0o700, exist_ok=True)
-            files.replace(groups / f"{group.mark}.json", json.dumps({"ranks": members}), private=True)
+            self.context.note(GroupNote(group.mark, members), needed=True)
         world = self._world()
         if not self.recorder.replaying:
             try:

@@ -40,7 +40,7 @@ class ControlThread:
         # a signal that the script blocks, to wait for it, is not to end the process in this thread
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         context = self._context
-        where = Whereabouts(context.run_dir, context.cell, context.report, self._position)
+        where = Whereabouts(context)
         while True:
             seen = context.board.worker_bell()
             context.cell[F.PYTHON] = time.monotonic_ns()

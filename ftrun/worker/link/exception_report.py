@@ -26,6 +26,7 @@ from ftrun.core.errors import (
 )
 from ftrun.core.shared.board import Head
 from ftrun.core.shared.moment import CALL, Moment
+from ftrun.core.shared.notes import FailureNote
 from ftrun.core.system import files
 from ftrun.core.system.procfs import has_stdin
 from ftrun.worker.link.callers import is_script, line_of
@@ -33,6 +34,7 @@ from ftrun.worker.link.run_link import Context
 
 _STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
 _RUNNERS = tuple(os.path.join(paths.OWN_FILES, "worker", "process", name) for name in ("main.py", "run_script.py"))
+_LONGEST = 1 << 19  # characters of a message or traceback that the launcher is told: a note has room for both
 _REFUSED = "F301"  # what ftrun says of a script, when it is nothing else
 _NO_STDIN = "ftrun: this worker has no stdin: ftrun's own is closed or /dev/null, or --debug-rank gives it to another rank"
 _HERE = os.path.join(os.getcwd(), "")  # before the script may change it: ranks must say the same of the same line
@@ -48,7 +50,7 @@ def final_code(error: BaseException) -> int:
 
 
 def report_exception(context: Context, error: BaseException, kind: str) -> None:
-    """Show a user's exception on stderr and leave it in an error file for the launcher."""
+    """Show a user's exception on stderr and leave it in a note for the launcher."""
     every = traceback.extract_tb(error.__traceback__)
     user = [f for f in every if is_script(f.filename)]
     where = line_of((f.filename, f.lineno) for f in reversed(every))
@@ -61,27 +63,23 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     text = _text(error, user)
     name, message = type(error).__name__, symptoms.message(error)
     now = time.time()
-    with contextlib.suppress(OSError):
-        context.report(
-            f"{cell.index}-{context.generation}",
-            {
-                "rank": cell.rank,
-                "step": moment.step,
-                "phase": moment.phase,
-                "type": name,
-                "message": message,
-                "traceback": text,
-                "where": where,
-                "signature": f"{name} at {where}",
-                "fault": symptoms.of_exception(error).value,
-                "evidence": symptoms.exception_evidence(name, message, where),
-                "kind": kind,
-                "outside": context.position.outside,
-                "explain": error.explain if isinstance(error, FtrunError) else "",
-                "final": final_code(error),
-                "time": now,
-            },
+    context.note(
+        FailureNote(
+            cell.index,
+            context.generation,
+            symptoms.of_exception(error).value,
+            symptoms.exception_evidence(name, message, where),
+            signature=f"{name} at {where}",
+            type=name,
+            message=message[:_LONGEST],
+            traceback=text[-_LONGEST:],
+            where=where,
+            outside=context.position.outside,
+            explain=error.explain if isinstance(error, FtrunError) else "",
+            final=final_code(error),
+            time=now,
         )
+    )
     if kind == "uncaught" and not isinstance(error, KeyboardInterrupt):
         _leave_error_file(f"{name}: {message}", text, now)
     if getattr(error, "_ftrun_reported", False):
@@ -151,7 +149,7 @@ def _shown_by(context: Context, text: str) -> str | None:
     """The rank that has shown this very traceback to the same person since all workers started, None when it is ours to show."""
     whose = "all" if context.one_console else str(context.cell.rank)
     check = zlib.crc32(text.encode(errors="replace"))
-    mark = context.run_dir / "errors" / f".shown-{context.board[Head.ATTEMPT]}-{whose}-{check:08x}"
+    mark = context.run_dir / f".shown-{context.board[Head.ATTEMPT]}-{whose}-{check:08x}"
     try:
         os.symlink(str(context.cell.rank), mark)  # made whole or not at all, by one rank only
     except FileExistsError:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from ftrun.core import paths
 from ftrun.core.errors import WorkerError
 from ftrun.core.faults import Fault
-from ftrun.core.shared import doubts, gate, left_out
+from ftrun.core.shared import gate, notes
 from ftrun.core.shared.board import Board, Busy, Cell, F, Flag, Head, Inexact, Phase
 from ftrun.core.shared.moment import Moment
+from ftrun.core.shared.notes import DoubtNote, FailureNote, LeftOutNote, Note
 from ftrun.core.shared.steps import StepLog
 from ftrun.core.shared.world import World, newest_world
-from ftrun.core.system import files
 from ftrun.worker.link.fd_store import FdStoreClient, Lent
 from ftrun.worker.link.position import Interrupt, Position
 
@@ -79,7 +78,7 @@ class Context:
         self.mapped_epoch = self.board[Head.FD_STORE_EPOCH]  # fd store that the first of them came from
         self.on_fd_store: Callable[[], bool] | None = None  # called when there is a new one; False = call again
         self.position = Position()
-        self._doubts: dict[str, dict[str, Any]] = {}  # name of an Inexact -> what its file says of it
+        self._doubts: dict[Inexact, DoubtNote] = {}  # that were left
         self._pid = os.getpid()
 
     # -- the world ---------------------------------------------------------------------------------------------------
@@ -234,19 +233,18 @@ class Context:
 
         `names`: of what it is about, where that has names. Where this rank is in its run is where the reason was seen first.
         """
-        known = self._doubts.get(str(why.name))
-        if known is not None and known["names"] == sorted({*known["names"], *names}):
+        known = self._doubts.get(why) or DoubtNote(self.cell.index, why, Moment.of(self.cell))
+        doubt = replace(known, names=tuple(sorted({*known.names, *names})))
+        if doubt == self._doubts.get(why):
             return
-        moment, before = (Moment.of(self.cell), ()) if known is None else (Moment.told(known["moment"]), known["names"])
-        self._doubts[str(why.name)] = doubts.facts(moment, {*before, *names})
-        with contextlib.suppress(OSError):  # without room for the file the reason stands without its place
-            self.report(doubts.file_name(self.cell.index), self._doubts)
+        self._doubts[why] = doubt
+        self.note(doubt)
         self.cell[F.INEXACT] = self.cell[F.INEXACT] | why
         self.board.ring_launcher()
 
     def note_left_out(self, names: Mapping[str, str]) -> None:
         """All that this worker found changed by the loop and not kept, and why."""
-        self.report(left_out.file_name(self.cell.index), {"names": names})
+        self.note(LeftOutNote(self.cell.index, {**names}), needed=True)
         self.cell[F.LEFT_OUT] = len(names)
         self.board.ring_launcher()
 
@@ -255,16 +253,13 @@ class Context:
 
         `reason`: for the journal and people, a sentence about this rank. --max-replacements does not count such an end.
         """
-        with contextlib.suppress(OSError):  # without room for it the end stands there as that of a worker that was killed
-            self.report(f"{self.cell.index}-{self.cell[F.GENERATION]}", {"fault": Fault.GAVE_WAY.value, "evidence": reason})
+        self.note(FailureNote(self.cell.index, self.cell[F.GENERATION], Fault.GAVE_WAY.value, reason, signature=""))
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("SIGKILL came back")
 
-    def report(self, name: str, facts: dict[str, Any]) -> None:
-        """Write an error file (whole or not at all) for the launcher."""
-        folder = self.run_dir / "errors"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        files.replace(folder / f"{name}.json", json.dumps(facts), private=True)
+    def note(self, note: Note, *, needed: bool = False) -> None:
+        """As `notes.write`."""
+        notes.write(self.run_dir, note, needed=needed)
 
     def is_main_process(self) -> bool:
         """False in a process forked by the script (a DataLoader worker)."""

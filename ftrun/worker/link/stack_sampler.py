@@ -5,17 +5,15 @@ Runs in the control thread and only reads frames. A rank whose GIL is held canno
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from ftrun.core.shared.board import Cell, F
+from ftrun.core.shared import notes
+from ftrun.core.shared.board import F
+from ftrun.core.shared.notes import WhereNote
 from ftrun.worker.link.callers import script_frames
-from ftrun.worker.link.position import Position
+from ftrun.worker.link.run_link import Context
 from ftrun.worker.torch_compat.torch_private import frame_of
 
 _AFTER = 700_000_000  # ns without a sign of life
@@ -23,33 +21,26 @@ _AGAIN = 5_000_000_000  # ns until it is looked at once more
 
 
 class Whereabouts:
-    """Leaves RUN_DIR/errors/where-CELL.json for the launcher, through `report(name, facts)`; takes it away when the rank goes on."""
+    """Leaves a WhereNote for the launcher, and takes it away when the rank goes on."""
 
-    def __init__(
-        self, run_dir: Path, cell: Cell, report: Callable[[str, dict[str, Any]], None], position: Position
-    ) -> None:
-        self._file = run_dir / "errors" / f"where-{cell.index}.json"
-        self._cell = cell
-        self._report = report
-        self._position = position
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._told = (0, 0)  # the sign of life after which it was told, and when (ns)
 
     def look(self) -> None:
-        cell, now = self._cell, time.monotonic_ns()
+        cell, now = self._context.cell, time.monotonic_ns()
         progress = cell[F.PROGRESS]
         if self._told[0] not in (0, progress):
             self._told = (0, 0)
-            with contextlib.suppress(OSError):
-                self._file.unlink()
+            notes.remove(WhereNote, self._context.run_dir, cell.index)
         if now - progress < _AFTER or cell[F.COLLECTIVE_SINCE] or cell.rank is None:
             return
         if self._told[0] == progress and now - self._told[1] < _AGAIN:
             return
         self._told = progress, now
-        frame = frame_of(self._position.thread.ident or 0)
+        frame = frame_of(self._context.position.thread.ident or 0)
         if frame is not None:
-            with contextlib.suppress(OSError):
-                self._report(f"where-{cell.index}", {"line": _line(frame)})
+            self._context.note(WhereNote(cell.index, _line(frame), now))
 
 
 def _line(frame: FrameType) -> str:

@@ -20,6 +20,7 @@ from ftrun import native
 from ftrun.core import environment, paths
 from ftrun.core.shared import fresh
 from ftrun.core.shared.board import Busy, F, Flag, Head, Phase
+from ftrun.core.shared.notes import ParkedNote
 from ftrun.core.shared.world import World
 from ftrun.core.system import files, shown_command
 from ftrun.core.system.when_imported import when_imported
@@ -188,8 +189,7 @@ def _reseed(cell: int, rank: int | None) -> None:
 
 
 def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # for people: without room a spare is of use all the same
-        context.report(f"parked-{context.cell.index}", {"line": caller()})
+    context.note(ParkedNote(context.cell.index, caller()))
     context.milestone(Flag.PARKED)
     mine = context.cell.index
     world = context.await_world(lambda w: w.rank_of(mine) is not None, 0, _PARK_DEADLINE, _meanwhile(context))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence, Set
 from ftrun import native
 from ftrun.core.errors import DeviceError
 from ftrun.core.shared.board import Busy, F, Flag, Head, Inexact, Source
-from ftrun.core.shared.moves import RELOAD, Move
+from ftrun.core.shared.notes import RELOAD, Move, UnrestorableNote
 from ftrun.native import cuda
 from ftrun.native.transfer import Extent, TransferError
 from ftrun.worker.link.position import Interrupt
@@ -490,7 +490,7 @@ def report_no_source(context: Context, error: Exception) -> None:
 
 def _tell_no_source(context: Context, refusal: Refusal, step: int) -> None:
     """`step`: gate number of the newest host snapshot that everyone has, NONE for none."""
-    told = {"why": refusal.why, "snapshot": step, "requeue": refusal.requeue}
-    context.report(f"{context.cell.index}-{context.generation}-unrestorable", told)
+    note = UnrestorableNote(context.cell.index, context.generation, refusal.why, step, refusal.requeue)
+    context.note(note, needed=True)
     context.cell[F.NO_SOURCE] = context.generation
     context.milestone(Flag.UNRESTORABLE)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from ftrun import native
 from ftrun.core.errors import WorkerError
-from ftrun.core.shared import gate, moves
+from ftrun.core.shared import gate, notes
 from ftrun.core.shared.board import F
-from ftrun.core.shared.moves import Move
+from ftrun.core.shared.notes import Move, MovesNote
 from ftrun.core.system.cgroup import memory_left
 from ftrun.native import cuda, transfer
 from ftrun.native.transfer import CHECK_BACK, CHECK_READ, Extent, Facts, Moved, OnGpu, Terms
@@ -27,7 +27,7 @@ from ftrun.worker.repair import gpu_staging
 _PEER = 120.0  # seconds for a copy between two mapped segments
 _EXCHANGE = 120.0  # seconds for everybody to get everything, and to come at all
 _SPANS = 256  # pieces of a transfer's work whose times are kept
-_STAGES = {transfer.LOAD: moves.H2D, transfer.BROADCAST: moves.BROADCAST_SRC, transfer.RELOAD: moves.BROADCAST_DST}
+_STAGES = {transfer.LOAD: notes.H2D, transfer.BROADCAST: notes.BROADCAST_SRC, transfer.RELOAD: notes.BROADCAST_DST}
 _LOOK = 0.02  # seconds between two looks for it
 
 
@@ -125,13 +125,12 @@ def _await_all(context: Context, ring: Segment, facts: Facts) -> None:
 
 def _move(span: transfer.Span, me: int, source: int) -> Move:
     own = span.stage == transfer.RELOAD and span.source == me
-    return Move(moves.RELOAD if own else _STAGES[span.stage], source, span.begin, span.end)
+    return Move(notes.RELOAD if own else _STAGES[span.stage], source, span.begin, span.end)
 
 
 def tell(context: Context, done: list[Move]) -> None:
-    """Leave the times of a transfer for the launcher. They are for people: without room for them, there are none."""
-    with contextlib.suppress(OSError):
-        context.report(moves.file_name(context.cell.index, context.generation), {"moves": done})
+    """Leave the times of a transfer for the launcher."""
+    context.note(MovesNote(context.cell.index, context.generation, tuple(done)))
 
 
 def _make_ring(context: Context, part: Part, stack: contextlib.ExitStack) -> tuple[Segment, Facts]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
 
-from ftrun.core.shared import mesh
 from ftrun.core.shared.mesh import MeshPlace
+from ftrun.core.shared.notes import MeshNote
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.state.shards import is_spread
 
@@ -21,8 +20,7 @@ def show_mesh(context: Context, params: Iterable[Any], replicas: Any) -> None:
     """Leave word of where this rank is, see `place_of`, for the launcher. Nothing depends on it."""
     place = place_of(params, replicas, dist.get_world_size()) if dist.is_initialized() else None
     if place is not None:
-        with contextlib.suppress(OSError):
-            context.report(mesh.file_name(context.cell.index), mesh.to_file(place))
+        context.note(MeshNote(context.cell.index, place))
 
 
 def place_of(params: Iterable[Any], replicas: Any, world_size: int) -> MeshPlace | None:

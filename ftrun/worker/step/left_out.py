@@ -7,7 +7,6 @@ tells what is kept.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from collections.abc import Iterable
@@ -15,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ftrun.core.shared import kept
 from ftrun.core.shared.left_out import shown
+from ftrun.core.shared.notes import KeptCopy, KeptNote
 from ftrun.worker.link.callers import script_frames
 from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.run_link import Context
@@ -98,10 +97,9 @@ class LeftOut(StepObserver):
         context = self._context
         if context.local_rank:
             return
-        told = kept.KeptValues(context.rank, context.position.index_of(number), self._bodies, self._variables.sizes())
-        with contextlib.suppress(OSError):  # where there is no room for it, nobody is told
-            context.report(kept.FILE, told.to_json())
-            context.board.ring_launcher()
+        copies = tuple(KeptCopy(tuple(names), size) for names, size in self._variables.sizes())
+        context.note(KeptNote(context.rank, context.position.index_of(number), self._bodies, copies))
+        context.board.ring_launcher()
 
     def look(self, across: bool = False) -> dict[str, Any]:
         """Name -> what shows that it changed, of all that could be training state and is not kept. `across`: see `sign_of`."""

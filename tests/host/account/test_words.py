@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
-from ftrun.core.shared import doubts
 from ftrun.core.shared.board import Inexact
-from ftrun.core.shared.doubts import Doubt
 from ftrun.core.shared.moment import AFTER_LOOP, CALL, CALL_AFTER, LOOP_END, Moment, phase_from
+from ftrun.core.shared.notes import DoubtNote
 from ftrun.host.account import messages
 from tests.conftest import Ftrun, wait_for
 
@@ -132,8 +129,8 @@ def test_buffers_that_were_lost_are_not_said_to_be_on_a_device() -> None:
     assert line.endswith("[ftrun explain F406]") and "lost with its memory" in line and "device" not in line
 
 
-def told(why: Inexact, cell: int, step: int, epoch: int | None = None, names: tuple[str, ...] = (), phase: str = "forward") -> Doubt:
-    return Doubt(why, cell, Moment(phase, step, epoch, 40), names)
+def told(why: Inexact, cell: int, step: int, epoch: int | None = None, names: tuple[str, ...] = (), phase: str = "forward") -> DoubtNote:
+    return DoubtNote(cell, why, Moment(phase, step, epoch, 40), names)
 
 
 def test_the_closing_line_says_since_when_by_the_rank_that_saw_it_first() -> None:
@@ -163,16 +160,3 @@ def test_the_end_for_want_of_exactness_says_whose_it_is() -> None:
     assert line.startswith("the repair of rank 2 cannot be called exact: since step 7: random numbers "), line
     assert "may lack some, on rank 2; not kept, and what it feeds may differ: best, it, on ranks 0, 2; the" in line
     assert line.endswith("start it again, from its last checkpoint [ftrun explain F408]")
-
-
-def test_files_of_doubts_are_read_as_they_were_left(tmp_path: Path) -> None:
-    folder = tmp_path / "errors"
-    folder.mkdir()
-    moment = Moment("gate", 6, None, 12)
-    for cell in (1, 12):
-        facts = {"BUFFERS_UNKNOWN": doubts.facts(moment, ["b", "a"])}
-        (folder / f"{doubts.file_name(cell)}.json").write_text(json.dumps(facts))
-    (folder / "3-inexact.json").write_text('{"BUFFERS_')  # cut off
-    (folder / "4-inexact.json").write_text('{"A_REASON_OF_LATER": {"moment": {}, "names": []}}')
-    assert doubts.read(tmp_path, since=2) == [Doubt(Inexact.BUFFERS_UNKNOWN, 12, moment, ("a", "b"))]
-    assert len(doubts.read(tmp_path)) == 2

@@ -54,7 +54,7 @@ def ours(run: Run) -> dict[str, list[int]]:
 def test_launcher_and_helpers_sleep_while_nothing_happens(ftrun: Ftrun) -> None:
     run = ftrun.start("--nproc-per-node", RANKS, ftrun.script(SCRIPT))
     run.wait_output("on its way")
-    wait_for(lambda: list(run.dir.glob("errors/parked-*")), "a parked spare")
+    wait_for(lambda: list(run.dir.glob("notes/parked-*")), "a parked spare")
     here = ours(run)
     assert here.keys() == MOST.keys() and all(len(pids) == 1 for pids in here.values()), here
     time.sleep(1.0)  # what follows the start, once

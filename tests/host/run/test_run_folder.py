@@ -82,7 +82,7 @@ def test_the_folder_is_removed_and_then_a_protected_rank_dies(ftrun: Ftrun, spar
     run = ftrun.start("--nproc-per-node", 2, "--spares", spares, ftrun.script(TRAINS), OMP_NUM_THREADS="1")
     run.wait_output("protected: a rank that dies")
     if spares:
-        wait_for(lambda: list((run.dir / "errors").glob("parked-*.json")), "the spare")
+        wait_for(lambda: list((run.dir / "notes").glob("parked-*.json")), "the spare")
     _remove(run.dir)
     os.kill(run.pid("ftrun rank 1"), signal.SIGKILL)
     assert run.wait() == 69, run.stderr
@@ -96,7 +96,7 @@ def test_the_reserve_is_used_up(ftrun: Ftrun) -> None:
     with small_file_system(ftrun.runs_root, 3):
         options = ("--nproc-per-node", 2, "--spares", 1, "--max-replacements", 9)
         run = ftrun.start(*options, ftrun.script(TRAINS), OMP_NUM_THREADS="1")
-        wait_for(lambda: list((run.dir / "errors").glob("parked-*.json")), "the spare")
+        wait_for(lambda: list((run.dir / "notes").glob("parked-*.json")), "the spare")
         ballast = _fill(ftrun.runs_root / "ballast")
         asked = ftrun.call("status", run.dir.name, "--json")
         assert asked.returncode == 0 and json.loads(asked.stdout)["world_size"] == 2, asked
@@ -125,7 +125,7 @@ def test_repairs_leave_nothing_in_the_folder(ftrun: Ftrun) -> None:
     def settled() -> bool:
         """Nothing is left of the dead rank: there are two ranks and a spare, of which one was there from the start."""
         found = names()
-        return [found.count(name) for name in ("mp-N/.", "errors/parked-N.json", "./reserve")] == [3, 2, 1]
+        return [found.count(name) for name in ("mp-N/.", "notes/parked-N.json", "./reserve")] == [3, 2, 1]
 
     first: list[str] = []
     for repair in range(1, 6):

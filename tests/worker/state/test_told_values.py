@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from ftrun.core.shared import kept, left_out
+from ftrun.core.shared.notes import KeptCopy, KeptNote
 from ftrun.worker.state.variables import Variables
 from tests.worker.state.test_variables import LOOP
 
@@ -54,11 +56,11 @@ def test_why_a_name_is_not_kept_where_others_are_wanted(only: list[str], why: st
 
 
 def test_words() -> None:
-    first = kept.KeptValues(0, 3, 3, [(["a"], 20), (["losses"], 12_400), (["b", "c", "d"], 300)])
-    assert kept.of_json(first.to_json()) == first and first.number == 5
+    copies = (KeptCopy(("a",), 20), KeptCopy(("losses",), 12_400), KeptCopy(("b", "c", "d"), 300))
+    first = KeptNote(0, 3, 3, copies)
     assert kept.in_words(first) == "5 values of the script's own, the largest is losses (12.4 kB)"
-    assert kept.in_words(first._replace(values=first.values[:1])) == "1 value of the script's own, a (20 B)"
-    assert kept.in_words(first._replace(values=first.values[2:])) == "3 values of the script's own, the largest are b, c and d (300 B)"
+    assert kept.in_words(replace(first, values=copies[:1])) == "1 value of the script's own, a (20 B)"
+    assert kept.in_words(replace(first, values=copies[2:])) == "3 values of the script's own, the largest are b, c and d (300 B)"
     assert kept.listing(first, {"feed": "is a range_iterator", "x": ""}) == [
         "kept with each step: 5 values of the script's own, as of step 3 on rank 0",
         "  losses      12.4 kB",
@@ -68,5 +70,5 @@ def test_words() -> None:
         "  feed  is a range_iterator",
         "  x",
     ]
-    assert kept.listing(None, {}) == [] and kept.of_json({"rank": 0}) is None
+    assert kept.listing(None, {}) == []
     assert left_out.shown(["a", "b"], {"a": "larger than 1 MB"}) == "a (larger than 1 MB), b"

@@ -1,4 +1,4 @@
-"""What carries the records of a rendezvous: a few small JSON objects by name, seen by every node.
+"""Carriers of a rendezvous's records: a few small JSON objects by name, seen by every node.
 
 A record has one writer, who replaces it whole; what several may want to write is created once and never changed. No
 carrier compares clocks of machines: whoever wants to know whether a peer lives watches its record change.

@@ -1,4 +1,4 @@
-"""Records over TCP, as an agent sees them; and who serves them.
+"""Records over TCP, the agents' side, and the choice of the agent that serves them.
 
 The agent for which the endpoint is a local address serves; the others connect, and try until their deadline.
 """

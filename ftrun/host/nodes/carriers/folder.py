@@ -127,4 +127,4 @@ class Folder:
             return True
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: a folder is not held open."""

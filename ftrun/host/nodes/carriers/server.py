@@ -1,7 +1,7 @@
 """Records over TCP, the serving side: a thread in the agent whose machine owns the endpoint.
 
 It knows nothing about rounds: it keeps records, tells who asks what changed, and marks the records of a client whose
-connection closed with "gone". The run's id is the secret between its nodes: who greets without it, or with another version,
+connection closed with "gone". The run's id is the secret between its nodes: a client that greets without it, or with another version,
 gets a bare no or no answer at all, neither of which tells anything of the run.
 """
 
@@ -123,7 +123,7 @@ class Server:
             if not known or message["version"] != VERSION:
                 return {"ok": False}
             if OVER in self._records:
-                return {"ok": False, "over": True}  # for those who stay; nobody new may take it for its own end
+                return {"ok": False, "over": True}  # for clients that stay; a new one must not take it for its own end
             peer.greeted = True
             return {"ok": True}
         if not peer.greeted:

@@ -29,7 +29,7 @@ _EAGER_BEAT = 0.2
 
 @dataclass(frozen=True)
 class MemberTerms:
-    """What was asked for. Times in seconds. `by_rank`: node ranks are given, and every one must come."""
+    """The terms of the options. Times in seconds. `by_rank`: node ranks are given, and every one must come."""
 
     least: int
     most: int
@@ -55,7 +55,7 @@ class Me:
 
 @dataclass(frozen=True)
 class News:
-    """What a member tells its agent. `kind`:
+    """A message of a member to its agent. `kind`:
 
     waiting (record: here, least, most), host (record: addr, where to start a store), ready (table, and record: host and
     port of the store, me), broken (record: why), over (record: why), stale (an earlier run's round), lost (record: why).
@@ -68,7 +68,7 @@ class News:
 
 
 class _Sight:
-    """How a peer's record was seen to change."""
+    """The changes that were seen in a peer's record."""
 
     def __init__(self, beat: Any, now: float, order: int) -> None:
         self.beat = beat
@@ -107,7 +107,7 @@ class Member:
 
     @property
     def peers(self) -> int:
-        """How many other agents were ever seen."""
+        """The number of other agents that were ever seen."""
         return len(self._sights)
 
     # -- what the agent asks -----------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Member:
             self._carrier.create(OVER, {"node": at, "host": self._me.host, "by": self._me.id, **record})
 
     def leave(self) -> None:
-        """Nobody needs to wait for us any more."""
+        """Leave the records: nobody needs to wait for us any more."""
         self._state = "left"
         self._put()
 
@@ -334,7 +334,7 @@ class Member:
         if len(joiners) < terms.least:
             self._last_call_since = None
             return False
-        if len(joiners) >= terms.most or again:  # who comes later makes the next round larger
+        if len(joiners) >= terms.most or again:  # latecomers make the next round larger
             return True
         if self._last_call_since is None:
             self._last_call_since = now
@@ -392,7 +392,7 @@ class Member:
         return record.get("state") == "finished" and record.get("round") == number
 
     def _look_for_more(self, table: RoundTable, now: float) -> None:
-        """The first live member makes room for those who came late."""
+        """Have the first live member make room for latecomers."""
         if not self._ready or not self._terms.grow or len(table.members) >= self._terms.most:
             return
         if next(m.id for m in table.members if not self._vanished(m.id, now)) != self._me.id:

@@ -1,4 +1,4 @@
-"""From `Nodes` (the options) to terms and a carrier.
+"""Makes terms and a carrier from `Nodes` (the options).
 
 Raises:
     UsageError: Before anything was started.
@@ -83,7 +83,7 @@ class Rendezvous:
 
 
 def check(nodes: Nodes, max_restarts: int) -> MemberTerms:
-    """What the options of one of several nodes ask for; looks at nothing but them.
+    """Check the options of one of several nodes, and nothing else.
 
     Raises:
         UsageError
@@ -100,7 +100,7 @@ def check(nodes: Nodes, max_restarts: int) -> MemberTerms:
 
 
 def arrange(nodes: Nodes, run_id: str | None, nproc: int, max_restarts: int) -> Rendezvous | None:
-    """How to meet the other nodes; None when there are none.
+    """The arrangement to meet the other nodes; None when there are none.
 
     Raises:
         UsageError

@@ -22,7 +22,7 @@ class Node:
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Where one node stands. `restarts` are counted for the whole world."""
+    """The state of one node. `restarts` are counted for the whole world."""
 
     round: int
     node: int
@@ -80,7 +80,7 @@ class RoundTable:
 
 
 def weight(code: int | None, signature: str) -> int:
-    """How likely a worker's death only follows from another one's: 0 hardly, 2 rather.
+    """The likelihood that a worker's death only follows from another one's: 0 hardly, 2 rather.
 
     A rank that loses its peers gets an exception from the collective, or is aborted by it. `code`: exit code, 128 + n for
     signal n; `signature`: "TYPE at FILE:LINE" of an uncaught exception.
@@ -95,14 +95,14 @@ _OF_PEERS = ("RuntimeError", "ConnectionError", "ConnectionResetError", "BrokenP
 
 
 def root_cause(reason: Record, failures: Sequence[Record]) -> Record:
-    """What really ended a round: `reason` was noticed first, `failures` are those of every node."""
+    """The reason that really ended a round: `reason` was noticed first, `failures` are those of every node."""
     if reason.get("kind") != "failed":
         return reason
     return min((reason, *failures), key=lambda failure: int(failure.get("weight", 0)))
 
 
 def sentence(reason: Mapping[str, Any]) -> str:
-    """What happened, and on which node, for people."""
+    """The event and its node, in a sentence for people."""
     where = f"node {reason.get('node')} ({reason.get('host')})"
     if reason.get("kind") == "failed":
         return f"rank {reason.get('rank')} on {where} failed: {reason.get('cause')}"
