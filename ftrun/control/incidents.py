@@ -324,7 +324,7 @@ def stop_expired(config: Config, state: State, event: events.Expired) -> Result:
     """Survivors that did not stop in time are lost."""
     if event.generation != state.generation or event.name != "stop":
         return state, ()
-    busy = [w for w in _survivors(state) if w.answered < WorkerStage.STOPPED]
+    busy = [w for w in state.survivors() if w.answered < WorkerStage.STOPPED]
     if busy:
         return lose(config, state, condemned(busy, event.t, f"did not stop in {config.stop_timeout:g} s"))
     if state.published:
@@ -390,22 +390,13 @@ def _reached(state: State, worker: WorkerState) -> WorkerStage:
     return max(worker.answered, WorkerStage.CLEANED) if fresh else worker.answered
 
 
-def _survivors(state: State) -> list[WorkerState]:
-    return [w for w in state.ranked() if w.rank not in state.replaced]
-
-
 def _phase(state: State) -> RunPhase:
-    survivors = min((w.answered for w in _survivors(state)), default=WorkerStage.FIRST_DONE)
-    everyone = min(w.answered for w in state.ranked())
-    if survivors < WorkerStage.STOPPED:
+    if any(w.answered < WorkerStage.STOPPED for w in state.survivors()):
         return RunPhase.STOPPING
-    if survivors < WorkerStage.CLEANED:
-        return RunPhase.CLEANING
-    if everyone < WorkerStage.RESET:
-        return RunPhase.RESETTING
-    if everyone < WorkerStage.RESTORED:
-        return RunPhase.RESTORING
-    return RunPhase.RESUMING if everyone < WorkerStage.RESUMED else RunPhase.RUNNING
+    least = min(w.answered for w in state.ranked())
+    if least < WorkerStage.RESTORED:
+        return RunPhase.REPAIRING
+    return RunPhase.RESUMING if least < WorkerStage.RESUMED else RunPhase.RUNNING
 
 
 def _holding(state: State, cell: int) -> WorkerState:

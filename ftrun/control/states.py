@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ftrun.control.events import Action
-from ftrun.control.phases import RunPhase
+from ftrun.control.phases import CLEANING, RESETTING, RESTORING, RunPhase
 from ftrun.control.policy import Overrides
 from ftrun.core.errors import FtrunError
 
@@ -156,12 +156,25 @@ class State:
         """Ranks whose holder (if any) does not have the rank's state yet."""
         return tuple(r for r, cell in enumerate(self.lost) if cell is not None)
 
+    @property
+    def told(self) -> str:
+        """What people are told that the run does: its phase, and of a repair the stage of the least advanced worker."""
+        if self.phase is not RunPhase.REPAIRING:
+            return str(self.phase)
+        if any(w.answered < WorkerStage.CLEANED for w in self.survivors()):
+            return CLEANING
+        return RESETTING if any(w.answered < WorkerStage.RESET for w in self.ranked()) else RESTORING
+
     def worker(self, cell: int) -> WorkerState | None:
         return next((w for w in self.workers if w.cell == cell), None)
 
     def ranked(self) -> Iterator[WorkerState]:
         """Workers that hold a rank, by rank."""
         return iter(sorted((w for w in self.workers if w.rank is not None), key=_rank))
+
+    def survivors(self) -> list[WorkerState]:
+        """Those of them that have their rank's state."""
+        return [w for w in self.ranked() if w.rank not in self.replaced]
 
     def spares(self) -> list[WorkerState]:
         return [w for w in self.workers if w.rank is None]

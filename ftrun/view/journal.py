@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ftrun.control.phases import OVER, REPAIRING, RunPhase
+from ftrun.control.phases import INTERRUPTED, OVER, RunPhase
 from ftrun.core.journal import whole
 from ftrun.view import records
 
@@ -116,7 +116,7 @@ class Account:
         if phase == self.phase:
             return
         self.phase = phase
-        if phase in REPAIRING:
+        if phase in INTERRUPTED:
             self._open()
         elif phase in OVER:
             self.since = None

@@ -26,9 +26,7 @@ IN_PHASE: dict[RunPhase, Callable[[], Driver]] = {
     RunPhase.STARTING: lambda: Driver().begin(),
     RunPhase.RUNNING: lambda: Driver().up(),
     RunPhase.STOPPING: lambda: in_incident(0),
-    RunPhase.CLEANING: lambda: in_incident(1),
-    RunPhase.RESETTING: lambda: in_incident(2),
-    RunPhase.RESTORING: lambda: in_incident(4),
+    RunPhase.REPAIRING: lambda: in_incident(2),
     RunPhase.RESUMING: lambda: in_incident(5),
     RunPhase.RESTARTING: in_restart,
     RunPhase.ENDING: lambda: _ending(1),
@@ -174,17 +172,17 @@ def test_a_whole_incident() -> None:
     seen = []
     for stage in STAGES:
         run.answer(stage, (0,))
-        before = run.state.phase
+        before = run.state.told
         actions = run.answer(stage, (2,)) if stage in ("stopped", "cleaned") else run.answer(stage, (2, 1))
-        seen.append((before, run.state.phase, kinds(actions)))
+        seen.append((before, run.state.told, run.state.phase, kinds(actions)))
     assert seen == [
-        (RunPhase.STOPPING, RunPhase.CLEANING, []),
-        (RunPhase.CLEANING, RunPhase.RESETTING, []),
-        (RunPhase.RESETTING, RunPhase.RESETTING, []),
-        (RunPhase.RESETTING, RunPhase.RESTORING, []),
-        (RunPhase.RESTORING, RunPhase.RESUMING, ["OpenGate"]),
-        (RunPhase.RESUMING, RunPhase.RUNNING, ["Spawn"]),
-        (RunPhase.RUNNING, RunPhase.RUNNING, ["Say"]),
+        ("STOPPING", "CLEANING", RunPhase.REPAIRING, []),
+        ("CLEANING", "RESETTING", RunPhase.REPAIRING, []),
+        ("RESETTING", "RESETTING", RunPhase.REPAIRING, []),
+        ("RESETTING", "RESTORING", RunPhase.REPAIRING, []),
+        ("RESTORING", "RESUMING", RunPhase.RESUMING, ["OpenGate"]),
+        ("RESUMING", "RUNNING", RunPhase.RUNNING, ["Spawn"]),
+        ("RUNNING", "RUNNING", RunPhase.RUNNING, ["Say"]),
     ]
     assert run.orders[-2:] == [ev.Spawn(4, None), ev.Say("recovered", detail="2")]
 
@@ -195,7 +193,7 @@ def test_stages_may_jump_and_come_before_the_decision() -> None:
     run.answer("cleaned", (0,))
     assert run.at(RunPhase.STOPPING)
     run.close()
-    assert run.at(RunPhase.RESETTING)
+    assert run.state.told == "RESETTING"
     run.answer("first_done", (1,))
     actions = run.answer("first_done", (0,))
     assert kinds(actions) == ["OpenGate", "Spawn", "Say"]
@@ -260,7 +258,7 @@ def test_a_survivor_after_its_loop_owes_no_answers() -> None:
     run.send(ev.LoopDone(0.0, 0))
     run.kill(1)
     run.close()
-    assert run.at(RunPhase.RESETTING)
+    assert run.state.told == "RESETTING"
     assert ev.OpenGate(2) in run.answer("restored", (1,))
     assert run.expire("stop") == ()
 

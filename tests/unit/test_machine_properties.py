@@ -287,4 +287,4 @@ def test_long_stories_of_faults_end() -> None:
     ):
         assert seen[what] > 1, what
     assert seen[f"Raised in {RunPhase.RESUMING}"] > 0
-    assert seen[f"Unconnected in {RunPhase.RESETTING}"] > 1 and seen[f"Stalled in {RunPhase.RESETTING}"] > 1
+    assert seen[f"Unconnected in {RunPhase.REPAIRING}"] > 1 and seen[f"Stalled in {RunPhase.REPAIRING}"] > 1

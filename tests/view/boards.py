@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ftrun.control.events import Action, Event, Message
-from ftrun.control.phases import RunPhase
 from ftrun.core import paths
 from ftrun.core.shared import gate, steps
 from ftrun.core.shared.board import Board, Cell, F, Head
@@ -101,7 +100,7 @@ def follow(board: Board, journal: str) -> Iterator[dict[str, Any]]:
         elif "actions" in line:
             assert isinstance(event, Event)
             actions = [Message.from_json(action) for action in line["actions"]]
-            head.saw(event, tuple(a for a in actions if isinstance(a, Action)), RunPhase(line["phase"]), line["t"])
+            head.saw(event, tuple(a for a in actions if isinstance(a, Action)), line["phase"], line["t"])
             yield json.loads(board.run_text())
 
 

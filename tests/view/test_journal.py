@@ -15,7 +15,7 @@ import pytest
 
 from ftrun.control.events import Begin, Died, Publish, Say
 from ftrun.control.hangs import Standstill
-from ftrun.control.phases import REPAIRING, RunPhase
+from ftrun.control.phases import INTERRUPTED, RunPhase
 from ftrun.core.journal import Tail, lines
 from ftrun.core.shared.board import RUN_BYTES, Board
 from ftrun.host.account.incident import Incident, Victim
@@ -74,7 +74,7 @@ def test_the_board_at_every_moment(tmp_path: Path) -> None:
     stages: dict[int, list[str]] = {}
     for head in boards.follow(Board.create(tmp_path / "board", 8), b"\n".join(recorded()).decode()):
         incident = head["incident"]
-        assert (incident is not None) >= (head["phase"] in REPAIRING)
+        assert (incident is not None) >= (head["phase"] in INTERRUPTED)
         if incident is not None and incident["victims"]:
             stages[incident["victims"][0]["rank"]] = [phase for phase, _ in incident["stages"]]
     assert head == {"phase": "RUNNING", "incident": None, "stall": None}

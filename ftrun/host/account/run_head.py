@@ -12,7 +12,7 @@ from typing import Any
 
 from ftrun.control.events import Action, Died, Event, Publish, Raised, Say
 from ftrun.control.hangs import Standstill
-from ftrun.control.phases import OVER, REPAIRING, RunPhase
+from ftrun.control.phases import INTERRUPTED, OVER, RunPhase
 from ftrun.core.shared.board import RUN_BYTES, Board
 
 _SHOWN = 8  # ranks that are named
@@ -54,13 +54,13 @@ class RunHead:
         self._global_rank = global_rank
         self._note = note
         self._stall: Stall | None = None
-        self._phase = RunPhase.NEW
+        self._phase: str = RunPhase.NEW
         self._holders: tuple[int, ...] = ()
         self._incident: OpenIncident | None = None
         self._shown = b""
 
-    def saw(self, event: Event, actions: tuple[Action, ...], phase: RunPhase, now: float) -> None:
-        """The machine was told `event` at `now`, ordered `actions` and is in `phase`."""
+    def saw(self, event: Event, actions: tuple[Action, ...], phase: str, now: float) -> None:
+        """The machine was told `event` at `now`, ordered `actions` and is in `phase`, as people are told (`State.told`)."""
         if isinstance(event, (Died, Raised)) and event.worker in self._holders and self._phase not in OVER:
             self._victim(event, now)
         for action in actions:
@@ -71,9 +71,9 @@ class RunHead:
                 incident.said, incident.restart = action.detail, action.what in _RESTARTS
             elif isinstance(action, Say) and action.what == "recovered":
                 self._incident = None
-        if phase is not self._phase:
+        if phase != self._phase:
             self._phase = phase
-            if phase in REPAIRING:
+            if phase in INTERRUPTED:
                 self._open(now).stages.append((str(phase), now))
             elif phase in OVER or (self._incident and self._incident.restart):
                 self._incident = None
@@ -86,7 +86,7 @@ class RunHead:
         old = self._stall
         if found is None and old is None:
             return
-        if found is None or self._phase is not RunPhase.RUNNING:
+        if found is None or self._phase != RunPhase.RUNNING:
             self._moves(now)
         else:
             until = None if found.left is None else round(now + found.left, 1)

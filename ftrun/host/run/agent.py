@@ -174,12 +174,12 @@ class Agent:
             for action in actions:
                 self._do(action)
             self._devices.waited_for(self._state.waiting)
-            self._journal.event(event, actions, str(self._state.phase), self._state.generation)
+            self._journal.event(event, actions, self._state.told, self._state.generation)
             world = tuple(map(self._of_the_world, actions))
             self._later.append(lambda e=event, a=world: self._failures.saw(e, a))  # type: ignore[misc]
-            phase, woke, now = self._state.phase, self._loop.woke, time.monotonic()
+            phase, told, woke, now = self._state.phase, self._state.told, self._loop.woke, time.monotonic()
             self._later.append(lambda s=(event, world, phase, woke): self._narrator.saw(*s))  # type: ignore[misc]
-            self._later.append(lambda s=(event, actions, phase, now): self._head.saw(*s))  # type: ignore[misc]
+            self._later.append(lambda s=(event, actions, told, now): self._head.saw(*s))  # type: ignore[misc]
         later, self._later = self._later, []
         for call in later:
             call()
