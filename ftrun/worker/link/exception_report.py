@@ -76,7 +76,7 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
                 "traceback": text,
                 "where": where,
                 "signature": f"{name} at {where}",
-                "fault": symptoms.of_exception(error).value,
+                "fault": symptoms.of_exception(error).fault.value,
                 "evidence": symptoms.exception_evidence(name, message, where),
                 "kind": kind,
                 "outside": context.position.outside,
