@@ -33,7 +33,7 @@ from tests.mutation.mutants import FOLDER, ROOT, Mutant, modules, mutants
 SURVIVORS = ROOT / "tests" / "mutation" / "survivors.md"
 TESTS = [
     *(str(path) for path in sorted((ROOT / "tests" / "unit").glob("test_machine*.py")) if "properties" not in path.name),
-    *(f"{ROOT}/tests/unit/test_{name}.py" for name in ("blame", "hangs", "policy", "replay", "stalls", "stragglers", "symptoms")),
+    *(f"{ROOT}/tests/unit/test_{name}.py" for name in ("blame", "hangs", "limits", "policy", "replay", "stalls", "stragglers", "symptoms")),
 ]
 OPTIONS = ["-q", "-x", "--capture=sys", "-o", "timeout=0", "-m", "not slow"]
 OPTIONS += ["-p", "no:cacheprovider", "-p", "no:warnings", "-p", "no:xdist"]
@@ -160,9 +160,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--module", choices=[name.removeprefix("ftrun.control.") for name in modules()])
     parser.add_argument("--every", type=int, default=1, help="only each N-th mutant")
+    parser.add_argument("--functions", action="store_true", help="leave out what runs when a module is imported, which takes the longest")
     arguments = parser.parse_args()
     wanted = [one for name in modules() if arguments.module in (None, name.removeprefix("ftrun.control.")) for one in mutants(name)]
-    wanted = wanted[:: arguments.every]
+    wanted = [one for one in wanted if one.function or not arguments.functions][:: arguments.every]
     since = time.monotonic()
     survivors = [one for one in wanted if not one.function and _survives(functools.partial(_imported_wrong, one))]
     forks = Forks([one for one in wanted if one.function])

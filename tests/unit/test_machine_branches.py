@@ -6,7 +6,7 @@ import pytest
 
 from ftrun.control import budgets, incidents
 from ftrun.control import events as ev
-from ftrun.control.machine import RunPhase
+from ftrun.control.machine import IllegalEvent, RunPhase
 from ftrun.control.policy import Overrides
 from tests.unit.driver import Driver, in_incident, kinds, only, says
 
@@ -186,3 +186,314 @@ def test_what_ends_the_run_is_told_by_its_signature_else_its_cause() -> None:
                 run.recover()
         assert only(actions, ev.End).reason == f"rank 0: {what}, twice"
         assert [a.detail for a in actions if isinstance(a, ev.Say)] == [what, what]
+
+
+# ---- what a policy, a place or a word may change ---------------------------------------------------------------------
+
+
+def told(actions: tuple[ev.Action, ...]) -> list[tuple[str, int | None, int | None, str]]:
+    return [(a.what, a.worker, a.rank, a.detail) for a in actions if isinstance(a, ev.Say)]
+
+
+def test_what_a_person_reads_of_an_end_that_the_policy_wants() -> None:
+    run = Driver(policy=Overrides((("exception", "stop"), ("frozen", "quarantine")))).up()
+    assert says(run.kill(0, fault="frozen")) == ["died"], "without devices there is none to give up"
+    run.recover()
+    actions = run.kill(run.holder(0), signature="E at a.py:1", cause="exit 1", fault="exception")
+    assert told(actions)[1] == ("stopped_by_policy", 2, 0, "rank 0: E at a.py:1")
+
+
+def test_a_death_gives_up_no_device() -> None:
+    assert says(three().kill(1)) == ["died"]
+
+
+def test_what_a_person_reads_of_an_exception_after_the_update() -> None:
+    actions = Driver(2, 0).up().kill(0, signature="E at a.py:1", fault="exception", outside="after the update")
+    assert told(actions)[1] == ("failed", 0, 0, "E at a.py:1, after the update")
+
+
+def test_a_death_in_the_first_step_is_repaired_in_it() -> None:
+    run = Driver().up()
+    run.kill(1)
+    assert only(run.close(-1), ev.Publish).resume == 0
+
+
+def test_everybody_goes_back_to_a_snapshot_of_step_0_once() -> None:
+    run = in_incident(2)
+    cell, generation = run.holder(1), run.state.generation
+    actions = run.send(ev.Unrestorable(0.0, cell, generation, "no replica", 0))
+    assert says(actions) == ["rolling_back"] and run.state.rollback == 0
+    publish = only(run.close(7), ev.Publish)
+    assert (publish.resume, publish.rollback) == (0, True)
+    assert run.send(ev.Unrestorable(0.0, cell, generation, "no replica", 0)) == (), "of the world before"
+    assert says(run.send(ev.Unrestorable(0.0, cell, run.state.generation, "no replica", 0))) == ["unrestorable"]
+
+
+def test_nobody_is_waited_for_where_nothing_is_owed() -> None:
+    run = Driver().up()
+    assert incidents.awaited(run.state) == []
+    run.kill(1)
+    assert incidents.awaited(run.state) == [], "the gate's answer comes first"
+    run.recover()
+    assert incidents.awaited(run.state) == []
+
+
+def test_a_recovery_is_told_once() -> None:
+    run = Driver().up()
+    run.kill(1)
+    run.recover()
+    assert run.send(ev.LoopDone(0.0, run.holder(0))) == ()
+
+
+def tail(**options: object) -> Driver:
+    """Two ranks past their loop, of which rank 1 died there."""
+    run = Driver(**options).up()
+    for rank in range(2):
+        run.send(ev.LoopDone(0.0, run.holder(rank)))
+    run.kill(1, loop_done=True)
+    return run
+
+
+def test_a_doubt_in_a_repair_after_the_loop_ends_the_run_at_once() -> None:
+    assert says(tail(inexact_stops=True).send(ev.Doubted(0.0, 0, "1 not kept"))) == ["inexact"]
+
+
+def test_a_rank_that_has_finished_does_not_turn_a_death_after_the_loop_into_a_stop() -> None:
+    run = Driver().up()
+    run.send(ev.Finished(0.0, 0))
+    run.send(ev.LoopDone(0.0, 1))
+    assert only(run.kill(1, loop_done=True), ev.Publish).tail
+
+
+def test_a_death_after_the_loop_in_an_incident_begins_it_again() -> None:
+    run = Driver().up()
+    run.send(ev.LoopDone(0.0, 1))
+    run.kill(0)
+    assert kinds(run.kill(1, loop_done=True))[-2:] == ["CloseGate", "Deadline"]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_two_deaths_of_which_one_is_after_the_loop(finished: bool) -> None:
+    run = Driver(3, devices=(A, B, C, "GPU-dddd", "GPU-eeee"), max_restarts=1).up()
+    run.send(ev.LoopDone(0.0, 0))
+    run.send(ev.Finished(0.0, 2) if finished else ev.LoopDone(0.0, 2))
+    actions = run.send(ev.DeviceFault(0.0, "xid", (A,), (0,), (B,), 95))
+    assert ("restarting" in says(actions)) == finished and ("CloseGate" in kinds(actions)) != finished
+
+
+def test_a_process_that_begins_to_die_and_never_ends_is_lost_with_those_that_do_not_stop() -> None:
+    run = Driver(3, 0).up()
+    run.send(ev.Dying(0.0, 0))
+    actions = run.expire("stop")
+    assert [a.worker for a in actions if isinstance(a, ev.Fence)] == [0, 1, 2]
+    assert only(actions, ev.CloseGate).generation == 3
+
+
+def test_a_body_that_raises_while_the_others_resume_begins_the_incident_again() -> None:
+    run = in_incident(6)
+    run.answer("resumed", (0,))
+    assert run.state.worker(0) is not None and run.state.workers[0].generation == 2
+    assert kinds(run.send(ev.Raised(0.0, 0, 5, "ValueError", 2))) == ["Say", "CloseGate", "Deadline"]
+    assert run.send(ev.Raised(0.0, 0, 5, "ValueError", 2)) == (), "told twice"
+
+
+def test_a_rank_alone_has_no_links_to_suspect() -> None:
+    run = Driver(1, 1).up()
+    run.kill(0)
+    run.close()
+    run.answer("ready")
+    assert told(run.stall()) == [("died", 1, 0, "held the repair up: no progress for 30 s at train.py:7")]
+
+
+def test_of_survivors_and_a_replacement_that_make_no_progress_the_replacement_goes() -> None:
+    run = in_incident(2)
+    new = run.holder(1)
+    assert only(run.stall(), ev.Fence).worker == new
+
+
+def test_all_that_want_to_meet_are_told_by_the_first() -> None:
+    run = in_incident(2)
+    run.answer("ready")
+    assert told(run.stall())[0] == ("unconnected", 0, 0, "held the repair up: no progress for 30 s at train.py:7")
+
+
+def test_what_is_said_of_one_that_must_not_live() -> None:
+    worker = Driver().up().state.workers[0]
+    assert [d.evidence for d in incidents.condemned([worker], 0.0, "did not stop")] == ["it did not stop"]
+    assert [d.evidence for d in incidents.condemned([worker], 0.0, "did not stop", evidence="seen")] == ["seen"]
+
+
+def test_a_world_of_which_one_has_finished_is_not_stopped_when_the_others_wait() -> None:
+    run = Driver(3, 0).up()
+    run.send(ev.Finished(0.0, 0))
+    assert run.send(ev.Stuck(0.0, 5, 1, "allreduce")) == ()
+
+
+# ---- beginnings and ends of processes --------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_still_to_be_started_is_no_worker() -> None:
+    run = Driver(2, 0).up()
+    with pytest.raises(IllegalEvent):
+        run.send(ev.Started(0.0, 2))
+
+
+@pytest.mark.parametrize("who", ["spare", "past its loop", "twice", "unprotected", "beside one that finished"])
+def test_a_beginning_death_that_stops_nobody(who: str) -> None:
+    run = Driver(3, 1).up(protect=who != "unprotected")
+    if who == "past its loop":
+        run.send(ev.LoopDone(0.0, 0))
+    elif who == "twice":
+        run.send(ev.Dying(0.0, 0))
+    elif who == "beside one that finished":
+        run.send(ev.Finished(0.0, 1))
+    before = run.state
+    assert run.send(ev.Dying(0.0, 3 if who == "spare" else 0)) == () and run.state == before
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_script_that_ends_before_its_start_was_seen_has_started(first: int) -> None:
+    run = Driver(2, 0).begin()
+    for cell in (first, 1 - first):
+        run.send(ev.Finished(0.0, cell) if cell else ev.Started(0.0, cell))
+    assert run.at(RunPhase.RUNNING)
+
+
+def test_a_run_of_which_one_rank_is_not_protected_is_not_repaired_in_place() -> None:
+    run = Driver(2, 0).up(protect=False)
+    run.send(ev.Protected(0.0, 0))
+    assert not run.state.armed and says(run.kill(0)) == ["died", "failed"]
+
+
+def test_a_start_deadline_of_another_world_or_another_name_changes_nothing() -> None:
+    run = Driver(2, 0).begin()
+    for actions in (run.expire("stop"), run.expire("start", 0)):
+        assert actions == () and run.at(RunPhase.STARTING)
+
+
+# ---- restarts --------------------------------------------------------------------------------------------------------
+
+
+def again(run: Driver) -> None:
+    """The old world ends, the store answers, the pause is over."""
+    run.leave()
+    run.send(ev.ServiceReady(run.t, "store"))
+    if run.at(RunPhase.RESTARTING):
+        run.expire("backoff")
+    assert run.at(RunPhase.STARTING)
+    run.raise_world(protect=False)
+
+
+def test_as_many_restarts_as_were_asked_for() -> None:
+    run = Driver(2, 0, max_restarts=2).up(protect=False)
+    for wanted in ("restarting", "restarting", "failed"):
+        assert says(run.kill(run.holder(0))) == ["died", wanted]
+        if wanted == "restarting":
+            again(run)
+
+
+def test_pauses_grow_to_half_a_minute_and_begin_anew_after_an_attempt_that_came_to_something() -> None:
+    run = Driver(2, 0, max_restarts=99)
+    run.t = 1000.0  # a clock begins anywhere
+    run.up(protect=False)
+    pauses = []
+    for attempt in range(13):
+        if attempt == 10:
+            run.t += 60.0
+        pauses.append(sum(a.seconds for a in run.kill(run.holder(0)) if isinstance(a, ev.Deadline) and a.name == "backoff"))
+        again(run)
+    assert pauses == [0, 0.5, 1, 2, 4, 8, 16, 30, 30, 30, 0, 0, 0.5]
+
+
+def test_nothing_of_the_attempt_before_is_left() -> None:
+    run = Driver(max_restarts=1).up()
+    run.send(ev.Stepped(0.0, 0))
+    run.send(ev.Doubted(0.0, 0, "1 not kept"))
+    run.kill(1)
+    run.recover()
+    run.kill(run.holder(0), fault="exception", signature="E", outside="after the update")
+    state = run.state
+    left = (state.stepped, state.published, state.opened, state.recovering, state.repaired, state.doubted, state.store_ready)
+    assert run.at(RunPhase.RESTARTING) and not any(left)
+
+
+def test_a_store_that_dies_after_its_answer_is_waited_for_again() -> None:
+    run = Driver(max_restarts=1).up(protect=False)
+    run.kill(0)
+    run.send(ev.ServiceReady(0.0, "store"))
+    run.send(ev.ServiceDied(0.0, "store"))
+    run.leave()
+    assert run.at(RunPhase.RESTARTING)
+    run.send(ev.ServiceReady(0.0, "store"))
+    assert run.at(RunPhase.STARTING)
+
+
+def test_a_start_that_the_store_spoiled_late_is_not_put_down_to_it() -> None:
+    for seconds, wanted in ((59.9, "restarting"), (60.0, "failed")):
+        run = Driver()
+        run.t = 1000.0
+        run.begin()
+        run.raise_world(protect=False)
+        run.send(ev.ServiceDied(run.t, "store"))
+        run.send(ev.ServiceReady(run.t, "store"))
+        run.t += seconds
+        assert says(run.kill(0, code=1, cause="exit 1")) == ["died", wanted]
+
+
+# ---- more of devices -------------------------------------------------------------------------------------------------
+
+
+def test_a_new_holder_on_a_bad_device_goes_and_one_on_a_good_device_stays() -> None:
+    run = Driver(devices=(A, B, C, "GPU-dddd")).up()
+    run.kill(1)
+    run.close()
+    assert says(run.send(ev.DeviceFault(0.0, "ecc", (C,)))) == ["device_quarantined"]
+    assert says(run.send(ev.DeviceFault(0.0, "ecc", (B,)))) == ["device_quarantined", "died"]
+
+
+def test_a_rank_that_starts_on_a_bad_device_goes() -> None:
+    run = Driver(devices=(A, B, C), max_restarts=1).begin()
+    assert says(run.send(ev.DeviceFault(0.0, "ecc", (B,)))) == ["device_quarantined", "died", "restarting"]
+
+
+def test_a_fault_of_two_devices_of_which_one_is_in_quarantine_is_news() -> None:
+    run = three()
+    run.send(ev.DeviceOut(0.0, C, "Xid 48"))
+    assert says(run.send(ev.DeviceFault(0.0, "ecc", (B, C)))) == ["device_quarantined"]
+
+
+@pytest.mark.parametrize("step", [None, 5])
+def test_a_fault_that_is_the_devices_may_come_twice_in_a_step(step: int | None) -> None:
+    run = three(policy=Overrides((("ecc", "replace"),)))
+    for _ in range(2):
+        assert says(run.fault(1, 0, "ecc", step=step)) == ["died"]
+        run.recover()
+
+
+def test_an_application_fault_is_not_charged_to_the_device() -> None:
+    run = three(device_faults=0)
+    assert says(run.fault(1, 13)) == ["died"] and run.state.device_faults == ()
+
+
+@pytest.mark.parametrize(("passed", "wanted"), [(100.0, "device_quarantined"), (100.1, "device_suspect")])
+def test_suspicion_counts_to_the_end_of_its_window(passed: float, wanted: str) -> None:
+    run = three(replacement_window=100.0)
+    run.t = 5.0
+    run.fault(1, 999)
+    run.t += passed
+    assert wanted in says(run.fault(1, 999))
+
+
+def test_how_devices_are_called() -> None:
+    run = Driver(1, devices=("MIG-aaaa-bbbb-cccc", "MIG-dddd")).up()
+    assert told(run.fault(0, 48))[0][3].endswith(" on MIG device 0 (MIG-aaaa-bbb)")
+
+
+def test_what_is_seen_of_fewer_devices_than_ranks() -> None:
+    run = Driver(3, 0, devices=(A, B)).up()
+    assert only(tuple(run.orders), ev.Publish).devices == ()
+
+
+def test_which_devices_are_missing() -> None:
+    run = Driver(devices=(A, B), quarantined=(A,)).begin()
+    assert told(tuple(run.orders)) == [("devices_exhausted", None, None, "GPU 0 (GPU-aaaa)")]
