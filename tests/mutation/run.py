@@ -67,7 +67,7 @@ class Forks:
             path = str(FOLDER.parents[1] / (mutant.module.replace(".", "/") + ".py"))
             items = {i.nodeid: i for line in range(mutant.line, mutant.end + 1) for i in touched.get((path, line), ())}
             ordered = sorted(items.values(), key=lambda item: spent[item.nodeid])
-            if _survives(functools.partial(_tests_pass, mutant, ordered)):
+            if _survives(mutant, functools.partial(_tests_pass, mutant, ordered)):
                 self.survivors.append(mutant)
         return True
 
@@ -139,8 +139,8 @@ def _imported_wrong(mutant: Mutant) -> bool:
     return pytest.main([*OPTIONS, *TESTS]) == 0
 
 
-def _survives(passes: Callable[[], bool]) -> bool:
-    """Do all tests pass, in a process of its own?"""
+def _survives(mutant: Mutant, passes: Callable[[], bool]) -> bool:
+    """Do all tests pass, in a process of its own? A survivor is told at once."""
     pid = os.fork()
     if pid == 0:
         with open(os.devnull, "w") as nowhere:
@@ -153,7 +153,10 @@ def _survives(passes: Callable[[], bool]) -> bool:
             code = 0 if passes() else 1
         finally:
             os._exit(code)
-    return os.waitpid(pid, 0)[1] == 0
+    survives = os.waitpid(pid, 0)[1] == 0
+    if survives:
+        print(mutant.name, file=sys.__stdout__, flush=True)
+    return survives
 
 
 def main() -> int:
@@ -165,7 +168,7 @@ def main() -> int:
     wanted = [one for name in modules() if arguments.module in (None, name.removeprefix("ftrun.control.")) for one in mutants(name)]
     wanted = [one for one in wanted if one.function or not arguments.functions][:: arguments.every]
     since = time.monotonic()
-    survivors = [one for one in wanted if not one.function and _survives(functools.partial(_imported_wrong, one))]
+    survivors = [one for one in wanted if not one.function and _survives(one, functools.partial(_imported_wrong, one))]
     forks = Forks([one for one in wanted if one.function])
     pytest.main([*OPTIONS, *TESTS], plugins=[forks])
     survivors += forks.survivors
