@@ -148,7 +148,7 @@ def dying(config: Config, state: State, event: ev.Dying) -> Result:
     if not state.armed or any(w.finished for w in state.workers):
         return state, ()  # not repaired in place
     state = state.put(replace(worker, dying=True))
-    if state.phase is RunPhase.STOPPING and not state.published:
+    if state.phase is RunPhase.STOPPING:
         return state, ()
     return incidents.stop(config, state)
 
@@ -192,7 +192,7 @@ def service_died(config: Config, state: State, event: ev.ServiceDied) -> Result:
     if event.service == "store" and config.shared and state.phase in _STABLE:
         return restarts.store_gone(config, state, event.t)
     if event.service == "store":
-        met = state.armed and not (state.phase in INCIDENT and state.published)
+        met = state.armed and state.phase is not RunPhase.REPAIRING
         state = replace(state, store_ready=False, store_lost=state.store_lost or not met)
     return state, (Say("service_died", detail=event.service), StartService(event.service))
 
@@ -272,8 +272,8 @@ _ROWS: tuple[tuple[Iterable[RunPhase], type[Event], Handler], ...] = (
     (_STABLE, ev.Raised, incidents.raised),
     ((RunPhase.RESTARTING,), ev.Raised, late),
     # the course of an incident
-    (INCIDENT, ev.GateClosed, incidents.gate_closed),
-    ((RunPhase.STARTING, RunPhase.RUNNING, RunPhase.RESTARTING), ev.GateClosed, late),
+    ((RunPhase.STOPPING,), ev.GateClosed, incidents.gate_closed),
+    ((RunPhase.STARTING, RunPhase.RUNNING, RunPhase.REPAIRING, RunPhase.RESTARTING), ev.GateClosed, late),
     ((RunPhase.RUNNING, *INCIDENT), ev.Stage, incidents.staged),
     ((RunPhase.STARTING, RunPhase.RESTARTING), ev.Stage, late),
     ((RunPhase.RUNNING, *INCIDENT), ev.Unrestorable, incidents.unrestorable),

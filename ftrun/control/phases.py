@@ -13,7 +13,6 @@ class RunPhase(str, enum.Enum):
     RUNNING = "RUNNING"
     STOPPING = "STOPPING"
     REPAIRING = "REPAIRING"
-    RESUMING = "RESUMING"
     RESTARTING = "RESTARTING"
     ENDING = "ENDING"
     ENDED = "ENDED"
@@ -22,10 +21,10 @@ class RunPhase(str, enum.Enum):
         return self.value
 
 
-INCIDENT = (RunPhase.STOPPING, RunPhase.REPAIRING, RunPhase.RESUMING)
+INCIDENT = (RunPhase.STOPPING, RunPhase.REPAIRING)
 LIVE = (RunPhase.STARTING, RunPhase.RUNNING, *INCIDENT, RunPhase.RESTARTING)
 OVER = (RunPhase.ENDING, RunPhase.ENDED)
 
 # What people are told in place of REPAIRING: the stage of the least advanced worker. No decision reads it.
-CLEANING, RESETTING, RESTORING = REPAIR_STAGES = ("CLEANING", "RESETTING", "RESTORING")
-INTERRUPTED = (RunPhase.STOPPING, *REPAIR_STAGES, RunPhase.RESUMING, RunPhase.RESTARTING)
+CLEANING, RESETTING, RESTORING, RESUMING = REPAIR_STAGES = ("CLEANING", "RESETTING", "RESTORING", "RESUMING")
+INTERRUPTED = (RunPhase.STOPPING, *REPAIR_STAGES, RunPhase.RESTARTING)

@@ -290,11 +290,27 @@ def test_a_process_that_begins_to_die_and_never_ends_is_lost_with_those_that_do_
 
 
 def test_a_body_that_raises_while_the_others_resume_begins_the_incident_again() -> None:
-    run = in_incident(6)
+    run = in_incident(5)
     run.answer("resumed", (0,))
-    assert run.state.worker(0) is not None and run.state.workers[0].generation == 2
+    assert run.at(RunPhase.REPAIRING) and [w.generation for w in run.state.ranked()] == [2, 1]
     assert kinds(run.send(ev.Raised(0.0, 0, 5, "ValueError", 2))) == ["Say", "CloseGate", "Deadline"]
     assert run.send(ev.Raised(0.0, 0, 5, "ValueError", 2)) == (), "told twice"
+
+
+def test_whoever_left_its_loop_before_a_repair_is_of_its_generation_too() -> None:
+    run = Driver(3, 1).up()
+    run.send(ev.LoopDone(0.0, 0))
+    run.kill(1)
+    run.close()
+    for stage in ("stopped", "cleaned", "reset", "restored", "resumed"):
+        run.answer(stage, (1, 2))
+    assert run.at(RunPhase.RUNNING) and [w.generation for w in run.state.ranked()] == [2, 2, 2]
+
+
+def test_what_a_person_reads_of_an_error_of_ours() -> None:
+    actions = Driver().up().kill(0, signature="UsageError at a.py:1", final=2)
+    assert told(actions)[1] == ("failed", 0, 0, "UsageError at a.py:1")
+    assert only(actions, ev.End) == ev.End(2, "rank 0: UsageError at a.py:1")
 
 
 def test_a_rank_alone_has_no_links_to_suspect() -> None:
@@ -413,7 +429,7 @@ def test_nothing_of_the_attempt_before_is_left() -> None:
     run.recover()
     run.kill(run.holder(0), fault="exception", signature="E", outside="after the update")
     state = run.state
-    left = (state.stepped, state.published, state.opened, state.recovering, state.repaired, state.doubted, state.store_ready)
+    left = (state.stepped, state.opened, state.recovering, state.repaired, state.doubted, state.store_ready)
     assert run.at(RunPhase.RESTARTING) and not any(left)
 
 

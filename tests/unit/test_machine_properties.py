@@ -286,5 +286,5 @@ def test_long_stories_of_faults_end() -> None:
         "code 75",
     ):
         assert seen[what] > 1, what
-    assert seen[f"Raised in {RunPhase.RESUMING}"] > 0
+    assert seen[f"Raised in {RunPhase.REPAIRING}"] > 0
     assert seen[f"Unconnected in {RunPhase.REPAIRING}"] > 1 and seen[f"Stalled in {RunPhase.REPAIRING}"] > 1
