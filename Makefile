@@ -16,7 +16,7 @@ PYTEST = $(PY) -m pytest
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel wheel-test chaos soak cases matrix layouts calm bench images
-.PHONY: truth torch-tests completions docs screens follow gpu native-only clean
+.PHONY: mutation truth torch-tests completions docs screens follow gpu native-only clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -162,6 +162,10 @@ matrix: setup  ## every kind of fault in every phase (ten to twenty minutes); wr
 layouts: setup  ## a death at every place of a step, of sharded models and pipelines; writes tests/e2e/layouts.json and the docs' table
 	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_sharded.py tests/e2e/test_pipeline.py; status=$$?; \
 	$(PY) -m tests.docs.generate && exit $$status
+
+# Ten minutes on a machine with nothing else to do; a survivor is judged in tests/mutation/survivors.md, or gets a test.
+mutation: setup  ## do the tests see each small mistake in ftrun/control (MODULE=name, EVERY=n for a sample)
+	$(PY) -m tests.mutation.run --every $(or $(EVERY),1) $(if $(MODULE),--module $(MODULE))
 
 calm: setup  ## an hour of a run that is odd and healthy: nothing may be reported (MINUTES=n for another time)
 	$(PY) tests/calm.py --minutes $(or $(MINUTES),60)

@@ -5,25 +5,12 @@ No clock, no I/O, no torch here: it sorts what the launcher gathered.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ftrun.core import grace, symptoms
+
 START_UP = 10.0  # seconds within which a worker that neither has a group nor trains counts as starting up
-_REPORTED_LATE = 2.0  # seconds that a cause may be reported after what it caused (a `finally` closes groups first)
-
-# What torch, Gloo, NCCL and the store say in a rank whose peer is gone.
-_PEER_ERRORS = frozenset(
-    {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "TimeoutError"}
-    | {"ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError"}
-)
-_PEER_WORDS = re.compile(
-    r"closed by peer|reset by peer|broken pipe|connection refused|connection was (likely )?closed|socket closed"
-    r"|remote process exited|ncclRemoteError|communicator was aborted|collective operation timeout"
-    r"|timed out waiting \d+ ?ms|got 0 bytes|sendBytes failed|recvBytes failed|socket timeout|wait timeout",
-    re.IGNORECASE,
-)
-
 BEFORE_SCRIPT = "before its script"
 AT_START = "at start-up"
 LATER = ""
@@ -72,7 +59,7 @@ def judge(failures: Iterable[Failure], decisive: int | None = None) -> Verdict |
     if not ordered:
         return None
     own = [f for f in ordered if not lost_a_peer(f)]
-    bereft = [f for f in ordered if f not in own and any(o.at <= f.at + _REPORTED_LATE for o in own)]
+    bereft = [f for f in ordered if f not in own and any(o.at <= f.at + grace.REPORTED for o in own)]
     left = [f for f in ordered if f not in bereft]
     root = next((f for f in left if f.cell == decisive), left[0])
     if not own:
@@ -93,7 +80,7 @@ def caused_elsewhere(failures: Iterable[Failure]) -> Verdict:
 
 def lost_a_peer(failure: Failure) -> bool:
     """Does the exception say no more than that another process is gone?"""
-    return failure.kind in _PEER_ERRORS and bool(_PEER_WORDS.search(failure.message))
+    return symptoms.named([failure.kind], failure.message).peer
 
 
 def alike(one: Failure, other: Failure) -> bool:

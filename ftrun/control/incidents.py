@@ -50,8 +50,7 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
         return restarts.died_early(config, state, deaths[0], first.rank, tuple(orders))
     in_tail = [d.loop_done or _holding(state, d.worker).rank in state.tail for d in deaths]
     # the world was stopped when the first sign of these deaths was seen: whoever finished did so after that
-    stopped = state.phase is RunPhase.STOPPING and not state.published
-    stopped = stopped and all(_holding(state, d.worker).dying for d in deaths)
+    stopped = state.phase is RunPhase.STOPPING and all(_holding(state, d.worker).dying for d in deaths)
     if not stopped and any(w.finished for w in state.workers) and not all(in_tail):
         said = Say("cannot_recover", first.cell, first.rank, "another rank has already finished")
         state, more = restarts.restart_or_end(config, state, deaths[0].t, said)
@@ -107,7 +106,6 @@ def stop(config: Config, state: State) -> Result:
         generation=state.generation + 1,
         tail=(),
         resume=-1,
-        published=False,
         opened=False,
         recovering=True,
         repaired=True,
@@ -117,13 +115,13 @@ def stop(config: Config, state: State) -> Result:
 
 
 def meeting(state: State) -> bool:
-    """In an incident, have some ranks of the published world not met yet?"""
-    return state.phase in INCIDENT and state.published and min(w.answered for w in state.ranked()) < WorkerStage.RESET
+    """Have some ranks of a repair's world not met yet?"""
+    return state.phase is RunPhase.REPAIRING and min(w.answered for w in state.ranked()) < WorkerStage.RESET
 
 
 def gate_closed(config: Config, state: State, event: events.GateClosed) -> Result:
     """The step to resume is known."""
-    if event.generation != state.generation or state.published:
+    if event.generation != state.generation:
         return state, ()
     resume = event.last + 1 if state.rollback < 0 else state.rollback
     return _meet(config, replace(state, resume=resume))
@@ -135,7 +133,7 @@ def _meet(config: Config, state: State) -> Result:
         return state, ()
     if devices.short(config, state):
         return devices.without(config, state)
-    state, publish, spawns = _refill(config, replace(state, published=True), state.resume, tail=False)
+    state, publish, spawns = _refill(config, replace(state, phase=RunPhase.REPAIRING), state.resume, tail=False)
     state, more = progress(config, state)
     return state, (publish, *spawns, *more)
 
@@ -163,8 +161,7 @@ def progress(config: Config, state: State) -> Result:
             state = replace(state, lost=with_item(state.lost, worker.rank, None))
     state = replace(state, tail=tuple(r for r in state.tail if r in state.replaced))
     orders: list[Action] = []
-    if state.phase in INCIDENT and state.published:
-        phase = _phase(state)
+    if state.phase is RunPhase.REPAIRING:
         least = min(w.answered for w in state.ranked())
         if least >= WorkerStage.RESTORED and not state.opened:
             if _may_not_go_on(config, state):
@@ -172,10 +169,9 @@ def progress(config: Config, state: State) -> Result:
                 return state, (*orders, *ending)
             state = replace(state, opened=True)
             orders.append(OpenGate(state.generation))
-        state = replace(state, phase=phase)
-        if phase is RunPhase.RUNNING:
+        if least >= WorkerStage.RESUMED:
             now = state.generation
-            state = replace(state, rollback=-1)
+            state = replace(state, phase=RunPhase.RUNNING, rollback=-1)
             state = state.each(lambda w: w if w.rank is None else replace(w, generation=now))
             state, spawns = budgets.replenish(config, state)
             orders += spawns
@@ -324,10 +320,10 @@ def stop_expired(config: Config, state: State, event: events.Expired) -> Result:
     """Survivors that did not stop in time are lost."""
     if event.generation != state.generation or event.name != "stop":
         return state, ()
-    busy = [w for w in _survivors(state) if w.answered < WorkerStage.STOPPED]
+    busy = [w for w in state.survivors() if w.answered < WorkerStage.STOPPED]
     if busy:
         return lose(config, state, condemned(busy, event.t, f"did not stop in {config.stop_timeout:g} s"))
-    if state.published:
+    if state.phase is RunPhase.REPAIRING:
         return state, ()
     # The agent still owes GateClosed: ask again, asking twice is harmless.
     return state, (CloseGate(state.generation), Deadline("stop", state.generation, config.stop_timeout))
@@ -335,7 +331,7 @@ def stop_expired(config: Config, state: State, event: events.Expired) -> Result:
 
 def awaited(state: State) -> list[WorkerState]:
     """Whom the repair waits for: the least advanced ranks (groups need everyone); after the loop, replacements on their way."""
-    if state.phase in INCIDENT and state.published:
+    if state.phase is RunPhase.REPAIRING:
         least = min(_reached(state, w) for w in state.ranked())
         return [w for w in state.ranked() if _reached(state, w) == least]
     return [w for w in state.ranked() if state.phase is RunPhase.RUNNING and w.rank in state.tail]
@@ -388,24 +384,6 @@ def _reached(state: State, worker: WorkerState) -> WorkerStage:
     """How far a worker is; a new holder has nothing to stop or to clean."""
     fresh = worker.started and worker.rank in state.replaced
     return max(worker.answered, WorkerStage.CLEANED) if fresh else worker.answered
-
-
-def _survivors(state: State) -> list[WorkerState]:
-    return [w for w in state.ranked() if w.rank not in state.replaced]
-
-
-def _phase(state: State) -> RunPhase:
-    survivors = min((w.answered for w in _survivors(state)), default=WorkerStage.FIRST_DONE)
-    everyone = min(w.answered for w in state.ranked())
-    if survivors < WorkerStage.STOPPED:
-        return RunPhase.STOPPING
-    if survivors < WorkerStage.CLEANED:
-        return RunPhase.CLEANING
-    if everyone < WorkerStage.RESET:
-        return RunPhase.RESETTING
-    if everyone < WorkerStage.RESTORED:
-        return RunPhase.RESTORING
-    return RunPhase.RESUMING if everyone < WorkerStage.RESUMED else RunPhase.RUNNING
 
 
 def _holding(state: State, cell: int) -> WorkerState:

@@ -148,7 +148,7 @@ def dying(config: Config, state: State, event: ev.Dying) -> Result:
     if not state.armed or any(w.finished for w in state.workers):
         return state, ()  # not repaired in place
     state = state.put(replace(worker, dying=True))
-    if state.phase is RunPhase.STOPPING and not state.published:
+    if state.phase is RunPhase.STOPPING:
         return state, ()
     return incidents.stop(config, state)
 
@@ -192,7 +192,7 @@ def service_died(config: Config, state: State, event: ev.ServiceDied) -> Result:
     if event.service == "store" and config.shared and state.phase in _STABLE:
         return restarts.store_gone(config, state, event.t)
     if event.service == "store":
-        met = state.armed and not (state.phase in INCIDENT and state.published)
+        met = state.armed and state.phase is not RunPhase.REPAIRING
         state = replace(state, store_ready=False, store_lost=state.store_lost or not met)
     return state, (Say("service_died", detail=event.service), StartService(event.service))
 
@@ -253,40 +253,7 @@ def _is_finished(state: State, cell: int) -> bool:
 
 # ---- the table -------------------------------------------------------------------------------------------------------
 
-_AFTER_STOP = tuple(p for p in INCIDENT if p is not RunPhase.STOPPING)
 _STABLE = (RunPhase.STARTING, RunPhase.RUNNING, *INCIDENT)
-_EVENTS: tuple[type[Event], ...] = (
-    ev.Begin,
-    ev.Started,
-    ev.Parked,
-    ev.Grouped,
-    ev.Protected,
-    ev.Stepped,
-    ev.LoopDone,
-    ev.Dying,
-    ev.Died,
-    ev.Raised,
-    ev.Unconnected,
-    ev.Finished,
-    ev.GateClosed,
-    ev.Stage,
-    ev.Unrestorable,
-    ev.Stalled,
-    ev.Stuck,
-    ev.Doubted,
-    ev.Noticed,
-    ev.Expired,
-    ev.Signalled,
-    ev.ServiceDied,
-    ev.ServiceReady,
-    ev.PeerFailed,
-    ev.WorldEnded,
-    ev.Devices,
-    ev.DeviceFault,
-    ev.Probed,
-    ev.DeviceOut,
-    ev.DeviceBack,
-)
 
 _ROWS: tuple[tuple[Iterable[RunPhase], type[Event], Handler], ...] = (
     ((RunPhase.NEW,), ev.Begin, begin),
@@ -306,7 +273,7 @@ _ROWS: tuple[tuple[Iterable[RunPhase], type[Event], Handler], ...] = (
     ((RunPhase.RESTARTING,), ev.Raised, late),
     # the course of an incident
     ((RunPhase.STOPPING,), ev.GateClosed, incidents.gate_closed),
-    ((RunPhase.STARTING, RunPhase.RUNNING, *_AFTER_STOP, RunPhase.RESTARTING), ev.GateClosed, late),
+    ((RunPhase.STARTING, RunPhase.RUNNING, RunPhase.REPAIRING, RunPhase.RESTARTING), ev.GateClosed, late),
     ((RunPhase.RUNNING, *INCIDENT), ev.Stage, incidents.staged),
     ((RunPhase.STARTING, RunPhase.RESTARTING), ev.Stage, late),
     ((RunPhase.RUNNING, *INCIDENT), ev.Unrestorable, incidents.unrestorable),
@@ -322,8 +289,8 @@ _ROWS: tuple[tuple[Iterable[RunPhase], type[Event], Handler], ...] = (
     ((RunPhase.NEW, *LIVE), ev.Noticed, incidents.noticed),
     # deadlines
     ((RunPhase.STARTING,), ev.Expired, restarts.start_expired),
-    ((RunPhase.STOPPING,), ev.Expired, incidents.stop_expired),
-    ((RunPhase.RUNNING, *_AFTER_STOP), ev.Expired, late),
+    (INCIDENT, ev.Expired, incidents.stop_expired),
+    ((RunPhase.RUNNING,), ev.Expired, late),
     ((RunPhase.RESTARTING,), ev.Expired, restarts.pause_expired),
     # our own processes
     ((RunPhase.NEW, *LIVE), ev.ServiceDied, service_died),
@@ -342,7 +309,7 @@ _ROWS: tuple[tuple[Iterable[RunPhase], type[Event], Handler], ...] = (
     ((RunPhase.NEW, *LIVE), ev.Signalled, signalled),
     ((RunPhase.ENDING,), ev.Signalled, end_at_once),
     ((RunPhase.ENDED,), ev.Signalled, late),
-    *((OVER, event, late) for event in _EVENTS if event is not ev.Signalled),
+    *((OVER, event, late) for event in Event.__subclasses__() if event is not ev.Signalled),
 )
 
 TABLE: dict[tuple[RunPhase, type[Event]], Handler] = {

@@ -12,10 +12,7 @@ class RunPhase(str, enum.Enum):
     STARTING = "STARTING"
     RUNNING = "RUNNING"
     STOPPING = "STOPPING"
-    CLEANING = "CLEANING"
-    RESETTING = "RESETTING"
-    RESTORING = "RESTORING"
-    RESUMING = "RESUMING"
+    REPAIRING = "REPAIRING"
     RESTARTING = "RESTARTING"
     ENDING = "ENDING"
     ENDED = "ENDED"
@@ -24,7 +21,10 @@ class RunPhase(str, enum.Enum):
         return self.value
 
 
-INCIDENT = (RunPhase.STOPPING, RunPhase.CLEANING, RunPhase.RESETTING, RunPhase.RESTORING, RunPhase.RESUMING)
+INCIDENT = (RunPhase.STOPPING, RunPhase.REPAIRING)
 LIVE = (RunPhase.STARTING, RunPhase.RUNNING, *INCIDENT, RunPhase.RESTARTING)
-REPAIRING = (*INCIDENT, RunPhase.RESTARTING)
 OVER = (RunPhase.ENDING, RunPhase.ENDED)
+
+# What people are told in place of REPAIRING: the stage of the least advanced worker. No decision reads it.
+CLEANING, RESETTING, RESTORING, RESUMING = REPAIR_STAGES = ("CLEANING", "RESETTING", "RESTORING", "RESUMING")
+INTERRUPTED = (RunPhase.STOPPING, *REPAIR_STAGES, RunPhase.RESTARTING)

@@ -87,7 +87,7 @@ def _step(
         refused = False
     wanted = {
         "actions": json.loads(json.dumps([a.to_json() for a in actions])),
-        "phase": state.phase.value,
+        "phase": state.told,
         "generation": state.generation,
     }
     return state, (number, raw["kind"], {**wanted, "refused": refused})

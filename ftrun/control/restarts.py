@@ -119,7 +119,6 @@ def _restart(config: Config, state: State, t: float, said: Say) -> Result:
         protected=(False,) * len(state.holder),
         stepped=False,
         tail=(),
-        published=False,
         opened=False,
         recovering=False,
         repaired=False,

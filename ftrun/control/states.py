@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ftrun.control.events import Action
-from ftrun.control.phases import RunPhase
+from ftrun.control.phases import CLEANING, RESETTING, RESTORING, RESUMING, RunPhase
 from ftrun.control.policy import Overrides
 from ftrun.core.errors import FtrunError
 
@@ -115,8 +115,7 @@ class State:
     stepped: bool = False  # some rank's optimizer took a step in this attempt
     tail: tuple[int, ...] = ()  # ranks replaced after the loop whose new holder is not there yet
     resume: int = -1  # gate number at which an incident's generation goes on, -1 = its gate is not closed yet
-    published: bool = False  # the world file of an incident's generation was ordered
-    opened: bool = False  # ... and its gate opened again
+    opened: bool = False  # the gate of an incident's generation opened again
     recovering: bool = False  # "recovered" is still to be said
     repaired: bool = False  # something was repaired in place in this attempt, or is
     doubted: bool = False  # and a worker of this attempt knows why a result with repairs may not be called exact
@@ -156,12 +155,29 @@ class State:
         """Ranks whose holder (if any) does not have the rank's state yet."""
         return tuple(r for r, cell in enumerate(self.lost) if cell is not None)
 
+    @property
+    def told(self) -> str:
+        """What people are told that the run does: its phase, and of a repair the stage of the least advanced worker."""
+        if self.phase is not RunPhase.REPAIRING:
+            return str(self.phase)
+        survivors = min((w.answered for w in self.survivors()), default=WorkerStage.CLEANED)
+        if survivors < WorkerStage.CLEANED:
+            return CLEANING if survivors >= WorkerStage.STOPPED else str(RunPhase.STOPPING)
+        least = min(w.answered for w in self.ranked())
+        if least < WorkerStage.RESET:
+            return RESETTING
+        return RESTORING if least < WorkerStage.RESTORED else RESUMING
+
     def worker(self, cell: int) -> WorkerState | None:
         return next((w for w in self.workers if w.cell == cell), None)
 
     def ranked(self) -> Iterator[WorkerState]:
         """Workers that hold a rank, by rank."""
         return iter(sorted((w for w in self.workers if w.rank is not None), key=_rank))
+
+    def survivors(self) -> list[WorkerState]:
+        """Those of them that have their rank's state."""
+        return [w for w in self.ranked() if w.rank not in self.replaced]
 
     def spares(self) -> list[WorkerState]:
         return [w for w in self.workers if w.rank is None]

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ftrun.control.phases import OVER, REPAIRING
+from ftrun.control.phases import INTERRUPTED, OVER
 from ftrun.control.phases import RunPhase as Machine
 from ftrun.core import paths
 from ftrun.core.account import Account
@@ -199,7 +199,7 @@ class RunWatcher:
             return ENDED
         if machine in (Machine.NEW, Machine.STARTING):
             return STARTING
-        if machine in REPAIRING or head["incident"] is not None:
+        if machine in INTERRUPTED or head["incident"] is not None:
             return RECOVERING
         if head["stall"] is not None:
             return STALLED
@@ -235,7 +235,7 @@ class RunWatcher:
             return None
         moved, total = fold.moved(self._board, self._used)
         return {
-            "phase": machine if machine in REPAIRING else "FIRST_STEP",
+            "phase": machine if machine in INTERRUPTED else "FIRST_STEP",
             "seconds": round(now - incident["since"], 3),
             "victims": incident["victims"],
             "said": incident["said"],

@@ -42,7 +42,7 @@ class Driver:
         self.journal.append(json.dumps({"t": self.t, "event": event.to_json()}))
         self.hits.add((self.state.phase, type(event)))
         self.state, actions = m.advance(self.config, self.state, event)
-        answer = {"actions": [a.to_json() for a in actions], "phase": self.state.phase.value}
+        answer = {"actions": [a.to_json() for a in actions], "phase": self.state.told}
         self.journal.append(json.dumps({"t": self.t, **answer, "generation": self.state.generation}))
         self.orders += actions
         return actions

@@ -394,9 +394,9 @@ class Simulation:
             backoff = waits[state.phase] in self.deadlines or not state.backoff_over
             assert self.starting or state.leaving or backoff or state.waiting
             assert not state.leaving or "leave" in self.deadlines
-        elif state.phase is RunPhase.STOPPING and not state.published and not state.waiting:
+        elif state.phase is RunPhase.STOPPING and not state.waiting:
             assert state.generation in self.owed or any(w.dying for w in state.workers)
-        elif state.phase in m.INCIDENT and state.published:
+        elif state.phase is RunPhase.REPAIRING:
             assert self.waited_for(), "whom the launcher looks at, and gives up in the end"
 
     def finish(self) -> None:

@@ -35,6 +35,8 @@ CASES: list[tuple[str, list[Failure], int | None, tuple[int, list[int], list[int
     ("a peer after a death", [killed(3, 1.0), bereft(0, 1.1), bereft(1, 1.2)], None, (3, [], [], [0, 1])),
     ("a peer noticed first", [bereft(0, 1.0), own(3, 1.4)], None, (3, [], [], [0])),
     ("long before any death", [bereft(0, 1.0), own(3, 9.0)], None, (0, [], [3], [])),
+    ("just in time", [bereft(0, 1.0), own(3, 3.0)], None, (3, [], [], [0])),
+    ("an exception and a death", [own(0, 1.0), killed(1, 2.0, "exit 1")], None, (0, [], [1], [])),
     ("nobody else failed", [bereft(1, 2.0), bereft(0, 1.0)], None, (0, [], [], [1])),
     ("signals alike", [killed(0, 1.0), killed(1, 1.1), killed(2, 1.2, "SIGSEGV")], None, (0, [1], [2], [])),
     ("what could not be repaired", [killed(0, 1.0), own(1, 2.0)], 1, (1, [], [0], [])),
@@ -56,6 +58,19 @@ def test_judge(
 
 def test_no_failure_has_no_cause() -> None:
     assert blame.judge([]) is None
+
+
+def test_those_of_a_node_where_another_nodes_failure_was_the_cause() -> None:
+    late, lost, first = own(2, 3.0), bereft(1, 2.0), killed(0, 1.0)
+    verdict = blame.caused_elsewhere([late, lost, first])
+    assert (verdict.root, verdict.others, verdict.bereft) == (None, (first, late), (lost,))
+    assert verdict.own == (first, late)
+
+
+def test_all_that_did_not_only_lose_a_peer() -> None:
+    failures = [own(0, 1.0), own(1, 2.0), killed(2, 3.0), bereft(3, 4.0)]
+    verdict = blame.judge(failures)
+    assert verdict is not None and list(verdict.own) == failures[:3]
 
 
 @pytest.mark.parametrize(

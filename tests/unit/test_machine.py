@@ -14,6 +14,12 @@ from tests.unit.driver import STAGES, Driver, in_incident, in_restart, kinds, on
 # ---- the table -------------------------------------------------------------------------------------------------------
 
 
+def in_stop() -> Driver:
+    run = Driver().up()
+    run.kill(1)
+    return run
+
+
 def _ending(signals: int) -> Driver:
     run = Driver().up()
     for _ in range(signals):
@@ -25,11 +31,8 @@ IN_PHASE: dict[RunPhase, Callable[[], Driver]] = {
     RunPhase.NEW: Driver,
     RunPhase.STARTING: lambda: Driver().begin(),
     RunPhase.RUNNING: lambda: Driver().up(),
-    RunPhase.STOPPING: lambda: in_incident(0),
-    RunPhase.CLEANING: lambda: in_incident(1),
-    RunPhase.RESETTING: lambda: in_incident(2),
-    RunPhase.RESTORING: lambda: in_incident(4),
-    RunPhase.RESUMING: lambda: in_incident(5),
+    RunPhase.STOPPING: in_stop,
+    RunPhase.REPAIRING: lambda: in_incident(2),
     RunPhase.RESTARTING: in_restart,
     RunPhase.ENDING: lambda: _ending(1),
     RunPhase.ENDED: lambda: _ending(2),
@@ -174,17 +177,17 @@ def test_a_whole_incident() -> None:
     seen = []
     for stage in STAGES:
         run.answer(stage, (0,))
-        before = run.state.phase
+        before = run.state.told
         actions = run.answer(stage, (2,)) if stage in ("stopped", "cleaned") else run.answer(stage, (2, 1))
-        seen.append((before, run.state.phase, kinds(actions)))
+        seen.append((before, run.state.told, run.state.phase, kinds(actions)))
     assert seen == [
-        (RunPhase.STOPPING, RunPhase.CLEANING, []),
-        (RunPhase.CLEANING, RunPhase.RESETTING, []),
-        (RunPhase.RESETTING, RunPhase.RESETTING, []),
-        (RunPhase.RESETTING, RunPhase.RESTORING, []),
-        (RunPhase.RESTORING, RunPhase.RESUMING, ["OpenGate"]),
-        (RunPhase.RESUMING, RunPhase.RUNNING, ["Spawn"]),
-        (RunPhase.RUNNING, RunPhase.RUNNING, ["Say"]),
+        ("STOPPING", "CLEANING", RunPhase.REPAIRING, []),
+        ("CLEANING", "RESETTING", RunPhase.REPAIRING, []),
+        ("RESETTING", "RESETTING", RunPhase.REPAIRING, []),
+        ("RESETTING", "RESTORING", RunPhase.REPAIRING, []),
+        ("RESTORING", "RESUMING", RunPhase.REPAIRING, ["OpenGate"]),
+        ("RESUMING", "RUNNING", RunPhase.RUNNING, ["Spawn"]),
+        ("RUNNING", "RUNNING", RunPhase.RUNNING, ["Say"]),
     ]
     assert run.orders[-2:] == [ev.Spawn(4, None), ev.Say("recovered", detail="2")]
 
@@ -195,7 +198,7 @@ def test_stages_may_jump_and_come_before_the_decision() -> None:
     run.answer("cleaned", (0,))
     assert run.at(RunPhase.STOPPING)
     run.close()
-    assert run.at(RunPhase.RESETTING)
+    assert run.state.told == "RESETTING"
     run.answer("first_done", (1,))
     actions = run.answer("first_done", (0,))
     assert kinds(actions) == ["OpenGate", "Spawn", "Say"]
@@ -260,7 +263,7 @@ def test_a_survivor_after_its_loop_owes_no_answers() -> None:
     run.send(ev.LoopDone(0.0, 0))
     run.kill(1)
     run.close()
-    assert run.at(RunPhase.RESETTING)
+    assert run.state.told == "RESETTING"
     assert ev.OpenGate(2) in run.answer("restored", (1,))
     assert run.expire("stop") == ()
 
@@ -271,7 +274,7 @@ def test_a_survivor_in_its_next_loop_does() -> None:
     run.send(ev.LoopDone(0.0, 0, done=False))
     run.kill(1)
     run.close()
-    assert run.at(RunPhase.STOPPING)
+    assert run.state.told == "STOPPING"
 
 
 # ---- deadlines -------------------------------------------------------------------------------------------------------

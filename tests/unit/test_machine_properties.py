@@ -280,11 +280,10 @@ def test_long_stories_of_faults_end() -> None:
         "restarts",
         "recovered",
         "raised",
-        "raised_again",
         "unconnected",
         "spare_died",
         "code 75",
     ):
         assert seen[what] > 1, what
-    assert seen[f"Raised in {RunPhase.RESUMING}"] > 0
-    assert seen[f"Unconnected in {RunPhase.RESETTING}"] > 1 and seen[f"Stalled in {RunPhase.RESETTING}"] > 1
+    assert seen[f"Raised in {RunPhase.REPAIRING}"] > 0 and seen["raised_again"] > 0
+    assert seen[f"Unconnected in {RunPhase.REPAIRING}"] > 1 and seen[f"Stalled in {RunPhase.REPAIRING}"] > 1

@@ -100,3 +100,28 @@ def test_a_dead_process_is_always_replaced_unless_the_user_says_otherwise() -> N
 def test_an_exit_code_alone_never_condemns_a_device() -> None:
     for fault in (Fault.EXIT, Fault.SIGNAL, Fault.OOM, Fault.EXCEPTION):
         assert R.QUARANTINE not in policy.TABLE[fault].choices
+
+IGNORED, FAILED = {13, 31, 43, 45, 68, 109}, {48, 74, 79, 95, 119, 120, 140}
+MEANINGS = """8 GPU stopped processing; 13 graphics engine exception; 31 memory page fault; 32 corrupted push buffer; 43 GPU stopped a
+channel; 45 channel cleaned up; 46 GPU stopped processing; 48 double-bit ECC error; 62 micro-controller halted; 63 row remapping recorded;
+64 row remapping failed; 68 video decoder exception; 69 graphics engine class error; 74 NVLink error; 79 GPU has fallen off the bus;
+92 many single-bit ECC errors; 94 contained memory error; 95 uncontained memory error; 109 context switch timed out;
+119 GSP does not answer; 120 GSP error; 121 C2C link error; 136 link training failed; 140 unrecovered ECC error;
+143 GPU initialization failed; 144 NVLink error; 150 NVLink error; 154 recovery action changed"""
+
+
+def test_what_every_xid_means_and_who_says_otherwise() -> None:
+    meanings = {int(row.split()[0]): " ".join(row.split()[1:]) for row in MEANINGS.split(";")}
+    meanings |= dict.fromkeys(range(144, 151), "NVLink error")
+    for number, row in xid.TABLE.items():
+        assert row.number == number and row.meaning == meanings.get(number, row.kind.value)
+        assert (xid._IGNORED in row.sources, xid._FAILED in row.sources) == (number in IGNORED, number in FAILED)
+    assert {n for n in range(200) if xid._IGNORED in xid.row(n).sources} == IGNORED
+    assert {n for n in range(200) if xid._FAILED in xid.row(n).sources} == FAILED
+
+
+def test_what_a_rule_says_unless_it_is_asked() -> None:
+    assert policy.Ruling(R.REPORT, "why").counts
+    assert policy.of_device(NONE, "xid").why == policy.of_device(NONE, "xid", 0, -1).why == "Xid 0 (not in the table)"
+    assert policy.of_device(NONE, "xid", 13, 7).response is R.FAIL_NODE and policy.of_device(NONE, "xid", 13, 8).response is R.REPLACE
+    assert str(R.FAIL_NODE) == "fail-node"

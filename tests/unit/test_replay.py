@@ -37,8 +37,8 @@ def test_replay_agrees_with_itself() -> None:
         (lambda ls: [ls[0], ls[1], *ls[3:]], "has no answer"),
         (lambda ls: [ls[0], ls[2]], "without an event"),
         (lambda ls: [], "not a journal"),
-        (lambda ls: [ls[0], "[1]"], "not an object"),
-        (lambda ls: [ls[0], "{", *ls[1:]], "not JSON"),
+        (lambda ls: [ls[0], "[1]"], "line 2: not an object"),
+        (lambda ls: [ls[0], "{", *ls[1:]], "line 2: not JSON"),
         (lambda ls: [ls[0], '{"event": {"kind": "Nonsense"}}'], "KeyError"),
         (lambda ls: [ls[0], '{"event": {"kind": "Spawn", "worker": 1, "rank": 0}}'], "is no event"),
     ],
@@ -46,6 +46,15 @@ def test_replay_agrees_with_itself() -> None:
 def test_replay_finds_differences(change: Callable[[list[str]], list[str]], expected: str) -> None:
     found = replay(change(_journal()))
     assert any(expected in f for f in found), found
+
+
+def test_each_difference_is_told_once_and_the_first_that_leaves_nothing_to_compare_is_the_last() -> None:
+    lines = _journal()
+    assert len(replay([lines[0], "{", "", *lines[1:]])) == 1
+    event = json.dumps({"event": ev.Begin(0.0).to_json()})
+    assert replay([event, event]) == ["line 1: an event before the configuration"]
+    wrong = '{"event": {"kind": "Nonsense"}}'
+    assert len(replay([lines[0], wrong, wrong])) == 1
 
 
 def test_replay_accepts_a_refused_event_without_an_answer() -> None:
@@ -61,5 +70,5 @@ def test_replay_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     path.write_text("\n".join(_journal()[1:]) + "\n")
     assert main([str(path)]) == 1
     assert "before the configuration" in capsys.readouterr().out
-    assert main([str(tmp_path / "none")]) == 1
-    assert main([]) == 2
+    assert main([str(tmp_path / "none")]) == 1 and "No such file" in capsys.readouterr().err
+    assert main([]) == 2 and "usage" in capsys.readouterr().err

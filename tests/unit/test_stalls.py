@@ -32,6 +32,7 @@ def test_one_that_works_gets_the_timeout() -> None:
 
 def test_work_at_first_buys_no_patience_later() -> None:
     assert held_for(lambda now: Awaited(3, (1,), min(now, 100.0))) == 99.0 + 30.0
+    assert held_for(lambda now: Awaited(3, (1,), min(now, 560.0))) == 559.0 + 30.0
 
 
 def test_whoever_moves_bytes_may_take_as_long_as_it_takes() -> None:

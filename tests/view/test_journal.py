@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftrun.control.hangs import Standstill
-from ftrun.control.phases import REPAIRING
+from ftrun.control.phases import INTERRUPTED
 from ftrun.core.account import Account, Fact, Incident, Victim
 from ftrun.core.journal import Tail, lines
 from ftrun.core.shared.board import RUN_BYTES, Board
@@ -75,7 +75,7 @@ def test_the_board_at_every_moment(tmp_path: Path) -> None:
     stages: dict[int, list[str]] = {}
     for head in boards.follow(Board.create(tmp_path / "board", 8), b"\n".join(recorded()).decode()):
         incident = head["incident"]
-        assert (incident is not None) >= (head["phase"] in REPAIRING)
+        assert (incident is not None) >= (head["phase"] in INTERRUPTED)
         if incident is not None and incident["victims"]:
             stages[incident["victims"][0]["rank"]] = [phase for phase, _ in incident["stages"]]
     assert head == {"phase": "RUNNING", "incident": None, "stall": None}

@@ -122,7 +122,7 @@ def _suspect(config: Config, state: State, event: DeviceFault, what: str) -> Res
 
 
 def _reset_links(config: Config, state: State, what: str) -> Result:
-    meeting = state.phase is RunPhase.STOPPING and not state.published  # all connections are about to be made again
+    meeting = state.phase is RunPhase.STOPPING  # all connections are about to be made again
     if not state.armed or meeting or any(w.finished for w in state.workers):
         return state, (Say("device_reported", detail=what),)
     state, orders = incidents.stop(config, state)

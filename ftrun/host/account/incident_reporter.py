@@ -121,8 +121,13 @@ class Narrator:
         old = [self._board.cell(cell) for rank, cell in self.holders.items() if rank not in self._replaced]
         return [Moment.of(c) for c in old if c.step is not None and c.step - c.shift > last]
 
-    def saw(self, event: Event, actions: tuple[Action, ...], phase: RunPhase, generation: int, woke: int, now: float) -> None:
-        """At `now` (s) the machine was told `event`, ordered `actions` and is in `phase`; the loop woke for it at `woke` ns."""
+    def saw(
+        self, event: Event, actions: tuple[Action, ...], phase: RunPhase, told: str, generation: int, woke: int, now: float
+    ) -> None:
+        """At `now` (s) the machine was told `event`, ordered `actions` and is in `phase`; the loop woke for it at `woke` ns.
+
+        `told`: the phase as people are told (`State.told`).
+        """
         if isinstance(event, Dying) and phase in INCIDENT:
             began = self._began(event.worker, woke)
             self._dying[event.worker] = began, woke
@@ -159,7 +164,7 @@ class Narrator:
                 self._tail(action)
         for message in (event, *actions):
             self._fold(type(message).__name__, vars(message), now)
-        self._fold("phase", {"phase": phase, "generation": generation}, now)
+        self._fold("phase", {"phase": told, "generation": generation}, now)
         if self.account.incident is not None and self.account.incident.restart and phase is RunPhase.RUNNING:
             self._restarted(self.account.incident)
 

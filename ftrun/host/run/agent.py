@@ -174,10 +174,11 @@ class Agent:
             for action in actions:
                 self._do(action)
             self._devices.waited_for(self._state.waiting)
-            self._journal.event(event, actions, str(self._state.phase), self._state.generation)
+            self._journal.event(event, actions, self._state.told, self._state.generation)
             world = tuple(map(self._of_the_world, actions))
             self._later.append(lambda e=event, a=world: self._failures.saw(e, a))  # type: ignore[misc]
-            seen = event, world, self._state.phase, self._state.generation, self._loop.woke, time.monotonic()
+            phase, told, woke = self._state.phase, self._state.told, self._loop.woke
+            seen = event, world, phase, told, self._state.generation, woke, time.monotonic()
             self._later.append(lambda s=seen: self._narrator.saw(*s))  # type: ignore[misc]
             self._later.append(lambda now=seen[-1]: self._head.show(self._narrator.account, now))  # type: ignore[misc]
         later, self._later = self._later, []

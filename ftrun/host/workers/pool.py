@@ -31,7 +31,7 @@ from ftrun.control.events import (
     Unconnected,
     Unrestorable,
 )
-from ftrun.core import paths, symptoms
+from ftrun.core import grace, paths, symptoms
 from ftrun.core.errors import EXIT_SIGNAL
 from ftrun.core.faults import Fault
 from ftrun.core.shared import notes
@@ -46,11 +46,9 @@ from ftrun.host.workers import fence
 from ftrun.host.workers.oom_kills import Kills
 
 _CODE_LOOK = 0.001  # seconds between two looks for the exit code of a worker that died in its loop
-_CODE_PATIENCE = 1.0  # seconds to wait for it; the world is being stopped meanwhile
 _CODE_LATEST, _CODE_LATE_LOOK = 10.0, 0.1  # seconds after which it is done without, and between two looks until then
 _ENDS_SOON = 0.3  # seconds after which a process that lost its lock and lives has not ended: it is another program now
 _LOOK_AGAIN = 0.05
-_CAUSE_PATIENCE = 0.1  # seconds that a rank which lost a peer is held back for the report of that peer's own end
 _CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
 _LEFTOVERS = 2.0  # seconds after a worker's end until its files are removed: a repair has no time for that
 _EXEC = "started another program in place of itself (exec)"
@@ -298,7 +296,7 @@ class WorkerPool:
             worker.cell[F.DETECTED_NS] = time.monotonic_ns()
             self.scan()  # what was reached before the death counts: it may be that all ranks are protected by now
             self._emit(Dying(time.monotonic(), worker.index))
-            self._await_code(worker, _CODE_LOOK, time.monotonic() + _CODE_PATIENCE, early=True)
+            self._await_code(worker, _CODE_LOOK, time.monotonic() + grace.EXIT_CODE, early=True)
         else:
             expected = self._told_of_exec and worker.rank is None  # a spare does as the ranks did, and soon misses its rank
             self._loop.after(0.0 if expected else _ENDS_SOON, lambda: self._ends_or_goes_on(worker, again=expected))
@@ -356,7 +354,7 @@ class WorkerPool:
     def _report_later(self, worker: Worker) -> None:
         """The fork server says with which code, soon; on a busy machine it may take its time, and so may the process to end."""
         latest = time.monotonic() + _CODE_LATEST
-        self._loop.after(_CODE_PATIENCE, lambda: self._await_code(worker, _CODE_LATE_LOOK, latest))
+        self._loop.after(grace.EXIT_CODE, lambda: self._await_code(worker, _CODE_LATE_LOOK, latest))
 
     def exited(self, pid: int, code: int | None) -> bool:
         """`pid` was reaped, None: nobody knows with which code; False when it is no worker."""
@@ -436,7 +434,7 @@ class WorkerPool:
         if not self._held:
             return
         others = [w for w in self.living() if w.rank is not None and w.pid and not w.reported]
-        patience = _CODE_PATIENCE if any(fence.quiet(w.pid) for w in others) else _CAUSE_PATIENCE
+        patience = grace.EXIT_CODE if any(fence.quiet(w.pid) for w in others) else grace.PEERS_DEATH
         if others and time.monotonic() < self._held[0].t + patience:
             self._loop.after(_CAUSE_LOOK, self._await_cause)
         else:

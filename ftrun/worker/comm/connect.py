@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore
 
-from ftrun.core import symptoms
+from ftrun.core import grace, symptoms
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import F, Head
 from ftrun.core.shared.notes import UnconnectedNote
@@ -25,10 +25,7 @@ from ftrun.worker.link.exception_report import final_code
 from ftrun.worker.link.position import Interrupt
 from ftrun.worker.link.run_link import Context
 
-# seconds that a failed connection is held back for the stop that should explain it (a launcher takes up to one to be sure
-# of a death), and until it ends this process then
-_GRACE, _HOLD = 2.0, 120.0
-_AFTER_YOU = 0.5  # seconds more when its peer hung up: that one may have a reason of its own
+_HOLD = 120.0  # seconds until the launcher has ended a process that told it of a failed connection
 
 
 @dataclass(frozen=True)
@@ -113,10 +110,10 @@ class Connecting:
 
         Raises Interrupt when the world is stopped; returns when it is not.
         """
-        context, fault = self._context, symptoms.of_exception(error)
+        context, fault = self._context, symptoms.of_exception(error).fault
         if final_code(error) or fault not in (Fault.LINK, Fault.EXCEPTION):
             return  # a full disk or a broken device would be the same with other connections
-        context.wait_until(lambda: False, _GRACE + (_AFTER_YOU if fault is Fault.LINK else 0.0))
+        context.wait_until(lambda: False, grace.CONNECTING + (grace.HUNG_UP if fault is Fault.LINK else 0.0))
         evidence = symptoms.exception_evidence(type(error).__name__, symptoms.message(error))
         context.note(UnconnectedNote(context.cell.index, self.generation, evidence))
         context.cell[F.UNCONNECTED] = self.generation

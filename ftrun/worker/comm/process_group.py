@@ -50,7 +50,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from ftrun.core import symptoms
+from ftrun.core import grace, symptoms
 from ftrun.core.errors import UsageError, WorkerError
 from ftrun.core.faults import Fault
 from ftrun.core.shared.board import F, Head, Phase
@@ -69,9 +69,6 @@ from ftrun.worker.link.position import Interrupt, Where
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.torch_compat import torch_private
 
-# seconds that an error of the inner group is held back for the stop that should explain it: while a loop runs, and outside,
-# where nothing is repaired in place and a script may want to handle the error
-_HOLD, _HOLD_OUTSIDE = 30.0, 3.0
 _DRAIN = 0.5  # of the stop timeout, that the collectives of a stopped world get to end
 _ENDING = 0.25  # seconds that a collective between two loops gets to end when the world stops: all may have come to it
 _FEW = 4  # groups whose old connections may stay open while there are new ones: each takes descriptors and threads
@@ -255,14 +252,11 @@ class SwapGroup(ProcessGroup):
         """
         if not isinstance(error, RuntimeError) or self.context.board[Head.ENDING]:
             return 0.0  # no stop explains anything once the run ends
-        if self.registry.looping:
-            return _HOLD
-        cut_off = symptoms.of_exception(error) is Fault.LINK or isinstance(error, dist.DistBackendError)
-        return _HOLD_OUTSIDE if cut_off else 0.0
+        return grace.COLLECTIVE if self.registry.looping else symptoms.of_exception(error).wait
 
     def await_stop(self, error: BaseException) -> None:
         """An inner error before the stop that explains it: wait for that stop, then raise Interrupt."""
-        if symptoms.of_exception(error) is Fault.LINK:
+        if symptoms.of_exception(error).fault is Fault.LINK:
             self.registry.shown.failed(self.context.generation)
         deadline = time.monotonic() + self.hold(error)
         while not self.context.stop_pending():

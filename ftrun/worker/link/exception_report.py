@@ -67,7 +67,7 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
         FailureNote(
             cell.index,
             context.generation,
-            symptoms.of_exception(error).value,
+            symptoms.of_exception(error).fault.value,
             symptoms.exception_evidence(name, message, where),
             signature=f"{name} at {where}",
             type=name,

@@ -332,7 +332,7 @@ class Body:
             return True  # a consequence of the stop: whatever failed was cut off
         self.position.forbid_interrupts()
         report_exception(context, error, "body")
-        if passed or final_code(error) or symptoms.of_exception(error) is Fault.CUDA:
+        if passed or final_code(error) or symptoms.of_exception(error).fault is Fault.CUDA:
             return False  # after a CUDA error nothing works in this process: it ends, and is replaced
         context.cell[F.RAISED_NS] = time.monotonic_ns()
         context.cell[F.RAISED] = context.generation

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ftrun.core import grace
 from ftrun.core.errors import NonFiniteError
 from ftrun.core.shared.board import F, Phase
 from ftrun.worker.comm.collective_replay import tensors_of
@@ -29,7 +30,6 @@ _REDUCING = {
 
 _FORMATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _WHOLE = 1 << 16  # numbers that are read of each exchange at least
-_AFTER_YOU = 1.0  # seconds
 
 
 class FiniteGradients(StepObserver):
@@ -110,7 +110,7 @@ class FiniteGradients(StepObserver):
         context = self._context
         if not mine and context.world is not None and context.world.size > 1:
             # the exchange gave it to every rank: the one whose own gradients were bad is to be the one that says so
-            context.wait_until(lambda: False, _AFTER_YOU)
+            context.wait_until(lambda: False, grace.EXCHANGED)
         name, index = bad
         whose = "its own, before the exchange" if mine else "after the exchange"
         error = NonFiniteError(

@@ -34,9 +34,9 @@ def test_a_rank_that_raised_is_told_as_it_was_then(tmp_path: Path) -> None:
             cell[said], cell[when] = 2, (125 + 5 * k) * MS
     board.cell(0)[F.RAISED_NS] = 120 * MS
     narrator.holders = {0: 0, 1: 1}
-    narrator.saw(Raised(0.123, 0, 7, "ValueError at x.py:1"), (CloseGate(2),), State.STOPPING, 2, 122 * MS, 0.122)
+    narrator.saw(Raised(0.123, 0, 7, "ValueError at x.py:1"), (CloseGate(2),), State.STOPPING, "STOPPING", 2, 122 * MS, 0.122)
     narrator.published(Publish(2, 7, (0, 1), (), ()), {})
-    narrator.saw(Grouped(0.2, 3), (Say("recovered"),), State.RUNNING, 2, 200 * MS, 0.2)
+    narrator.saw(Grouped(0.2, 3), (Say("recovered"),), State.RUNNING, "RUNNING", 2, 200 * MS, 0.2)
     (incident,) = (note for note in recorder.notes if note["note"] == "incident")
     (victim,) = incident["victims"]
     assert (victim["rank"], victim["phase"], victim["seen_ms"]) == (0, "backward", 2.0)
@@ -65,12 +65,12 @@ def test_a_restart_counts_the_steps_that_are_done_again(tmp_path: Path, goes_on_
 
     def protect(cells: tuple[int, ...], first: int) -> None:
         narrator.published(Publish(1, 0, cells, (), (), fresh=True), {})
-        narrator.saw(Grouped(0.0, cells[0]), (), State.RUNNING, 1, 0, 0.0)
+        narrator.saw(Grouped(0.0, cells[0]), (), State.RUNNING, "RUNNING", 1, 0, 0.0)
         for rank, index in enumerate(cells):
             cell = board.cell(index)
             cell[F.RANK], cell[F.FLAGS] = rank + 1, Flag.PROTECTED
             cell.set_shift(first)
-            narrator.saw(Protected(0.0, index), (), State.RUNNING, 1, 0, 0.0)
+            narrator.saw(Protected(0.0, index), (), State.RUNNING, "RUNNING", 1, 0, 0.0)
 
     began = time.monotonic_ns()
     protect((0, 1), 0)
@@ -79,7 +79,7 @@ def test_a_restart_counts_the_steps_that_are_done_again(tmp_path: Path, goes_on_
         board.cell(index)[F.STEP] = 9 + 1  # one step is in flight
     time.sleep(0.05)
     now, died = time.monotonic_ns(), Died(0.0, 1, "SIGKILL", 137)
-    narrator.saw(died, (Say("restarting", 1, 1, "SIGKILL"),), State.RESTARTING, 2, now, now / 1e9)
+    narrator.saw(died, (Say("restarting", 1, 1, "SIGKILL"),), State.RESTARTING, "RESTARTING", 2, now, now / 1e9)
     took = (time.monotonic_ns() - began) / 1e6
     assert board.swap_gate(board.gate(), gate.pack(gate.GateWord(2, False, -1)))
     protect((2, 3), goes_on_with)

@@ -82,7 +82,7 @@ def dying(tmp_path: Path) -> Iterator[Dying]:
 
 @pytest.mark.parametrize("code", [3, 0])
 def test_a_code_that_shows_late_is_waited_for(dying: Dying, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftrun.host.workers.pool._CODE_PATIENCE", 60.0)
+    monkeypatch.setattr("ftrun.core.grace.EXIT_CODE", 60.0)
     dying.life_lost()
     dying.loop.run_once(1.0)
     assert dying.dying == 1 and not dying.told, "it still runs"
@@ -93,7 +93,7 @@ def test_a_code_that_shows_late_is_waited_for(dying: Dying, code: int, monkeypat
 
 
 def test_a_code_that_does_not_show_is_done_without(dying: Dying, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftrun.host.workers.pool._CODE_PATIENCE", 0.05)
+    monkeypatch.setattr("ftrun.core.grace.EXIT_CODE", 0.05)
     dying.life_lost()
     death = dying.hear()
     assert dying.dying == 1 and (death.code, death.cause) == (None, "started another program in place of itself (exec)")
@@ -103,7 +103,7 @@ def test_a_code_that_does_not_show_is_done_without(dying: Dying, monkeypatch: py
 
 
 def test_one_that_is_condemned_meanwhile_is_told_once(dying: Dying, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftrun.host.workers.pool._CODE_PATIENCE", 60.0)
+    monkeypatch.setattr("ftrun.core.grace.EXIT_CODE", 60.0)
     dying.life_lost()
     dying.pool.condemn(dying.worker, "frozen", Fault.FROZEN, "its process is stopped")
     dying.exits(3)
@@ -123,7 +123,7 @@ def test_one_that_we_kill_while_it_ends_keeps_its_own_cause(dying: Dying) -> Non
 @pytest.mark.parametrize("known_by", ["lock", "process"])
 def test_a_script_that_is_over_has_time_to_end(dying: Dying, monkeypatch: pytest.MonkeyPatch, known_by: str) -> None:
     """Its lock is gone, and neither its process nor the fork server's word of it comes within the usual time."""
-    monkeypatch.setattr("ftrun.host.workers.pool._CODE_PATIENCE", 0.05)
+    monkeypatch.setattr("ftrun.core.grace.EXIT_CODE", 0.05)
     dying.worker.cell[F.FLAGS] = dying.worker.flags = int(Flag.LOOPING | Flag.LOOP_DONE | Flag.EXITING)
     if known_by == "lock":
         dying.life_lost()
