@@ -9,8 +9,8 @@ import pytest
 
 from tests import injected
 
-PLACES = {point: (it.module, it.name) for point, it in injected.inside.POINTS.items()}
-PLACES |= {part: (module, name) for part, (module, name, _) in injected.inside.PARTS.items()}
+PLACES = {f"death: {point}": (it.module, it.name) for point, it in injected.inside.POINTS.items()}
+PLACES |= {f"without: {part}": (module, name) for part, (module, name, _) in injected.inside.PARTS.items()}
 
 
 @pytest.mark.parametrize("what", PLACES)
