@@ -49,7 +49,7 @@ def by_torch(folder: Path, layout: str, *until: int) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "layout",
-    ["fsdp", "stages", pytest.param("hsdp", marks=pytest.mark.slow), pytest.param("ddp", marks=pytest.mark.slow)],
+    ["fsdp", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("stages", "hsdp", "ddp"))],
 )
 def test_a_run_goes_on_from_its_checkpoint(folder: Path, layout: str) -> None:
     """Ranks die before, while and after checkpoints are written, and after one was read: a replacement reads none.

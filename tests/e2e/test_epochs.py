@@ -246,7 +246,7 @@ def test_an_exception_in_an_evaluation_is_the_scripts(folder: Path) -> None:
     assert not harness.deaths(outcome), outcome.tail()
 
 
-@pytest.mark.parametrize("how", ["range", "epochs", "calls"])
+@pytest.mark.parametrize("how", ["range", *(pytest.param(how, marks=pytest.mark.slow) for how in ("epochs", "calls"))])
 def test_everyone_goes_back_to_an_earlier_loop(folder: Path, how: str) -> None:
     """Twice: the evaluations that a snapshot has undone take place again, and a later replacement is given the new ones."""
     script = harness.SCRIPTS / "goes_back.py"

@@ -69,7 +69,7 @@ def _plain(value: Any) -> Any:
 
 
 def _here(kind: str) -> Any:
-    return pytest.param(kind, marks=pytest.mark.slow) if kind == "nanogpt" else kind  # much as "prefetch" and "resume"
+    return pytest.param(kind, marks=pytest.mark.slow) if kind in ("nanogpt", "trainer", "prefetch") else kind  # as the rest
 
 
 @pytest.mark.timeout(400)
@@ -88,7 +88,7 @@ def test_killed_it_ends_as_it_would(folder: Path, kind: str) -> None:
     assert checkpoint(folder / "ours") == checkpoint(folder / "stock")
 
 
-@pytest.mark.parametrize("kind", ["epochs", pytest.param("prefetch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("epochs", "prefetch")])
 def test_converted_it_runs_under_torchrun(folder: Path, kind: str) -> None:
     line = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "4"]
     wanted = run(folder / "plain", kind, [*line, str(convert.FOLDER / f"{kind}.py")])

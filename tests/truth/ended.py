@@ -13,7 +13,6 @@ add(
     LEARN,
     setup="torch.manual_seed(rank); ddp = net(); opt = torch.optim.SGD(ddp.parameters(), lr=0.1)\njob = ftrun.protect(model=ddp, optimizer=opt)",
     at="update",
-    often=True,
 )
 add(
     "stages-forward",
@@ -52,7 +51,6 @@ add(
     after="end(model=ddp, opt=opt, meter=meter)",
     at="update",
     named="meter.n",
-    often=True,
 )
 
 # ---- refused in the step in which it happens, in a clean run too ----
@@ -82,7 +80,6 @@ add(
     "refused",
     LEARN + "\nif step.index == 4:\n    for p in ddp.parameters(): p.data = p.data.clamp(-0.5, 0.5)",
     at="update",
-    often=True,
 )
 add(
     "second-optimizer",
@@ -163,7 +160,7 @@ add(
 # ---- the script's own errors, as under torchrun ----
 
 UNUSED = "class N(nn.Module):\n    def __init__(s): super().__init__(); s.a = nn.Linear(6, 2); s.b = nn.Linear(6, 2)\n    def forward(s, x): return s.a(x)\nddp = DDP(N()); opt = torch.optim.SGD(ddp.parameters(), lr=0.1)\njob = ftrun.protect(model=ddp, optimizer=opt)"
-add("unused", "a parameter that the loss never reaches", "error", LEARN, setup=UNUSED, often=True)
+add("unused", "a parameter that the loss never reaches", "error", LEARN, setup=UNUSED)
 add(
     "raises-after",
     "an exception after the update",

@@ -303,7 +303,6 @@ add(
     setup=STD + "it = 0\ndef get():\n    global it\n    it += 1\n    return data(it)\nx, y = get()\n",
     batch=False,
     at="backward",
-    often=True,
 )
 add(
     "prefetch-iterator",
@@ -368,7 +367,6 @@ add(
     "not known",
     right.READS.replace("x = x", "y = y") + LEARN,
     setup=STD + right.FILE + "table = np.full(100_000, target)",
-    often=True,
     named="table",
 )
 add(

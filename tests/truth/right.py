@@ -165,7 +165,6 @@ add(
     LEARN.replace("opt.zero", "ddp.zero")
     + "\nif step.index == 3: opt.add_param_group({'params': list(ddp.module[2].parameters()), 'lr': 0.05})",
     setup="ddp = DDP(net()); opt = torch.optim.SGD(ddp.module[0].parameters(), lr=0.1, momentum=0.9)\njob = ftrun.protect(model=ddp, optimizer=opt)",
-    often=True,
 )
 add(
     "group-added-update",
@@ -333,7 +332,6 @@ add(
     setup=GIVEN + SCALER + "job = ftrun.protect(ddp, opt, scaler)",
     after="end(model=ddp, opt=opt, scaler=scaler)",
     at="update",
-    often=True,
 )
 add(
     "extra-state",
