@@ -478,6 +478,13 @@ def test_a_fault_of_two_devices_of_which_one_is_in_quarantine_is_news() -> None:
     assert says(run.send(ev.DeviceFault(0.0, "ecc", (B, C)))) == ["device_quarantined"]
 
 
+def test_a_fault_of_a_device_in_quarantine_that_nobody_uses_is_no_news() -> None:
+    run = three()
+    run.fault(1, 48)
+    run.recover()
+    assert run.send(ev.DeviceFault(0.0, "xid", (B,), code=74)) == ()
+
+
 @pytest.mark.parametrize("step", [None, 5])
 def test_a_fault_that_is_the_devices_may_come_twice_in_a_step(step: int | None) -> None:
     run = three(policy=Overrides((("ecc", "replace"),)))
