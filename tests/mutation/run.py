@@ -1,9 +1,10 @@
 """Do the tests of the controller see each small mistake? Runs them on every mutant, and compares the survivors with `survivors.md`.
 
 `python -m tests.mutation.run [--module NAME] [--every N]`: exit code 1 for a survivor that nobody judged, or a judged one that
-does not survive any more. The tests run once, in this process, which remembers which lines each of them touches; then each mutant
-gets a fork of it, in which one function has other code, and the tests that touch it run until one fails. What is done when a module
-is imported (tables, constants) is changed in forks of a process that has imported nothing of the controller yet.
+does not survive any more, 2 where the tests fail without any mutant. The tests run once, in this process, which remembers which lines
+each of them touches; then each mutant gets a fork of it, in which one function has other code, and the tests that touch it run until
+one fails. What is done when a module is imported (tables, constants) is changed in forks of a process that has imported nothing of the
+controller yet.
 """
 
 from __future__ import annotations
@@ -136,11 +137,22 @@ class Wrong(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _imported_wrong(mutant: Mutant) -> bool:
     sys.meta_path.insert(0, Wrong(mutant))
+    return _all_pass()
+
+
+def _all_pass() -> bool:
     return pytest.main([*OPTIONS, *TESTS]) == 0
 
 
 def _survives(mutant: Mutant, passes: Callable[[], bool]) -> bool:
-    """Do all tests pass, in a process of its own? A survivor is told at once."""
+    """Do all tests pass on it? A survivor is told at once."""
+    survives = _in_fork(passes)
+    if survives:
+        print(mutant.name, file=sys.__stdout__, flush=True)
+    return survives
+
+
+def _in_fork(passes: Callable[[], bool]) -> bool:
     pid = os.fork()
     if pid == 0:
         with open(os.devnull, "w") as nowhere:
@@ -153,10 +165,7 @@ def _survives(mutant: Mutant, passes: Callable[[], bool]) -> bool:
             code = 0 if passes() else 1
         finally:
             os._exit(code)
-    survives = os.waitpid(pid, 0)[1] == 0
-    if survives:
-        print(mutant.name, file=sys.__stdout__, flush=True)
-    return survives
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def main() -> int:
@@ -168,6 +177,9 @@ def main() -> int:
     wanted = [one for name in modules() if arguments.module in (None, name.removeprefix("ftrun.control.")) for one in mutants(name)]
     wanted = [one for one in wanted if one.function or not arguments.functions][:: arguments.every]
     since = time.monotonic()
+    if not _in_fork(_all_pass):
+        print("the tests fail without any mutant: they can tell nothing", file=sys.stderr)
+        return 2
     survivors = [one for one in wanted if not one.function and _survives(one, functools.partial(_imported_wrong, one))]
     forks = Forks([one for one in wanted if one.function])
     pytest.main([*OPTIONS, *TESTS], plugins=[forks])

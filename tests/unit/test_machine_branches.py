@@ -291,8 +291,9 @@ def test_a_process_that_begins_to_die_and_never_ends_is_lost_with_those_that_do_
 
 def test_a_body_that_raises_while_the_others_resume_begins_the_incident_again() -> None:
     run = in_incident(5)
+    assert [w.generation for w in run.state.ranked()] == [1, 2], "the replacement was in no world before"
     run.answer("resumed", (0,))
-    assert run.at(RunPhase.REPAIRING)
+    assert run.at(RunPhase.REPAIRING) and [w.generation for w in run.state.ranked()] == [2, 2]
     assert kinds(run.send(ev.Raised(0.0, 0, 5, "ValueError", 2))) == ["Say", "CloseGate", "Deadline"]
     assert run.send(ev.Raised(0.0, 0, 5, "ValueError", 2)) == (), "told twice"
 
