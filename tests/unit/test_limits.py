@@ -39,6 +39,21 @@ def test_ranks_that_count_from_another_repair_on_are_not_known_to_wait_for_ever(
     assert not waits.for_ever([*here[:2], replace(here[2], counted=1)])
 
 
+def test_who_waits_for_a_ring_of_others_says_nothing_of_who_is_to_blame_in_it() -> None:
+    """Ranks 0 and 1 wait for 2, which waits for them in another group; 3 waits for 0, and nobody for 3."""
+    ring = [inside(r, 5, group=7, members=(0, 1, 2), counts=((7, 5),)) for r in (0, 1)]
+    ring.append(inside(2, 1, group=9, members=(0, 1, 2), counts=((9, 1),)))
+    outside = inside(3, 1, group=8, members=(0, 3), counts=((8, 1),))
+    assert [r.rank for r in waits.split([*ring, outside])[0]] == [2]
+
+
+def test_whoever_waits_at_last_for_data_on_their_way_accuses_nobody() -> None:
+    """Rank 2 left a collective out, but what it waits for at the gate are ranks 3 and 4, all of whom are in theirs."""
+    waiting = [inside(r, 5, group=7, members=(0, 1, 2), counts=((7, 5),)) for r in (0, 1)]
+    busy = [inside(r, 1, group=8, members=(3, 4), counts=((8, 1),)) for r in (3, 4)]
+    assert waits.split([*waiting, at_gate(2, 2), *busy]) == ([], [])
+
+
 def test_what_is_not_said_of_a_rank() -> None:
     plain = waits.Rank(0, 0, 9, True, False, False, 0, 0, "", "")
     assert (plain.peer, plain.members, plain.counts, plain.all_counted, plain.counted, plain.cut) == (-1, (), (), True, 0, False)
@@ -97,6 +112,22 @@ def test_quiet_times_are_nobodys_silence() -> None:
     assert seconds == pytest.approx(60.0, abs=0.2)
 
 
+def test_who_was_held_before_a_quiet_time_has_no_silence_behind_it() -> None:
+    world = World(Limits(0.3))
+    for _ in range(60):
+        world.look([inside(0), rank(1, python=5)])
+    world.watch.quiet()
+    _, verdict = world.wait([inside(0, cut=True), inside(1, python=5)], 0.6)
+    assert verdict is not None and not verdict.accused
+
+
+def test_the_first_look_after_a_quiet_time_counts_from_itself() -> None:
+    world = World(longest=10.0)
+    world.watch.quiet()
+    world.look([inside(0), rank(1)], 15.0)
+    assert world.watch.moves
+
+
 def test_the_next_look_is_due_when_the_first_patience_ends() -> None:
     world = World()
     world.look([inside(0), inside(1), rank(2), rank(3, excuse="call")])
@@ -119,6 +150,24 @@ def test_the_gate_at_which_the_links_were_suspected_is_forgotten_when_it_opens()
     assert seconds < 1.1
 
 
+def test_nor_does_a_new_attempt_remember_it() -> None:
+    world = World()
+    ranks = [inside(0), inside(1, cut=True), inside(2)]
+    world.wait(ranks)
+    linked = world.last + 1
+    for world.last in (linked, *range(-1, linked)):
+        world.look([replace(r, mark=(world.last, world.ticks)) for r in ranks], 0.2)
+    seconds, _ = world.wait(ranks)
+    assert seconds < 1.1
+
+
+def test_a_world_is_judged_after_half_the_time_in_which_it_would_be_stuck() -> None:
+    for seconds, moves in ((0.25, True), (0.35, False)):  # and 0.15 s of the last step
+        world = World()
+        world.wait([inside(0), rank(1)], seconds)
+        assert world.watch.moves == moves
+
+
 @pytest.mark.parametrize("timeout", [0.3, 300.0])
 def test_an_explicit_timeout_may_only_shorten_what_is_certain(timeout: float) -> None:
     assert World(Limits(timeout)).watch.stuck_after == min(timeout, hangs.STUCK_LEAST)
@@ -132,6 +181,10 @@ def test_a_held_gil_is_one_for_half_of_the_silence() -> None:
         assert verdict is not None and [a.fault.value for a in verdict.accused] == [fault]
         words = "something holds the GIL" if fault == "gil" else "Python runs and gets nowhere"
         assert words in verdict.accused[0].evidence
+
+
+def test_a_rank_whose_python_does_not_run_for_three_quarters_of_a_second_is_not_known_to_wait() -> None:
+    assert World().wait([inside(0), inside(1), inside(2, cut=True, python=5)], 1.5)[1] is None
 
 
 def test_who_is_kept_waiting() -> None:
@@ -215,7 +268,7 @@ def test_a_look_is_due_for_those_who_are_busy() -> None:
 
 
 def test_a_first_body_gets_as_long_as_a_collective_may_take() -> None:
-    seconds, _ = World(typical=10.0).wait([inside(0), inside(1, excuse="first"), inside(2)])
+    seconds, _ = World(typical=10.0).wait([inside(r, excuse="first") for r in range(3)])
     assert seconds == pytest.approx(150.0, rel=0.05)
 
 
@@ -298,6 +351,19 @@ def test_how_much_slower_a_straggler_is(ratio: float, told: int) -> None:
 @pytest.mark.parametrize(("lost", "told"), [(0.0095, 0), (0.0105, 1)])
 def test_how_much_it_costs(lost: float, told: int) -> None:
     assert reports(Stragglers(), 0.005 + lost, 0.005, SAMPLES) == told
+
+
+def test_what_it_costs_is_the_median_of_the_steps() -> None:
+    watch = Stragglers()
+    assert reports(watch, 0.0145, 0.005, SAMPLES - 1) == 0
+    assert watch.step(900, {0: 0.005, 1: 0.005, 2: 0.016}) == []
+
+
+@pytest.mark.parametrize("longest", [0.004, 0.009])
+def test_steps_that_lose_little_make_nobody_curious(longest: float) -> None:
+    watch = Stragglers()
+    watch.step(0, {0: longest / 3, 1: longest / 3, 2: longest})
+    assert not watch.curious
 
 
 @pytest.mark.parametrize(("even", "told"), [(6, 1), (7, 0)])

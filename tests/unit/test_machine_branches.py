@@ -508,6 +508,11 @@ def test_suspicion_counts_to_the_end_of_its_window(passed: float, wanted: str) -
     assert wanted in says(run.fault(1, 999))
 
 
+def test_that_a_device_is_waited_for_before_the_first_world_is_told() -> None:
+    run = Driver(devices=(A, B), quarantined=(A,), wait_for_device=True).begin()
+    assert says(tuple(run.orders)) == ["device_waited_for"]
+
+
 def test_how_devices_are_called() -> None:
     run = Driver(1, devices=("MIG-aaaa-bbbb-cccc", "MIG-dddd")).up()
     assert told(run.fault(0, 48))[0][3].endswith(" on MIG device 0 (MIG-aaaa-bbb)")
@@ -516,6 +521,11 @@ def test_how_devices_are_called() -> None:
 def test_what_is_seen_of_fewer_devices_than_ranks() -> None:
     run = Driver(3, 0, devices=(A, B)).up()
     assert only(tuple(run.orders), ev.Publish).devices == ()
+
+
+def test_what_was_decided_about_a_device_is_not_asked_again_about_its_worker() -> None:
+    run = three(policy=Overrides((("ecc", "roll-back"),)), max_restarts=1, device_faults=0)
+    assert says(run.fault(1, 0, "ecc")) == ["device_quarantined", "died"], "one too many: no longer the user's row"
 
 
 def test_which_devices_are_missing() -> None:
