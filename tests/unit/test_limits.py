@@ -359,6 +359,14 @@ def test_what_it_costs_is_the_median_of_the_steps() -> None:
     assert watch.step(900, {0: 0.005, 1: 0.005, 2: 0.016}) == []
 
 
+def test_nobody_is_curious_for_longer_than_it_takes_to_tell() -> None:
+    watch = Stragglers()
+    for number in range(SAMPLES):  # uneven, and nobody is slow enough
+        assert watch.step(number, {0: 0.05, 1: 0.06, 2: 0.08}) == [] and watch.curious
+    watch.step(SAMPLES, {0: 0.05, 1: 0.06, 2: 0.08})
+    assert not watch.curious
+
+
 @pytest.mark.parametrize("longest", [0.004, 0.009])
 def test_steps_that_lose_little_make_nobody_curious(longest: float) -> None:
     watch = Stragglers()
