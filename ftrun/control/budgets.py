@@ -20,10 +20,10 @@ SERVICE_DEATHS = 5
 SERVICE_WINDOW = 60.0
 
 
-def finish(state: State, code: int, reason: str, *says: Say) -> Result:
-    """The run ends with exit code `code`."""
+def finish(state: State, code: int, reason: str, *says: Say, failed: bool = True) -> Result:
+    """The run ends with exit code `code`. `failed`: see Terminate."""
     ending = replace(state, phase=RunPhase.ENDING, exit_code=code)
-    return ending, (*says, Terminate(reason), End(code, reason))
+    return ending, (*says, Terminate(reason, failed), End(code, reason))
 
 
 def failure_key(death: Died) -> str:

@@ -497,9 +497,13 @@ class NodeDone(Action):
 
 @dataclass(frozen=True)
 class Terminate(Action):
-    """End every worker: a signal to each process group, SIGKILL after the shutdown timeout; spares at once."""
+    """End every worker: a signal to each process group, SIGKILL after the shutdown timeout; spares at once.
+
+    `failed`: a rank did, so those that fail with it get a moment to report; else the signal comes at once, as nothing is to go on.
+    """
 
     reason: str
+    failed: bool = True
 
 
 @dataclass(frozen=True)

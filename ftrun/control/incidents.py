@@ -197,7 +197,7 @@ def _may_not_go_on(config: Config, state: State) -> bool:
 
 def _end_inexact(state: State) -> Result:
     """Nothing is wrong with the script or the machine, and what was saved is as it should be: the run may be started again."""
-    return budgets.finish(state, EXIT_REQUEUE, "a repair that is not exact", Say("inexact"))
+    return budgets.finish(state, EXIT_REQUEUE, "a repair that is not exact", Say("inexact"), failed=False)
 
 
 def raised(config: Config, state: State, event: events.Raised) -> Result:

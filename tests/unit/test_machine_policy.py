@@ -182,6 +182,7 @@ def test_an_inexact_repair_ends_the_run_before_its_gate_opens_when_that_is_known
     assert run.answer("restored", (0, 1)) == ()
     actions = run.answer("restored", (2,))
     assert kinds(actions) == ["Say", "Terminate", "End"] and says(actions) == ["inexact"]
+    assert not only(actions, ev.Terminate).failed, "nobody is waited for while training goes on"
     assert only(actions, ev.End).code == 75
 
 

@@ -435,7 +435,7 @@ _ACTIONS: dict[type[ev.Action], Callable[[Agent, Any], None]] = {
     ev.Publish: lambda agent, action: agent._worlds.publish(action),
     ev.Deadline: Agent._deadline,
     ev.StartService: Agent._start_service,
-    ev.Terminate: lambda agent, action: agent._ending.terminate(),
+    ev.Terminate: lambda agent, action: agent._ending.terminate(action.failed),
     ev.End: Agent._finish,
     ev.Quarantine: lambda agent, action: agent._devices.quarantine(action),
     ev.Probe: lambda agent, action: agent._devices.probe(action),

@@ -42,14 +42,14 @@ class Ending:
         self._signals.append((signum, now))
         return not echo
 
-    def terminate(self) -> None:
-        """End every worker; the caller's loop goes on until they are gone."""
+    def terminate(self, failed: bool) -> None:
+        """End every worker; the caller's loop goes on until they are gone. `failed`: see Terminate."""
         self._pool.ending = True
         for worker in self._pool.living():
             if worker.pid and worker.rank is None:
                 worker.fencing = True  # a world that was just published may count it in already: its end is our doing
                 procfs.kill_group(worker.pid)
-        if self._signals or not self._ranked():
+        if self._signals or not failed or not self._ranked():
             self._signal_all()
         else:
             self._loop.after(SETTLE, self._signal_all)
