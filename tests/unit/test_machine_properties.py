@@ -229,7 +229,7 @@ def _story(seed: int) -> Simulation:
         elif roll < 0.95 and world.alive():
             world.die(pick.choice(world.alive()), pick.choice(CODES), pick.choice(["", f"E{seed % 7}{roll}"]))
         elif roll < 0.963 and world.looping():
-            world.raise_in(pick.choice(world.looping()), f"E{pick.randrange(5)}", known=pick.random() < 0.8)
+            world.raise_in(pick.choice(world.looping()), f"E{pick.randrange(2)}", known=pick.random() < 0.8)
         elif roll < 0.965 and world.connecting():
             world.cut_off(pick.choice(world.connecting()))
         elif roll < 0.967 and world.deadlines:
@@ -280,10 +280,11 @@ def test_long_stories_of_faults_end() -> None:
         "restarts",
         "recovered",
         "raised",
+        "raised_again",
         "unconnected",
         "spare_died",
         "code 75",
     ):
         assert seen[what] > 1, what
-    assert seen[f"Raised in {RunPhase.REPAIRING}"] > 0 and seen["raised_again"] > 0
+    assert seen[f"Raised in {RunPhase.REPAIRING}"] > 0
     assert seen[f"Unconnected in {RunPhase.REPAIRING}"] > 1 and seen[f"Stalled in {RunPhase.REPAIRING}"] > 1
