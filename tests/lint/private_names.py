@@ -15,13 +15,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "private-names.md"
-_HEAD = """# Private names
+HEAD = """# Private names
 
 Names of torch, CPython and Linux that are no public interface and that ftrun uses all the same. They stand in
 `ftrun/worker/torch_compat/torch_private.py`, those of DTensor and FSDP2 in `sharded_private.py` beside it, those of pipelines in
-`pipeline_private.py`, with the functions that use them; `make lint` refuses them elsewhere. *Needed for*: **start** – any worker or
-any group of backend "ftrun"; **protect** – `protect()` refuses without it; **protect of DDP** – the same, for a model in
-DistributedDataParallel; **protect of sharded models** – for one of DTensors; **protect of pipelines** – where
+`pipeline_private.py`, those of data loaders in `loader_private.py`, of frames in `frames_private.py`, with the functions that use
+them; `make lint` refuses them elsewhere. *Needed for*: **start** – any worker or any group of backend "ftrun"; **protect** –
+`protect()` refuses without it; **protect of DDP** – the same, for a model in DistributedDataParallel; **protect of sharded
+models** – for one of DTensors; **protect of pipelines** – where
 `torch.distributed.pipelining` is imported; **torch.compile** – compiled models beside `protect()`; **answer** – torch asks about or
 through that name, and one without it may not ask; **message**, **speed** – as the words say.
 
@@ -58,7 +59,7 @@ def page(all_answers: list[dict[str, Any]], date: str) -> str:
         lines.append(
             f"| `{first['name']}`{since} | {first['needs']} | {states} | {first['why']} | {first['without']} |"
         )
-    return _HEAD.format(date=date) + "\n".join(lines) + "\n"
+    return HEAD.format(date=date) + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class _Pipe:
         self._bar_due = False
         self.partial: list[bytes] = []
         self.partial_size = 0
+        self.mid_line = False  # its last line has no end yet, and is no progress bar
         self.closed = False
         self._logs = logs
         self._place = place
@@ -104,6 +105,8 @@ class _Pipe:
 
     def take(self, data: bytes) -> None:
         self._file.write(data)
+        end = data[data.rfind(b"\n") + 1 :]
+        self.mid_line = bool(end) and b"\r" not in end
         if self.terminal is not None and self.view is not None:
             self.terminal.feed(self.view, data)
             if self.filtered is None:
@@ -233,6 +236,8 @@ class WorkerLog:
             self._logs.loop.forget(pipe.fd)
             self._logs.loop.after(RETRY, lambda: self._listen(pipe))
             return
+        for other in [one for one in self._pipes if one is not pipe and isinstance(one.view, Plain) and one.mid_line]:
+            self._read(other)  # `python -u` writes a line in pieces; two channels do not say which of their bytes came first
         self._read(pipe)
 
     def _read(self, pipe: _Pipe) -> int:

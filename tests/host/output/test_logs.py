@@ -22,6 +22,7 @@ from ftrun.host.output.logfiles import claim_folder
 from ftrun.host.output.logformat import check_template, torchrun_template
 from ftrun.host.output.logs import Logs, WorkerLog
 from ftrun.host.output.nonblocking_writer import BACKLOG_MAX
+from ftrun.host.output.terminal import Terminal
 from tests.conftest import wait_for
 
 FULL = "/dev/full"
@@ -82,6 +83,27 @@ def test_layout_prefix_and_carriage_returns(tmp_path: Path) -> None:
     assert (folder / "stdout.log").read_bytes() == b"one\ntwo\n10%\r20%\r\nthree"
     assert (folder / "stderr.log").read_bytes() == b"warning\n"
     assert scene.logs.error_file(1, 2) == folder / "error.json"
+
+
+def test_a_line_that_is_written_in_pieces_is_whole_on_the_terminal(tmp_path: Path) -> None:
+    """One worker alone: two channels to one screen. The rest of stdout's line comes before what stderr got after it."""
+    scene = Scene(tmp_path, Output(filter=(0,)))
+    logs, console = scene.logs, Console()
+    logs.out = logs.err = console  # type: ignore[assignment]
+    logs._terminals = {console: Terminal(-1, console.write, scene.loop)}  # type: ignore[dict-item]
+    log = scene.worker(0, 0)
+    out, err = log._both
+    os.write(out.writer, b"sees ")
+    log._readable(out)
+    os.write(out.writer, b"True\n")
+    os.write(err.writer, b"\rbar 1%")
+    log._readable(err)
+    os.write(out.writer, b"next\n")
+    os.write(err.writer, b"\rbar 2%\n")
+    log._readable(out)  # a bar is no line in pieces
+    log._readable(err)
+    assert console.data == b"sees True\n\rbar 1%next\n\rbar 2%\n"
+    scene.end(log)
 
 
 def test_no_line_of_a_worker_looks_like_one_of_ours(tmp_path: Path) -> None:
