@@ -1,7 +1,8 @@
 """The account of a run: who failed, since when, what the repair went through, how it ended and what it cost.
 
-One fold over events that carry their times: no clock, no file and no board is read here. The launcher folds the lines that it
-writes into its journal, and what it reads on the board; a view folds the journal, where of the latter only the sums stand.
+One fold over events that carry their times: no clock, no file and no board is read here. The launcher folds what it decides, and
+what it reads on the board; a view folds the journal, where of the latter only the sums stand. Only the journal has the lines of `config`,
+`stall` and `fault`: times lost and the ratio are a view's.
 Times are monotonic, in seconds; those of an `Incident` in ns.
 """
 

@@ -103,7 +103,8 @@ _PLAIN: dict[type, Check] = {str: text, bool: flag, int: whole, float: number}
 def typed(kind: type[T], raw: Any) -> T | None:
     """The instance of a dataclass of which `asdict` and JSON have made `raw`; None for anything else.
 
-    Fields with a default may be missing. Types of fields: plain ones, enumerations, dataclasses; dict[str, T], tuple[T, ...], T | None.
+    Fields with a default may be missing. Types of fields: plain ones, enumerations, dataclasses; tuple[T, ...], T | None,
+    dict[str, T], and dict[int, T], whose keys JSON makes texts of.
     """
     try:
         found: T = _typed(kind, raw)
@@ -119,7 +120,7 @@ def _typed(wanted: Any, raw: Any) -> Any:
     if get_origin(wanted) is tuple and isinstance(raw, list):
         return tuple(_typed(inner[0], part) for part in raw)
     if get_origin(wanted) is dict and isinstance(raw, dict):
-        return {key: _typed(inner[1], value) for key, value in raw.items()}
+        return {int(key) if inner[0] is int else key: _typed(inner[1], value) for key, value in raw.items()}
     if isinstance(wanted, type) and is_dataclass(wanted) and isinstance(raw, dict):
         types = _types(wanted)
         return wanted(**{of.name: _typed(types[of.name], raw[of.name]) for of in fields(wanted) if of.name in raw})

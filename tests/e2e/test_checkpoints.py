@@ -27,11 +27,13 @@ def digests(out: Path) -> dict[str, str]:
     return found
 
 
-def run(folder: Path, layout: str, steps: int, kills: str = "", code: int = 0, ranks: int = 4) -> Outcome:
+def run(
+    folder: Path, layout: str, steps: int, kills: str = "", code: int = 0, ranks: int = 4, options: tuple[str, ...] = ()
+) -> Outcome:
     """One of several runs that write to the same folder."""
     arguments = ["ftrun", layout, str(folder / "out"), str(steps), kills]
     folder = Path(tempfile.mkdtemp(dir=folder))
-    outcome = harness.finish(harness.start(folder, harness.script_command(folder, SCRIPT, arguments, ranks=ranks)), 0)
+    outcome = harness.finish(harness.start(folder, harness.script_command(folder, SCRIPT, arguments, ranks=ranks, options=options)), 0)
     assert outcome.code == code, outcome.tail()
     return outcome
 
@@ -100,6 +102,20 @@ def test_ranks_die_in_the_middle_of_a_save(folder: Path) -> None:
     outcome = run(folder, "fsdp", 18)
     assert outcome.output.count("begins at step 12") == 4, outcome.tail()
     assert complete(last) == {12: True, 16: True} and len(list(last.glob("step-*/.metadata"))) == 2
+    assert digests(folder / "out") == expected
+
+
+def test_runs_of_one_id_and_the_steps_after_a_rollback_have_checkpoints_of_their_own(folder: Path) -> None:
+    """In step 9 everyone goes back to the snapshot of step 6: what was written of step 8 before is not taken for what comes after."""
+    expected = by_torch(folder / "stock", "fsdp", 10)
+    last = folder / "out" / "last"
+    outcome = run(folder, "fsdp", 10, "update:9:1 again:7:3", options=("--run-id", "same", "--snapshot-every", "6"))
+    assert len(harness.deaths(outcome)) == 2 and "host snapshot" in outcome.output, outcome.tail()
+    assert digests(folder / "out") == expected and complete(last) == {8: True}
+    first = {one.name for one in last.iterdir()}
+    last.rename(folder / "out" / "before")
+    run(folder, "fsdp", 10, options=("--run-id", "same"))
+    assert len(first) == 2 and not first & {one.name for one in last.iterdir()}
     assert digests(folder / "out") == expected
 
 

@@ -30,7 +30,8 @@ class World:
     `group_rank` is this node's place among several; `places` are those of this node only.
     `rollback` = everyone goes back to the host snapshot of step `resume`.
     `devices`: CUDA_VISIBLE_DEVICES of the workers, in the order of LOCAL_RANK; () = as the launcher has it.
-    `lost` maps each replaced rank (as a string, for JSON) to the cell of the incarnation that died.
+    `stamp` is the same on every node, and no other run of the same id, no restart and no rollback of it has the same.
+    `lost` maps each replaced rank to the cell of the incarnation that died.
     """
 
     generation: int
@@ -39,13 +40,14 @@ class World:
     store_host: str
     store_port: int
     replaced: tuple[int, ...] = ()
-    lost: dict[str, int] | None = None
+    lost: dict[int, int] | None = None
     tail: bool = False
     fresh: bool = False
     attempt: int = 0
     group_rank: int = 0
     rollback: bool = False
     devices: tuple[str, ...] = ()
+    stamp: str = ""
 
     @property
     def size(self) -> int:

@@ -6,6 +6,7 @@ Everything here runs in the agent's loop; the waiting is done by the session's t
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -33,12 +34,13 @@ class StoreHost(Protocol):
 
 
 class SoleNode:
-    """Stands for the other nodes of a run that has none, in place of `Peers`."""
+    """Stands for the other nodes of a run that has none, in place of `Peers`. `stamp`: no other run has the same."""
 
     place: NodePlace | None = None
 
     def __init__(self, context: LaunchContext) -> None:
         self.run_id = context.run_dir.name
+        self.stamp = secrets.token_hex(4)
         self.store_port = context.settings.nodes.master_port
         self._host: StoreHost | None = None
 
@@ -71,7 +73,7 @@ class SoleNode:
 
 
 class Peers:
-    """The other agents. `place`: where this node stands in the present world."""
+    """The other agents. `place`: where this node stands in the present world; `stamp`: no other world of any run has the same."""
 
     store_port = 0  # where a store is to listen: anywhere
 
@@ -79,6 +81,7 @@ class Peers:
         self.run_id = meeting.run_id
         self._nproc = context.settings.nproc
         self.place = NodePlace(-1, 0, 1, 0, self._nproc, 0)
+        self.stamp = ""
         self._name = os.uname().nodename
         self._terms = meeting.terms
         self._loop = context.loop
@@ -188,6 +191,7 @@ class Peers:
     def _ready(self, news: News) -> None:
         assert self._host is not None and news.table is not None and news.record is not None
         self.place = news.table.place(news.record["me"])
+        self.stamp = news.table.stamp()
         host, port = str(news.record["host"]), int(news.record["port"])
         # restarts are counted for the whole world: every node of it has this number
         self._listener.note("world", store=[host, port], **vars(self.place), table=news.table.to_record())

@@ -64,6 +64,7 @@ class Worlds:
         self._addr = ""  # where the store of this world listens, "" = it is another node's
         self._port = nodes.store_port  # 0 = anywhere
         self._unpublished: ev.Publish | None = None
+        self._went_back = 0  # generation of the last rollback
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
@@ -136,6 +137,8 @@ class Worlds:
             return
         host, port = self.store
         place = self._nodes.place
+        if action.rollback:
+            self._went_back = action.generation
         world = World(
             generation=action.generation,
             resume=action.resume,
@@ -145,13 +148,14 @@ class Worlds:
             store_host=host,
             store_port=port,
             replaced=action.replaced,
-            lost={str(rank): cell for rank, cell in zip(action.replaced, action.lost, strict=True)},
+            lost=dict(zip(action.replaced, action.lost, strict=True)),
             tail=action.tail,
             fresh=action.fresh,
             attempt=self._nodes.attempt(action.attempt),
             group_rank=place.node if place else 0,
             rollback=action.rollback,
             devices=action.devices,
+            stamp=f"{self._nodes.stamp}-{action.attempt}-{self._went_back}",
         )
         if action.fresh and action.attempt:
             self._services.fd_store.send({"op": "drop"})

@@ -105,7 +105,7 @@ class Context:
 
     def predecessor(self) -> Cell | None:
         """That of the incarnation whose rank this worker took over; None where it is not known, or the rank was not replaced."""
-        lost = (self.world.lost or {}).get(str(self.rank)) if self.world is not None else None
+        lost = (self.world.lost or {}).get(self.rank) if self.world is not None else None
         return None if lost is None else self.board.cell(lost)
 
     def cells(self) -> list[Cell]:

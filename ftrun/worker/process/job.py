@@ -266,28 +266,32 @@ class Job:
         stateful = {k: v.state_dict() for k, v in self._stateful.items() if hasattr(v, "state_dict")}
         folder = self._folder(path)
         if folder is not None:
-            since = self._loop.kit.pending.went_back_at if self._loop else self._made
-            folder.save(step, self._mark(os.fspath(path)), since, self._modules, self._optimizers, stateful)
+            mark, since = self._mark(os.fspath(path))
+            folder.save(step, mark, since, self._modules, self._optimizers, stateful)
             return
         models, optimizers = [m.state_dict() for m in self._modules], [o.state_dict() for o in self._optimizers]
         checkpoints.write(Path(path), {"step": step, "models": models, "optimizers": optimizers, "stateful": stateful})
 
-    def _mark(self, path: str) -> str:
-        """Of this call of `save`, on every rank the same: a replacement does not know how often its predecessor has saved, nor how far.
+    def _mark(self, path: str) -> tuple[str, float]:
+        """A mark that every rank gives to this call of `save`, and the time before which the same mark is another run's.
 
-        The last open gate tells: the next one opens only when every rank, this one too, has come to it. Calls are counted from there, and
-        from an incident: what is repeated after it, all repeat.
+        A replacement does not know how often its predecessor has saved, nor how far it came. The last open gate tells: the next one opens
+        only when every rank, this one too, has come to it. Calls are counted from there, and from an incident: what is repeated after it,
+        all repeat. The world's stamp tells runs of one id apart, and the steps before a rollback from those after it. torchrun has no such
+        stamp, but no replacements either.
         """
         kit = self._loop.kit if self._loop else None
         if kit is not None and kit.context.world is not None:
-            words: tuple[Any, ...] = kit.context.run_dir.name, kit.context.world.attempt, gate.unpack(kit.context.board.gate()).last
+            words: tuple[Any, ...] = kit.context.world.stamp, gate.unpack(kit.context.board.gate()).last
+            since = 0.0
         else:
             words = *map(os.environ.get, ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")),
+            since = self._made
         if self._counted_from != (*words, self.generation):
             self._counted_from = (*words, self.generation)
             self._saved.clear()
         self._saved[path] += 1
-        return checkpoints.mark_of(*words, self._saved[path])
+        return checkpoints.mark_of(*words, self._saved[path]), since
 
     def load(self, path: str | os.PathLike[str]) -> int:
         """Read a checkpoint of `save` on every rank, before the loop; returns (and starts at) the step after it.

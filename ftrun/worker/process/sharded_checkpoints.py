@@ -112,10 +112,14 @@ class Checkpoint(NamedTuple):
         """What a rank of a world of this size goes on with, and the places that have no answer: the ranks that wrote differ there."""
         if size == self.size:
             return checkpoints.read(self._own(rank), device), []
-        parts = [checkpoints.read(self._own(one), device) for one in range(self.size)]
-        places = dict.fromkeys(place for part in parts for place in part)
-        unlike = [place for place in places if not all(_same(parts[0].get(place), part.get(place)) for part in parts)]
-        return {place: entry for place, entry in parts[0].items() if place not in unlike}, unlike
+        unlike: dict[tuple[Any, ...], None] = {}
+        host = torch.device("cpu")  # where they are compared, two at a time
+        first = checkpoints.read(self._own(0), host)
+        for one in range(1, self.size):
+            part = checkpoints.read(self._own(one), host)
+            unlike |= dict.fromkeys(place for place in (*first, *part) if not _same(first.get(place), part.get(place)))
+        first = checkpoints.read(self._own(0), device)
+        return {place: entry for place, entry in first.items() if place not in unlike}, list(unlike)
 
     def read(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Fill DTensors, each rank its parts of them.
@@ -163,8 +167,8 @@ class ShardedFolder:
     ) -> None:
         """Write this rank's part.
 
-        `mark` is that of the call in which all ranks save: another run may save at the same step. What has the same mark, and is from
-        before `since`, is another run's, too, or of steps that were taken back.
+        `mark` is that of the call in which all ranks save: another run may save at the same step. Parts of the same mark from before
+        `since` are another run's, too: those of torchrun have few words to tell them apart.
 
         Raises:
             OSError
@@ -284,8 +288,10 @@ def _description(path: Path) -> Metadata:
     """Raises UsageError for what this torch does not read, a newer one's perhaps."""
     try:
         with path.open("rb") as file:
-            found: Metadata = _Descriptions(file).load()
-    except (ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+            found = _Descriptions(file).load()
+        if not isinstance(found, Metadata):
+            raise ValueError(f"it holds {type(found).__name__}")
+    except (ValueError, TypeError, AttributeError, ImportError, EOFError, pickle.UnpicklingError) as error:
         raise UsageError(f"torch {torch.__version__} cannot read {path} ({error}): use the torch that wrote it, or a newer one") from error
     return found
 
@@ -377,6 +383,8 @@ def _laid_out(place: tuple[Any, ...], entry: list[Any], param: Any, into: Any, t
     """What a place holds on this rank; of what torch will read the DTensor that it reads into, which `tensors` then has, too."""
     kind, *words = entry
     if kind == "plain":
+        if into is not None and shards.is_spread(into):
+            raise UsageError(f"the checkpoint's {name_of(place)} is not spread over ranks, and the model's is: lay it out as it was")
         return words[0]
     if not shards.is_spread(param):
         raise UsageError(f"the checkpoint's {name_of(place)} is spread over ranks, and the model's is not: lay it out as it was")

@@ -25,10 +25,9 @@ class PendingRecovery:
 
     resume: int = -1  # gate number at which a replacement enters the loop; -1 = it did, or is none
     restart: RankState | None = None  # a slot's content, to be put back at the next hand-out
-    again: bool = False  # that step was begun before, by this rank's predecessor or before everyone went back
+    again: bool = False  # with `restart`: that step was begun before, by this rank's predecessor or before everyone went back
     redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
     went_back: int = 0  # generation in which the state was last taken from the host snapshot
-    went_back_at: float = 0.0  # and the time
 
 
 @dataclass(frozen=True)

@@ -100,5 +100,5 @@ def newest(context: Context, world: World) -> World:
 
 def donors(board: Board, world: World, rank: int) -> list[int]:
     """The other ranks, the next one first, without those whose memory is known to be corrupt."""
-    corrupt = {int(r) for r, cell in (world.lost or {}).items() if board.cell(cell)[F.CORRUPT]}
+    corrupt = {r for r, cell in (world.lost or {}).items() if board.cell(cell)[F.CORRUPT]}
     return [r for k in range(1, world.size) if (r := (rank + k) % world.size) not in corrupt]

@@ -109,7 +109,7 @@ class Evidence:
         differ: Ranks that should hold the same were seen to differ.
         sharded: Parameters are spread over ranks.
         lonely: None: others hold the same. Else a parameter that nobody else is known to hold, "" where no one rank holds all of them.
-        has_a_part: The rank holds a part of a model by its script's design (a pipeline's stage).
+        has_a_part: Does the rank hold a part of a model by its script's design (a pipeline's stage)? Dear: only a refusal asks.
         waited: Seconds since the first look.
     """
 
@@ -125,7 +125,7 @@ class Evidence:
     differ: bool = False
     sharded: bool = False
     lonely: str | None = None
-    has_a_part: bool = False
+    has_a_part: Callable[[], bool] = lambda: False
     waited: float = 0.0
 
     @property
@@ -228,10 +228,10 @@ def _first(facts: Evidence, holds: Callable[[Tags], bool]) -> Peer | Refusal | N
         if peer.kept and holds(peer.tags):
             return peer
     if not order and facts.peers:
-        return Refusal("; ".join(peer.refused for peer in facts.peers), facts.has_a_part, (SNAPSHOTS,))
+        return Refusal("; ".join(peer.refused for peer in facts.peers), facts.has_a_part(), (SNAPSHOTS,))
     if not any(peer.living for peer in order):
         why = f"no rank's memory is whole as of step {facts.resume}: all of them died in its making"
-        return Refusal(why, facts.has_a_part, (SNAPSHOTS,))
+        return Refusal(why, facts.has_a_part(), (SNAPSHOTS,))
     if facts.waited > KEPT and not any(peer.kept for peer in order):
         return Refusal("no other rank's memory is kept, and this rank's was being written when it died")
     if facts.waited > PEER:
@@ -243,12 +243,12 @@ def _nobody(facts: Evidence) -> Refusal:
     """No rank is known to hold the same."""
     if facts.differ:
         why = "ranks that should hold the same were seen to differ, so none gives its values to another one"
-        return Refusal(why, facts.has_a_part, (SNAPSHOTS,))
+        return Refusal(why, facts.has_a_part(), (SNAPSHOTS,))
     if facts.sharded:
         why = f"it died inside its update, and its shard of {facts.lonely} is no other rank's"
         return Refusal(why, True, (SNAPSHOTS, HYBRID))
     what = facts.lonely or "all its parameters at once"
-    return Refusal(f"no other rank is known to hold the same values of {what}", facts.has_a_part, (SNAPSHOTS, PROVE))
+    return Refusal(f"no other rank is known to hold the same values of {what}", facts.has_a_part(), (SNAPSHOTS, PROVE))
 
 
 def completed(peers: Sequence[Peer], resume: int, waited: float) -> tuple[list[int], bool] | None:

@@ -143,8 +143,10 @@ class Restorer:
             Superseded
         """
         same = self.state.holders.of_everything() - {self.context.rank}
+        decided = plan(self._facts(own, (), 0.0))  # where the rank's own memory is enough, nobody else's is fetched
         while True:
-            decided = self._memories.until(same, lambda peers, waited: plan(self._facts(own, peers, waited)))
+            if not isinstance(decided, Sources) or decided.other is not None:
+                decided = self._memories.until(same, lambda peers, waited: plan(self._facts(own, peers, waited)))
             assert decided is not None
             if isinstance(decided, Refusal):
                 raise NoSource(decided)
@@ -157,6 +159,7 @@ class Restorer:
             except (NoSource, TransferError, DeviceError) as error:
                 assert used is not None
                 self._memories.refuse(used, error)
+                decided = None
                 continue
             manifest = own.read_manifest()
             self._check_layout(manifest)
@@ -177,7 +180,7 @@ class Restorer:
             differ=holders.differ(),
             sharded=state.is_sharded,
             lonely=holders.alone() if len(holders.of_everything()) < 2 else None,
-            has_a_part=pipelines.has_a_part(state.tensors),
+            has_a_part=lambda: pipelines.has_a_part(state.tensors),
             waited=waited,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 
 from ftrun.core.errors import DeviceError, WorkerError
 from ftrun.core.shared.board import F, Source
@@ -58,7 +57,7 @@ def lay_over(kit: Kit, arena: Arena, manifest: Manifest, restart: RankState, mov
     kit.reducers.load(manifest.facts.get("reducers"))
     kit.state.python.apply(restart.python)
     kit.ledger.new_loop()
-    kit.pending.went_back, kit.pending.went_back_at = context.generation, time.time()
+    kit.pending.went_back = context.generation
     kit.pending.restart = restart
     kit.pending.again = True
     context.cell[F.SOURCE_BYTES] = moved

@@ -46,4 +46,13 @@ def _needed(tree: ast.Module, place: ast.With | ast.AsyncWith, frame: FrameType)
     names = {node.id for node in behind if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     if behind and not has_own_locals(frame):
         names |= {*read_in_functions(frame.f_code)}
-    return names & {node.id for node in ast.walk(region) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return names & {name for node in ast.walk(region) if (name := _bound_by(node)) is not None}
+
+
+def _bound_by(node: ast.AST) -> str | None:
+    """The name that an assignment, or a pattern of `match`, binds."""
+    if isinstance(node, ast.Name):
+        return node.id if isinstance(node.ctx, ast.Store) else None
+    if isinstance(node, ast.MatchAs | ast.MatchStar):
+        return node.name
+    return node.rest if isinstance(node, ast.MatchMapping) else None

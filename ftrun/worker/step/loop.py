@@ -359,7 +359,6 @@ class Loop:
             kit.pending.restart = kit.ledger.start_state(number)
         else:
             position.attempt = int(kit.pending.again)
-        kit.pending.again = False
         position.number = number
         position.where = where
         kit.looks.begins(number)
@@ -391,6 +390,7 @@ class Loop:
 
     def _put_back(self, number: int, in_call: bool = False) -> None:
         """Put back what a slot holds, once."""
-        saved, self.kit.pending.restart = self.kit.pending.restart, None
+        pending = self.kit.pending
+        saved, pending.restart, pending.again = pending.restart, None, False
         if saved is not None:
             self.kit.ledger.put_back(saved, self.kit.position.index_of(number), in_call)

@@ -1,8 +1,9 @@
 """A model that writes a checkpoint every four steps and goes on from one that it finds.
 
 checkpointed.py BACKEND LAYOUT OUT STEPS KILLS. LAYOUT: fsdp, hsdp, tp (and FSDP2), ddp, or stages (a pipeline). KILLS: words
-"where:step:rank", where is forward, update, saving (after this rank has written its part), ending (before it writes one after the loop, if
-it has one alone), or in a save: tensors, describing (behind them), merging (all ranks' descriptions; rank is any). Each rank writes
+"where:step:rank", where is forward, again (the same, once a rank has died in an update), update,
+saving (after this rank has written its part), ending (before it writes one after the loop, if it has one alone), or in a save: tensors,
+ describing (behind them), merging (all ranks' descriptions; rank is any). Each rank writes
 OUT/digest-R, and of DTensors rank 0 OUT/full-RANKS-STEPS.pt.
 """
 
@@ -91,6 +92,8 @@ def main() -> None:
             if schedule is None:
                 loss = model(x).square().mean()
                 strike("forward", step.index)
+                if list(out.glob("struck-update-*")):
+                    strike("again", step.index)
                 loss.backward()
             else:
                 strike("forward", step.index)

@@ -69,6 +69,6 @@ def test_it_is_marked_before_its_death_is_told(tmp_path: Path) -> None:
     finally:
         detectors.close()
     assert told == [("corrupt", 1, 0)], "a replacement that is told of the world later finds the mark, fence or not"
-    world = World(2, 6, tuple(Place(r, r, r + 4) for r in range(4)), "", 0, replaced=(1, 2), lost={"1": 1, "2": 2})
+    world = World(2, 6, tuple(Place(r, r, r + 4) for r in range(4)), "", 0, replaced=(1, 2), lost={1: 1, 2: 2})
     assert donors(board, world, 1) == [3, 0]
     assert donors(board, world, 3) == [0, 1], "rank 1 died beside it, and what it left may be whole"

@@ -124,7 +124,7 @@ def test_the_first_step_needs_no_update_before_it() -> None:
     ("changes", "words", "requeue"),
     [
         ({"lonely": "a.weight"}, "no other rank is known to hold the same values of a.weight", False),
-        ({"lonely": "", "has_a_part": True}, "the same values of all its parameters at once", True),
+        ({"lonely": "", "has_a_part": lambda: True}, "the same values of all its parameters at once", True),
         ({"lonely": "a.weight", "sharded": True}, "its shard of a.weight is no other rank's", True),
         ({"lonely": "a.weight", "differ": True}, "were seen to differ", False),
         ({"peers": (Peer(1, refused="rank 1: x"), Peer(2, refused="rank 2: y"))}, "rank 1: x; rank 2: y", False),

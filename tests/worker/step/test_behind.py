@@ -21,6 +21,8 @@ def main(before=1):
             x = 1
             found.append(ask(sys._getframe()))
             if step: loss = 2
+            match step and {{"kind": [x, step]}}:
+                case {{"kind": [kind, *tail], **more}}: pass
         if step: {behind}
 """
 BEHIND = [
@@ -28,6 +30,7 @@ BEHIND = [
     ("losses.append(x)", False),
     ("losses.append(before)", False),
     ("losses.append(loss)", True),
+    ("losses.append((kind, tail, more))", True),  # that a match binds
     ("show_nothing()", True),  # a function of the script reads the name that the module binds: one is enough for all
 ]
 

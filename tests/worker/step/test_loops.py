@@ -8,9 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
+from ftrun.worker.link.position import Position
+from ftrun.worker.repair.kit import PendingRecovery
+from ftrun.worker.step.loop import Loop
 from tests.conftest import Ftrun, Run
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
@@ -140,3 +144,15 @@ def test_leaving_the_loop_early(ftrun: Ftrun, leave: str, printed: int) -> None:
     assert run.wait() == 0, run.stderr
     assert run.stdout.count("after 3") == printed
     assert "incident" not in run.stderr
+
+
+def test_everyone_goes_back_to_the_end_of_a_loop_and_the_next_one_begins_its_first_step_once() -> None:
+    loop = Loop.__new__(Loop)
+    loop.kit = kit = MagicMock(pending=PendingRecovery(), position=Position())
+    loop._position = kit.position
+    loop._survivor, loop._commit, loop._observers, loop.calls = (MagicMock() for _ in range(4))
+    kit.position.number = 9
+    kit.pending.restart, kit.pending.again = MagicMock(), True  # as `lay_over` leaves them
+    assert loop._end(10)
+    loop._hand_out(11)
+    assert kit.position.attempt == 0 and kit.pending.restart is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -68,6 +69,10 @@ class RoundTable:
         first = sum(m.nproc for m in self.members[:at])
         world = sum(m.nproc for m in self.members)
         return NodePlace(self.round, at, len(self.members), first, world, self.restarts)
+
+    def stamp(self) -> str:
+        """On each node the same, and of no other round of this or another run: an agent makes its `id` anew each time."""
+        return f"{zlib.crc32(' '.join(m.id for m in self.members).encode()):08x}.{self.round}"
 
     def to_record(self) -> Record:
         return asdict(self)
