@@ -153,7 +153,7 @@ cases: setup  ## every pattern of a public bug report: under torchrun, converted
 	$(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) -rA tests/cases
 
 truth: setup  ## every pattern of training loops and 40 random scripts: clean, killed and under torchrun (half an hour)
-	$(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) tests/truth
+	BY_TORCHRUN=1 $(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) tests/truth
 
 matrix: setup  ## every kind of fault in every phase (ten to twenty minutes); writes tests/e2e/matrix.json and the docs' table
 	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_matrix.py::test_matrix; status=$$?; \

@@ -57,11 +57,18 @@ def small_file_system(path: Path, megabytes: float) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def leaked_memory(before: set[str]) -> set[str]:
-    """Names that are new in /dev/shm since it held `before` and that no live process maps.
+def leaked_memory(before: set[str], patience: float = 5.0) -> set[str]:
+    """Names that are new in /dev/shm since it held `before`, that no live process maps, and that stay.
 
-    Tests that run at the same time have shared memory too: theirs is mapped.
+    Tests that run at the same time have shared memory too: theirs is mapped, or gone soon.
     """
+    deadline = time.monotonic() + patience
+    while (left := _unmapped(before)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def _unmapped(before: set[str]) -> set[str]:
     left: dict[str, str] = {}
     for name in set(os.listdir("/dev/shm")) - before:
         with contextlib.suppress(FileNotFoundError):

@@ -145,7 +145,7 @@ def _under_ftrun(folder: Path, case: Case, converted: bool, killed: bool = False
 def judge(folder: Path, case: Case) -> Verdict:
     """Run a case in each way, as far as it is right."""
     script, env = SCRIPTS / f"{case.script}.py", {"CASE_CONVERTED": "0", **case.env}
-    stock = harness.under_torchrun(folder / "stock", script, RANKS, env)
+    stock = harness.by_torch(folder / "stock", script, RANKS, env, torchrun=True)
     assert stock.code == 0 and len(stock.ranks) == RANKS, stock.output
     clean = _under_ftrun(folder / "clean", case, converted=not case.plain)
     if clean is None:

@@ -15,18 +15,20 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ftrun.control.replay import replay
+from tests.e2e import stock as plain
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 ROOT = SCRIPTS.parents[2]
 REFERENCE = SCRIPTS / "reference.py"
 RANKS = 4
 TIMEOUT = 90.0
+BY_TORCHRUN = os.environ.get("BY_TORCHRUN") == "1"  # what is compared with is torchrun's own run each time
 _ABORTED = "terminate called without an active exception"
 
 # what must be equal, the most telling first
@@ -122,33 +124,55 @@ def environment(folder: Path, extra: dict[str, str] | None = None) -> dict[str, 
 
 def torchrun(folder: Path, arguments: Sequence[str], ranks: int = RANKS, env: dict[str, str] | None = None) -> Outcome:
     """The same script, stock torch, started by the command `torchrun`."""
-    command = [tool("torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
-    return _stock(folder, command, arguments, ranks, env)
+    return by_torchrun(folder, _reference(folder, arguments, ranks), ranks, {"PYTHONPATH": str(ROOT), **(env or {})})
 
 
 def stock(folder: Path, arguments: Sequence[str], ranks: int = RANKS) -> Outcome:
     """The same with forked workers and no agent: what everything is compared with."""
-    return _stock(folder, [sys.executable, "-m", "tests.e2e.stock", str(ranks)], arguments, ranks)
+    return by_torch(folder, _reference(folder, arguments, ranks), ranks, {"PYTHONPATH": str(ROOT)})
 
 
-def _stock(
-    folder: Path, command: Sequence[str], arguments: Sequence[str], ranks: int, env: dict[str, str] | None = None
-) -> Outcome:
-    script = [str(REFERENCE), "--backend", "gloo", "--out", str(folder / "out"), *arguments]
-    return by_torch(folder, [*command, *script], ranks, {"PYTHONPATH": str(ROOT), **(env or {})})
+def _reference(folder: Path, arguments: Sequence[str], ranks: int) -> list[str]:
+    return [*torchrun_of(ranks), str(REFERENCE), "--backend", "gloo", "--out", str(folder / "out"), *arguments]
+
+
+def torchrun_of(ranks: int = RANKS) -> list[str]:
+    """The command that starts a script on stock torch; `by_torch` starts the same in another way, unless it is to be torchrun."""
+    return [tool("torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
 
 
 def by_torch(
     folder: Path, command: Sequence[str], ranks: int = RANKS, env: dict[str, str] | None = None, timeout: float = TIMEOUT
 ) -> Outcome:
-    """A run of stock torch in a folder of its own. Its own failure is no finding about ftrun: it is shown, and tried once more.
+    """A run of stock torch in a folder of its own: of `tests.e2e.stock` where `command` is that of `torchrun_of`.
+
+    With BY_TORCHRUN=1 torchrun itself runs, as `make truth` has it.
+    """
+    workers = int(command[3]) if list(command[:3]) == torchrun_of()[:3] else 0
+    if workers < 2 or BY_TORCHRUN:
+        return by_torchrun(folder, command, ranks, env, timeout)
+    begun = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    code = plain.run(folder, workers, command[4:], environment(folder, env), timeout)
+    return read(folder, code, time.monotonic() - begun, ranks)
+
+
+def by_torchrun(
+    folder: Path,
+    command: Sequence[str],
+    ranks: int = RANKS,
+    env: dict[str, str] | None = None,
+    timeout: float = TIMEOUT,
+    enough: Callable[[Outcome], bool] = lambda _: False,
+) -> Outcome:
+    """A run of torchrun. Its own failure is no finding about ftrun: it is shown, and tried once more.
 
     Where a script ends right after a collective, a Gloo thread that gives up a tensor may find no interpreter, and abort the process:
-    that is tried again five times.
+    that is tried again five times, unless what was written until then is `enough`.
     """
     outcome = _finish(start(folder, command, env), ranks, timeout)
     for attempt in range(5):
-        if not outcome.code or (attempt and _ABORTED not in outcome.output):
+        if not outcome.code or enough(outcome) or (attempt and _ABORTED not in outcome.output):
             break
         warnings.warn(f"the stock run ended with {outcome.code}, once more:\n{outcome.tail(4)}", stacklevel=2)
         shutil.rmtree(folder)

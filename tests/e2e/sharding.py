@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ Stock = Callable[..., Outcome]
 
 def stock(folder: Path, arguments: Sequence[str], ranks: int) -> Outcome:
     """The script on stock torch and Gloo."""
-    command = [sys.executable, "-m", "tests.e2e.stock", str(ranks), str(SCRIPT), "--backend", "gloo"]
+    command = [*harness.torchrun_of(ranks), str(SCRIPT), "--backend", "gloo"]
     paths = f"{harness.ROOT}:{harness.SCRIPTS}"
     command += ["--out", str(folder / "out"), *arguments]
     return harness.by_torch(folder, command, ranks, env={"PYTHONPATH": paths}, timeout=SLOW)

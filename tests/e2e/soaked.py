@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,7 @@ class Program:
 
     def plain(self, folder: Path) -> harness.Outcome:
         """The uninterrupted run on stock torch."""
-        command = [sys.executable, "-m", "tests.e2e.stock", str(harness.RANKS), str(self.script), "--backend", "gloo"]
+        command = [*harness.torchrun_of(), str(self.script), "--backend", "gloo"]
         command += ["--out", str(folder / "out"), *harness.unhurried(self.told)]
         paths = {"PYTHONPATH": f"{harness.ROOT}:{harness.SCRIPTS}"}
         return harness.by_torch(folder, command, env=paths, timeout=10 * harness.TIMEOUT)

@@ -74,7 +74,7 @@ def test_stop_ends_the_run_with_the_reason_and_nothing_saved_is_lost(name: str, 
     setup, body, named, whom = LOST[name]
     path = script(tmp_path, STD + setup + loop(body) + SAVED + END)
     killed = harness.under_ftrun(tmp_path / "killed", path, [kill(2, "update", 6)], STOP)
-    stock = harness.under_torchrun(tmp_path / "stock", path)
+    stock = harness.by_torch(tmp_path / "stock", path)
     assert killed.code == 75 and not killed.ranks, killed.output
     told = sentence(killed.output)
     assert told.startswith("the repair of rank 2 cannot be called exact: "), told
@@ -111,7 +111,7 @@ def test_stop_ends_a_run_in_whose_loop_a_difference_is_found_at_its_end(tmp_path
 def test_an_exact_repair_goes_on(at: str, tmp_path: Path) -> None:
     path = script(tmp_path, PATTERNS[f"plain-{at}"].source)
     killed = harness.under_ftrun(tmp_path / "killed", path, [kill(2, at, 4), kill(0, at, 8)], STOP)
-    stock = harness.under_torchrun(tmp_path / "stock", path)
+    stock = harness.by_torch(tmp_path / "stock", path)
     assert killed.code == 0 and killed.answer == "yes", killed.output
     assert killed.ranks == stock.ranks
 
@@ -119,7 +119,7 @@ def test_an_exact_repair_goes_on(at: str, tmp_path: Path) -> None:
 def test_a_clean_run_ends_well_whatever_it_leaves_out(tmp_path: Path) -> None:
     path = script(tmp_path, PATTERNS["own-iterator"].source)
     clean = harness.under_ftrun(tmp_path / "clean", path, (), STOP)
-    assert clean.code == 0 and clean.ranks == harness.under_torchrun(tmp_path / "stock", path).ranks
+    assert clean.code == 0 and clean.ranks == harness.by_torch(tmp_path / "stock", path).ranks
 
 
 def test_the_closing_line_says_since_which_step_of_which_epoch(tmp_path: Path) -> None:

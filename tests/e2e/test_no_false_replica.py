@@ -6,7 +6,6 @@ A run that is repaired ends on the bits of stock torch, or it ends with an exit 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ EVERY_2 = ("--snapshot-every", "2")
 
 def uninterrupted(folder: Path, *arguments: str) -> list[dict[str, object]]:
     """What the same script gives on stock torch and Gloo."""
-    command = [sys.executable, "-m", "tests.e2e.stock", str(harness.RANKS), str(SCRIPT), "--backend", "gloo"]
+    command = [*harness.torchrun_of(), str(SCRIPT), "--backend", "gloo"]
     command += ["--out", str(folder / "stock" / "out"), *arguments]
     return harness.by_torch(folder / "stock", command, env={"PYTHONPATH": str(harness.ROOT)}).need()
 

@@ -59,10 +59,17 @@ def _seen(outcome: harness.Outcome, ranks: int) -> Seen:
     return Seen(outcome.code, {r: json.loads(f.read_text()) for r, f in files.items() if f.exists()}, outcome.output)
 
 
-def under_torchrun(folder: Path, script: Path, ranks: int = RANKS, env: Mapping[str, str] = NOTHING) -> Seen:
-    """Stock torch may abort while it exits, when every rank has written what it holds: that is no failure of the script."""
-    command = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(script)]
-    seen = _seen(harness.by_torch(folder, command, 0, _environment(folder, env)), ranks)
+def by_torch(folder: Path, script: Path, ranks: int = RANKS, env: Mapping[str, str] = NOTHING, torchrun: bool = False) -> Seen:
+    """Stock torch may abort while it exits, when every rank has written what it holds: that is no failure of the script.
+
+    `torchrun`: the command itself, for what a script sees of how it was started.
+    """
+    command, more = [*harness.torchrun_of(ranks), str(script)], _environment(folder, env)
+    if torchrun or harness.BY_TORCHRUN:
+        outcome = harness.by_torchrun(folder, command, 0, more, enough=lambda ended: len(_seen(ended, ranks).ranks) == ranks)
+    else:
+        outcome = harness.by_torch(folder, command, 0, more)
+    seen = _seen(outcome, ranks)
     return Seen(0, seen.ranks, seen.output) if len(seen.ranks) == ranks else seen
 
 
@@ -106,5 +113,5 @@ def three(folder: Path, source: str, faults: Sequence[str]) -> Three:
     return Three(
         under_ftrun(folder / "clean", script),
         under_ftrun(folder / "killed", script, faults),
-        under_torchrun(folder / "stock", script),
+        by_torch(folder / "stock", script),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import harness
-from tests.truth.harness import PRELUDE, Seen, under_ftrun, under_torchrun
+from tests.truth.harness import PRELUDE, Seen, by_torch, under_ftrun
 
 LOOP = """
 for step in job.steps(STEPS):
@@ -38,7 +38,7 @@ def both(folder: Path, inside: str, step: int, ranks: int, before: str = "pass")
     end = "end(model=ddp, opt=opt, sched=sched, total=kept.total)\n"
     script.write_text(PRELUDE + TOTAL + LOOP.format(inside=inside, before=before) + end)
     killed = under_ftrun(folder / "killed", script, [harness.kill(1, "update", step)], ranks=ranks)
-    return killed, under_torchrun(folder / "stock", script, ranks)
+    return killed, by_torch(folder / "stock", script, ranks)
 
 
 def test_others_that_are_late_are_waited_for(tmp_path: Path) -> None:
@@ -92,4 +92,4 @@ def test_a_buffer_that_updates_write_is_the_only_replicas_to_give_where_it_was_a
     killed = under_ftrun(tmp_path / "killed", script, [harness.kill(1, "update", 5)], ranks=2)
     assert killed.code == 0 and killed.answer == answer, killed.output
     if answer == "yes":
-        assert killed.ranks == under_torchrun(tmp_path / "stock", script, 2).ranks, killed.output
+        assert killed.ranks == by_torch(tmp_path / "stock", script, 2).ranks, killed.output

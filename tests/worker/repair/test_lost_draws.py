@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import harness
-from tests.truth.harness import PRELUDE, Seen, under_ftrun, under_torchrun
+from tests.truth.harness import PRELUDE, Seen, by_torch, under_ftrun
 
 BODY = """
 torch.manual_seed(100 + rank)
@@ -32,7 +32,7 @@ def both(folder: Path, fault: str, inside: str = "pass", after: str = "pass") ->
     """Under ftrun with a kill, and under torchrun."""
     script = folder / "script.py"
     script.write_text(PRELUDE + BODY.format(inside=inside, after=after))
-    return under_ftrun(folder / "killed", script, [fault]), under_torchrun(folder / "stock", script)
+    return under_ftrun(folder / "killed", script, [fault]), by_torch(folder / "stock", script)
 
 
 @pytest.mark.parametrize(

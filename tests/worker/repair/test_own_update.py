@@ -13,7 +13,7 @@ import pytest
 
 from tests import injected
 from tests.e2e import harness
-from tests.truth.harness import PRELUDE, RANKS, Seen, under_torchrun
+from tests.truth.harness import PRELUDE, RANKS, Seen, by_torch
 
 SPARSE = """
 class Model(nn.Module):
@@ -98,7 +98,7 @@ def test_sparse_gradients_outlive_a_death_at_the_gate(tmp_path: Path) -> None:
     seen = killed(tmp_path / "ours", SPARSE, "pass:4:1,pass:7:3,pass:12:2")
     assert seen.answer == "yes" and len(re.findall(r"died at (the gate of step|the end of the loop)", seen.output)) == 3, seen.output
     assert seen.output.count("made from the gradients that it had sealed") >= 2, seen.output
-    assert seen.ranks == under_torchrun(tmp_path / "stock", tmp_path / "ours" / "script.py").ranks, seen.output
+    assert seen.ranks == by_torch(tmp_path / "stock", tmp_path / "ours" / "script.py").ranks, seen.output
 
 
 @pytest.mark.parametrize(
