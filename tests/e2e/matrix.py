@@ -182,6 +182,9 @@ def run(folder: Path, batch: Batch) -> Outcome:
         outcome.journal = [json.loads(line) for line in left.read_text().splitlines()]
         _await(lambda: not harness.strays(folder))
         remove_stale(folder / "runs")
+    if row.gpus:
+        simulated = [note for note in outcome.notes("device-event") if note.get("simulated")]
+        assert not simulated, f"the fault never reached the driver: {simulated}"
     return outcome
 
 

@@ -90,6 +90,7 @@ def test_without_the_reset_a_pipeline_does_not_come_back(folder: Path) -> None:
     arguments = ["--steps", "6"]
     broken, options = injected.env(without="pipeline"), ("--hang-timeout", "5")
     outcome = ours(folder, *arguments, faults=[kill(2, "backward", 3)], env=broken, options=options)
+    assert "rank 2 died in backward of step 3" in outcome.output and "takes over rank 2" in outcome.output, outcome.tail()
     assert outcome.code != 0 or outcome.need() != torchrun(folder, *arguments), outcome.tail()
 
 

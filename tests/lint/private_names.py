@@ -26,7 +26,7 @@ models** – for one of DTensors; **protect of pipelines** – where
 `torch.distributed.pipelining` is imported; **torch.compile** – compiled models beside `protect()`; **answer** – torch asks about or
 through that name, and one without it may not ask; **message**, **speed** – as the words say.
 
-Written by `python tests/lint/private_names.py PYTHON...` on {date}. Each was tried there, by
+Written by `python tests/lint/private_names.py PYTHON...` on {date}. Each was looked for, and tried where it can be, there, by
 `python -m tests.worker.torch_compat.private_probes`; `ftrun doctor` looks whether the torch that is installed has them all.
 
 """

@@ -34,6 +34,7 @@ class Driver:
         self.quarantined = quarantined
         self.t = 0.0
         self.hits: set[tuple[m.RunPhase, type[ev.Event]]] = set()
+        self.told: set[tuple[str, type[ev.Event]]] = set()  # the same by what people are told of the phase
         self.orders: list[ev.Action] = []
         self.journal = [json.dumps({"t": 0.0, "wall": 0.0, "config": self.config.to_json()})]
 
@@ -41,6 +42,7 @@ class Driver:
         """Hand one event to the machine; its actions."""
         self.journal.append(json.dumps({"t": self.t, "event": event.to_json()}))
         self.hits.add((self.state.phase, type(event)))
+        self.told.add((self.state.told, type(event)))
         self.state, actions = m.advance(self.config, self.state, event)
         answer = {"actions": [a.to_json() for a in actions], "phase": self.state.told}
         self.journal.append(json.dumps({"t": self.t, **answer, "generation": self.state.generation}))

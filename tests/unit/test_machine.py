@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -79,7 +80,8 @@ def test_every_event_has_a_sample() -> None:
 
 def test_every_table_entry_is_exercised_and_everything_else_is_illegal() -> None:
     hits: set[tuple[RunPhase, type[ev.Event]]] = set()
-    for phase, make in IN_PHASE.items():
+    later = [(RunPhase.REPAIRING, functools.partial(in_incident, stages)) for stages in (1, 4, 5)]
+    for phase, make in (*IN_PHASE.items(), *later):
         for event in EVENTS:
             run = make()
             assert run.at(phase)

@@ -267,10 +267,10 @@ def test_long_stories_of_faults_end() -> None:
         seen["tails"] += sum(isinstance(a, ev.Publish) and a.tail for a in orders)
         seen["restarts"] += sum(isinstance(a, ev.ResetGate) for a in orders) - 1
         seen.update(a.what for a in orders if isinstance(a, ev.Say))
-        seen.update(f"{kind.__name__} in {phase}" for phase, kind in world.run.hits)
+        seen.update(f"{kind.__name__} in {phase}" for phase, kind in world.run.told)
     print(seen)
     # The stories are worth something only while they get everywhere.
-    for phase in m.INCIDENT:
+    for phase in ("STOPPING", "CLEANING", "RESETTING", "RESTORING", "RESUMING"):
         assert seen[f"Died in {phase}"] > 1 and seen[f"Dying in {phase}"] > 1
     for what in ("device_quarantined", "device_suspect", "devices_exhausted", "device_waited_for", "links_reset"):
         assert seen[what] > 1, what
@@ -286,5 +286,5 @@ def test_long_stories_of_faults_end() -> None:
         "code 75",
     ):
         assert seen[what] > 1, what
-    assert seen[f"Raised in {RunPhase.REPAIRING}"] > 0
-    assert seen[f"Unconnected in {RunPhase.REPAIRING}"] > 1 and seen[f"Stalled in {RunPhase.REPAIRING}"] > 1
+    assert seen["Raised in RESUMING"] > 0
+    assert seen["Unconnected in RESETTING"] > 1 and seen["Stalled in RESETTING"] > 1

@@ -48,7 +48,7 @@ def read(path: Path, device: torch.device) -> State:
     if path.is_dir():
         raise UsageError(
             f"{path} is a folder, as job.save writes it for a model of which each rank has a part, and each rank has all of this one: lay "
-            "it out as it was, or read the folder's newest step with torch.distributed.checkpoint"
+            "it out as it was, or read the DTensors in the folder's newest step with torch.distributed.checkpoint"
         )
     state: State = torch.load(path, map_location=device, weights_only=True)
     return state
