@@ -13,7 +13,8 @@ import torch.distributed.checkpoint
 
 from ftrun.core.errors import UsageError
 from ftrun.worker.process import checkpoints
-from ftrun.worker.process.sharded_checkpoints import CheckpointPart, ShardedFolder
+from ftrun.worker.process.sharded_checkpoints import CheckpointPart, ShardedFolder, _laid_out
+from ftrun.worker.state import shards
 from tests.e2e import harness
 from tests.e2e.harness import Outcome
 
@@ -221,3 +222,26 @@ def test_what_is_no_such_checkpoint_is_named(tmp_path: Path) -> None:
         read(tmp_path)
     with pytest.raises(UsageError, match=r"is a folder, as job.save writes it for a model of which each rank has a part"):
         checkpoints.read(tmp_path, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("description", "why"),
+    [
+        (b"\x80\x02ctorch.distributed.checkpoint.brandnew\nThing\n.", "No module named"),
+        (b"\x80\x02ctorch.distributed.checkpoint.metadata\nThing\n.", "Thing"),
+        (b"\x80\x02K\x01.", "it holds int"),
+        (b"", "Ran out of input"),
+    ],
+)
+def test_a_description_that_this_torch_cannot_read_is_named(tmp_path: Path, description: bytes, why: str) -> None:
+    ShardedFolder(tmp_path, 0, 1).write(10, "a", own())
+    (whole,) = tmp_path.glob("*/.metadata")
+    whole.write_bytes(description)
+    with pytest.raises(UsageError, match=f"torch .* cannot read .*{why}"):
+        read(tmp_path, 1)
+
+
+def test_a_value_that_was_whole_and_is_spread_now_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "is_spread", lambda tensor: True)
+    with pytest.raises(UsageError, match=r"models\.0\.bias is not spread over ranks, and the model's is"):
+        _laid_out(("models", 0, "bias"), ["plain", torch.zeros(2)], torch.zeros(2), torch.zeros(2), {})

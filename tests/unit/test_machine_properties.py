@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ftrun.control import events as ev
-from ftrun.control import machine as m
-from ftrun.control.machine import RunPhase
 from tests.unit.driver import Driver
 from tests.unit.simulation import SERVICES, Simulation
 
