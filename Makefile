@@ -140,8 +140,9 @@ wheel-test: wheel  ## install the wheel into an empty environment, use it from t
 	"$$folder/env/bin/python" -I tests/wheel/without_compiler.py "$$folder/plain"
 	@ls -l dist/ftrun-*.whl
 
-chaos: setup  ## the slow tests, then the soak
-	$(PYTEST) -m slow
+# The slow tests of the other suites are theirs: truth, cases, matrix, layouts.
+chaos: setup  ## the other slow tests, then the soak
+	$(PYTEST) -m slow --numprocesses $(or $(JOBS),2) --dist worksteal --ignore=tests/truth --ignore=tests/cases
 	$(PY) tests/e2e/soak.py
 
 soak: setup  ## SIGNALS=300 at random moments on four programs, REPAIRS=100 that may leave nothing, INTERRUPTS=20 by Ctrl-C; build/soak.json
@@ -152,8 +153,8 @@ soak: setup  ## SIGNALS=300 at random moments on four programs, REPAIRS=100 that
 cases: setup  ## every pattern of a public bug report: under torchrun, converted, and with kills (ten minutes)
 	$(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) -rA tests/cases
 
-truth: setup  ## every pattern of training loops and 40 random scripts: clean, killed and under torchrun (half an hour)
-	BY_TORCHRUN=1 $(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) tests/truth
+truth: setup  ## every pattern of training loops and 40 random scripts: clean, killed, on stock torch (BY_TORCHRUN=1: by torchrun itself)
+	$(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) tests/truth
 
 matrix: setup  ## every kind of fault in every phase (ten to twenty minutes); writes tests/e2e/matrix.json and the docs' table
 	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_matrix.py::test_matrix; status=$$?; \

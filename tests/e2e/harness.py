@@ -146,7 +146,7 @@ def by_torch(
 ) -> Outcome:
     """A run of stock torch in a folder of its own: of `tests.e2e.stock` where `command` is that of `torchrun_of`.
 
-    With BY_TORCHRUN=1 torchrun itself runs, as `make truth` has it.
+    With BY_TORCHRUN=1 torchrun itself runs.
     """
     workers = int(command[3]) if list(command[:3]) == torchrun_of()[:3] else 0
     if workers < 2 or BY_TORCHRUN:

@@ -2,8 +2,8 @@
 
 `python -m tests.e2e.stock` imports torch once and then forks the ranks of each run that a line on its stdin asks for: a program of four
 ranks takes a second, where torchrun imports torch five times. Ranks have torchrun's variables and a store that lives outside of them, as
-under it. That this ends where torchrun ends is compared in tests/e2e/test_exact.py; with BY_TORCHRUN=1, as in `make truth`, each
-comparison is with torchrun itself.
+under it. That this ends where torchrun ends is compared in tests/e2e/test_exact.py; with BY_TORCHRUN=1 (`make truth
+BY_TORCHRUN=1`) each comparison is with torchrun itself.
 """
 
 from __future__ import annotations

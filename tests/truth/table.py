@@ -9,7 +9,7 @@ from tests.truth.patterns import PATTERNS
 PATH = Path(__file__).resolve().parents[2] / "docs" / "truth.md"
 _HEAD = """# What ftrun says of a repaired run
 
-`tests/truth` runs each of these scripts three times: under ftrun without a fault, under ftrun with a kill, and under torchrun,
+`tests/truth` runs each of these scripts three times: under ftrun without a fault, under ftrun with a kill, and on stock torch,
 and compares everything that the four ranks hold at the end. The closing line of a run is one of three answers:
 
 - **yes**: everything that `protect` was given is equal on all replicas (compared), every step that was done again got the
