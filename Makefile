@@ -165,7 +165,7 @@ layouts: setup  ## a death at every place of a step, of sharded models and pipel
 	$(PY) -m tests.docs.generate && exit $$status
 
 # Ten minutes on a machine with nothing else to do; a survivor is judged in tests/mutation/survivors.md, or gets a test.
-mutation: setup  ## do the tests see each small mistake in ftrun/control (MODULE=name, EVERY=n for a sample)
+mutation: setup  ## do the tests see each small mistake in ftrun/control and repair/plan.py (MODULE=name, EVERY=n for a sample)
 	$(PY) -m tests.mutation.run --every $(or $(EVERY),1) $(if $(MODULE),--module $(MODULE))
 
 calm: setup  ## an hour of a run that is odd and healthy: nothing may be reported (MINUTES=n for another time)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "ftrun" / "control"
+PLAN = "ftrun.worker.repair.plan"
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
@@ -44,9 +45,14 @@ class Mutant:
 
 
 def modules() -> list[str]:
-    """Names of all modules of the controller."""
+    """Names of all modules of the controller, and that of the plan of a repair."""
     files = sorted(path.relative_to(ROOT) for path in FOLDER.rglob("*.py") if path.stat().st_size)
-    return [".".join(path.with_suffix("").parts) for path in files]
+    return [*(".".join(path.with_suffix("").parts) for path in files), PLAN]
+
+
+def short(module: str) -> str:
+    """The name of a module as people read it."""
+    return module.removeprefix("ftrun.control.").removeprefix("ftrun.worker.repair.")
 
 
 def source(module: str) -> str:
@@ -61,7 +67,7 @@ def mutants(module: str) -> list[Mutant]:
     for index, (node, around, function) in enumerate(_places(ast.parse(text))):
         for at, change in enumerate(_changes(node) if function or isinstance(node, ast.expr) else []):
             before, after = _first_line(node), _first_line(change())
-            name = f"{module.removeprefix('ftrun.control.')}{function and f'.{function}'}: "
+            name = f"{short(module)}{function and f'.{function}'}: "
             name += f"without `{before}`" if after == "pass" else f"`{before}` as `{after}`"
             name += f" in `{_first_line(around)}`" if len(before) < _SHORT and around is not node else ""
             seen[name] += 1

@@ -1,4 +1,6 @@
-"""Do the tests of the controller see each small mistake? Runs them on every mutant, and compares the survivors with `survivors.md`.
+"""Do the tests of the controller and of the plan of a repair see each small mistake?
+
+Runs them on every mutant, and compares the survivors with `survivors.md`.
 
 `python -m tests.mutation.run [--module NAME] [--every N]`: exit code 1 for a survivor that nobody judged, or a judged one that
 does not survive any more, 2 where the tests fail without any mutant. The tests run once, in this process, which remembers which lines
@@ -29,13 +31,14 @@ import hypothesis  # noqa: F401  # before the forks, which would else import it 
 import pytest
 from _pytest.runner import runtestprotocol
 
-from tests.mutation.mutants import FOLDER, ROOT, Mutant, modules, mutants
+from tests.mutation.mutants import FOLDER, PLAN, ROOT, Mutant, modules, mutants, short
 
 SURVIVORS = ROOT / "tests" / "mutation" / "survivors.md"
 TESTS = [
     *(str(path) for path in sorted((ROOT / "tests" / "unit").glob("test_machine*.py")) if "properties" not in path.name),
     *(f"{ROOT}/tests/unit/test_{name}.py" for name in ("blame", "hangs", "limits", "policy", "replay", "stalls", "stragglers", "symptoms")),
 ]
+TESTS_OF_PLAN = [f"{ROOT}/tests/worker/repair/test_plan.py"]
 OPTIONS = ["-q", "-x", "--capture=sys", "-o", "timeout=0", "-m", "not slow"]
 OPTIONS += ["-p", "no:cacheprovider", "-p", "no:warnings", "-p", "no:xdist"]
 PATIENCE = 60  # seconds for the tests of one mutant; one that turns in circles does not survive
@@ -65,7 +68,7 @@ class Forks:
             for line in lines:
                 touched.setdefault(line, []).append(item)
         for mutant in self._wanted:
-            path = str(FOLDER.parents[1] / (mutant.module.replace(".", "/") + ".py"))
+            path = _file(mutant.module)
             items = {i.nodeid: i for line in range(mutant.line, mutant.end + 1) for i in touched.get((path, line), ())}
             ordered = sorted(items.values(), key=lambda item: spent[item.nodeid])
             if _survives(mutant, functools.partial(_tests_pass, mutant, ordered)):
@@ -101,16 +104,16 @@ def _code_of(code: types.CodeType, names: Sequence[str]) -> types.CodeType:
 
 @contextlib.contextmanager
 def _tracing() -> Iterator[set[tuple[str, int]]]:
-    """Files and lines of the controller that are run meanwhile."""
+    """Files and lines of the controller and of the plan that are run meanwhile."""
     found: set[tuple[str, int]] = set()
-    folder = f"{FOLDER}{os.sep}"
+    wanted = f"{FOLDER}{os.sep}", _file(PLAN)
 
     def lines(frame: types.FrameType, event: str, argument: Any) -> Any:
         found.add((frame.f_code.co_filename, frame.f_lineno))
         return lines
 
     def calls(frame: types.FrameType, event: str, argument: Any) -> Any:
-        return lines(frame, event, argument) if frame.f_code.co_filename.startswith(folder) else None
+        return lines(frame, event, argument) if frame.f_code.co_filename.startswith(wanted) else None
 
     sys.settrace(calls)
     try:
@@ -137,11 +140,18 @@ class Wrong(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _imported_wrong(mutant: Mutant) -> bool:
     sys.meta_path.insert(0, Wrong(mutant))
-    return _all_pass()
+    return _all_pass([mutant])
 
 
-def _all_pass() -> bool:
-    return pytest.main([*OPTIONS, *TESTS]) == 0
+def _all_pass(wanted: Sequence[Mutant], *plugins: object) -> bool:
+    """Do the tests of these mutants' modules pass?"""
+    of_plan = {one.module == PLAN for one in wanted}
+    tests = [*(TESTS if False in of_plan else ()), *(TESTS_OF_PLAN if True in of_plan else ())]
+    return pytest.main([*OPTIONS, *tests], plugins=[*plugins]) == 0
+
+
+def _file(module: str) -> str:
+    return str(ROOT / (module.replace(".", "/") + ".py"))
 
 
 def _survives(mutant: Mutant, passes: Callable[[], bool]) -> bool:
@@ -152,14 +162,14 @@ def _survives(mutant: Mutant, passes: Callable[[], bool]) -> bool:
     return survives
 
 
-def _in_fork(passes: Callable[[], bool]) -> bool:
+def _in_fork(passes: Callable[[], bool], patience: int = PATIENCE) -> bool:
     pid = os.fork()
     if pid == 0:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(PATIENCE)
+        signal.alarm(patience)
         code = 1
         try:
             code = 0 if passes() else 1
@@ -170,19 +180,22 @@ def _in_fork(passes: Callable[[], bool]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("--module", choices=[name.removeprefix("ftrun.control.") for name in modules()])
+    parser.add_argument("--module", choices=[short(name) for name in modules()])
     parser.add_argument("--every", type=int, default=1, help="only each N-th mutant")
     parser.add_argument("--functions", action="store_true", help="leave out what runs when a module is imported, which takes the longest")
     arguments = parser.parse_args()
-    wanted = [one for name in modules() if arguments.module in (None, name.removeprefix("ftrun.control.")) for one in mutants(name)]
+    wanted = [one for name in modules() if arguments.module in (None, short(name)) for one in mutants(name)]
     wanted = [one for one in wanted if one.function or not arguments.functions][:: arguments.every]
     since = time.monotonic()
-    if not _in_fork(_all_pass):
-        print("the tests fail without any mutant: they can tell nothing", file=sys.stderr)
+    fail = "the tests fail without any mutant: they can tell nothing"
+    if not _in_fork(functools.partial(_all_pass, wanted), patience=0):
+        print(fail, file=sys.stderr)
         return 2
     survivors = [one for one in wanted if not one.function and _survives(one, functools.partial(_imported_wrong, one))]
     forks = Forks([one for one in wanted if one.function])
-    pytest.main([*OPTIONS, *TESTS], plugins=[forks])
+    if not _all_pass(wanted, forks):
+        print(fail, file=sys.stderr)
+        return 2
     survivors += forks.survivors
     known, left = judged(), {one.name for one in survivors}
     new, gone = sorted(left - known), sorted(known & {one.name for one in wanted} - left)
