@@ -105,6 +105,7 @@ TWO = (Peer(1, Tags(RESUME)), Peer(2, Tags(RESUME, end=RESUME)))
         (TWO[::-1], Tags(gate=RESUME - 1), Sources(Weights.COPY, Own.GATE_AND_REPLICA, 2, 2)),
         (TWO, Tags(RESUME, gate=RESUME - 1), Sources(Weights.ADOPT, Own.GATE_AND_REPLICA, None, 2)),
         ((dataclasses.replace(TWO[0], refused="rank 1: no"), TWO[1]), Tags(end=RESUME), Sources(Weights.COPY, Own.END, 2)),
+        ((Peer(1, Tags(end=RESUME)), TWO[1]), Tags(gate=RESUME - 1), Sources(Weights.COPY, Own.GATE_AND_REPLICA, 2, 2)),  # one for both
         (TWO[:1], Tags(gate=RESUME - 1), None),  # the other replica's slots come with its update
     ],
 )
@@ -116,8 +117,21 @@ def test_the_first_step_needs_no_update_before_it() -> None:
     decided = plan(Evidence(0, Tags(seal=0, gate=NONE)))
     assert isinstance(decided, Refusal) and "hold nothing for step 0" in decided.why
     assert plan(Evidence(0, Tags(seal=0, start=0))) == Sources(Weights.ADOPT, Own.START)
-    alone = Evidence(0, Tags(seal=NONE, gate=NONE), lonely="weight")
-    assert isinstance(plan(alone), Refusal), "an empty slot is no gate of step -1"
+    for start in (NONE, 0):
+        alone = Evidence(0, Tags(seal=NONE, start=start, gate=NONE), lonely="weight")
+        assert isinstance(plan(alone), Refusal), "an empty slot is no gate of step -1"
+    assert plan(Evidence(1, Tags(seal=0, gate=0), lonely="weight")) == Sources(Weights.MAKE, Own.GATE_AND_UPDATE)
+
+
+def test_behind_its_end_slot_nothing_is_written_but_the_commit_mark() -> None:
+    alone = Evidence(RESUME, Tags(seal=NONE, end=RESUME, gate=RESUME - 1), lonely="weight")
+    assert plan(alone) == Sources(Weights.ADOPT, Own.END)
+    assert isinstance(plan(dataclasses.replace(alone, on_gpu=True)), Refusal), "but by a kernel"
+
+
+def test_one_kept_replica_is_waited_for() -> None:
+    facts = Evidence(RESUME, Tags(), (Peer(1), Peer(2, kept=False)), waited=KEPT + 1)
+    assert plan(facts) is None
 
 
 @pytest.mark.parametrize(
@@ -175,6 +189,8 @@ def end(*updates: int, kept: bool = False, plain: bool = True) -> Any:
         (0, [0], [end(0), end(0, 1)], 1, None),
         (0, [0], [end(0), end(0, kept=True)], 1, None),
         (0, [0], [end(0, plain=False)], 1, None),
+        (0, [0], [end(0), end(0, plain=False)], 1, None),
+        (0, [0, -1], [end(0, -1)], 1, None),
     ],
 )
 def test_which_update_a_rank_without_replica_lacks(
