@@ -22,6 +22,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -208,4 +209,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with tempfile.TemporaryDirectory() as _FOLDER:  # what the tests of a fork leave, which is never cleaned up
+        tempfile.tempdir = _FOLDER
+        status = main()
+    sys.exit(status)
