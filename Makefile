@@ -164,7 +164,7 @@ layouts: setup  ## a death at every place of a step, of sharded models and pipel
 	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_sharded.py tests/e2e/test_pipeline.py; status=$$?; \
 	$(PY) -m tests.docs.generate && exit $$status
 
-# Ten minutes on a machine with nothing else to do; a survivor is judged in tests/mutation/survivors.md, or gets a test.
+# Half an hour beside other work; a survivor is judged in tests/mutation/survivors.md, or gets a test.
 mutation: setup  ## do the tests see each small mistake in ftrun/control and repair/plan.py (MODULE=name, EVERY=n for a sample)
 	$(PY) -m tests.mutation.run --every $(or $(EVERY),1) $(if $(MODULE),--module $(MODULE))
 

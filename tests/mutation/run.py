@@ -188,6 +188,10 @@ def main() -> int:
     wanted = [one for name in modules() if arguments.module in (None, short(name)) for one in mutants(name)]
     wanted = [one for one in wanted if one.function or not arguments.functions][:: arguments.every]
     since = time.monotonic()
+    found = importlib.util.find_spec("ftrun")
+    if found is None or not (found.origin or "").startswith(f"{ROOT}{os.sep}"):
+        print(f"the tests import another ftrun than that of {ROOT}: they would see no mutant", file=sys.stderr)
+        return 2
     fail = "the tests fail without any mutant: they can tell nothing"
     if not _in_fork(functools.partial(_all_pass, wanted), patience=0):
         print(fail, file=sys.stderr)
