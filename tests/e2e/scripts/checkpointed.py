@@ -3,7 +3,7 @@
 checkpointed.py BACKEND LAYOUT OUT STEPS KILLS. LAYOUT: fsdp, hsdp, tp (and FSDP2), ddp, or stages (a pipeline). KILLS: words
 "where:step:rank", where is forward, again (the same, once a rank has died in an update), update,
 saving (after this rank has written its part), ending (before it writes one after the loop, if it has one alone), or in a save: tensors,
- describing (behind them), merging (all ranks' descriptions; rank is any). Each rank writes
+ describing (behind them), merging (all ranks' descriptions). Each rank writes
 OUT/digest-R, and of DTensors rank 0 OUT/full-RANKS-STEPS.pt.
 """
 
@@ -43,11 +43,10 @@ def main() -> None:
     rank = dist.get_rank()
 
     def strike(where: str, step: int) -> None:
-        for who in (str(rank), "any"):
-            mark = out / f"struck-{where}-{step}-{who}"
-            if f"{where}:{step}:{who}" in kills and not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+        mark = out / f"struck-{where}-{step}-{rank}"
+        if f"{where}:{step}:{rank}" in kills and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
     at = 0
 
