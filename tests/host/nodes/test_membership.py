@@ -11,7 +11,7 @@ import pytest
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import CarrierLost, Record
 from ftrun.host.nodes.membership.member import Me, Member, MemberTerms, News
-from ftrun.host.nodes.membership.table import root_cause, weight
+from ftrun.host.nodes.membership.table import RoundTable, root_cause, weight
 
 STEP = 0.1
 
@@ -374,3 +374,14 @@ def test_weights() -> None:
     assert weight(1, "RuntimeError at train.py:3") == weight(1, "DistBackendError at x:1") == weight(134, "") == 2
     lost = {"kind": "vanished", "cause": "node 1 is gone"}
     assert root_cause(lost, [{"kind": "failed", "weight": 0}]) is lost
+
+
+def test_the_stamp_of_a_round_is_that_of_no_other() -> None:
+    def members(*ids: str) -> list[dict[str, Any]]:
+        return [{"id": one, "host": "h", "addr": "a", "nproc": 2} for one in ids]
+
+    first = RoundTable.follow(None, {}, (), members("a", "b"))
+    told = RoundTable.from_record(first.to_record())  # to the other nodes
+    again = RoundTable.follow(first, {"kind": "node"}, (), members("a", "b"))
+    another = RoundTable.follow(None, {}, (), members("c", "d"))
+    assert told.stamp() == first.stamp() and len({one.stamp() for one in (first, again, another)}) == 3
