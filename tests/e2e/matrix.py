@@ -266,6 +266,12 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def struck_twice(batch: Batch, outcome: Outcome) -> bool:
+    """Did a fault that was planned for one of two steps strike in both?"""
+    firings = [(f["rank"], f["phase"], f["step"]) for f in (note["fired"] for note in outcome.notes("fault"))]
+    return any(all((cell.rank, cell.phase, step) in firings for step in cell.steps) for cell in batch.cells if len(cell.steps) > 1)
+
+
 def judge(batch: Batch, outcome: Outcome, clean: Outcome | None) -> list[Result]:
     """Compare what happened with what is promised; `clean` is the uninterrupted run (None: the run is to end)."""
     row = BY_KIND[batch.kind]
