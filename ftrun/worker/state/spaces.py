@@ -112,7 +112,7 @@ def found(
         walk.add(_of_dict(f"global {prefix}", prefix, space), id(space))
     for number, root in enumerate(modules):
         for name, part in root.named_modules():
-            own = type(part).get_extra_state is not torch.nn.Module.get_extra_state  # it returns its further state itself
+            own = type(part).get_extra_state is not torch.nn.Module.get_extra_state  # it returns its state itself
             if not own and not isinstance(part, DistributedDataParallel):
                 walk.add(_of_part(f"model {number}.{name}.", part), id(part))
     return walk.all()
