@@ -125,7 +125,7 @@ class Context:
             raise Interrupt
 
     def cut_short(self) -> str:
-        """Return, while the run ends, why this rank waits in vain; "" = it may not.
+        """Return why this rank waits in vain while the run ends; "" = its wait may still succeed.
 
         As long as nobody has left, the ranks can finish a step, as a script that handles the signal may want to.
         """
