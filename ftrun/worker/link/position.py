@@ -1,4 +1,4 @@
-"""Where this rank is in its run. The step loop and the return to a host snapshot write it; all others only read it."""
+"""The place of this rank in its run. The step loop and the return to a host snapshot write it; all others only read it."""
 
 from __future__ import annotations
 

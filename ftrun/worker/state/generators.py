@@ -13,7 +13,7 @@ from ftrun.worker.state import serialization
 
 
 class GeneratorKind(NamedTuple):
-    """How one kind of generator is read, set and made; the state that `read` returns is a plain value."""
+    """Reads, sets and makes one kind of generator; the state that `read` returns is a plain value."""
 
     read: Callable[[Any], Any]
     set: Callable[[Any, Any], None]
