@@ -22,24 +22,24 @@ from ftrun.worker.comm.stillness import Stillness, threads
 from ftrun.worker.torch_compat import torch_private
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
-_TRIES = 5  # each takes less than a millisecond
+_TRIES = 5  # a try takes less than a millisecond
 _WAKE = timedelta(milliseconds=2)
-_NOBODYS = 2**31 - 4096  # from here on there are tags that no message has: one that meets a message of another size ends the process
+_NOBODYS = 2**31 - 4096  # no message has a tag from here on; if two messages of different sizes met, Gloo would end the process
 _LINGER = 5.0  # seconds that a member which leaves waits for those that are still connecting
 
 
 class Outcome(NamedTuple):
-    """As torch's futures tell it: `value()` raises when the work failed."""
+    """The outcome of a work, with the interface of torch's futures: `value()` raises if the work failed."""
 
     value: Callable[[], Any]
 
 
 _Wait = tuple[Any, Callable[[Outcome], None]] | None  # None ends the thread
-_Aside = tuple[Callable[[], Any], Callable[[Any], None]] | None  # as well
+_Aside = tuple[Callable[[], Any], Callable[[Any], None]] | None  # None ends the thread
 
 
 def _cut_off() -> None:
-    """In place of waiting for a work of an aborted group: its result would be written when nobody expects it any more."""
+    """Raise instead of waiting for a work of an aborted group, whose result would be written when nobody expects it any more."""
     raise RuntimeError("the connections of this process group were shut down")
 
 
@@ -59,22 +59,22 @@ class Inner:
         contexts: int = 1,
     ) -> None:
         self.group = group
-        self._gloo, self._peers = gloo, peers  # those whose connections are ours to shut down
+        self._gloo, self._peers = gloo, peers  # ranks to whose connections `_let_go` applies
         self._contexts = contexts  # of Gloo, one for each of its devices, by the tag of a message
         self.devices = devices
         self._sockets = sockets
         self._keep = keep
-        self._communicator = communicator  # a backend for GPUs, which is woken by a call and not by its sockets
+        self._communicator = communicator  # a backend for GPUs, which a call wakes and not its sockets
         self._waits: queue.SimpleQueue[_Wait] | None = None
-        self._idle: list[queue.SimpleQueue[_Aside]] = []  # of threads that wait for nothing now
+        self._idle: list[queue.SimpleQueue[_Aside]] = []  # queues of idle threads
         self._aborted = self._shut = False
-        self._stillness = stillness  # None: its threads say nothing, what a GPU does is not seen in them
+        self._stillness = stillness  # None: the group's threads do not reveal what a GPU does
         self.generation = 0
-        self.all_connected: Callable[[], bool] | None = None  # is every member through with connecting?
+        self.all_connected: Callable[[], bool] | None = None  # has every member finished connecting?
 
     @property
     def still(self) -> bool:
-        """Is it aborted, and do all its threads wait in vain, so that no collective of it writes anything any more?"""
+        """Is it aborted, and do all its threads wait in vain, so that none of its collectives writes anything any more?"""
         return self._shut and self._stillness is not None and self._stillness.seen()
 
     def abort(self) -> None:
@@ -91,7 +91,7 @@ class Inner:
             getattr(communicator, "abort", communicator.shutdown)()
 
     def cut(self) -> None:
-        """Shut the connections down, and nothing else: as it happens to them when a link fails."""
+        """Shut the connections down and do nothing else, as a failing link does."""
         for sock in self._sockets:
             try:
                 sock.shutdown(socket.SHUT_RDWR)
@@ -99,13 +99,13 @@ class Inner:
                 pass  # the peer's end is gone already
 
     def _let_go(self) -> None:
-        """Have Gloo close all connections of this group: a wait that lasts too long ends every other wait, and whatever begins later.
+        """Make Gloo close all connections of this group: a wait that times out there ends every present and later wait.
 
-        The end of a connection alone does not do it. Gloo finds out by reading, to which it does not come in front of a message
-        that nobody wants any more (its collective failed in the middle of it), and whoever waits on that connection waits on, with
-        the threads and descriptors of the group. And it comes first: what is sent on a connection that was shut down, before Gloo
-        reads its end, is put aside and forgotten there (`Pair::signalException` passes over unbound buffers in `tx_`).
-        What was put aside for a full socket is forgotten all the same: its thread stays until the group's timeout.
+        To shut the connections down is not enough. Gloo notices that by reading, and it does not read while a message waits that nobody
+        wants any more (its collective failed in the middle); then a waiting thread goes on waiting, with the threads and descriptors
+        of the group. This call comes before the shutdown: Gloo queues a message sent between a shutdown and the read, and forgets it
+        (`Pair::signalException` passes over unbound buffers in `tx_`). It also forgets a message that was queued for a full socket:
+        that thread stays until the group's timeout.
         """
         gloo, first = self._gloo, _NOBODYS // self._contexts * self._contexts
         for device, peer in itertools.product(range(self._contexts), self._peers if gloo is not None else ()):
@@ -126,15 +126,15 @@ class Inner:
             work, then = wait
             with (
                 torch.inference_mode()
-            ):  # Gloo writes the result now; the mode of whoever asked for it is not known here
+            ):  # Gloo writes the result now; the mode of the caller, who asked for it, is unknown
                 then(Outcome(_cut_off if self._aborted else work.wait))
-            del wait, work, then  # they keep the group
+            del wait, work, then  # they keep the group alive
 
     def aside(self, wait: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Call `wait`, which blocks in this group, in another thread, and `then` with what it gives.
+        """Call `wait`, which blocks in this group, in another thread, and `then` with its result.
 
-        Not everything that waits is woken by the end of the connections, and the main thread must be. One thread serves a group
-        as long as one thing at a time is waited for; one that is never woken is left behind.
+        The end of the connections does not wake every wait, but the main thread must always wake. One thread serves a group
+        as long as its waits do not overlap; a thread that nothing wakes is left behind.
         """
         try:
             waits = self._idle.pop()
@@ -149,12 +149,12 @@ class Inner:
             outcome = wait()
             self._idle.append(waits)
             then(outcome)
-            del asked, wait, then, outcome  # they keep the group
+            del asked, wait, then, outcome  # they keep the group alive
             if self.group is None:
                 return
 
     def leave(self) -> None:
-        """Close it for good. Peers that are still connecting would fail: they get a while. From a thread of its own."""
+        """Close the group for good, after giving peers that are still connecting a while. Call it in a thread of its own."""
         deadline = time.monotonic() + _LINGER
         while self.all_connected is not None and not self.all_connected() and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -162,7 +162,7 @@ class Inner:
         self.close()
 
     def close(self) -> None:
-        """Drop the group. May take as long as a stuck peer's timeout: call from a thread of its own."""
+        """Drop the group. Call it in a thread of its own: it may take as long as a stuck peer's timeout."""
         for sock in self._sockets:
             sock.close()
         self._sockets = []
@@ -174,7 +174,7 @@ class Inner:
 
 
 def _inodes() -> dict[str, int]:
-    """Socket inode -> descriptor of every socket of this process."""
+    """Map the inode of every socket of this process to its descriptor."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -187,7 +187,7 @@ def _inodes() -> dict[str, int]:
 
 
 def _opened_since(before: set[str]) -> Iterator[socket.socket]:
-    """A duplicate of every TCP socket that this process has opened since; closed when the next one is asked for."""
+    """Yield a duplicate of every TCP socket that this process has opened since; the next step closes it."""
     for inode, fd in _inodes().items():
         if inode in before:
             continue
@@ -201,13 +201,13 @@ def _opened_since(before: set[str]) -> Iterator[socket.socket]:
 
 
 def _listening(before: set[str]) -> set[int]:
-    """The ports on which this process has begun to listen since."""
+    """Return the ports on which this process has begun to listen since."""
     sockets = _opened_since(before)
     return {s.getsockname()[1] for s in sockets if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)}
 
 
 def _connected(before: set[str], mine: set[int], theirs: set[int], loopback: bool) -> list[socket.socket]:
-    """Duplicates of the connections opened since that came in on ports `mine` or go out to `theirs`.
+    """Return duplicates of the connections opened since that came in on ports `mine` or go out to ports `theirs`.
 
     Listening sockets must not be touched. `loopback`: only connections to this machine.
     """
@@ -223,7 +223,7 @@ def _connected(before: set[str], mine: set[int], theirs: set[int], loopback: boo
 
 
 def _devices(loopback: bool) -> list[Any]:
-    """Gloo's, each of which listens on a port of its own."""
+    """Make Gloo's devices, each of which listens on a port of its own."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
         return [ProcessGroupGloo.create_device(interface=name) for name in interface.split(",")]
@@ -233,9 +233,9 @@ def _devices(loopback: bool) -> list[Any]:
 
 
 def _own_devices(loopback: bool) -> tuple[list[Any], set[str], set[int]]:
-    """Gloo's devices, the sockets that this process had before, and the ports on which the devices listen.
+    """Return Gloo's devices, the sockets that this process had before, and the ports on which the devices listen.
 
-    Made anew when another thread began to listen in the same moment: its port would be taken for one of theirs.
+    This tries again if another thread began to listen at the same moment: its port would be taken for a device's.
     """
     for _ in range(_TRIES):
         before = set(_inodes())
@@ -252,9 +252,9 @@ def _gloo(store: Any, rank: int, size: int, timeout: timedelta, devices: list[An
 
 @contextlib.contextmanager
 def _no_handling() -> Iterator[None]:
-    """A group that is built meanwhile does not end the process when NCCL fails: this one is replaced.
+    """Build groups meanwhile that do not end the process when NCCL fails, since ftrun replaces them.
 
-    The script's own groups, in which nothing is recovered, keep what the variable said.
+    The script's own groups, which ftrun does not recover, keep the variable's value.
     """
     said = os.environ.get(_HANDLING)
     os.environ[_HANDLING] = "0"
@@ -275,10 +275,10 @@ def make_group(
     swappable: bool,
     far: Callable[[], Any] | None = None,
 ) -> Inner:
-    """Build Gloo for CPU tensors, and NCCL (Gloo where ranks share a GPU) for CUDA tensors when there is one.
+    """Build Gloo for CPU tensors and, if there is a GPU, NCCL (Gloo where ranks share a GPU) for CUDA tensors.
 
-    `swappable`: inside a SwapGroup, so that it can be aborted; its members are on this machine. They wait for one another
-    in `store` before any of them connects. `far` gives the store that NCCL keeps, None: `store`.
+    `swappable`: the group is inside a SwapGroup, so that it can be aborted; its members are on this machine. They wait for one another
+    in `store` before any of them connects. `far` returns the store that NCCL keeps; None: `store`.
     """
     group = ProcessGroup(store, rank, size)
     others = threads()
@@ -286,7 +286,7 @@ def make_group(
     loops = threads() - others
     theirs: set[int] = set()
     if swappable:
-        # every member says where it listens: what other threads of this process connect meanwhile is not ours
+        # members exchange their ports, to tell the group's connections from those of other threads of this process
         store.set(f"ports/{rank}", json.dumps(sorted(mine)))
         said = store.multi_get([f"ports/{r}" for r in range(size) if r != rank])
         theirs = {port for ports in said for port in json.loads(ports)}
@@ -304,7 +304,7 @@ def make_group(
                 nccl = torch_private.nccl(PrefixStore("cuda/", far() if far else store), rank, size, timeout, group)
             torch_private.use_by_default(group, ProcessGroup.BackendType.NCCL)
             torch_private.use_backend(group, torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)
-            stillness = None  # that its threads are asleep says nothing of what the GPU does
+            stillness = None  # sleeping threads do not prove that the GPU is idle
         else:
             torch_private.use_backend(group, torch.device("cuda"), ProcessGroup.BackendType.GLOO, gloo)
     sockets: list[socket.socket] = []

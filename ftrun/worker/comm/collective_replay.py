@@ -1,7 +1,7 @@
-"""Results of the collectives that a rank called before its first step and between its loops: its replacement is handed them.
+"""Record the results of the collectives that a rank called before its first step and between its loops, for its replacement.
 
-A replacement runs the script from the top while its peers are long past it; what it asks them for there (a broadcast
-configuration, a barrier, the accuracy after an epoch) is read from this record. DDP's constructor is left out: its effects are
+A replacement runs the script from the top while its peers are long past it; it reads the results of its collectives there (a broadcast
+configuration, a barrier, the accuracy after an epoch) from this record. DDP's constructor is left out: its effects are
 restored otherwise.
 """
 
@@ -16,13 +16,13 @@ from ftrun.core.errors import WorkerError
 from ftrun.worker.torch_compat import torch_private
 
 CAP_BYTES = 64 << 20
-_LOST = "ftrun: not kept"  # in place of an error: the results had no room
+_LOST = "ftrun: not kept"  # in place of an error: there was no room for the results
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Every tensor in nested lists and tuples, in order."""
+    """Return every tensor in nested lists and tuples, in order."""
     if type(value) is list and len(value) == 1 and type(value[0]) is torch.Tensor:
-        return value  # what most collectives are given
+        return value  # the usual argument of a collective
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
@@ -38,12 +38,12 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def _flat(tensor: torch.Tensor) -> bytes:
-    # of a copy: numpy() would fix the size of the script's memory
+    # copies first, since numpy() would fix the size of the script's memory
     return bytes(tensor.cpu().resolve_conj().resolve_neg().contiguous().clone().view(-1).view(torch.uint8).numpy())
 
 
 def _packed(tensor: torch.Tensor) -> bytes:
-    """Its elements; of a sparse one how many there are, then their places, then the values."""
+    """Return a tensor's elements as bytes; of a sparse one their number, then their indices, then the values."""
     if not tensor.is_sparse:
         return _flat(tensor)
     indices, values = torch_private.parts_of_sparse(tensor)
@@ -51,7 +51,7 @@ def _packed(tensor: torch.Tensor) -> bytes:
 
 
 def _unpacked(blob: bytes, like: torch.Tensor) -> torch.Tensor:
-    """What `_packed` made of a tensor with the type, the shape and the device of `like`."""
+    """Make a tensor of the bytes of `_packed`, with the type, the shape and the device of `like`."""
     flat = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
     if not like.is_sparse:
         return flat.view(like.dtype).view(like.shape).to(like.device)
@@ -63,7 +63,7 @@ def _unpacked(blob: bytes, like: torch.Tensor) -> torch.Tensor:
 
 
 class ReplayEntry:
-    """One collective outside the loops: what it gave, or how it failed; neither while nobody has waited for it."""
+    """One collective outside the loops: its results or its error; neither until its end is known."""
 
     def __init__(self, number: int, name: str, recorder: Recorder) -> None:
         self.number = number
@@ -73,7 +73,7 @@ class ReplayEntry:
         self.error = ""
 
     def store(self, outputs: list[torch.Tensor]) -> None:
-        """It is over: keep what it gave."""
+        """Keep the results of the finished collective."""
         self.results = []
         if self._recorder.has_room(outputs):
             self.results = [_packed(t.detach()) for t in outputs]
@@ -81,35 +81,35 @@ class ReplayEntry:
             self.error = _LOST
 
     def fail(self, error: BaseException) -> None:
-        """A replacement's script is told the same, as torch tells most things: by a RuntimeError."""
+        """Keep the error; `replay` raises it in a replacement's script as a RuntimeError, torch's usual error."""
         self.error = str(error) or type(error).__name__
 
     def record(self) -> dict[str, Any]:
-        """For the log in the slots segment."""
+        """Return the record for the log in the slots segment."""
         return {"number": self.number, "name": self.name, "error": self.error, "results": self.results}
 
 
 class Recorder:
-    """Collects what collectives outside the loops give, for the log in the slots segment; `load` makes it replay a log."""
+    """Collects the results of collectives outside the loops, for the log in the slots segment; `load` makes it replay a log."""
 
     def __init__(self) -> None:
         self.replaying = False
-        self.groups: list[str] = []  # keys of those that the replaced rank had when its first step began
-        self.marks: list[dict[str, Any]] = []  # where loops and epochs began, which the log has between the collectives
+        self.groups: list[str] = []  # keys of the groups that the replaced rank had when its first step began
+        self.marks: list[dict[str, Any]] = []  # records of where loops and epochs began, between those of collectives
         self._entries: list[ReplayEntry] = []
-        self._unsaved: list[ReplayEntry] = []  # of which the log has nothing yet
+        self._unsaved: list[ReplayEntry] = []  # entries that the log lacks so far
         self._bytes = 0
         self._next = 0
 
     def reserve(self, name: str) -> ReplayEntry:
-        """Note a collective that begins now; its end goes into the entry, by `Entry.store` or `Entry.fail`."""
+        """Note a collective that begins now; `ReplayEntry.store` or `ReplayEntry.fail` adds its end."""
         entry = ReplayEntry(len(self._entries), name, self)
         self._entries.append(entry)
         self._unsaved.append(entry)
         return entry
 
     def has_room(self, outputs: list[torch.Tensor]) -> bool:
-        """Count these results. False: they are too many, and not kept; a replacement is given the others."""
+        """Count these results; return False if they exceed the cap, and are not kept."""
         size = sum(_size(t) for t in outputs)
         if self._bytes + size > CAP_BYTES:
             return False
@@ -118,38 +118,38 @@ class Recorder:
 
     @property
     def begun(self) -> int:
-        """Collectives outside the loops until here."""
+        """The number of collectives outside the loops so far."""
         return self._next if self.replaying else len(self._entries)
 
     def skip_to(self, begun: int) -> None:
-        """A replacement does not run the code that called the first `begun` collectives."""
+        """Skip the first `begun` collectives, whose code a replacement does not run."""
         self._next = begun
 
     def end_replay(self) -> list[dict[str, Any]]:
-        """From here on collectives take place. Records for the log: what the rank called beyond this, a snapshot has undone."""
+        """Stop replaying; return records for the log that undo later collectives, which a return to a snapshot has undone."""
         replaying, self.replaying = self.replaying, False
         return self.undo(self._next) if replaying else []
 
     def undo(self, begun: int) -> list[dict[str, Any]]:
-        """Forget all but the first `begun` collectives. Records for the log."""
+        """Forget all but the first `begun` collectives; return records of that for the log."""
         undone = self._entries[begun:]
         del self._entries[begun:]
         self._unsaved = [entry for entry in self._unsaved if entry not in undone]
         return [{"undone_from": begun}] if undone else []
 
     def unsaved(self) -> list[dict[str, Any]]:
-        """Records of the collectives that succeeded since the last call: a failure may be a peer's death, and be forgotten with it."""
+        """Return records of the collectives that succeeded since the last call; a failure may come from a peer's death, and not count."""
         ready = [entry for entry in self._unsaved if entry.results is not None]
         self._unsaved = [entry for entry in self._unsaved if entry.results is None]
         return self._records(ready)
 
     def settled(self) -> list[dict[str, Any]]:
-        """Records of the rest too, once the script has gone on: it got over those that failed, and waits for no other."""
+        """Return records of the rest once the script has gone on: it survived those that failed, and waits for no other."""
         rest, self._unsaved = self._unsaved, []
         return self._records(rest)
 
     def opening(self, groups: list[str]) -> list[dict[str, Any]]:
-        """The first records of a log, with everything before the first step. `groups`: keys of those there are."""
+        """Return the first records of a log, with everything before the first step. `groups`: keys of the present groups."""
         self._unsaved = []
         return [*self._records(self._entries), {"groups": groups}, *self.marks]
 
@@ -160,7 +160,7 @@ class Recorder:
         """Take over a dead rank's log.
 
         Raises:
-            WorkerError: When the rank had no first step.
+            WorkerError: If the rank had no first step.
         """
         groups = [record["groups"] for record in log if "groups" in record]
         if not groups:
@@ -174,18 +174,18 @@ class Recorder:
                 known = {number: old for number, old in known.items() if number < record["undone_from"]}
             elif "number" in record:
                 known[record["number"]] = record
-        for number in itertools.takewhile(known.__contains__, itertools.count()):  # what comes after a gap is not known
+        for number in itertools.takewhile(known.__contains__, itertools.count()):  # entries after a gap are of no use
             entry = self.reserve(known[number]["name"])
             entry.error, entry.results = known[number]["error"], known[number]["results"]
         self._unsaved = []
         self.marks = [record for record in log if "base" in record]
 
     def replay(self, name: str, outputs: list[torch.Tensor]) -> None:
-        """Give the next recorded result.
+        """Write the next recorded result into `outputs`.
 
         Raises:
-            RuntimeError: Of a collective that failed.
-            WorkerError: When the script asks otherwise.
+            RuntimeError: If the recorded collective failed.
+            WorkerError: If the record lacks the result, or the script calls another collective.
         """
         if self._next >= len(self._entries):
             raise WorkerError(

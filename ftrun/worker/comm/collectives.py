@@ -1,6 +1,6 @@
 """The table of collectives: which methods of a torch group communicate, and what Gloo's lack beside NCCL's.
 
-`tests/worker/comm/test_collectives_table.py` holds the table against the methods of the installed torch.
+`tests/worker/comm/test_collectives_table.py` compares the table with the methods of the installed torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DIRECT = ("send", "recv", "recv_anysource")
 
 
 def fill_local(name: str, args: tuple[Any, ...]) -> None:
-    """Local mode: every peer is taken to have what this rank has (DDP's constructor compares and broadcasts)."""
+    """Complete a collective in local mode, as if every peer had this rank's values (DDP's constructor compares and broadcasts)."""
     if "allgather" not in name and "all_gather" not in name:
         return
     outputs, inputs = tensors_of(args[0]), tensors_of(args[1])
@@ -44,20 +44,20 @@ def fill_local(name: str, args: tuple[Any, ...]) -> None:
 def averaging_integers(
     outputs: list[torch.Tensor], size: int, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[Callable[[], None] | None]:
-    """Have Gloo average integers as NCCL does: it sums, and the quotient is rounded toward zero.
+    """Make Gloo average integers as NCCL does: it sums, and the quotient is rounded toward zero.
 
-    Gloo divides them as real numbers and then fails, so that on backend "ftrun", which torch does not know to be Gloo on
-    the CPU, whoever averages a counter would need to ask first.
+    Gloo divides them as real numbers and then fails. Torch does not know that backend "ftrun" is Gloo on the CPU, so a script
+    that averages a counter would have to find out first.
 
     Args:
-        outputs: What the collective writes.
-        size: Of the group.
-        rank: This one's in the group.
-        args: The collective's; the options among them ask for a sum while the context lasts.
-        kwargs: As well.
+        outputs: The tensors that the collective writes.
+        size: Size of the group.
+        rank: This rank in the group.
+        args: Arguments of the collective; the options among them ask for a sum while the context lasts.
+        kwargs: Its keyword arguments, likewise.
 
     Yields:
-        What must be called once the sum is there; None when nothing is averaged, or no integers are.
+        The function to call once the sum is there; None if the collective averages no integers.
     """
     options = next((o for o in (*args, *kwargs.values()) if hasattr(o, "reduceOp")), None)
     whole = outputs and not (outputs[0].is_floating_point() or outputs[0].is_complex())
@@ -67,7 +67,7 @@ def averaging_integers(
     mine = getattr(options, "rootRank", rank) == rank
 
     def divide() -> None:
-        with torch.inference_mode():  # in a thread of Gloo's, which knows nothing of the caller's mode
+        with torch.inference_mode():  # a thread of Gloo's runs this, without the caller's mode
             for output in outputs if mine else ():
                 output.div_(size, rounding_mode="trunc")
 

@@ -1,6 +1,6 @@
-"""Connecting the members of a process group, in a thread of its own: nothing wakes one that waits for a rank that died.
+"""Connect the members of a process group in a separate thread, since nothing wakes a thread that waits for a dead rank.
 
-When the world is stopped meanwhile, thread and store client are left behind.
+If the world is stopped meanwhile, the thread and its store client are left behind.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ftrun.worker.link.exception_report import final_code
 from ftrun.worker.link.position import Interrupt
 from ftrun.worker.link.run_link import Context
 
-_HOLD = 120.0  # seconds until the launcher has ended a process that told it of a failed connection
+_HOLD = 120.0  # seconds in which the launcher should end a process that reported a failed connection
 
 
 @dataclass(frozen=True)
 class AheadOf:
-    """A replacement connects a group before it has restored its state: `after` that one, None = it is the first."""
+    """A replacement connects a group before it has restored its state, `after` another one; None = it is the first."""
 
     after: Connecting | None
-    last: bool  # its rank has met the others in all its groups then
+    last: bool  # after this group its rank has met the others in all its groups
 
 
 class Connecting:
-    """One group of `world` while it is being connected.
+    """One group of `world` while it connects.
 
-    `ahead`: by a replacement. It answers for itself that it is ready and reset.
+    `ahead`: a replacement connects it early; this object then answers on the board that the rank is ready and reset.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class Connecting:
         threading.Thread(target=self._run, name="ftrun-connect", daemon=True).start()
 
     def forget(self) -> None:
-        """Nobody will ask for the result."""
+        """Note that nobody will ask for the result."""
         with self._lock:
             self._wanted = False
 
     def result(self, meanwhile: Callable[[], None] | None = None) -> Inner:
-        """The connected group. `meanwhile` runs in this thread until it is there.
-
-        Raises Interrupt when a later generation stops the world.
+        """Return the connected group. `meanwhile` runs in this thread first, while the group connects.
 
         Raises:
-            TimeoutError: Or what torch raised.
+            Interrupt: If a later generation stops the world.
+            TimeoutError: If the group is not complete in time.
+            Exception: Whatever torch raised.
         """
         context, world = self._context, self._world
         if meanwhile is not None:
@@ -93,7 +93,7 @@ class Connecting:
             if not self._all_on_their_way():
                 counted = time.monotonic()
         if not self._ready.is_set():
-            self.forget()  # from here on nobody is told that it is connected after all
+            self.forget()  # from here on it does not report that it is connected after all
         late = f"process group {self._key} of generation {world.generation} was not complete in {self._timeout}"
         inner = self._outcome if self._ready.is_set() else TimeoutError(late)
         if isinstance(inner, BaseException):
@@ -106,9 +106,10 @@ class Connecting:
         return inner
 
     def _report(self, error: BaseException) -> None:
-        """Nobody's death explains the failure: the launcher decides what becomes of this world.
+        """Report a failure that no death explains, so that the launcher decides about this world.
 
-        Raises Interrupt when the world is stopped; returns when it is not.
+        Raises:
+            Interrupt: If the world is stopped meanwhile.
         """
         context, fault = self._context, symptoms.of_exception(error).fault
         if final_code(error) or fault not in (Fault.LINK, Fault.EXCEPTION):
@@ -132,7 +133,7 @@ class Connecting:
         self._ready.set()
 
     def join(self) -> None:
-        """Wait for the end. Raises why it failed: that of the world, or what torch raised."""
+        """Wait for the end, and raise the error of a failed connection."""
         self._ready.wait()
         if isinstance(self._outcome, BaseException):
             raise self._outcome
@@ -154,18 +155,18 @@ class Connecting:
         return self._all_on_their_way()
 
     def _all_on_their_way(self) -> bool:
-        """Has every rank come to where it connects? Before, the launcher's deadlines count, and not the group's timeout."""
+        """Has every rank begun to connect? Until then the launcher's deadlines count, and not the group's timeout."""
         self._met = self._met or self._world.everyone(self._context.board, F.READY)
         return self._met
 
     def _store(self) -> Any:
-        """The store process of this run, for NCCL, which asks it for as long as a group lives."""
+        """Return a client of this run's store process for NCCL, which uses it as long as a group lives."""
         world = self._world
         store: Any = TCPStore(world.store_host, world.store_port, None, False, self._timeout, wait_for_workers=False)
         return PrefixStore(f"{world.prefix()}/{self._key}", store)
 
     def _answer_reset(self) -> None:
-        with self._lock:  # once it is forgotten the main thread answers for a later generation
+        with self._lock:  # after `forget` the main thread may answer for a later generation
             last = self._ahead is not None and self._ahead.last
             if last and self._wanted and self._context.board.generation() == self.generation:
                 self._context.answer(F.RESET, self.generation)

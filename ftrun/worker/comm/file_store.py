@@ -1,7 +1,7 @@
-"""Where the ranks of one machine leave their addresses for one another: files in the run directory, no server in between.
+"""Exchange addresses between the ranks of one machine through files in the run directory, without a server.
 
 A TCPStore takes two round trips through one more process for each address, on processors that are busy just then. torch's
-FileStore looks every 10 ms (what it waits for comes 4 ms late, here 1 ms) and cannot be told meanwhile that the world stops.
+FileStore looks every 10 ms (a value arrives 4 ms late, here 1 ms) and does not notice meanwhile that the world stops.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ftrun.core.shared.world import World
 from ftrun.core.system import files
 
 _PAUSE, _LONGEST = 0.0002, 0.02  # seconds between two looks for a value that is not there yet
-_GROWTH = 0.02  # of the time waited so far
+_GROWTH = 0.02  # share of the time waited so far
 
 
 class Meeting(Store):
     """A torch Store for one group (by its key) in one generation: each key is a file, set once.
 
-    `go_on` is asked while a value is waited for. It raises when that need not be waited for any longer, and says whether
-    the time counts: it does not while a member is known to be on its way.
+    A wait for a value calls `go_on` again and again. It raises to end the wait, and returns whether the time counts: it does
+    not count while a member is known to be on its way.
     """
 
     def __init__(self, run_dir: Path, world: World, group: str, timeout: timedelta, go_on: Callable[[], bool]) -> None:
@@ -44,10 +44,10 @@ class Meeting(Store):
         return self._folder / key.replace("/", "_")
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Make `value` known, whole.
+        """Publish `value` atomically.
 
         Raises:
-            OSError
+            OSError: If the file cannot be written.
         """
         path = self._path(key)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -55,10 +55,11 @@ class Meeting(Store):
         os.replace(temporary, path)
 
     def get(self, key: str) -> bytes:
-        """The value of `key`, once it is there.
+        """Wait for the value of `key`, and return it.
 
         Raises:
-            TimeoutError: Or what `go_on` raises.
+            TimeoutError: If nobody sets it in time.
+            BaseException: Whatever `go_on` raises.
         """
         path = self._path(key)
         begin = counted = time.monotonic()
@@ -73,19 +74,11 @@ class Meeting(Store):
             time.sleep(min(max(_PAUSE, _GROWTH * (now - begin)), _LONGEST))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """The values of `keys`, once all are there.
-
-        Raises:
-            As `get`.
-        """
+        """Wait for the values of `keys` as `get` does, and return them."""
         return [self.get(key) for key in keys]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all of `keys` are there.
-
-        Raises:
-            As `get`.
-        """
+        """Wait for the values of `keys` as `get` does. `timeout` is ignored."""
         self.multi_get(keys)
 
     def check(self, keys: list[str]) -> bool:
@@ -93,7 +86,7 @@ class Meeting(Store):
         return all(self._path(key).exists() for key in keys)
 
     def forget_earlier(self) -> None:
-        """What was left for earlier meetings of this group is of no use any more: every member came to this one."""
+        """Delete the files of earlier meetings of this group, once every member came to this one."""
         for folder in self._of_group.iterdir():
             if tuple(map(int, folder.name.split("."))) < self._when:
                 shutil.rmtree(folder, ignore_errors=True)

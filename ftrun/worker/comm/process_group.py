@@ -5,33 +5,33 @@ its ranks; its inner group belongs to one generation. All groups of a worker are
 
     connected   `inner` is of this world; each collective gets a Work of ours (`Pending`, or `Direct` between two ranks)
     aborted     the control thread closed its connections; the main thread is on its way out of the body
-    draining    given up by us, and perhaps not by the inner group, which may still write into gradients and buffers
-    retired     replaced; destroyed later in a thread of its own, since a destructor may join a thread that waits for a stuck peer
+    draining    we gave its collectives up, but the inner group may still write into gradients and buffers
+    retired     replaced; a thread destroys it later, since a destructor may join a thread that waits for a stuck peer
     connecting  `Connecting` meets the others of the new world; a replacement does so ahead, while it restores its state
 
 What each side sees. The script sees a collective that takes its time, or an Interrupt. The launcher sees, on the board, in which
 collective of which group a rank waits, and whether one of them failed (`OnBoard`); it judges hangs by that (`ftrun.control.hangs`).
-A peer's death shows here as an error of the inner group before anybody has stopped the world. It is held back for the stop that
-should explain it (30 s in a loop, 3 s outside), and shown only if none comes.
+A peer's death reaches this rank as an error of the inner group, before anybody has stopped the world. The group holds the error back
+for the stop that should explain it (30 s in a loop, 3 s outside), and raises it only if none comes.
 
 Why the works are ours. Nothing in torch wakes a thread that waits in Gloo: `abort()`, `shutdown()` and `destroy_process_group()`
-return at once, and the collective waits out its timeout. Shutting down the connected sockets (found by inode, duplicated: numbers are
-used again) wakes it in less than a millisecond, but in 3 to 11 % of kills some rank stayed in `waitSend` or in DDP's reducer. So what
-is pending is completed by us 4 ms after a stop, with tensors of the right type: a wrong one crashes the reducer. Their contents are
-garbage, and the closed gate keeps them out of the weights.
+return at once, and the collective waits out its timeout. Shutting down the connected sockets (selected by inode and duplicated, since
+descriptors are reused) wakes it in less than a millisecond, but in 3 to 11 % of kills some rank stayed in `waitSend` or in DDP's
+reducer. So we complete pending works 4 ms after a stop, with tensors of the right type: a wrong one crashes the reducer. Their contents
+are garbage, and the closed gate keeps them out of the weights.
 
-Why a drain. The redone step uses the same gradients, which a collective that was given up may still write into. A rank that cannot
-prove within half the stop timeout that all threads of its old groups sleep or ended makes way for a replacement with tensors of its own.
+Why a drain. The redone step uses the same gradients, which an abandoned collective may still write into. A rank that cannot prove
+within half the stop timeout that all threads of its old groups sleep or ended makes way for a replacement with tensors of its own.
 
 Tried and rejected:
 - Gloo's `_reconfigure` (torch 2.15): no fence. A rank that was stopped meanwhile finished its old all-reduce after SIGCONT, and wrote into
   the tensors of three survivors.
 - The listening socket shut down as well: that kills the process.
-- The connections shut down before Gloo closes its side: what is sent in between is put aside and forgotten, and its thread stays.
+- The connections shut down before Gloo closes its side: Gloo queues and forgets messages sent in between, and their thread stays.
 - Addresses through the TCPStore: under one prefix for all generations it hands out dead addresses, and it may die in the repair.
-  Ranks of one machine meet in files now (NCCL alone still asks the store), once in place of three barriers.
+  Ranks of one machine meet in files now (only NCCL still asks the store), once in place of three barriers.
 - A Python thread state kept for each thread of Gloo's: a collective saved 100 us of mapping, but states outlived their threads.
-- A lock around the set of pending works: one call into C at a time does, and a lock would cost as much again in every step.
+- A lock around the set of pending works: single calls into C are enough, and a lock would cost as much again in every step.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ from ftrun.worker.link.position import Interrupt, Where
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.torch_compat import torch_private
 
-_DRAIN = 0.5  # of the stop timeout, that the collectives of a stopped world get to end
+_DRAIN = 0.5  # share of the stop timeout in which the collectives of a stopped world must end
 _ENDING = 0.25  # seconds that a collective between two loops gets to end when the world stops: all may have come to it
-_FEW = 4  # groups whose old connections may stay open while there are new ones: each takes descriptors and threads
+_FEW = 4  # groups whose old connections may stay open beside the new ones: each takes descriptors and threads
 
 
 class SwapGroup(ProcessGroup):
-    """One process group of the script: the default one or a subgroup. Ranks are ranks in this group."""
+    """One process group of the script: the default group or a subgroup. `ranks` are global, `rank` is in this group."""
 
     def __init__(self, registry: Registry, key: str, rank: int, ranks: Sequence[int], timeout: timedelta) -> None:
         super().__init__(rank, len(ranks))
@@ -90,11 +90,11 @@ class SwapGroup(ProcessGroup):
         self._name, self._desc = key, key
         self.pending: set[Pending] = set()
         self._draining: list[Pending] = []
-        self._directs: weakref.WeakSet[Direct] = weakref.WeakSet()  # sent or received between two ranks, or under way
-        self._waiting: set[Direct] = set()  # for which somebody waits
-        self._holding: weakref.WeakKeyDictionary[Pending, threading.Timer] = weakref.WeakKeyDictionary()  # failed, not told yet
+        self._directs: weakref.WeakSet[Direct] = weakref.WeakSet()  # point-to-point works, also complete ones
+        self._waiting: set[Direct] = set()  # works for which a thread waits
+        self._holding: weakref.WeakKeyDictionary[Pending, threading.Timer] = weakref.WeakKeyDictionary()  # failed, held back
         self._lock = threading.Lock()
-        # on the board, the group that a collective belongs to: 0 is the world
+        # number of this group on the board: 0 is the world
         whole = len(ranks) == (registry.context.world.size if registry.context.world else 0)
         self.mark = 0 if whole else zlib.crc32(key.encode()) or 1
 
@@ -136,7 +136,7 @@ class SwapGroup(ProcessGroup):
         return 0
 
     def shutdown(self) -> None:
-        """The script destroys this group. A member that is not through with connecting is not cut off in the middle."""
+        """Destroy this group for the script. A member that is still connecting is not cut off in the middle."""
         ahead, self.ahead = self.ahead, None
         if ahead is not None:
             ahead.forget()
@@ -165,7 +165,7 @@ class SwapGroup(ProcessGroup):
                 registry.unrestorable(error)
                 raise
             return FinishedWork(outputs)
-        if context.gate_word[0] >= context.stopped_from:  # `stop_pending`, without a call
+        if context.gate_word[0] >= context.stopped_from:  # `stop_pending`, inlined
             raise Interrupt
         if registry.broken is not None:
             registry.check()
@@ -178,7 +178,7 @@ class SwapGroup(ProcessGroup):
             registry.observers.collective_started(name, args, outputs)
         direct = name in DIRECT
         entry = registry.recorder.reserve(name) if replay else None
-        if not direct:  # those wait in `wait` only: a rank that has sent something may be busy with something else
+        if not direct:  # a direct work waits in `wait` only: after a send a rank may be busy with something else
             registry.shown.beginning = True
             registry.shown.entered(name, self.mark)
         try:
@@ -191,7 +191,7 @@ class SwapGroup(ProcessGroup):
             if entry is not None:
                 entry.fail(error)
             try:
-                self.await_stop(error)  # on the board it waits meanwhile, as whoever finds out later does
+                self.await_stop(error)  # meanwhile the board says that it waits, as when the failure comes later
             finally:
                 registry.shown.begun()
             raise
@@ -218,13 +218,13 @@ class SwapGroup(ProcessGroup):
         )
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Gloo's barrier that names the ranks which do not come.
+        """Call Gloo's barrier that names the missing ranks.
+
+        Before torch 2.15 `dist.monitored_barrier` takes only backends called "gloo", and refuses this group: call the method of the
+        group.
 
         Raises:
-            RuntimeError
-
-        Before torch 2.15 `dist.monitored_barrier` takes only backends called "gloo" and refuses this group before it sees
-        it: call the method of the group.
+            RuntimeError: If a rank is missing.
         """
         if self.registry.local or self.registry.recorder.replaying:
             return
@@ -245,17 +245,17 @@ class SwapGroup(ProcessGroup):
         )
 
     def hold(self, error: BaseException | None) -> float:
-        """Seconds to wait for a stop of the world before `error` is shown.
+        """Return the seconds to wait for a stop of the world before `error` is raised.
 
-        In a loop whatever torch says may come from a peer's death, outside of it a connection that ended and an error of
-        NCCL; a collective that took too long or was called with wrong arguments is shown at once there.
+        In a loop any error of torch's may come from a peer's death; outside, only a closed connection and an error of NCCL may, so
+        the script gets the error of a timeout or of wrong arguments at once there.
         """
         if not isinstance(error, RuntimeError) or self.context.board[Head.ENDING]:
             return 0.0  # no stop explains anything once the run ends
         return grace.COLLECTIVE if self.registry.looping else symptoms.of_exception(error).wait
 
     def await_stop(self, error: BaseException) -> None:
-        """An inner error before the stop that explains it: wait for that stop, then raise Interrupt."""
+        """Wait for the stop that explains an inner error, then raise Interrupt; return if none comes."""
         if symptoms.of_exception(error).fault is Fault.LINK:
             self.registry.shown.failed(self.context.generation)
         deadline = time.monotonic() + self.hold(error)
@@ -271,9 +271,10 @@ class SwapGroup(ProcessGroup):
         self.registry.shown.entered(name, self.mark, peer)
 
     def waited(self, since: int, over: bool = False) -> None:
-        """The main thread has waited since `since`, ns. `over`: for a collective of this world that is complete.
+        """Count the main thread's wait since `since`, ns. `over`: it waited for a collective of this world that is complete.
 
-        Raises Interrupt when the world was stopped, unless that came too late for this step.
+        Raises:
+            Interrupt: If the world was stopped, unless the stop came too late for this step.
         """
         registry, context = self.registry, self.context
         where = registry.position.where
@@ -281,7 +282,7 @@ class SwapGroup(ProcessGroup):
         if where is Where.BETWEEN:
             registry.keep_results()  # a death before the next loop does not lose them
         if over and (where is Where.PASSED or where is Where.BETWEEN):
-            return  # a rank that passed its gate is not interrupted, and between two loops the next one is the place to stop
+            return  # a rank that passed its gate is not interrupted; between two loops it stops at the next loop
         if context.gate_word[0] >= context.stopped_from:
             raise Interrupt
 
@@ -304,10 +305,10 @@ class SwapGroup(ProcessGroup):
     def cut_off(self) -> Exception:
         return self.registry.broken or RuntimeError("the process group was destroyed before this collective was complete")
 
-    # the set is changed by one call into C at a time, from any thread; a lock would cost as much again in every step
+    # any thread changes the set, by single calls into C; a lock would cost as much again in every step
 
     def ended(self, work: Pending) -> bool:
-        """It is complete; False when it was before."""
+        """Note that the work is complete; return False if it was before."""
         try:
             self.pending.remove(work)
         except KeyError:
@@ -316,8 +317,8 @@ class SwapGroup(ProcessGroup):
         return True
 
     def failed(self, work: Pending) -> None:
-        """The inner collective failed: the stop completes it; without one the error is shown after a while."""
-        if self.context.stop_pending() or work not in self.pending:  # or its stop has been here before it failed
+        """Hold back the failure of an inner collective until a stop completes the work; give up if none comes."""
+        if self.context.stop_pending() or work not in self.pending:  # or a stop completed it before it failed
             work.complete()
             return
         seconds = self.hold(work.error)
@@ -327,13 +328,13 @@ class SwapGroup(ProcessGroup):
         self.registry.shown.failed(work.generation)
         timer = threading.Timer(seconds, self._give_up, (work,))
         timer.daemon = True
-        self._holding[work] = timer  # `release` cancels it: a thread for each failure that a stop explained is one too many
+        self._holding[work] = timer  # `release` cancels it, so that explained failures leave no threads behind
         timer.start()
         if work not in self.pending:  # the stop came in between
             timer.cancel()
 
     def _give_up(self, work: Pending) -> None:
-        """No stop explained the failure: the error is raised by whatever this rank calls next, the gate at the latest."""
+        """Let this rank's next call, the gate at the latest, raise an error that no stop explained."""
         alive = self.inner is work.of  # the script has not destroyed this group meanwhile
         if alive and not self.context.stop_pending() and work.generation == self.context.generation:
             self.registry.broken, self.registry.broken_in = work.error, self
@@ -342,9 +343,9 @@ class SwapGroup(ProcessGroup):
     # -- stop and reset ----------------------------------------------------------------------------------------------
 
     def abort(self, generation: int | None = None) -> None:
-        """Wake whatever waits in an inner group of a world before `generation`. From any thread, also a late one.
+        """Wake every thread that waits in an inner group of a world before `generation`. Any thread may call it, even late.
 
-        Without a generation torch calls, for a script that gives the group up.
+        Torch calls it without a generation, for a script that gives the group up.
         """
         if generation is None:
             self.shutdown()
@@ -354,7 +355,7 @@ class SwapGroup(ProcessGroup):
             inner.abort()
 
     def release(self, generation: int) -> None:
-        """Complete every Work of a world before `generation` that is still pending. From any thread, also a late one."""
+        """Complete every pending Work of a world before `generation`. Any thread may call it, even late."""
         pending = [work for work in self.unfinished() if work.generation < generation]
         with self._lock:
             self._draining.extend(pending)
@@ -371,7 +372,7 @@ class SwapGroup(ProcessGroup):
         return list(self.pending)
 
     def drained(self) -> bool:
-        """Are the inner collectives that were given up over? Until then they may write into their tensors."""
+        """Are all abandoned inner collectives over? Until then they may write into their tensors."""
         with self._lock:
             directs = [direct for direct in self._directs if direct.writes()]
             inners = {work.of for work in self._draining} | {direct.of for direct in directs}
@@ -383,7 +384,7 @@ class SwapGroup(ProcessGroup):
             return True
 
     def retire(self) -> None:
-        """Abort and forget the inner group, which the registry destroys later."""
+        """Abort the inner group, and leave it to the registry, which destroys it later."""
         inner, self.inner = self.inner, None
         if inner is not None:
             inner.abort()
@@ -405,7 +406,7 @@ for _name in COLLECTIVES:
 
 
 class Registry:
-    """All groups of this worker, in the order in which the script made them, and what may be called when."""
+    """All groups of this worker, in the order in which the script made them, and the rules for calls in them."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -413,26 +414,26 @@ class Registry:
         self.groups: list[SwapGroup] = []
         self.recorder = Recorder()
         self.local = False  # collectives return at once (priming)
-        self.calling = 0  # depth of what may communicate outside a body
+        self.calling = 0  # depth of calls that may communicate outside a body
         self.broken: Exception | None = None  # a collective failed and no stop explained it
-        self.broken_in: SwapGroup | None = None  # the group that it was called on
+        self.broken_in: SwapGroup | None = None  # the group of that collective
         self.over = False  # the run ends and a rank has left: no collective can be completed
         self.shown = OnBoard(context.cell.words())
         self.first_exchange: Callable[[], None] | None = (
-            None  # called where the first gradients of a body are exchanged
+            None  # called before the first exchange of gradients in a body
         )
-        self.observers = Observers()  # of the state that is protected, once there is one
-        self.unrestorable: Callable[[Exception], None] = lambda error: None  # tell that this rank cannot be replaced
-        self.keep_results: Callable[[], None] = lambda: None  # the recorder's, where they outlive the process
-        self.retired: list[Inner] = []  # inner groups that are to be destroyed when there is time
+        self.observers = Observers()  # replaced by those of the protected state, once there is one
+        self.unrestorable: Callable[[Exception], None] = lambda error: None  # reports that this rank cannot be replaced
+        self.keep_results: Callable[[], None] = lambda: None  # stores the recorder's results where they outlive the process
+        self.retired: list[Inner] = []  # inner groups to destroy when there is time
         self._made: dict[tuple[int, ...], int] = {}
-        self._told_of_others = False  # groups of another backend
+        self._told_of_others = False  # `refuse_others` has printed its warning
         self._destroyed = 0  # how often the script has destroyed all its groups
         context.wakers.append(self)
 
     @property
     def looping(self) -> bool:
-        """Was the first step handed out? From then on a failed collective is a matter for the whole world."""
+        """Was the first step handed out? From then on a failed collective concerns the whole world."""
         return self.position.where is not Where.BEFORE
 
     def create(self, rank: int, ranks: Sequence[int], timeout: timedelta) -> SwapGroup:
@@ -462,8 +463,8 @@ class Registry:
     def _connect_ahead(self, world: World) -> None:
         """Meet the others in all groups that the replaced rank had, in their order, while the script goes on.
 
-        They need not wait for the rest of the script and for this rank's state. Not before the last group is made: they would
-        wait in the second one for no longer than a collective may take.
+        So they need not wait for the rest of the script and for this rank's state. This waits until the last group is made: in the
+        second group the others would wait only as long as a collective may take.
         """
         before = None
         for group in self.groups:
@@ -476,7 +477,7 @@ class Registry:
         return self.context.world
 
     def connect(self, group: SwapGroup, world: World, meanwhile: Callable[[], None] | None = None) -> None:
-        """Build the inner group for `world`. Raises Interrupt when a later generation stops it."""
+        """Build the inner group for `world`. Raises Interrupt if a later generation stops it."""
         ahead, group.ahead = group.ahead, None
         if ahead is not None and ahead.generation != world.generation:
             ahead.forget()
@@ -492,7 +493,7 @@ class Registry:
         `meanwhile` runs while the first one connects.
         """
         self.broken = self.broken_in = None
-        self.destroy_retired()  # of the last repair; those of this one can wait until its first step is done
+        self.destroy_retired()  # groups of the last repair; those of this one can wait until its first step is done
         for group in self.groups:
             group.retire()
         if len(self.groups) > _FEW:
@@ -504,12 +505,12 @@ class Registry:
             meanwhile()
 
     def destroy_retired(self) -> None:
-        """In the background, since a destructor may wait for a stuck peer."""
+        """Destroy retired groups in the background, since a destructor may wait for a stuck peer."""
         while self.retired:
             threading.Thread(target=self.retired.pop().close, name="ftrun-retire", daemon=True).start()
 
     def drop(self, group: SwapGroup) -> None:
-        """The script has destroyed it: what failed there concerns no other group."""
+        """Remove a group that the script has destroyed; a failure in it concerns no other group."""
         if group not in self.groups:
             return
         self.groups.remove(group)
@@ -521,7 +522,7 @@ class Registry:
             self._made.clear()
 
     def abort(self, generation: int) -> None:
-        # what a collective between two loops gives, nobody could give this rank or its replacement once it is cut off
+        # let collectives between two loops end: nobody could give this rank or its replacement their results later
         deadline = time.monotonic() + _ENDING
         while self.position.where is Where.BETWEEN and time.monotonic() < deadline:
             if not any([work.generation < generation for group in self.groups for work in group.unfinished()]):
@@ -535,7 +536,7 @@ class Registry:
             group.release(generation)
 
     def cut_short(self, why: str) -> None:
-        """The run ends: whatever waits in a collective goes on, and it and every later one fail."""
+        """End every wait in a collective, since the run ends; these collectives and all later ones fail."""
         self.over = True
         self.broken, self.broken_in = WorkerError(f"{why}: this collective cannot be completed"), None
         for group in list(self.groups):
@@ -566,18 +567,18 @@ class Registry:
             raise self.broken
 
     def told(self, error: Exception) -> None:
-        """The script is told of `error`. In a loop the gate stays shut all the same: the step is not what it should be."""
+        """Note that `error` is raised in the script. In a loop the gate stays shut all the same, since the step is not complete."""
         if error is self.broken and not self.looping:
             self.broken = self.broken_in = None
 
     def settle(self) -> None:
-        """Wait until every collective of this world is over: what a gate stands for."""
+        """Wait until every collective of this world is over, as an arrival at the gate requires."""
         for group in self.groups:
             for work in group.unfinished():
                 work.settle()
 
     def refuse_others(self, go_on: bool = False) -> None:
-        """Raises UsageError when the script has a process group of another backend; with `go_on` that is told once instead."""
+        """Raise UsageError if the script has a process group of another backend; with `go_on` print that once instead."""
         try:
             others = torch_private.groups_of_others(dist)
         except (AttributeError, ValueError):
@@ -596,13 +597,13 @@ class Registry:
     # -- rules -------------------------------------------------------------------------------------------------------
 
     def admit(self, name: str) -> bool:
-        """May this collective be called now? True = it is one of those recorded, before the first step and between loops.
+        """Check that this collective may be called now. Return True if it is recorded: before the first step and between loops.
 
         Raises:
-            UsageError: With the script's file and line.
+            UsageError: If it may not; the message has the script's file and line.
         """
         where = self.position.where
-        # a fault in the middle of one between two loops is not mended in place, unless it is in a job.call
+        # a fault during one between two loops is not repaired in place, unless it is in a job.call
         if where in (Where.BEFORE, Where.BETWEEN, Where.CALL):
             return not called_by(torch.nn.parallel.DistributedDataParallel.__init__.__code__)
         if where is Where.PASSED:

@@ -1,4 +1,4 @@
-"""Is a group whose connections were shut down over? Told by its threads: those of a collective that nobody ends sleep."""
+"""Tell from the threads of a group whose connections were shut down whether it is over: threads that nothing can wake sleep."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ftrun.core.system import procfs
 
 
 class Stillness:
-    """Some threads of this process that wait for one another and for connections which were shut down.
+    """Threads of this process that wait for one another and for connections which were shut down.
 
-    Each of them asleep, and none run in between two looks: whatever they wait for will not come.
+    If all of them sleep, and none ran between two looks, they wait in vain.
     """
 
     def __init__(self, threads: Iterable[str]) -> None:
@@ -18,11 +18,11 @@ class Stillness:
         self._last: dict[str, str] = {}
 
     def add(self, thread: int) -> None:
-        """One more of them, by its number in this system."""
+        """Add a thread by its native id."""
         self._threads.add(str(thread))
 
     def seen(self) -> bool:
-        """Are they asleep, and were they since the look before?"""
+        """Do all threads sleep, and have they slept since the last look?"""
         now = {}
         for thread in sorted(self._threads):
             said = procfs.status("self", thread)
@@ -35,12 +35,12 @@ class Stillness:
 
 
 def threads() -> set[str]:
-    """Those of this process, by their numbers in this system."""
+    """Return the native ids of this process's threads."""
     return set(procfs.tasks("self"))
 
 
 def _asleep(said: dict[str, str]) -> str:
-    """How often a thread was switched out so far, by its status; empty when it runs or waits for a disk."""
+    """Return from a thread's status how often it was switched out so far; "" if it runs or waits for a disk."""
     if not said["State"].startswith("S"):
         return ""
     return f"{said['voluntary_ctxt_switches']} {said['nonvoluntary_ctxt_switches']}"

@@ -1,8 +1,8 @@
-"""The Works that a SwapGroup hands out: our own, so that they can be completed when the world stops.
+"""The Works that a SwapGroup hands out: ftrun's own, so that it can complete them when the world stops.
 
-A work of Gloo's cannot be ended from outside: a thread that waits for it waits until the group's timeout. Ours has a future of its
-own, which the inner group's end completes, or the control thread 4 ms after a stop; only the first counts. The value does not tell
-which of the two it was, so `waited` looks at the gate word before anything uses it.
+A work of Gloo's cannot be ended from outside: a thread that waits for it waits until the group's timeout. Ours has its own future.
+The end of the inner collective completes it, or the control thread does 4 ms after a stop; only the first counts. The value does not
+tell which of the two it was, so `waited` looks at the gate word before anything uses the value.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from ftrun.worker.comm.backend import Inner, Outcome
 from ftrun.worker.comm.collective_replay import ReplayEntry
 from ftrun.worker.torch_compat import torch_private
 
-_LET_GO = object()  # the outcome of a wait that the end of its world has cut short
+_LET_GO = object()  # the outcome of a wait that a stop of the world cut short
 
 
 class WorkOwner(Protocol):
-    """What a Work needs of the group that handed it out."""
+    """The interface of the group that a Work needs."""
 
-    pending: set[Pending]  # those that are pending
+    pending: set[Pending]  # its pending works
 
     def ended(self, work: Pending) -> bool:
-        """It is complete; False when it was before."""
+        """Note that the work is complete; return False if it was before."""
 
     def failed(self, work: Pending) -> None:
-        """Its inner collective failed: complete it when that is explained, or hold it back."""
+        """Complete a work whose inner collective failed if a stop explains that; otherwise hold it back."""
 
     def began_waiting(self, name: str, peer: int) -> None: ...
 
     def stopped_waiting(self) -> None: ...
 
     def letting_go(self, work: Direct) -> AbstractContextManager[None]:
-        """While it lasts `work` is let go when the world is stopped."""
+        """Let `work` go if the world is stopped while this context lasts."""
 
     def waited(self, since: int, over: bool = False) -> None:
-        """The main thread has waited since `since`, ns. Raises Interrupt when the world was stopped."""
+        """Count the main thread's wait since `since`, ns. Raises Interrupt if the world was stopped."""
 
     def await_stop(self, error: BaseException) -> None:
         """Wait for a stop that explains `error`, then raise Interrupt."""
 
     def shown(self, error: Exception) -> None:
-        """The script is told of `error` now."""
+        """Note that `error` is raised in the script now."""
 
     def cut_off(self) -> Exception:
-        """Why a work that was completed early has no result."""
+        """Return the error for a work that was completed early, without a result."""
 
 
 def _future(tensors: list[torch.Tensor], on_gpu: bool) -> torch.futures.Future[Any]:
-    """One that makes whoever waits for it wait for the GPU work behind it, too, if the tensors are there."""
+    """Make a future; if the tensors are on a GPU, a wait for it also waits for the GPU work behind it."""
     return torch.futures.Future(devices=sorted({t.device.index for t in tensors if t.is_cuda}) if on_gpu else None)
 
 
@@ -66,7 +66,7 @@ def _on_gpu(tensors: list[torch.Tensor]) -> bool:
 
 
 class FinishedWork(Work):
-    """A Work that is done: for collectives that are replayed or skipped."""
+    """A complete Work, for collectives that are replayed or skipped."""
 
     def __init__(self, result: list[torch.Tensor]) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class FinishedWork(Work):
 
 
 class Pending(Work):
-    """A collective of the inner group, with a future that we can complete."""
+    """A collective of the inner group, with a future that ftrun can complete."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Pending(Work):
         self.generation = inner.generation
         self.result_tensors = result
         self._inner = work
-        self._divide = divide  # what is left to be done with the sum
+        self._divide = divide  # turns the sum into an average
         self._entry = entry
         self._error: Exception | None = None
         self._complete = False
@@ -114,13 +114,13 @@ class Pending(Work):
         group.pending.add(self)  # before the callback: a collective may be over by now, and its end looks for it there
         try:
             future = work.get_future()
-        except RuntimeError:  # Gloo's reduce_scatter has none, and is not done before somebody has waited for it
+        except RuntimeError:  # Gloo's reduce_scatter has none, and does its work in the call that waits for it
             inner.when_waited(work, self._ended)
         else:
             future.add_done_callback(self._ended)
 
     def _ended(self, inner: Outcome | torch.futures.Future[Any]) -> None:
-        """The inner collective is over, or is once `value` has returned, which raises when it failed."""
+        """Finish this work when the inner collective ends; `inner.value` waits for that, and raises if it failed."""
         try:
             inner.value()
             if self._on_gpu:
@@ -144,7 +144,7 @@ class Pending(Work):
 
     @property
     def error(self) -> Exception | None:
-        """Why the inner collective failed."""
+        """The error of the inner collective, if it failed."""
         return self._error
 
     def settle(self) -> None:
@@ -162,7 +162,7 @@ class Pending(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         begin = time.monotonic_ns()
-        if timeout is not None and timeout > timedelta(0):  # torch's words for none are 0 and -1 ms
+        if timeout is not None and timeout > timedelta(0):  # for torch, 0 and -1 ms mean no timeout
             self._wait_for(timeout)
         else:
             self._future.wait()
@@ -199,7 +199,7 @@ class Pending(Work):
 class Direct(Work):
     """A point-to-point Work, which has no future in Gloo: another thread waits in the inner group for it.
 
-    The end of the connections wakes most waits and not all; whoever waits here is let go when the world stops.
+    The end of the connections wakes most waits but not all; a stop of the world ends a wait here.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Direct(Work):
         self._peer = peer  # a rank in the world
         self._received = received
         self._on_gpu = on_gpu
-        self._entry = entry  # in the record of what came before the first step, until somebody has waited
+        self._entry = entry  # its entry in the record of collectives outside the loops, until it is over
         self._outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.over = False
 
@@ -249,7 +249,7 @@ class Direct(Work):
         return bool(outcome)
 
     def _wait_inside(self, timeout: timedelta | None) -> Any:
-        """Wait in this thread, whose stream a work on a GPU is waited for by. Gives what torch gave, or its error."""
+        """Wait in this thread, whose stream must wait for work on a GPU. Return torch's result, or its error."""
         try:
             return self._inner.wait() if timeout is None else self._inner.wait(timeout)
         except RuntimeError as error:
@@ -261,18 +261,18 @@ class Direct(Work):
             return self._outcomes.get()
 
     def writes(self) -> bool:
-        """May it still write into what it receives into, unless its group is still?"""
+        """May it still write into the tensors that it receives into, unless its group is still?"""
         return self._name != "send" and not (self.over or self._on_gpu)
 
     def let_go(self) -> None:
-        """The world stops: whoever waits goes on. From any thread."""
+        """End a wait, since the world stops. Any thread may call it."""
         self._outcomes.put(_LET_GO)
 
     def is_completed(self) -> bool:
         return bool(self._inner.is_completed())
 
     def _source_rank(self) -> int:
-        """The rank in the group that a receive from any source has received from."""
+        """Return the rank in the group whose message a receive from any source got."""
         return torch_private.source_of(self._inner)
 
     source_rank = _source_rank

@@ -1,4 +1,4 @@
-"""Whose code runs: the frames that led to ftrun, and which files are the script's. Imports no torch: a spare has none yet."""
+"""Tell whose code runs: the frames that led to ftrun, and which files are the script's. Imports no torch, for a spare has none yet."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "
 _COMMANDS = sysconfig.get_path("scripts") + os.sep
 
 
-# Python calls in a step are few: the first two are asked in each, and walk without a generator.
+# Each step calls the first two functions, so they walk without a generator.
 
 
 def outside() -> FrameType | None:
-    """The frame that called ftrun."""
+    """Return the frame that called ftrun."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(OWN_FILES):
         frame = frame.f_back
@@ -29,7 +29,7 @@ def outside() -> FrameType | None:
 
 
 def inside_compiled() -> bool:
-    """Is this call made below a function that torch.compile, or torch's switch for it, has wrapped?"""
+    """Does this call come from below a function that torch.compile, or torch's switch for it, has wrapped?"""
     frame = inspect.currentframe()
     while frame is not None and not frame.f_code.co_filename.endswith("torch/_dynamo/eval_frame.py"):
         frame = frame.f_back
@@ -37,7 +37,7 @@ def inside_compiled() -> bool:
 
 
 def frames(start: FrameType | None = None) -> Iterator[FrameType]:
-    """The frame that called ftrun, or `start`, and those that led there, the innermost first."""
+    """Yield the frame that called ftrun, or `start`, and its callers, the innermost first."""
     frame = start or outside()
     while frame is not None:
         yield frame
@@ -45,24 +45,24 @@ def frames(start: FrameType | None = None) -> Iterator[FrameType]:
 
 
 def script_frames(start: FrameType | None = None) -> list[FrameType]:
-    """The script's of them."""
+    """Return the script's among the `frames`."""
     return [frame for frame in frames(start) if is_script(frame.f_code.co_filename)]
 
 
 def called_by(code: CodeType) -> bool:
-    """Is this call made by that function, at whatever depth?"""
+    """Does this call come from that function, at whatever depth?"""
     return any(frame.f_code is code for frame in frames())
 
 
 def caller() -> str:
-    """File and line of the script that led here."""
+    """Return the file and line of the script that led here."""
     return line_of((frame.f_code.co_filename, frame.f_lineno) for frame in frames())
 
 
 def line_of(lines: Iterable[tuple[str, int | None]]) -> str:
-    """`file:line` of the script's among them, which begin with the innermost.
+    """Return `file:line` of the script's first among the lines, which begin with the innermost.
 
-    Where none is the script's, that of a library that is neither ftrun nor torch; else the innermost; "?" of none.
+    If none is the script's, return that of a library other than ftrun and torch; if there is none, the innermost; "?" without lines.
     """
     lines = [*lines]
     for counts in (is_script, _is_of_a_library, bool):
@@ -77,18 +77,18 @@ def _is_of_a_library(file: str) -> bool:
 
 
 def _folder_of_torch() -> str:
-    """It need not lie among the other libraries."""
+    """Return torch's folder, which need not lie among the other libraries."""
     return os.path.join(next(iter(getattr(sys.modules.get("torch"), "__path__", ())), os.devnull), "")
 
 
-_program: tuple[object, dict[str, bool]] = (None, {})  # the module __main__, and what was found of files since it is that
+_program: tuple[object, dict[str, bool]] = (None, {})  # the module __main__, and the answers for files while it is that
 
 
 def is_script(file: str) -> bool:
     """Is this a file of the user's, as opposed to torch's, ftrun's, the interpreter's own and libraries?
 
-    The top package of the program is the user's wherever it lies. What lies in a folder that packages were installed to is a library,
-    also when PYTHONPATH names that folder.
+    The top package of the program is the user's wherever it lies. A file in a folder of installed packages is a library's,
+    even if PYTHONPATH names that folder.
     """
     global _program
     main = sys.modules.get("__main__")
@@ -111,7 +111,7 @@ def _is_of_the_program(file: str, main: types.ModuleType | None) -> bool:
 
 
 def _folders_of(main: types.ModuleType | None) -> Iterator[str]:
-    """Those of the program's top package: of `-m`, of a command that pip made, of a script among installed files."""
+    """Yield the folders of the program's top package: of `-m`, of a command that pip made, of a script among installed files."""
     file = getattr(main, "__file__", None) or ""
     packages = {(getattr(main, "__package__", None) or "").partition(".")[0]} - {""}
     if file.startswith(_COMMANDS):
@@ -126,7 +126,7 @@ def _folders_of(main: types.ModuleType | None) -> Iterator[str]:
 
 @functools.cache
 def _has_packages(folder: str) -> bool:
-    """Were packages installed to it?"""
+    """Were packages installed to this folder?"""
     try:
         return any(name.endswith(".dist-info") for name in os.listdir(folder))
     except OSError:  # an archive
@@ -134,6 +134,6 @@ def _has_packages(folder: str) -> bool:
 
 
 def module_of(kind: type) -> str:
-    """Name of the module that a class says it is of; "" for one of Cython's, which says it of its objects and not of itself."""
+    """Return the `__module__` of a class; "" for a Cython class, in which it is a descriptor for its objects."""
     name = kind.__module__
     return name if isinstance(name, str) else ""

@@ -1,4 +1,4 @@
-"""torch.compile beside ftrun: the launcher is patient with it, and it leaves ftrun's own functions as they are."""
+"""Let torch.compile work beside ftrun: the launcher is patient with it, and it does not compile ftrun's own functions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _out = False
 
 
 def stay_out() -> None:
-    """Have torch.compile call the functions of this package as they are. The first call takes 2 ms: a process pays it once.
+    """Make torch.compile call the functions of this package as they are. The first call in a process takes 2 ms.
 
-    The hooks of a protected module and the methods of a SwapGroup are called in the middle of a compiled module; a
-    group is an opaque object to the compiler, which raises when it looks into one.
+    A compiled module calls the hooks of a protected module and the methods of a SwapGroup; to the compiler a group is an opaque
+    object, and it raises when it looks into one.
     """
     global _out
     if _out:
@@ -26,6 +26,6 @@ def stay_out() -> None:
 
 
 def excuse(context: Context) -> None:
-    """While torch compiles something the launcher is to be patient: it may take minutes, at any step."""
+    """Ask the launcher for patience whenever torch compiles: that may take minutes, at any step."""
     with contextlib.suppress(ImportError, AttributeError):
         around_compiling(lambda: context.busy(Busy.COMPILING, True), lambda: context.busy(Busy.COMPILING, False))

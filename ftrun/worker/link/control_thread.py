@@ -1,8 +1,8 @@
 """The thread that hears the doorbell of a worker. It never decides anything.
 
-It sees a generation bump, wakes the thread that trains out of whatever it waits in (groups register a waker), and answers
-"stopped" for one that is outside a step body. It also wakes it at the end of the run, once a rank has left: the signal
-that ends the run is heard by Python only when the main thread comes back to it.
+When the generation grows, it wakes the training thread out of whatever it waits in (groups register a waker), and answers
+"stopped" for a thread that is outside a step body. It also wakes the thread at the end of the run, once a rank has left: Python
+handles the signal that ends the run only when the main thread returns to Python code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ControlThread:
         threading.Thread(target=self._listen, name="ftrun-control", daemon=True).start()
 
     def _listen(self) -> None:
-        # a signal that the script blocks, to wait for it, is not to end the process in this thread
+        # a signal that the script blocks, to wait for it, must not end the process through this thread
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         context = self._context
         where = Whereabouts(context)
@@ -80,7 +80,7 @@ class ControlThread:
             threading.Thread(target=self._insist, args=(generation,), daemon=True).start()
 
     def _insist(self, generation: int) -> None:
-        """Last resort for a training thread that is busy in Python and calls nothing of ours."""
+        """Interrupt, as a last resort, a training thread that is busy in Python and calls no function of ftrun."""
         context, position = self._context, self._position
         deadline = time.monotonic() + context.stop_timeout / 2
         while time.monotonic() < deadline:

@@ -1,6 +1,6 @@
-"""A script's exception: shown on stderr, left for the launcher, and left where torchrun's tools look for it.
+"""Report a script's exception: on stderr, in a note for the launcher, and in the file that torchrun's tools read.
 
-Runs in the failing worker while it still can; never raises for want of a disk.
+This runs in the failing worker while it still can, and never raises because of a full or missing disk.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from ftrun.worker.link.run_link import Context
 
 _STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
 _RUNNERS = tuple(os.path.join(paths.OWN_FILES, "worker", "process", name) for name in ("main.py", "run_script.py"))
-_LONGEST = 1 << 19  # characters of a message or traceback that the launcher is told: a note has room for both
-_REFUSED = "F301"  # what ftrun says of a script, when it is nothing else
+_LONGEST = 1 << 19  # characters of a message or traceback for the launcher: a note has room for both
+_REFUSED = "F301"  # the code of a UsageError without a code of its own
 _NO_STDIN = "ftrun: this worker has no stdin: ftrun's own is closed or /dev/null, or --debug-rank gives it to another rank"
-_HERE = os.path.join(os.getcwd(), "")  # before the script may change it: ranks must say the same of the same line
+_HERE = os.path.join(os.getcwd(), "")  # before the script may change it: all ranks must name a line in the same way
 
 
 def final_code(error: BaseException) -> int:
-    """Exit code of a run that an error of ours ends at once, since it would only come again; 0 = worth another try."""
+    """Return the exit code of a run that an error of ftrun's ends at once, since it would recur; 0 = another try may help."""
     if isinstance(error, UsageError):
         return EXIT_USAGE
     if isinstance(error, NonFiniteError) and error.final:
@@ -50,7 +50,7 @@ def final_code(error: BaseException) -> int:
 
 
 def report_exception(context: Context, error: BaseException, kind: str) -> None:
-    """Show a user's exception on stderr and leave it in a note for the launcher."""
+    """Print a user's exception on stderr, and leave it in a note for the launcher."""
     every = traceback.extract_tb(error.__traceback__)
     user = [f for f in every if is_script(f.filename)]
     where = line_of((f.filename, f.lineno) for f in reversed(every))
@@ -87,7 +87,7 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
     try:
         error._ftrun_reported = True  # type: ignore[attr-defined]
     except AttributeError:
-        pass  # exceptions with __slots__ are shown twice
+        pass  # exceptions with __slots__ are printed twice
     where = moment.words() if moment.phase == CALL or not moment.in_step else f"step {moment.step}"
     who = f"ftrun: rank {cell.rank}" + (f", {where}" if where and moment.step is not None else "")
     said = f"{name}: {message}" if message else name
@@ -107,7 +107,7 @@ def report_exception(context: Context, error: BaseException, kind: str) -> None:
 
 
 def give_up(context: Context, step: int) -> None:
-    """End this process: the script caught what left a step's body, and nothing after it would fit what the others do."""
+    """End this process: the script caught an exception that left a step's body, and the rank cannot go on with the others."""
     print(
         f"ftrun: rank {context.cell.rank}, step {step}: the script goes on after an exception that left the body of the "
         "step, and its rank cannot; its worker ends (catch inside `with step:` what is to be lived with)",
@@ -118,12 +118,12 @@ def give_up(context: Context, step: int) -> None:
 
 
 def _says_all(error: BaseException) -> bool:
-    """Is this a sentence of ours about the script? How it came about inside of torch and ftrun explains nothing."""
+    """Is this an error of ftrun's about the script? Frames inside of torch and ftrun then explain nothing."""
     return isinstance(error, (UsageError, NonFiniteError)) and error.__cause__ is None
 
 
 def _text(error: BaseException, user: list[traceback.FrameSummary]) -> str:
-    """What a person reads of an exception, below its own sentence."""
+    """Return the text to print below an exception's message."""
     if _says_all(error) and user:
         return "".join(traceback.format_list(user))
     told = traceback.TracebackException.from_exception(error)
@@ -132,9 +132,9 @@ def _text(error: BaseException, user: list[traceback.FrameSummary]) -> str:
 
 
 def _leave_out_our_frames(told: traceback.TracebackException | None) -> None:
-    """Also of the exceptions that led to this one. One that has no other frames keeps them, but for those that load the script.
+    """Leave out ftrun's frames of an exception and of its causes; if it has no others, leave out only those that load the script.
 
-    What is wrong with the text of a script has no frames at all then: as where Python runs it.
+    A syntax error of the script then has no frames at all, as when Python runs the script.
     """
     if told is None:
         return
@@ -146,7 +146,7 @@ def _leave_out_our_frames(told: traceback.TracebackException | None) -> None:
 
 
 def _shown_by(context: Context, text: str) -> str | None:
-    """The rank that has shown this very traceback to the same person since all workers started, None when it is ours to show."""
+    """Return the rank that has printed this traceback on the same console in this attempt; None if this rank must print it."""
     whose = "all" if context.one_console else str(context.cell.rank)
     check = zlib.crc32(text.encode(errors="replace"))
     mark = context.run_dir / f".shown-{context.board[Head.ATTEMPT]}-{whose}-{check:08x}"
@@ -160,7 +160,7 @@ def _shown_by(context: Context, text: str) -> str | None:
 
 
 def _leave_error_file(message: str, text: str, now: float) -> None:
-    """torchrun's error.json, unless the script's `@record` has written it."""
+    """Write torchrun's error.json, unless the script's `@record` has written it."""
     path = os.environ.get(paths.ENV_ERROR_FILE)
     if not path or os.path.exists(path):
         return

@@ -1,4 +1,4 @@
-"""Asking the fd store: give it a descriptor, get one back, or lend it one for the length of a transfer.
+"""The client of the fd store: give it a descriptor, get one back, or lend it one for the length of a transfer.
 
 Each call is one short connection with a deadline.
 """
@@ -38,11 +38,13 @@ class FdStoreClient:
         return answer
 
     def put(self, rank: int, name: str, cell: int, fd: int, handle: Handle | None = None, parts: int = 0) -> str:
-        """Have the fd store hold `fd` as the segment `name` of `rank`; a later put replaces it.
+        """Let the fd store hold `fd` as the segment `name` of `rank`; a later put replaces it.
 
-        `handle`: what it is, None = host memory. `parts`: how many allocations `name.0`, `name.1`, ...
+        `handle`: the kind and size of the memory, None = host memory. `parts`: how many allocations `name.0`, `name.1`, ...
         belong to it; the fd store drops further ones.
-        Returns "" or why device memory is held by its descriptor only.
+
+        Returns:
+            "", or the reason why the fd store holds device memory by its descriptor only.
         """
         handle = handle or Handle(Kind.HOST, os.fstat(fd).st_size)
         message: dict[str, object] = {"op": "put", "rank": rank, "name": name, "cell": cell, "parts": parts}
@@ -51,26 +53,26 @@ class FdStoreClient:
         return str(answer.get("why", ""))
 
     def get(self, rank: int, name: str) -> int | None:
-        """A new descriptor of the segment (the caller closes it), None when the fd store has none."""
+        """Return a new descriptor of the segment, which the caller closes; None if the fd store has none."""
         found = self.find(rank, name)
         return None if found is None else found[0]
 
     def find(self, rank: int, name: str) -> tuple[int, Handle] | None:
-        """As `get`, with the segment's handle."""
+        """Return a new descriptor as `get` does, with the segment's handle."""
         answer, fds = self._ask({"op": "get", "rank": rank, "name": name})
         if not answer.get("ok") or not fds:
             return None
         return fds[0], Handle.unpack(bytes.fromhex(str(answer["handle"])))
 
     def forget(self, rank: int, name: str) -> None:
-        """Have the fd store let go of a segment; nothing happens when it has none."""
+        """Let the fd store drop a segment, if it has it."""
         self._ask({"op": "forget", "rank": rank, "name": name})
 
 
 class Lent:
-    """What one worker has lent to the fd store, and to the next one as well, until it takes it back.
+    """Descriptors that one worker lends to the fd store, and to its successors, until it takes them back.
 
-    `again` is called by the control thread, the rest by the main thread.
+    The control thread calls `again`, the main thread the rest.
     """
 
     def __init__(self, fd_store: FdStoreClient) -> None:
@@ -79,18 +81,18 @@ class Lent:
         self._items: dict[tuple[int, str], tuple[int, int, Handle | None]] = {}
 
     def hand_on(self, rank: int, name: str, cell: int, fd: int, handle: Handle | None = None) -> bool:
-        """Have the fd store pass `fd` on as `name` of `rank`, until `take_back`. False = there is no fd store now: call again."""
+        """Let the fd store pass `fd` on as `name` of `rank`, until `take_back`. Return False if there is no fd store now: call again."""
         with self._lock:
             self._items[rank, name] = cell, fd, handle
             return self._send()
 
     def again(self) -> bool:
-        """There is a new fd store: it gets everything. False = it is not there yet."""
+        """Give everything to a new fd store. Return False if it does not answer yet."""
         with self._lock:
             return self._send()
 
     def take_back(self, rank: int, name: str) -> None:
-        """The fd store lets go of it. Before the descriptor is closed."""
+        """Let the fd store drop a descriptor. Call it before closing the descriptor."""
         with self._lock:
             self._items.pop((rank, name), None)
             with contextlib.suppress(OSError):  # a dead fd store holds nothing any more

@@ -1,4 +1,4 @@
-"""What happens in a rank's loop, told to whoever wants to look: checks first, then instruments. They never see the loop."""
+"""Tell observers the events of a rank's loop: checks first, then instruments. They never see the loop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 class StepObserver:
-    """Overrides what it wants to hear. `number` is a gate number; an exception raised here leaves the body or the loop.
+    """Overrides the events that it wants to hear. `number` is a gate number; an exception raised here leaves the body or the loop.
 
-    `told_by`: those that tell it, from `Observers.add` on: they may be asked to tell less, or more.
+    `told_by`: the `Observers` that tell it, from `Observers.add` on; its `listen` and `ignore` change which events it hears.
     """
 
     told_by: Observers
@@ -36,22 +36,22 @@ class StepObserver:
         """The first gradient of a body is about to be computed."""
 
     def collective_started(self, name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> None:
-        """A collective is about to start in a body. `outputs`: the tensors of args[0]; what this rank puts in is still its own."""
+        """A collective is about to start in a body. `outputs`: the tensors of args[0], still with this rank's own values."""
 
     def gate_ahead(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
-        """The collectives are over, and the device may still compute: what is to be computed on it for the gate is enqueued now."""
+        """The collectives are over, and the device may still compute: enqueue the gate's computations on it now."""
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
-        """The device is done and nothing is published yet: raising here keeps the gate shut.
+        """The device has finished, and nothing is published yet: raising here keeps the gate shut.
 
-        `optimizer` is the one that will update with `grads`, None when none does.
+        `optimizer` will update with `grads`; None if no optimizer does.
         """
 
     def arrived(self, number: int) -> None:
         """This rank has arrived at its gate, also at a virtual one."""
 
     def waiting(self, number: int) -> None:
-        """This rank still waits at its gate, and looks (ten times a second between two loops): raising leaves the gate."""
+        """This rank looks again while it waits at its gate (ten times a second between two loops): raising leaves the gate."""
 
     def may_open(self, number: int) -> bool:
         """Every rank has arrived: may this one open the gate? Asked again and again; never waits."""
@@ -64,7 +64,7 @@ class StepObserver:
         """From here on the rank's memory changes."""
 
     def loop_ending(self, number: int) -> None:
-        """The virtual gate after a loop's last step is about to be arrived at: raising keeps it shut."""
+        """This rank is about to arrive at the virtual gate after a loop's last step: raising keeps it shut."""
 
     def step_done(self, number: int) -> None:
         """The step is sealed."""
@@ -80,7 +80,7 @@ class StepObserver:
 
 
 class Observers(StepObserver):
-    """Several, told one after the other; only those are called that override an event."""
+    """Several observers, told in turn; an event calls only those that override it."""
 
     def __init__(self) -> None:
         self._each: list[StepObserver] = []  # in the order in which they are told
@@ -88,7 +88,7 @@ class Observers(StepObserver):
         self.heard: set[str] = set()  # the events that somebody hears
 
     def add(self, *observers: StepObserver) -> None:
-        """Have them told of all events that they override."""
+        """Add observers for all events that they override."""
         self._each += observers
         for one in observers:
             one.told_by = self
@@ -96,16 +96,16 @@ class Observers(StepObserver):
             self.listen(event, *(one for one in observers if getattr(type(one), event) is not getattr(StepObserver, event)))
 
     def listen(self, event: str, *observers: StepObserver) -> None:
-        """Have them told of an event from now on, each once."""
+        """Tell these observers of an event from now on, each once."""
         hear = self._hear.get(event, [])
         self._bind(event, [one for one in self._each if one in hear or one in observers])
 
     def ignore(self, event: str, *observers: StepObserver) -> None:
-        """They need not be told of it any more."""
+        """Do not tell these observers of an event any more."""
         self._bind(event, [one for one in self._hear[event] if one not in observers])
 
     def _bind(self, event: str, those: list[StepObserver]) -> None:
-        # one that hears alone is called as it is: some events come many times a step
+        # a single observer is called directly, since some events come many times a step
         self._hear[event] = those
         hear = [getattr(one, event) for one in those]
         (self.heard.add if hear else self.heard.discard)(event)

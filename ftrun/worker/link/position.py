@@ -1,4 +1,4 @@
-"""Where this rank is in its run. The step loop writes it, and a rank's way back to the host snapshot; all others only read it."""
+"""The place of this rank in its run. The step loop and the return to a host snapshot write it; all others only read it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Interrupt(BaseException):
 
 
 class Again(Interrupt):
-    """Leave the step body, and begin it again: this rank alone, which no other one waits for in it yet."""
+    """Leave the step body and begin it again, in this rank only, since no other rank waits for it yet."""
 
 
 class Where(IntEnum):
@@ -35,12 +35,12 @@ class Position:
         self.lock = threading.Lock()  # held to leave a body, and to answer or interrupt for a thread in one
         self.where = Where.BEFORE
         self.base = 0  # gate number of the current loop's first step
-        self.first = 0  # its step index; between two loops, that after the last one
+        self.first = 0  # step index of that step; between two loops, the index after the last step
         self.number = -1  # gate number that was handed out last
-        self.attempt = 0  # how often it was done again
-        self.called = False  # job.call was, since then
-        self.interruptible = False  # before its gate, an Interrupt may be raised in its thread anywhere
-        self.interrupt_sent = False  # and may not have arrived yet
+        self.attempt = 0  # how often that step was done again
+        self.called = False  # the script has called job.call since that hand-out
+        self.interruptible = False  # before the gate: an Interrupt may be raised anywhere in the thread
+        self.interrupt_sent = False  # an Interrupt was sent, and may not have arrived yet
         self.raised_after_gate = False  # an exception left a body whose update had begun
 
     @property
@@ -49,18 +49,18 @@ class Position:
 
     @property
     def outside(self) -> str:
-        """What lies behind the script's code that runs now, if a replacement would never run that code; else ""."""
+        """Name the part of the script that runs now ("after the update", say) if a replacement would never run it; else ""."""
         if self.raised_after_gate or self.where is Where.PASSED:
             return "after the update"
         after = {Where.LEFT: "after the body", Where.BETWEEN: "after the loop", Where.CALL: "after the loop"}
         return after.get(self.where, "")
 
     def index_of(self, number: int) -> int:
-        """Step index of a gate number of the current loop."""
+        """Return the step index of a gate number of the current loop."""
         return self.first + number - self.base
 
     def trains_here(self) -> None:
-        """The calling thread is the one that trains; it need not be the main thread."""
+        """Take the calling thread for the one that trains; it need not be the main thread."""
         self.thread = threading.current_thread()
 
     def enter_body(self) -> None:
@@ -70,7 +70,7 @@ class Position:
             self.interruptible = True
 
     def allow_interrupts(self) -> None:
-        """In a function of job.call, which is done again whatever it was interrupted in."""
+        """Allow interrupts in a function of job.call, which is done again wherever it was interrupted."""
         with self.lock:
             self.trains_here()
             self.interruptible = True
@@ -80,7 +80,7 @@ class Position:
             self.where = Where.LOOP
 
     def forbid_interrupts(self) -> None:
-        """From here on no asynchronous Interrupt arrives; one already on its way is swallowed here."""
+        """Let no asynchronous Interrupt arrive from here on; swallow one that is on its way."""
         with self.lock:
             self.interruptible = False
             sent, self.interrupt_sent = self.interrupt_sent, False

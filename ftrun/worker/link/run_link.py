@@ -1,4 +1,4 @@
-"""A worker's link to its run: board, cell, the world that it takes part in, and the waits for others."""
+"""A worker's link to its run: the board, its cell, the world in which it takes part, and the waits for others."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ftrun.worker.link.fd_store import FdStoreClient, Lent
 from ftrun.worker.link.position import Interrupt, Position
 
 LOOK_AGAIN = 0.25  # seconds between two looks when no bell rings
-LOOK_RARELY = 1.0  # the same of a parked spare, for which nobody waits
+LOOK_RARELY = 1.0  # the same for a parked spare, for which nobody waits
 
 
 class Waker(Protocol):
-    """Something that the script can be blocked in."""
+    """An object in which the script can block."""
 
     def abort(self, generation: int) -> None:
         """Make waits that belong to a world before `generation` fail soon."""
@@ -54,38 +54,38 @@ class Context:
         self.gate_word = self.board.words_of_gate()
         self.phase: Callable[[Phase], None] = StepLog(
             self.cell
-        ).entered  # the rank is in a phase of its step from now on
+        ).entered  # notes that the rank enters a phase of its step
         self.fd_store = FdStoreClient(run_dir / paths.FD_STORE_SOCKET)
         self.lent = Lent(self.fd_store)
         self._world: World | None = None
         self._cells: list[Cell] = []
-        self.words_of_ranks: list[memoryview] = []  # of the world's ranks, those of their cells
-        self.generation = 0  # that this worker takes part in; 0 before it has one
+        self.words_of_ranks: list[memoryview] = []  # words of the cells of the world's ranks
+        self.generation = 0  # of its world; 0 before it has one
         self.stopped_from = gate.pack(
             gate.GateWord(1, False, -1)
-        )  # the gate word from which on a later generation has stopped it
+        )  # a gate word from here on means that a later generation stopped it
         self.restoring = False  # this incarnation took over a rank and has not restored its state yet
         self.stop_timeout = stop_timeout
         self.nonfinite = nonfinite
         self.check_every = check_every
         self.snapshot_every = 0  # steps between two host snapshots, 0 = none
-        self.local_rank = 0  # of the world it takes part in
-        self.on_rank: Callable[[], None] | None = None  # called when that is known
+        self.local_rank = 0  # in its world
+        self.on_rank: Callable[[], None] | None = None  # called when the local rank is known
         self.patient = False  # a rank is debugged: the others wait for it as long as it takes
-        self.one_console = False  # every rank's stderr is shown to the same person
+        self.one_console = False  # every rank's stderr goes to the same console
         self.wakers: list[Waker] = []
         self.mapped: dict[tuple[int, str], Any] = {}  # segments of ranks mapped ahead of their use
-        self.mapped_epoch = self.board[Head.FD_STORE_EPOCH]  # fd store that the first of them came from
+        self.mapped_epoch = self.board[Head.FD_STORE_EPOCH]  # the fd store from which the first of them came
         self.on_fd_store: Callable[[], bool] | None = None  # called when there is a new one; False = call again
         self.position = Position()
-        self._doubts: dict[Inexact, DoubtNote] = {}  # that were left
+        self._doubts: dict[Inexact, DoubtNote] = {}  # notes that this worker has left
         self._pid = os.getpid()
 
     # -- the world ---------------------------------------------------------------------------------------------------
 
     @property
     def world(self) -> World | None:
-        """The world this worker takes part in."""
+        """The world in which this worker takes part."""
         return self._world
 
     @world.setter
@@ -104,30 +104,30 @@ class Context:
         return rank
 
     def predecessor(self) -> Cell | None:
-        """That of the incarnation whose rank this worker took over; None where it is not known, or the rank was not replaced."""
+        """Return the cell of the incarnation whose rank this worker took over; None if it is unknown, or the rank was not replaced."""
         lost = (self.world.lost or {}).get(self.rank) if self.world is not None else None
         return None if lost is None else self.board.cell(lost)
 
     def cells(self) -> list[Cell]:
-        """The cells of the world's ranks."""
+        """Return the cells of the world's ranks."""
         return self._cells
 
     def stop_pending(self) -> bool:
-        """Has a later generation stopped the one this worker takes part in?
+        """Has a later generation stopped this worker's?
 
-        By a plain read of the gate word: a step passes here many times, and looks again anyway.
+        This is a plain read of the gate word: a step passes here many times, and looks again anyway.
         """
         return bool(self.gate_word[0] >= self.stopped_from)
 
     def check_stop_in_collective(self) -> None:
-        """Raise Interrupt when the world stops (collectives outside a body are inside job.call or group set-up)."""
+        """Raise Interrupt if the world stops (collectives outside a body are inside job.call or group set-up)."""
         if self.stop_pending():
             raise Interrupt
 
     def cut_short(self) -> str:
-        """While the run ends: why what this rank may be waiting for does not come any more; "" = it may.
+        """Return why this rank waits in vain while the run ends; "" = its wait may still succeed.
 
-        As long as nobody has left, a step that is under way can be finished, as a script that handles the signal may want to.
+        As long as nobody has left, the ranks can finish a step, as a script that handles the signal may want to.
         """
         if not self.board[Head.ENDING] or self._world is None:
             return ""
@@ -148,10 +148,10 @@ class Context:
     ) -> World:
         """Wait for a published world with a generation above `newer_than` for which `wanted` holds.
 
-        `meanwhile` is called while there is none: when a bell rings, and after as many seconds as it says.
+        `meanwhile` is called while there is none: when a bell rings, and after as many seconds as it returned.
 
         Raises:
-            WorkerError: After `seconds` or when the run ends.
+            WorkerError: After `seconds`, or when the run ends.
         """
         deadline = time.monotonic() + seconds
         tried = newer_than
@@ -173,10 +173,11 @@ class Context:
             self.board.wait_workers(seen, min(left, meanwhile()))
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for a board condition; False after `seconds`. Raises Interrupt when a later generation stops this one.
+        """Wait for a board condition; return False after `seconds`.
 
         Raises:
-            WorkerError: When the run ends and it cannot come any more.
+            Interrupt: If a later generation stops this one.
+            WorkerError: If the run ends, and the condition cannot hold any more.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -193,24 +194,24 @@ class Context:
             self.board.wait_workers(seen, min(left, LOOK_AGAIN))
 
     def answer(self, field: int, generation: int | None = None) -> None:
-        """Publish that this worker reached a stage of `generation` (its time goes into the field after it)."""
+        """Publish that this worker reached a stage of `generation`, and when, in the field after it."""
         self.cell[field + 1] = time.monotonic_ns()
         self.cell[field] = self.generation if generation is None else generation
         self.board.ring_launcher()
 
     def settled(self, generation: int) -> None:
-        """Tell the others that this rank takes nothing from their memory in `generation` any more: they may go on."""
+        """Tell the others that this rank reads their memory no more in `generation`, so that they may go on."""
         if self.cell[F.SETTLED] < generation:
             self.cell[F.SETTLED] = generation
             self.board.ring_workers()
 
     def leaves(self) -> None:
-        """An exception has left a body or a call of the script: should the run end, nobody need wait for this rank's part in it."""
+        """Note that an exception has left a body or a call of the script: if the run ends, nobody need wait for this rank."""
         self.cell.add_flag(Flag.LEFT)
         self.board.ring_workers()
 
     def takes_part(self) -> None:
-        """The script goes on all the same: it takes a step, or makes another call."""
+        """Take `leaves` back: the script goes on and takes a step, or makes another call."""
         if self._words[F.FLAGS] & Flag.LEFT:
             self.cell.drop_flag(Flag.LEFT)
 
@@ -219,19 +220,19 @@ class Context:
         self.board.ring_launcher()
 
     def progress(self) -> None:
-        """A sign of life from the script."""
+        """Give a sign of life from the script."""
         self._words[F.PROGRESS] = time.monotonic_ns()
 
     def busy(self, why: Busy, on: bool) -> None:
         """Ask the launcher for patience, or take that back."""
-        self.progress()  # patience ends with a sign of life, or the time it was for would count at once
+        self.progress()  # otherwise the time of the patience would count at once when it ends
         word = self.cell[F.BUSY]
         self.cell[F.BUSY] = word | why if on else word & ~why
 
     def note_inexact(self, why: Inexact, names: Iterable[str] = ()) -> None:
-        """The run does not end bit for bit where an uninterrupted one would, or that is not known any more.
+        """Note that the run may not end bit for bit as an undisturbed one.
 
-        `names`: of what it is about, where that has names. Where this rank is in its run is where the reason was seen first.
+        `names`: the names of the affected values, if they have any. The note keeps the moment at which the reason first arose.
         """
         known = self._doubts.get(why) or DoubtNote(self.cell.index, why, Moment.of(self.cell))
         doubt = replace(known, names=tuple(sorted({*known.names, *names})))
@@ -243,7 +244,7 @@ class Context:
         self.board.ring_launcher()
 
     def note_left_out(self, names: Mapping[str, str]) -> None:
-        """All that this worker found changed by the loop and not kept, and why."""
+        """Leave a note of all values that the loop changes and ftrun does not keep, each with the reason."""
         self.note(LeftOutNote(self.cell.index, {**names}), needed=True)
         self.cell[F.LEFT_OUT] = len(names)
         self.board.ring_launcher()
@@ -251,16 +252,16 @@ class Context:
     def make_way(self, reason: str) -> NoReturn:
         """End this process at once: its script cannot go on from where it is, and a replacement's can.
 
-        `reason`: for the journal and people, a sentence about this rank. --max-replacements does not count such an end.
+        `reason`: a sentence about this rank, for the journal and for people. --max-replacements does not count such an end.
         """
         self.note(FailureNote(self.cell.index, self.cell[F.GENERATION], Fault.GAVE_WAY.value, reason, signature=""))
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("SIGKILL came back")
 
     def note(self, note: Note, *, needed: bool = False) -> None:
-        """As `notes.write`."""
+        """Write a note; see `notes.write`."""
         notes.write(self.run_dir, note, needed=needed)
 
     def is_main_process(self) -> bool:
-        """False in a process forked by the script (a DataLoader worker)."""
+        """Return False in a process that the script forked (a DataLoader worker)."""
         return os.getpid() == self._pid

@@ -1,6 +1,6 @@
-"""Where the thread that trains is when it has been in one place for long: what a person asks first about a hung rank.
+"""Report where the training thread is when it stays in one place for long: the first question about a hung rank.
 
-Runs in the control thread and only reads frames. A rank whose GIL is held cannot say it.
+This runs in the control thread and only reads frames. It cannot run while another thread holds the GIL.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ftrun.worker.link.run_link import Context
 from ftrun.worker.torch_compat.torch_private import frame_of
 
 _AFTER = 700_000_000  # ns without a sign of life
-_AGAIN = 5_000_000_000  # ns until it is looked at once more
+_AGAIN = 5_000_000_000  # ns until the next report
 
 
 class Whereabouts:
-    """Leaves a WhereNote for the launcher, and takes it away when the rank goes on."""
+    """Leaves a WhereNote for the launcher, and removes it when the rank goes on."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._told = (0, 0)  # the sign of life after which it was told, and when (ns)
+        self._told = (0, 0)  # the last sign of life before the report, and the time of the report (ns)
 
     def look(self) -> None:
         cell, now = self._context.cell, time.monotonic_ns()
@@ -44,7 +44,7 @@ class Whereabouts:
 
 
 def _line(frame: FrameType) -> str:
-    """The innermost line of the script's own, with the function that it called when that is another's."""
+    """Return the script's innermost line, with the innermost function if that is not the script's."""
     for at in script_frames(frame):
         inner = "" if at is frame else f" (in {frame.f_code.co_name})"
         return f"{os.path.relpath(at.f_code.co_filename)}:{at.f_lineno}{inner}"

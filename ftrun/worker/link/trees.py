@@ -1,4 +1,4 @@
-"""Walks over nested values, and what stands for the values of a tensor."""
+"""Walk over nested values, and hash the values of tensors."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _PIECE, _PIECES = 2048, 32  # numbers of a piece, and pieces, of larger tensors
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Everything in nested mappings, lists and tuples that is none of these."""
+    """Yield everything in nested mappings, lists and tuples that is none of these."""
     if isinstance(value, Mapping):
         for item in value.values():
             yield from leaves(item)
     elif isinstance(value, list | tuple):
         for item in value:
             yield from leaves(item)
-    elif hasattr(value, "data") and isinstance(value.data, Mapping):  # UserDict and what is made from it
+    elif hasattr(value, "data") and isinstance(value.data, Mapping):  # UserDict and its subclasses
         yield from leaves(value.data)
     else:
         yield value
 
 
 def checksum(tensor: torch.Tensor, seed: int = 0) -> int | None:
-    """64 bits of the bytes of a dense tensor on the host, None of any other; `seed` chains several."""
+    """Hash the bytes of a dense tensor on the host to 64 bits; None for any other. `seed` chains several."""
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         return None
     data = tensor.detach().contiguous()
@@ -37,7 +37,7 @@ def checksum(tensor: torch.Tensor, seed: int = 0) -> int | None:
 
 
 def sketch(tensor: torch.Tensor, seed: int = 0) -> int | None:
-    """As `checksum`, of a large tensor by pieces that are spread over it: tells another batch, not every single number."""
+    """Hash as `checksum` does, but only pieces spread over a large tensor: detects another batch, not every changed number."""
     size = tensor.numel()
     if size <= _WHOLE or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
         return checksum(tensor, seed)
@@ -46,7 +46,7 @@ def sketch(tensor: torch.Tensor, seed: int = 0) -> int | None:
 
 
 def content(tensor: torch.Tensor | None, seed: int = 0) -> int | None:
-    """64 bits of the values of a tensor wherever it is and however it lays them out; None of none. `seed` chains several."""
+    """Hash the values of a tensor on any device and in any layout to 64 bits; None for None. `seed` chains several."""
     if tensor is None:
         return None
     whole = tensor.detach()

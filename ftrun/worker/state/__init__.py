@@ -1,4 +1,4 @@
-"""What a rank's training state is, and how it is read and put back: tensors, Python objects, random streams, the script's variables.
+"""Read a rank's training state and put it back: tensors, Python objects, random streams, the script's variables.
 
 Doors:
     protected_state: parameters, optimizer state and buffers in their arena

@@ -1,4 +1,4 @@
-"""Names in the spaces of a script: what they are bound to, when that is another thing, and which of them hold parts of one thing."""
+"""Bindings of names in a script's spaces: detect which were rebound, put them back, and group names that share an object."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Named(NamedTuple):
 
 
 class Bindings(NamedTuple):
-    """Names of a space, and what they were bound to when that was looked at.
+    """Names of a space, and the objects that they were bound to at the last look.
 
-    `locals_dict`: where a look at the variables of a frame leaves them, unless somebody makes that again what it was.
+    `locals_dict`: the dict that a look at a frame's variables fills; whoever looked restores its earlier content.
     """
 
     space: Space
@@ -41,13 +41,13 @@ class Bindings(NamedTuple):
     locals_dict: dict[str, Any] | None
 
     def rebound(self) -> list[str]:
-        """Those that are bound to another thing by now, as a person reads them."""
+        """Return the names that are bound to another object by now, as messages display them."""
         values = self.space.read()
         pairs = zip(self.names, self.before, strict=False)
         return [self.space.shown + name for name, before in pairs if values.get(name, _ABSENT) is not before]
 
     def undo(self) -> list[str]:
-        """Bind them again as they were."""
+        """Bind these names to their earlier objects again, and return them."""
         found = self.rebound()
         for name, before in zip(self.names, self.before, strict=False):
             if self.space.shown + name in found:
@@ -56,11 +56,11 @@ class Bindings(NamedTuple):
 
 
 def put_back(places: list[Named], data: bytes, things: Mapping[str, Any], in_place: InPlace) -> None:
-    """Put back a copy of one value, or of several together.
+    """Put back a copy of one value, or of several values that were copied together.
 
     Raises:
-        CannotPlace
-        What the script's own setter raises.
+        CannotPlace: If the copy cannot be put back as a whole.
+        Exception: Whatever the script's own setter raises.
     """
     spaces_now = [place.space.read() for place in places]
     there = [values.get(place.name) for place, values in zip(places, spaces_now, strict=True)]
@@ -73,11 +73,11 @@ def put_back(places: list[Named], data: bytes, things: Mapping[str, Any], in_pla
 
 
 def put_back_as_it_stood(place: Named, stand: Any, things: Mapping[str, Any], in_place: InPlace) -> None:
-    """Put back a value of which there is what `Variables` took to stand for it.
+    """Put back a value from the stand-in that `Variables` took of it.
 
     Raises:
-        CannotPlace
-        As `put_back`.
+        CannotPlace: If there is no copy, or as in `put_back`.
+        Exception: Whatever the script's own setter raises.
     """
     if isinstance(stand, bytes):
         put_back([place], stand, things, in_place)
@@ -90,7 +90,7 @@ def put_back_as_it_stood(place: Named, stand: Any, things: Mapping[str, Any], in
 
 
 def together(held: Mapping[str, Iterable[int]]) -> dict[int, set[str]]:
-    """Id of what several names hold -> those names. `held`: name -> ids of all that its value holds."""
+    """Map the id of each object that several names hold to those names. `held`: name -> ids of all objects in its value."""
     first: dict[int, str] = {}
     found: dict[int, set[str]] = {}
     for name, marks in held.items():
@@ -101,14 +101,14 @@ def together(held: Mapping[str, Iterable[int]]) -> dict[int, set[str]]:
 
 
 def shared(held: Mapping[str, Iterable[int]], before: Iterable[list[str]]) -> tuple[dict[int, str], list[list[str]]]:
-    """Which names hold parts of one thing.
+    """Group the names whose values share an object.
 
     Args:
-        held: Name -> ids of all that its value holds.
-        before: Groups that were found earlier: they stay together, since they may share something again.
+        held: Name -> ids of all objects in its value.
+        before: Earlier groups. They stay together, since they may share something again.
 
     Returns:
-        Each id with the first name that holds it, and the names that belong together, groups of at least two.
+        Each id with the first name that holds it, and the groups of at least two names.
     """
     groups = {name: [name] for name in held}
     first: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Tensors that are made of others, such as 8-bit optimizer state: their parts are kept, and they are made again from these.
+"""Composed tensors, such as 8-bit optimizer state: ftrun keeps their parts and composes them again.
 
 Source: the protocol of wrapper subclasses in torch/utils/_python_dispatch.py (`__tensor_flatten__`, `__tensor_unflatten__`).
 """
@@ -21,7 +21,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def parts_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What holds the values of a tensor: the tensors that it is made of, or itself, named ""."""
+    """Return the tensors that a tensor is composed of, by name; a plain tensor is its own part, named ""."""
     if is_plain(tensor):
         return {"": tensor}
     whole: Any = tensor
@@ -29,10 +29,10 @@ def parts_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def recipe_of(tensor: torch.Tensor, what: str) -> list[Any] | None:
-    """For the manifest, how `made` makes it from its parts; None for one that is its own part.
+    """Return the recipe by which `made` composes the tensor from its parts, for the manifest; None for a plain tensor.
 
     Raises:
-        UsageError
+        UsageError: If ftrun cannot keep this kind of tensor.
     """
     if is_plain(tensor):
         return None
@@ -50,10 +50,10 @@ def recipe_of(tensor: torch.Tensor, what: str) -> list[Any] | None:
 
 
 def made(parts: dict[str, torch.Tensor], recipe: list[Any] | None) -> torch.Tensor:
-    """A tensor over `parts`, as `recipe_of` has said; the only part itself where that was nothing.
+    """Compose a tensor over `parts` by the recipe of `recipe_of`; without a recipe return the only part.
 
     Raises:
-        UsageError: Where its class does not let it lie in their memory.
+        UsageError: If its class copies the parts instead of using their memory.
     """
     if recipe is None:
         return parts[""]
@@ -68,7 +68,7 @@ def made(parts: dict[str, torch.Tensor], recipe: list[Any] | None) -> torch.Tens
 
 
 def _packed(value: Any, words: str) -> Any:
-    """As JSON."""
+    """Return the value in a form that JSON can hold."""
     if isinstance(value, torch.dtype):
         return {_DTYPE: str(value).removeprefix("torch.")}
     if isinstance(value, list | tuple):

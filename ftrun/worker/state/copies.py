@@ -1,13 +1,13 @@
-"""Copies of a script's values, made by Python's own copy protocol, and put back where the script has them.
+"""Copy a script's values by Python's own copy protocol, and put the copies back where the script has them.
 
-A copy is a pickle. In it stands by its name what the job guards itself (models, optimizers), and what Python cannot copy (a lock, a
-generator, a file) or what is not to be copied (a loader, a process group) stands for *the one that is there*: when the copy is put
-back, the thing at the same place stays. Everything else keeps its identity: containers, arrays, tensors and objects are changed in
-place to hold what the copy holds, so whoever else holds them sees it. A tensor or an array over memory that the job guards (`p.data`)
-stands for that memory, and nothing is written through it.
+A copy is a pickle. It names the objects that the job guards itself (models, optimizers). For an object that Python cannot copy (a
+lock, a generator, a file) or that must not be copied (a loader, a process group) it holds a placeholder: when the copy is put back,
+the object at that place stays. Everything else keeps its identity: `placed` changes containers, arrays, tensors and objects in place,
+so everyone who holds them sees the change. A tensor or an array over memory that the job guards (`p.data`) is copied as a reference
+to that memory, and nothing is written through it.
 
-Copies lie in memory of the same user and are read by processes of the same run. They are read with classes and functions of modules
-that are imported there already, and nothing else is imported.
+Copies lie in memory of the same user, and processes of the same run read them. A reader uses only classes and functions of modules
+that its process has imported already, or of the standard library.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from ftrun.worker.state.in_place import ARRAYS, InPlace, layout
 
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range))
 _BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType)
-_STAY = (  # at their place; what they hold is their owner's
+_STAY = (  # objects that stay at their place; their content belongs to their owner
     types.ModuleType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.CodeType,
     io.IOBase, Iterator, DataLoader, torch.distributed.ProcessGroup, DeviceMesh, torch.Stream, torch.Event,
-    # they are of this process, and so are the numbers in them
+    # these belong to this process, and so do the numbers in them
     threading.Thread, threading.Condition, threading.Event, threading.Semaphore, threading.Barrier, threading.local, subprocess.Popen,
     multiprocessing.process.BaseProcess, concurrent.futures.Executor, concurrent.futures.Future, logging.Handler,
     tempfile.TemporaryDirectory,
 )  # fmt: skip
 _OF_TORCH = ("_", "distributed", "cuda", "fx", "jit")  # parts of torch whose objects hold numbers of this process
-_HEAP_TYPE = 1 << 9  # of `type.__flags__`: it was made by a class statement (or as such a one)
+_HEAP_TYPE = 1 << 9  # flag in `type.__flags__`: a class statement (or its equivalent) made the class
 
 
 class CannotPlace(Exception):
@@ -62,7 +62,7 @@ class TooLarge(Exception):
 
 
 class Copied:
-    """`data`: the copy. `left`: kinds of what is in it without a copy, each once, in the order in which they were met."""
+    """A copy. `data`: its bytes. `left`: the kinds of objects that were not copied, each once, in the order of the copy."""
 
     def __init__(self, data: bytes, copier: Copier, named: Iterable[int]) -> None:
         self.data = data
@@ -71,7 +71,7 @@ class Copied:
         self._named = named
 
     def held(self) -> list[int]:
-        """Ids of what in it can be changed in place. They are those of other things once this object is gone."""
+        """Return the ids of its parts that can be changed in place. They are valid only while this object lives."""
         met = self._copier.memo.copy().items()
         held = [mark for mark, (_, thing) in met if mark not in self._copier.by_name and _is_changed_in_place(thing)]
         return [*held, *self._named]
@@ -84,15 +84,20 @@ def copied(
     memory: GuardedMemory | None = None,
     named: Mapping[int, Any] | None = None,
 ) -> Copied:
-    """A copy of `value`. `known`: id -> name of the things that are not copied, as `placed` knows them. `memory`: what the job guards.
-
-    `named`: id -> what stands for a container in the copy, of which the `named` of `placed` makes one.
+    """Copy `value`.
 
     Equal values of the same structure give equal bytes in one process, as far as their own parts of the protocol do.
 
+    Args:
+        value: Any value of the script.
+        known: Id -> name of the objects that the copy names instead of copying them.
+        most: Limit of the copy, bytes.
+        memory: The memory that the job guards.
+        named: Id -> stand-in for a container in the copy; the `named` of `placed` makes a container of it.
+
     Raises:
-        TooLarge: For one of more than `most` bytes, before it is made.
-        What the script's own part of the protocol raises.
+        TooLarge: If the copy would be larger than `most`; it is then not made.
+        Exception: Whatever the script's own part of the protocol raises.
     """
     file = _Limited(most)
     copier = _NamingCopier(file, known, memory, named) if named else Copier(file, known, memory)
@@ -107,17 +112,17 @@ def placed(
     in_place: InPlace | None = None,
     named: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """What a name that holds `there` is to be bound to: `there` itself, changed in place, where it can be.
+    """Put a copy back, and return the value to bind: `there` itself, changed in place, where that is possible.
 
     Args:
-        there: The value now; an object of another kind is left as it is.
+        there: The present value; an object of another kind is left as it is.
         data: A copy.
-        known: Name -> thing, for what `copied` knew.
-        in_place: Of the copies that are put back together with this one.
-        named: Makes a container of what stands for it.
+        known: Name -> object, for each name that `copied` knew.
+        in_place: Shared by all copies that are put back together.
+        named: Makes a container of its stand-in.
 
     Raises:
-        CannotPlace: Nothing is changed then, but for things that were reached before.
+        CannotPlace: If the copy cannot be put back; objects that were reached before the failure may have changed.
     """
     in_place = in_place or InPlace()
     reader = _CopyReader(io.BytesIO(data), known, in_place.memory, named)
@@ -135,7 +140,11 @@ def placed(
 
 
 def read(file: io.BytesIO) -> Any:
-    """The value of which a copy begins here in the file, a new one. Raises: CannotPlace."""
+    """Read the copy that begins at the file's position, as a new value.
+
+    Raises:
+        CannotPlace: If the copy names an object or a module that is missing here.
+    """
     return _CopyReader(file, {}).load()
 
 
@@ -158,12 +167,12 @@ class Copier(pickle.Pickler):
     def __init__(self, file: io.BytesIO, known: Mapping[int, str], memory: GuardedMemory | None) -> None:
         super().__init__(file, 5)
         self.left: list[str] = []
-        self.by_name: set[int] = set()  # ids of what stands for itself
+        self.by_name: set[int] = set()  # ids of objects that the copy holds by reference
         self.known = known
         self._memory = memory
 
     def reducer_override(self, thing: Any) -> Any:
-        """For everything but atoms and plain containers."""
+        """Reduce everything but atoms and plain containers; `pickle` calls it."""
         name = self.known.get(id(thing))
         if name is not None:
             self.by_name.add(id(thing))
@@ -194,7 +203,7 @@ class Copier(pickle.Pickler):
         try:
             by_table = copyreg.dispatch_table.get(kind)
             return by_table(thing) if by_table is not None else thing.__reduce_ex__(5)
-        except Exception:  # as a lock, a socket, or what the script forbids to copy
+        except Exception:  # a lock, a socket, or an object that the script forbids to copy
             return self.stays(thing)
 
     def stays(self, thing: Any) -> Any:
@@ -204,7 +213,7 @@ class Copier(pickle.Pickler):
 
 
 class _NamingCopier(Copier):
-    """It is asked for each thing, also for those that have a way of their own in Python: hence only where containers are named."""
+    """A copier that also names containers. `pickle` then asks it about every object, which is slow: use it only for that."""
 
     def __init__(
         self, file: io.BytesIO, known: Mapping[int, str], memory: GuardedMemory | None, named: Mapping[int, Any]
@@ -217,7 +226,7 @@ class _NamingCopier(Copier):
 
 
 def _is_importable(thing: Any) -> bool:
-    """Is it found under its name in its module, or in its class?"""
+    """Does its module, or its class, have it under its name?"""
     owner = getattr(thing, "__self__", None)
     if isinstance(owner, type):
         return bool(getattr(owner, thing.__name__, None) == thing) and _is_importable(owner)
@@ -231,20 +240,20 @@ def _is_importable(thing: Any) -> bool:
 
 
 class _Known:
-    """Stands in a copy for what the job knows by this name; its reader has that in place of it."""
+    """Stands in a copy for the object that the job knows by this name; the reader puts that object in its place."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class _Stays:
-    """Stands in a copy for what is at its place."""
+    """Stands in a copy for the object that is at its place when the copy is put back."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
     def __call__(self) -> Any:
-        """It may stand for the factory of a defaultdict, which has to be one already while it is read."""
+        """Raise `CannotPlace`. It may stand for a defaultdict's factory, which must be callable already while the copy is read."""
         raise CannotPlace(f"a {self.kind} cannot be copied")
 
 
@@ -279,12 +288,12 @@ class _CopyReader(pickle.Unpickler):
         self._memory = memory
         self._made: dict[int, Any] = {}  # number of a container that is named -> itself
         self._make = named
-        self.named: list[Any] = []  # what stands in the copy by its name
-        self.left = 0  # things that have to be met at their places
+        self.named: list[Any] = []  # objects that the copy holds by name
+        self.left = 0  # objects that have to be met at their places
         self._read_here: dict[str, Any] = {"_Known": self._named, "_Stays": self._staying, "_over": self._over}
 
     def persistent_load(self, named: tuple[Any, ...]) -> Any:
-        """The container that this stands for, the same one each time."""
+        """Return the container that this stands for, the same one each time."""
         if self._make is None:
             raise CannotPlace("it names a list that is not here")
         if named[0] not in self._made:
@@ -292,7 +301,7 @@ class _CopyReader(pickle.Unpickler):
         return self._made[named[0]]
 
     def find_class(self, module: str, name: str) -> Any:
-        """Only what is imported in this process."""
+        """Return a class or function of a module that this process has imported, or of the standard library."""
         if module == __name__ and name in self._read_here:
             return self._read_here[name]
         if module not in sys.modules and not _is_of_the_library(module):
@@ -322,7 +331,7 @@ class _CopyReader(pickle.Unpickler):
 
 
 def _is_of_the_library(module: str) -> bool:
-    """A part of Python that another process happens to have imported already."""
+    """Is it a part of Python, which another process happened to import earlier? Imports it."""
     top = module.partition(".")[0]
     return top in sys.stdlib_module_names and importlib.import_module(module) is not None
 
@@ -331,17 +340,17 @@ def _is_of_the_library(module: str) -> bool:
 
 
 class _Placing:
-    """Of one copy. `met`: how many things that stay were found at their places."""
+    """Puts one copy back. `met`: how many objects that stay were at their places."""
 
     def __init__(self, named: list[Any], in_place: InPlace) -> None:
         self.met = 0
         self._in_place = in_place
-        self._targets: dict[int, Any] = {}  # id -> thing that holds a part of this copy by now
-        # id of a part of the copy -> that part, and what it became
+        self._targets: dict[int, Any] = {}  # id -> object that holds a part of this copy by now
+        # id of a part of the copy -> that part, and the object that it became
         self._done: dict[int, tuple[Any, Any]] = {id(thing): (thing, thing) for thing in named}
 
     def of(self, old: Any, new: Any) -> Any:
-        """What stands for the part `new` of the copy, where `old` is now."""
+        """Return the object for the part `new` of the copy, at whose place `old` is now."""
         kind = type(new)
         if kind in _ATOMS:
             return new
@@ -376,7 +385,7 @@ class _Placing:
         return target
 
     def _is_free(self, there: Any) -> bool:
-        """May it be changed to hold a part of this copy? Else it holds another one, or something of its own."""
+        """May it be changed to hold a part of this copy? If not, it holds another part, or something of its own."""
         return id(there) not in self._targets and id(there) not in self._in_place.apart
 
     def _target(self, there: Any) -> Any:
@@ -390,14 +399,14 @@ class _Placing:
     def _tuple(self, there: Any, new: tuple[Any, ...]) -> Any:
         olds = there if there is not None and len(there) == len(new) else (None,) * len(new)
         parts = [self.of(old, part) for old, part in zip(olds, new, strict=True)]
-        if id(new) in self._done:  # it holds itself, by something that it holds
+        if id(new) in self._done:  # it contains itself, through one of its parts
             return self._done[id(new)][1]
         if there is not None and len(there) == len(new) and all(a is b for a, b in zip(there, parts, strict=True)):
             return self._as(new, there)
         return self._as(new, tuple.__new__(type(new), parts))
 
     def _call(self, there: Any, new: Any) -> Any:
-        """A bound method or a partial: the one that is there if it calls the same."""
+        """Put back a bound method or a partial: keep the present one if it calls the same."""
         parts = [self.of(old, part) for old, part in zip(_held(there, new), _held(new, new), strict=True)]
         if there is not None and all(a is b for a, b in zip(_held(there, new), parts, strict=True)):
             return there
@@ -409,7 +418,7 @@ class _Placing:
         )
 
     def sequence(self, there: Any, new: Any, target: Any) -> None:
-        """A list or a deque."""
+        """Put back a list or a deque."""
         parts = list(new)
         if not _ATOMS.issuperset(map(type, parts)):
             olds = list(there) if there is not None else []
@@ -456,7 +465,7 @@ _LARGE = 1 << 20  # bytes
 
 
 def _are_alike(one: Any, other: Any) -> bool:
-    """Two of a kind: do they hold the same, as far as copies tell?"""
+    """Do two objects of one kind hold the same, as far as their copies tell?"""
     try:
         return copied(one, {}, _LARGE).data == copied(other, {}, _LARGE).data
     except Exception:  # the script's own code, too
@@ -464,7 +473,7 @@ def _are_alike(one: Any, other: Any) -> bool:
 
 
 def _held(thing: Any, like: Any) -> list[Any]:
-    """What a bound method or a partial is made of; of one that is made otherwise than `like`, or of none, nothings."""
+    """Return the parts of a bound method or a partial; a list of None if it is built otherwise than `like`, or missing."""
     if isinstance(like, types.MethodType):
         return [thing.__func__, thing.__self__] if thing is not None else [None, None]
     alike = thing is not None and len(thing.args) == len(like.args) and list(thing.keywords) == list(like.keywords)
@@ -482,7 +491,7 @@ _CONTAINERS: dict[Any, Callable[[_Placing, Any, Any, Any], None]] = {
 
 
 def _slots(kind: type) -> Iterator[tuple[str, Any]]:
-    """Name and descriptor of each slot of a class."""
+    """Yield the name and descriptor of each slot of a class."""
     for one in kind.__mro__:
         for name, found in vars(one).items() if "__slots__" in vars(one) else ():
             if isinstance(found, types.MemberDescriptorType):
@@ -493,11 +502,11 @@ _BASES = (*_CONTAINERS, collections.OrderedDict, collections.defaultdict, types.
 
 
 def _is_open(kind: type) -> bool:
-    """Is all that an object of this class holds its attributes, and the parts of a plain container?
+    """Does an object of this class hold nothing but its attributes, and the parts of a plain container?
 
-    Others are taken as they are made: nobody but their class knows what they hold.
+    Objects of other classes are taken as the copy makes them: only their class knows their content.
     """
-    # a deque is made as a class statement makes a class, from Python 3.12 on
+    # from Python 3.12 on, deque is a heap type too
     base = next(one for one in kind.__mro__ if one in _BASES or not one.__flags__ & _HEAP_TYPE)
     if base is not object:
         return base in _BASES

@@ -1,4 +1,4 @@
-"""Random generators that a script or a data set has for itself: how each kind is read, set and made."""
+"""Read, set and make each kind of random generator that a script or a data set may have for itself."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ftrun.worker.state import serialization
 
 
 class GeneratorKind(NamedTuple):
-    """What is read is a plain value."""
+    """Reads, sets and makes one kind of generator; the state that `read` returns is a plain value."""
 
     read: Callable[[Any], Any]
     set: Callable[[Any, Any], None]
-    make: Callable[[Any], Any]  # of what was read
+    make: Callable[[Any], Any]  # takes the state that was read
 
 
 def _bits(state: bytes) -> Any:
@@ -51,7 +51,7 @@ KINDS: dict[type, GeneratorKind] = {
 
 
 def read(thing: Any) -> tuple[str, Any] | None:
-    """Its kind and its state; None when it is no generator."""
+    """Return the kind and state of a generator; None for anything else."""
     return next(((_name(kind), how.read(thing)) for kind, how in KINDS.items() if isinstance(thing, kind)), None)
 
 
@@ -60,7 +60,7 @@ def _name(kind: type) -> str:
 
 
 def placed(name: str, state: Any, there: Any) -> Any:
-    """A generator of that kind with that state: the one that is there, if it is of that kind, or a new one."""
+    """Return a generator of that kind with that state: `there`, if it is of that kind, or a new one."""
     kind, how = next((kind, how) for kind, how in KINDS.items() if _name(kind) == name)
     found = there if isinstance(there, kind) else how.make(state)
     how.set(found, state)

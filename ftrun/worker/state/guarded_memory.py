@@ -1,7 +1,7 @@
-"""Memory that `protect` keeps: weights, buffers, optimizer state. What a script holds over it is no value of the script's own.
+"""Memory that `protect` keeps: weights, buffers, optimizer state. A script's view of it is no value of the script's own.
 
-`model.state_dict()`, `p.data` and `p.detach().numpy()` are other tensors and arrays over the memory of a weight. A copy of such a one
-says what it lies over: in a replacement it lies over the same weight again, and a value that is put back is never written through it.
+`model.state_dict()`, `p.data` and `p.detach().numpy()` give other tensors and arrays over the memory of a weight. The copy of such a
+view names the weight: in a replacement the view lies over the same weight again, and nothing is ever written through it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from ftrun.worker.memory.arena import Arena, Entry, Manifest
 from ftrun.worker.state import composed
 
-Over = tuple[str, int]  # name of what is kept, and bytes behind its beginning
+Over = tuple[str, int]  # name of an entry in the manifest, and an offset in it, bytes
 
 
 class LaidOut(Protocol):
-    """A rank's state, as far as is asked here."""
+    """The part of a rank's state that `GuardedMemory` needs."""
 
     manifest: Manifest
 
@@ -31,18 +31,18 @@ class LaidOut(Protocol):
 
 
 class GuardedMemory:
-    """Of one rank, once `protect` has laid its state out."""
+    """The guarded memory of one rank, once `protect` has laid its state out."""
 
     def __init__(self, state: LaidOut) -> None:
         self._state = state
-        self._entries: list[Entry] = []  # those that the lists below are of
+        self._entries: list[Entry] = []  # the manifest's entries from which the lists below were made
         self._count = 0
         self._by_name: dict[str, Entry] = {}
         self._begins: list[int] = []  # addresses, in order
         self._there: list[Entry] = []
 
     def over(self, thing: Any) -> Over | None:
-        """What a tensor or an array lies over; None for memory of the script's own."""
+        """Return the entry and offset that a tensor or an array lies over; None for the script's own memory."""
         if isinstance(thing, np.ndarray):
             address = thing.__array_interface__["data"][0]
         elif isinstance(thing, torch.Tensor) and composed.is_plain(thing) and thing.layout is torch.strided and thing.numel():
@@ -70,25 +70,25 @@ class GuardedMemory:
         return (arena.gpu_part.base if entry.on_gpu else arena.segment.address) + entry.offset
 
     def _block(self, name: str) -> torch.Tensor:
-        """Raises KeyError."""
+        """Return the block of an entry. Raises KeyError for an unknown name."""
         self._look(self._state.manifest.entries)
         entry, arena = self._by_name[name], self._state.arena
         return (arena.gpu_part if entry.on_gpu else arena.segment).block(entry.offset, entry.block)
 
     def tensor(self, over: Over, dtype: torch.dtype, shape: list[int], stride: list[int]) -> torch.Tensor:
-        """A tensor over it.
+        """Make a tensor over guarded memory.
 
         Raises:
-            KeyError: Where nothing of that name is kept here.
+            KeyError: If the manifest has no entry of that name.
         """
         block = self._block(over[0])
         empty = torch.empty(0, dtype=dtype, device=block.device)
         return empty.set_(block.untyped_storage(), over[1] // dtype.itemsize, shape, stride)
 
     def array(self, over: Over, dtype: str, shape: list[int], strides: list[int]) -> Any:
-        """An array over it.
+        """Make an array over guarded memory.
 
         Raises:
-            KeyError
+            KeyError: If the manifest has no entry of that name.
         """
         return np.ndarray(shape, dtype, self._block(over[0]).numpy(), over[1], strides)

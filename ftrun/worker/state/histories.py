@@ -1,13 +1,13 @@
-"""Long lists that only grow are kept by what is added to them.
+"""Keep long lists that only grow by logging the entries that are added to them.
 
-A copy of a value names its long lists instead of holding them: what was in such a list long enough lies in a log, in memory that
-outlives the worker, and the copy holds where in the log, and the last entries themselves. So a step costs the same, however long
-the list is. Entries go to the log in blocks of the same size, as a function of the list's length alone: equal lists have equal logs.
+A copy of a value names its long lists instead of holding them: the older entries of such a list lie in a log, in memory that
+outlives the worker, and the copy holds their place in the log and the last entries themselves. So a step costs the same, however long
+the list is. Entries go to the log in blocks of one size, and the list's length alone decides when: equal lists have equal logs.
 
-Entries that are in the log must not change any more. That is sure of numbers and strings, and of small containers of these that
-nobody but the list holds; others make no history, and the list is copied as a whole. That the script itself has changed old entries
-(sorted the list, put others there) is seen where its last logged entry is another one, and block by block at looks; the list is
-written anew then. All of it is compared before a repair, by `Variables.stopped`.
+Logged entries must not change any more. That is certain for numbers and strings, and for small containers of these that only the
+list holds; a list of other entries is copied as a whole. If the script changes old entries (sorts the list, replaces some), `follow`
+notices it when the last logged entry is another one, or block by block at looks, and logs the list anew.
+`Variables.stopped` compares all of it before a repair.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ftrun.worker.state.copies import Copied, TooLarge, copied, read
 from ftrun.worker.state.guarded_memory import GuardedMemory
 
 LARGEST = 1 << 20  # bytes of a copy that is kept with each step
-BLOCK, _SMALL_BLOCK = 64, 16  # entries: of numbers and strings, and of others, which cost more
+BLOCK, _SMALL_BLOCK = 64, 16  # entries in a block of numbers and strings, and of others, which cost more
 _LONG = 2 * _SMALL_BLOCK
-_LARGE = 1 << 10  # bytes of a copy, from which on its long lists are looked for
+_LARGE = 1 << 10  # bytes; a larger copy is searched for long lists
 _LARGEST_LOG = 1 << 28
-_DEPTH = 4  # of containers in containers that are searched for long lists
-_FEW = 200  # elements of such a container
-_PER_LOOK = 8  # blocks that are compared
-_SOON = 32  # copies from one writing anew to the next, after which a list is none that grows
+_DEPTH = 4  # nesting of containers that the search for long lists follows
+_FEW = 200  # elements of a container that it searches, at most
+_PER_LOOK = 8  # blocks that a look compares
+_SOON = 32  # copies; a list that has to be logged anew earlier than that does not only grow
 _RETAINED = 32  # copies that slots may still hold: a step makes six at most, and each is overwritten within three steps
 _IN_LOG, _WITH_LOG = b"L", b"W"  # begin a copy that names lists; a pickle begins with another byte
 _COUNT, _AT, _LENGTH = struct.Struct("<H"), struct.Struct("<HQQ"), struct.Struct("<Q")
@@ -44,7 +44,7 @@ _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 
 class Records(Protocol):
-    """A log: see memory/log.py."""
+    """The interface of a log; `memory/log.py` implements it."""
 
     @property
     def used(self) -> int: ...
@@ -65,32 +65,32 @@ class _InLog(NamedTuple):
 
 
 class _History:
-    """One list: its first `logged` entries lie in the log."""
+    """The history of one list; its first `logged` entries lie in the log."""
 
     def __init__(self, number: int, log: Records) -> None:
         self.number = number
         self._log = log
         self._list: Any = None
         self._block = BLOCK
-        self._ends = array.array("Q")  # of each block, in the log
+        self._ends = array.array("Q")  # end of each block in the log
         self._begin = log.used
         self._last: Any = None  # the last entry that was logged
-        self._turn = 0  # block that is compared next
-        self._copies = _SOON  # since it was written anew
+        self._turn = 0  # block that the last comparison took
+        self._copies = _SOON  # copies since the list was logged anew
         self._recent: deque[int] = deque(maxlen=_RETAINED)  # where the log began for the last copies
-        self._free = log.used  # what lies from here to `_begin` is in no copy that counts, once `_recent` says so
+        self._free = log.used  # the log from here to `_begin` can be freed once `_recent` holds nothing but `_begin`
 
     @property
     def logged(self) -> int:
         return self._block * len(self._ends)
 
     def follow(self, held: Any, looks: bool) -> tuple[_InLog, list[Any]]:
-        """Log what `held`, the list, has more. Where it is in the log, and the entries that are not.
+        """Log the entries that the list `held` has gained; return its place in the log, and the entries that are not logged.
 
-        `looks`: compare some of the others.
+        `looks`: also compare some of the logged entries.
 
         Raises:
-            _Unfit: It does not only grow, or its entries may change later.
+            _Unfit: If the list does not only grow, or its entries may change later.
         """
         self._copies += 1
         count = self.logged
@@ -100,7 +100,7 @@ class _History:
         if not is_as_it_was:
             self._anew()
         elif count:
-            self._last = held[count - 1]  # an equal one, where the list is another
+            self._last = held[count - 1]  # an equal entry, if `held` is another list
         if not self._ends:
             self._block = BLOCK if type(held[0]) in _ATOMS else _SMALL_BLOCK
         self._list = held
@@ -118,23 +118,23 @@ class _History:
         return _InLog(self.number, self._begin, self._log.used if self._ends else self._begin), rest
 
     def has_changed_unseen(self) -> bool:
-        """Were entries changed that `follow` would not look at?"""
+        """Did the script change entries that `follow` would not compare?"""
         held = self._list
         return held is not None and self.logged > 0 and self._seems_to_grow(held) and not self._is_sound(held)
 
     def let_go(self) -> None:
-        """The list may be another one with the next copy, or have other entries, equal or not: all of it is compared then."""
+        """Let the next copy compare all of the list: it may be another list by then, or have other entries."""
         self._list, self._last, self._copies = None, None, _SOON
 
     def _seems_to_grow(self, held: Any) -> bool:
         return len(held) >= self.logged and held[self.logged - 1] is self._last
 
     def _is_sound(self, held: Any) -> bool:
-        """Is all that was logged as it was? Takes as long as the list is."""
+        """Are all logged entries unchanged? Takes time in proportion to the list's length."""
         return len(held) >= self.logged and all(self._is_as_logged(held) for _ in self._ends)
 
     def _is_as_logged(self, held: Any) -> bool:
-        """Compare one block, the next time another one."""
+        """Is one block unchanged? Each call compares the next block."""
         turn = self._turn = (self._turn + 1) % len(self._ends)
         begin = self._ends[turn - 1] if turn else self._begin
         first, last = turn * self._block, (turn + 1) * self._block
@@ -152,7 +152,7 @@ class _History:
         self._begin = self._log.start_over(min(self._recent, default=0))
 
     def _give_back(self) -> None:
-        """Memory of what no copy names any more."""
+        """Free the part of the log that no copy names any more."""
         self._recent.append(self._begin)
         if self._free != self._begin and self._recent.count(self._begin) == _RETAINED:
             if self._free < self._begin:
@@ -161,21 +161,28 @@ class _History:
 
 
 class Histories:
-    """Of one rank. `logs`: where they are written; without any, every list is copied as a whole."""
+    """The histories of one rank. `logs`: the logs to write to; without any, every list is copied as a whole."""
 
     def __init__(self, memory: GuardedMemory | None = None) -> None:
-        self._memory = memory  # what the job guards
+        self._memory = memory  # the memory that the job guards
         self.logs: Sequence[Records] = ()
         self._large: set[str] = set()  # names of values that are searched for long lists
         self._unfit: set[str] = set()
         self._of: dict[str, list[_History]] = {}
-        self._used: set[int] = set()  # numbers of logs
+        self._used: set[int] = set()  # numbers of logs in use
 
     def copied(self, name: str, value: Any, known: Mapping[int, str], is_kept: bool, looks: bool) -> Copied:
-        """As `copies.copied`. `name`: of the value; `is_kept`: it goes into a slot, else it only stands for the value.
+        """Copy a value as `copies.copied` does, with its long lists in logs.
+
+        Args:
+            name: The value's name.
+            value: The value.
+            known: As for `copies.copied`.
+            is_kept: The copy goes into a slot; otherwise it is only compared.
+            looks: Compare some of the logged entries, too.
 
         Raises:
-            TooLarge: Also without its long lists.
+            TooLarge: If the copy is too large even without its long lists.
         """
         if name not in self._large:
             try:
@@ -220,18 +227,18 @@ class Histories:
         return made
 
     def changed_unseen(self) -> list[str]:
-        """Names of the values in whose lists old entries were changed, which the next copy would not see."""
+        """Return the names of values in whose lists the script changed old entries that the next copy would not compare."""
         return [name for name, histories in self._of.items() if any(one.has_changed_unseen() for one in histories)]
 
     def let_go(self, name: str | None = None) -> None:
-        """The lists of that value, None = of all, may be others from here on, or have other entries."""
+        """Let the next copy compare the lists of that value as a whole; None = of all values."""
         for histories in self._of.values() if name is None else [self._of.get(name, [])]:
             for one in histories:
                 one.let_go()
 
 
 def _by_length(value: Any, known: Mapping[int, str], memory: GuardedMemory | None, lists: list[Any]) -> Copied:
-    """Stands for a value whose lists are too long to be copied: it tells that they grew."""
+    """Copy a value with only the length and last entries of its long lists: enough to detect that they grew."""
     named = {}
     for number, one in enumerate(lists):
         rest = _behind(one, len(one) - _SMALL_BLOCK)
@@ -246,7 +253,7 @@ def _by_length(value: Any, known: Mapping[int, str], memory: GuardedMemory | Non
 
 
 def _long_lists(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) -> Iterator[Any]:
-    """Those in a value that may be histories, each once."""
+    """Yield the long lists and deques in a value, each once."""
     seen = set() if seen is None else seen
     kind = type(value)
     if kind is list or (kind is deque and (value.maxlen is None or len(value) < value.maxlen)):
@@ -261,12 +268,12 @@ def _long_lists(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) -
 
 
 def _behind(held: Any, count: int) -> list[Any]:
-    """Entries of a list or deque behind the first `count`."""
+    """Return the entries of a list or deque after the first `count`."""
     return held[count:] if type(held) is list else [held[at] for at in range(count - len(held), 0)]
 
 
 def _named(number: int, held: Any, rest: Any) -> tuple[Any, ...]:
-    """What stands in a copy for a list, or for a deque."""
+    """Return the stand-in for a list or a deque in a copy."""
     return (number, rest) if type(held) is list else (number, rest, held.maxlen)
 
 
@@ -275,7 +282,7 @@ def _are_atoms(entries: list[Any]) -> bool:
 
 
 def _packed(entries: list[Any]) -> bytes:
-    """Raises: _Unfit when one of them may change, and nobody would see it."""
+    """Pack entries for the log. Raises `_Unfit` if one of them may change unnoticed."""
     if _are_atoms(entries):
         return pickle.dumps(entries, 5)
     holders = map(sys.getrefcount, entries)
@@ -291,7 +298,7 @@ def _stays(thing: Any) -> bool:
 
 
 def _is_small(thing: Any) -> bool:
-    """Is all that can be changed in it the thing itself?"""
+    """Is it a small container, or a one-element tensor, whose parts cannot change?"""
     kind = type(thing)
     if kind is dict:
         return all(map(_stays, thing)) and all(map(_stays, thing.values()))
@@ -299,7 +306,7 @@ def _is_small(thing: Any) -> bool:
 
 
 def _references() -> int:
-    """How many `sys.getrefcount` counts in `_packed` for what a list alone holds."""
+    """Return the count that `sys.getrefcount` gives in `_packed` for an object that only the list holds."""
     held: list[Any] = [{}]
     rest = held[0:]
     return _counted(rest[:1])
@@ -317,10 +324,10 @@ _OF_ONE = _references()
 
 
 def whole(data: bytes, logs: Sequence[Records]) -> bytes:
-    """A copy with what it names in these logs: it can be read elsewhere, and later.
+    """Return a copy with the logged entries that it names, so that it can be read elsewhere, and later.
 
     Raises:
-        Damaged
+        Damaged: If a record of a log fails its check.
     """
     if data[:1] != _IN_LOG:
         return data
@@ -331,14 +338,14 @@ def whole(data: bytes, logs: Sequence[Records]) -> bytes:
 
 
 def _places(data: bytes) -> tuple[list[_InLog], int]:
-    """Those that a copy begins with, and where it goes on."""
+    """Return the places in logs that a copy begins with, and the offset of its pickle."""
     (count,) = _COUNT.unpack_from(data, 1)
     end = 1 + _COUNT.size + count * _AT.size
     return [_InLog(*one) for one in _AT.iter_unpack(data[1 + _COUNT.size : end])], end
 
 
 def parts_of(data: bytes) -> tuple[memoryview, Callable[[tuple[Any, ...]], Any]]:
-    """The pickle in a copy that `whole` gave, and what makes the lists that it names."""
+    """Return the pickle in a copy that `whole` gave, and the function that makes the lists that it names."""
     view = memoryview(data)
     logs: list[memoryview] = []
     if data[:1] == _WITH_LOG:

@@ -1,7 +1,7 @@
-"""Which ranks hold the same parts of the state: proved by DDP or by a placement, or by the script's word.
+"""Tell which ranks hold the same parts of the state: proved by DDP or by a placement, or declared by the script.
 
-A word is not proved, so it is checked (see step/replica_check.py). Once ranks that should hold the same were seen to differ it is
-void for good, and placements with it, which a script may claim as well. Then nobody gets another rank's values.
+A declaration is no proof, so `step/replica_check.py` checks it. Once ranks that should hold the same differ, declarations do not count
+any more, nor do placements, which a script may claim as well. Then no rank gets another rank's values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOBODY: frozenset[int] = frozenset()
 
 
 class Holders:
-    """Of the parameters of one rank, and of what its optimizers keep of them. Ranks are global."""
+    """The holders of one rank's parameters, and of the optimizer state for them. Ranks are global."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Holders:
         params: list[Param],
         declared: tuple[int, ...],
     ) -> None:
-        self.differ: Callable[[], bool] = lambda: False  # were ranks that should hold the same seen to differ?
+        self.differ: Callable[[], bool] = lambda: False  # did a check find that ranks that should hold the same differ?
         self._modules = modules
         self._optimizers = optimizers
         self._params = params
@@ -41,7 +41,7 @@ class Holders:
 
     @property
     def rest_on_word(self) -> bool:
-        """Is there nothing but the script's word for some of what replicas are thought to hold?"""
+        """Does some of what replicas hold rest on the script's declaration alone?"""
         return self.by_word and not self.differ()
 
     def _of_ddp(self, name: str) -> DistributedDataParallel | None:
@@ -49,9 +49,9 @@ class Holders:
         return module if isinstance(module, DistributedDataParallel) else None
 
     def _of(self, name: str, param: torch.nn.Parameter, private: bool, proved: bool = False) -> frozenset[int]:
-        """The ranks that hold the same values of a parameter, this one among them; none when nobody is known to.
+        """Return the ranks that hold the same values of a parameter, this one included; none if no other is known to.
 
-        `proved`: not by word.
+        `proved`: leave out what the script only declared.
         """
         if private:
             return _NOBODY
@@ -63,31 +63,31 @@ class Holders:
         return frozenset(ddp.process_group.ranks)
 
     def of_everything(self) -> frozenset[int]:
-        """Ranks that hold everything that this one does, itself among them.
+        """Return the ranks that hold everything that this one does, itself included.
 
-        Empty when a parameter is nobody else's, as far as is known.
+        The set is empty if no other rank is known to hold some parameter.
         """
         return frozenset.intersection(*(self._of(*param) for param in self._params))
 
     def comparable(self) -> frozenset[int]:
-        """Ranks that hold all those parameters which others hold at all."""
+        """Return the ranks that hold every parameter that this rank shares with any other."""
         held = [ranks for param in self._params if len(ranks := self._of(*param)) > 1]
         return frozenset.intersection(*held) if held else _NOBODY
 
     def alone(self) -> str:
-        """A parameter of which no other rank is known to hold the same, "" when there is none."""
+        """Return the name of a parameter that no other rank is known to hold; "" if there is none."""
         names = (param[0] for param in self._params if len(self._of(*param)) < 2)
         return next(names, "").split(".", 2)[-1]
 
     def modules_alone(self) -> list[int]:
-        """Numbers of the models with a parameter, not spread over ranks, of which no other rank is known to hold the same."""
+        """Return the numbers of the models with an unsharded parameter that no other rank is known to hold."""
         names = [param[0] for param in self._params if len(self._of(*param)) < 2 and not shards.is_spread(param[1])]
         return sorted({int(name.split(".")[1]) for name in names if not name.startswith("param.optimizer")})
 
     def entries(self, manifest: Manifest, ranks: frozenset[int], proved: bool = False) -> Iterator[Entry]:
-        """Where those parameters and their optimizer state lie that all of `ranks` hold: equal there, bit for bit.
+        """Yield the entries of the parameters, with their optimizer state, that all of `ranks` hold bit for bit equal.
 
-        `proved`: without what there is only the script's word for.
+        `proved`: leave out what the script only declared.
         """
         names = {id(p[1]): p[0] for p in self._params if ranks <= self._of(*p, proved)}
         wanted = set(names.values())

@@ -1,7 +1,7 @@
-"""What is changed in place while copies are put back: each thing takes the value of one part of them.
+"""Change objects in place while copies are put back: each object takes the value of one part of the copies.
 
-Two parts may be found at the same thing: two names of a replacement's script may be bound to one list, where its predecessor's had two by
-then. Two arrays may lie over the same memory. The second one is made anew there, so that it does not write over the first.
+Two parts may meet at one object: two names of a replacement's script may be bound to one list, where its predecessor's had two by
+then. Two arrays may lie over the same memory. The second part then becomes a new object, so that it does not overwrite the first.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ ARRAYS = (torch.Tensor, np.ndarray, bytearray, array.array)
 
 
 class InPlace:
-    """Of all copies that are put back together.
+    """Shared by all copies that are put back together.
 
     Attributes:
-        memory: What the job guards; nothing is written there.
-        apart: Ids of things that are left as they are: copies have them by name, or names hold them together here that had things of
-            their own when they were copied.
-        taken: Id -> thing that was changed.
+        memory: The memory that the job guards; nothing is written there.
+        apart: Ids of objects that are left as they are: copies hold them by name, or several names share them here that had
+            objects of their own when they were copied.
+        taken: Id -> object that was changed.
     """
 
     def __init__(self, memory: GuardedMemory | None = None) -> None:
         self.memory = memory
         self.apart: Collection[int] = ()
         self.taken: dict[int, Any] = {}
-        self._written: dict[int, list[tuple[Any, bytes]]] = {}  # memory -> arrays over it, and what they are to hold
+        self._written: dict[int, list[tuple[Any, bytes]]] = {}  # memory -> arrays over it, and the bytes they hold
 
     def array(self, there: Any, new: Any) -> Any:
-        """`there` (or None), changed to hold what `new` does; `new` where that cannot be."""
+        """Change `there` (or None) to hold the values of `new`, and return it; return `new` where that is impossible."""
         if self.memory is not None:
             over = self.memory.over(new)
             if over is not None:
@@ -59,14 +59,14 @@ class InPlace:
 
 
 def layout(thing: Any) -> tuple[str, list[int], list[int], bool, bool]:
-    """Of a tensor or an array: type of its elements, shape, strides, does it want a gradient, is it a parameter?"""
+    """Return the element type, shape and strides of a tensor or an array; does it require a gradient, and is it a parameter?"""
     if isinstance(thing, np.ndarray):
         return thing.dtype.str, list(thing.shape), list(thing.strides), False, False
     return str(thing.dtype), list(thing.shape), list(thing.stride()), thing.requires_grad, isinstance(thing, torch.nn.Parameter)
 
 
 def _memory_of(thing: Any) -> int:
-    """What stands for the memory that an array lies in, with all others that lie there."""
+    """Return a number that all arrays over the same memory have in common."""
     if isinstance(thing, torch.Tensor):
         return thing.untyped_storage().data_ptr() if thing.layout is torch.strided else id(thing)
     while isinstance(thing, np.ndarray) and isinstance(thing.base, np.ndarray):
@@ -96,7 +96,7 @@ def _write(there: Any, new: Any) -> None:
 
 
 def _like(thing: Any) -> Any:
-    """One of its own with the same values."""
+    """Return a copy in memory of its own."""
     if isinstance(thing, torch.Tensor):
         return thing.detach().clone().requires_grad_(thing.requires_grad)
     return thing.copy() if isinstance(thing, np.ndarray) else thing[:]

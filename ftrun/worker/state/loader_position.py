@@ -1,9 +1,9 @@
-"""A loader whose place survives. A redone step gets the same batch, a replacement starts at the right one.
+"""Keep the position in a loader: a redone step gets the same batch, and a replacement starts at the right one.
 
-The script's loader is iterated as the script would, so that a run without a fault draws what it draws without ftrun. Nothing
-is copied for it: a replacement makes the loader's iterator again at its place (the sampler skips, the data set is not read) and
-fetches the batch in flight itself, from the random state that its predecessor had before the fetch; the loader's processes
-begin as its predecessor's were (loader_workers.py).
+ftrun iterates the script's loader as the script would, so a run without a fault draws the same numbers as without ftrun. It copies
+nothing: a replacement makes the loader's iterator again at its place (the sampler skips, the data set is not read) and fetches the
+batch in flight itself, from the random state that its predecessor had before the fetch. The loader's processes begin in the state of
+its predecessor's (loader_workers.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ftrun.worker.torch_compat.torch_private import writes_to
 class LoaderPosition:
     """A loader with a position: `index` counts batches over all epochs, -1 before the first.
 
-    `late`: a step is handed out without its batch, which the script asks for by `ensure` when it has done what comes before.
+    `late`: a step is handed out without its batch; the script asks for it later, by `ensure`.
     """
 
     def __init__(self, loader: Iterable[Any], late: bool = False) -> None:
@@ -44,17 +44,17 @@ class LoaderPosition:
         self.late = late
         self.index = -1
         self.batch: Any = None
-        self._used = -1  # what `index` is for the steps: a late batch stays here when its step is put back to its start
+        self._used = -1  # `index` as the steps count it: a late batch stays here when its step goes back to its start
         self._after: dict[str, Any] | None = None  # random state once a late batch was there
         self._iterator: Iterator[Any] | None = None
         self._epoch_state: dict[str, Any] | None = None  # random state in which the epoch's iterator was made
         self._before: dict[str, Any] | None = None  # random state before the batch in flight was fetched
         self._values: list[int] = []
         self._copy: Any = None
-        self._epochs: dict[int, int] = {}  # of samplers, as they were before the first pass
-        self._moved: set[int] = set()  # those whose epoch was set here
-        self._again = False  # the batch that is fetched was there before
-        self._held: dict[str, bytes] = {}  # what samplers of the script's own held before the pass
+        self._epochs: dict[int, int] = {}  # id of a sampler -> its epoch before the first pass
+        self._moved: set[int] = set()  # ids of samplers whose epoch this class has set
+        self._again = False  # the fetch repeats an earlier one
+        self._held: dict[str, bytes] = {}  # state of the script's own samplers before the pass
         self._parts = list(_parts(loader))
         self._crews = [(part, crew_of(part)) for _, part in self._parts if _makes_processes(part)]
         self._skips = _is_standard(loader) and not any(crew.is_unknown(part) for part, crew in self._crews)
@@ -62,7 +62,7 @@ class LoaderPosition:
             crew.numbered = self._skips
 
     def ensure(self, index: int) -> None:
-        """Have batch `index` in `batch`: the one that is there already, or the next."""
+        """Make `batch` hold batch `index`: the present one, or the next."""
         if index == self.index:
             if self._used != index and self._after is not None:
                 self._set_streams(self._after)
@@ -97,7 +97,7 @@ class LoaderPosition:
         self._copy = None if all(isinstance(t, _FIXED) for t in parts) else copy.deepcopy(self.batch)
 
     def finish(self) -> None:
-        """The last batch of a pass was used: let the loader come to its end, where it may count the pass or draw once more."""
+        """After the last batch of a pass, let the loader reach its end, where it may count the pass or draw once more."""
         iterator, self._iterator = self._iterator, None
         if iterator is not None and self.index % self.length == self.length - 1:
             next(iterator, None)
@@ -105,7 +105,7 @@ class LoaderPosition:
                 crew.passed(part)
 
     def _spoilt(self) -> bool:
-        """Did the script write into the batch in flight?"""
+        """Did the script write into the batch in flight? If there is a copy of the batch, restore it instead."""
         if self._copy is not None:
             self.batch = copy.deepcopy(self._copy)
             return False
@@ -128,13 +128,13 @@ class LoaderPosition:
 
     @property
     def before(self) -> dict[str, Any] | None:
-        """Random streams before the batch in flight was fetched; None when it was not fetched at the hand-out of its step."""
+        """The random streams before the batch in flight was fetched; None if it was not fetched when its step was handed out."""
         return None if self.late else self._before
 
     # -- for the slots -----------------------------------------------------------------------------------------------
 
     def capture(self) -> dict[str, Any]:
-        """The place, for a slot."""
+        """Return the position, for a slot."""
         own = {path: g.get_state().numpy().tobytes() for path, g in self._generators().items()}
         epochs = [(_epoch_of(thing), self._epochs.get(id(thing))) for thing in self.with_epochs()]
         crews = [crew.capture() for _, crew in self._crews]
@@ -144,7 +144,7 @@ class LoaderPosition:
         }  # fmt: skip
 
     def put_back(self, saved: dict[str, Any], step_index: int) -> None:
-        """Go to a saved place; a replacement fetches the batch in flight again. The caller restores the main streams."""
+        """Go to a saved position; a replacement fetches the batch in flight again. The caller restores the main streams."""
         if self.index == saved["index"] or (self.late and self.index == saved["index"] + 1):
             self._used = saved["index"]
             return
@@ -164,7 +164,7 @@ class LoaderPosition:
     # -- random streams of the loader --------------------------------------------------------------------------------
 
     def _generators(self) -> dict[str, torch.Generator]:
-        """By the attributes that lead to them: of the loader, and of the loaders and samplers that it is made of."""
+        """Return the generators of the loader and of its parts, by the attributes that lead to them."""
         found: dict[str, torch.Generator] = {}
         for path, part in self._parts:
             for name, thing in {"generator": getattr(part, "generator", None), **getattr(part, "__dict__", {})}.items():
@@ -181,15 +181,15 @@ class LoaderPosition:
 
     def _set_own(self, states: dict[str, bytes]) -> None:
         for path, generator in self._generators().items():
-            if path in states:  # a sampler may make its own when it is iterated first
+            if path in states:  # a sampler may make its own in its first iteration
                 generator.set_state(torch.frombuffer(bytearray(states[path]), dtype=torch.uint8))
 
     def kept(self) -> list[Any]:
-        """The loader and all that it is made of."""
+        """Return the loader and all its parts."""
         return [*self.with_epochs(), *(part for _, part in self._parts)]
 
     def with_epochs(self) -> list[Any]:
-        """The loader and its samplers, those that have an epoch."""
+        """Return the loader and its samplers, if they have an epoch."""
         loader: Any = self.loader
         parts = (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
         return [part for part in parts if hasattr(part, "set_epoch")]
@@ -203,7 +203,7 @@ class LoaderPosition:
             for path, data in self._held.items():
                 with contextlib.suppress(
                     CannotPlace
-                ):  # a batch that is another one then is found by what the model is called with
+                ):  # if the batch is then another one, `SameInputs` detects it by the inputs of the model
                     placed(vars(own[path]), data, known)
         else:
             ids = {id(thing): name for name, thing in known.items()}
@@ -214,11 +214,11 @@ class LoaderPosition:
             empty = [stack.enter_context(crew.beginning(loader, skip, self._again)) for loader, crew in self._crews]
             iterator = self._iterator_behind(skip, sum(empty))
             for _ in range(sum(empty)):
-                with contextlib.suppress(Exception):  # the data set's, when it is asked for nothing
+                with contextlib.suppress(Exception):  # a data set may raise when it is asked for nothing
                     next(iterator)
             if skip or self._skips or not self._crews:
                 return iterator
-            return itertools.chain([next(iterator)], iterator)  # it may make its processes when it is asked first
+            return itertools.chain([next(iterator)], iterator)  # it may make its processes at the first batch
 
     def _iterator_behind(self, skip: int, empty: int) -> Iterator[Any]:
         loader: Any = self.loader
@@ -237,14 +237,14 @@ class LoaderPosition:
         return iterator
 
     def _go_to_epoch(self, thing: Any, epoch: int) -> None:
-        """The script may have said it already, to something that does not tell its epoch."""
+        """Set the epoch, unless it is set; the script may have set it already where no epoch can be read."""
         if _epoch_of(thing) != epoch or id(thing) in self._moved:
             self._moved.add(id(thing))
             thing.set_epoch(epoch)
 
 
 def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
-    """A loader, and the loaders and samplers that it is made of, as a framework wraps them, each with the path that leads to it."""
+    """Yield a loader and the loaders and samplers inside it, as a framework wraps them, each with the path that leads to it."""
     parts: list[tuple[str, Any]] = [("", loader)]
     for path, part in parts:  # it grows
         yield path, part
@@ -263,7 +263,7 @@ def _makes_processes(part: Any) -> bool:
 
 
 def _is_standard(loader: Any) -> bool:
-    """A DataLoader that iterates as torch's does, over batches of indices."""
+    """Is it a DataLoader that iterates as torch's does, over batches of indices?"""
     return (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
@@ -278,7 +278,7 @@ def _epoch_of(thing: Any) -> int:
 
 
 class _Batches:
-    """A sampler of batches, `skip` batches further in the next pass, behind `empty` batches without indices."""
+    """A sampler that gives `empty` batches without indices, then continues `skip` batches further, in the next pass only."""
 
     def __init__(self, sampler: Any, skip: int, empty: int) -> None:
         self._sampler = sampler
@@ -293,7 +293,7 @@ class _Batches:
         return self.drawn
 
     def opened(self) -> None:
-        """The passes after this one begin where they do."""
+        """Skip nothing in later passes."""
         self._skip = self._empty = 0
 
 
@@ -304,7 +304,7 @@ class _Drawn(Iterator[Any]):
         self._ahead: list[Any] = []
 
     def begin(self) -> None:
-        """Draw the first batch, if that is still to be done: that is when a sampler takes its seed."""
+        """Draw the first batch, once; a sampler takes its seed then."""
         if not self._begun:
             self._begun = True
             self._ahead = list(itertools.islice(self._iterator, self._skip, self._skip + 1))
@@ -318,7 +318,7 @@ class _Drawn(Iterator[Any]):
 
 
 def _value(tensor: torch.Tensor) -> int:
-    """What a tensor holds, and how often it was written to; of one on a GPU only that, since reading it would wait for the device."""
+    """Combine a tensor's content with its count of writes; on a GPU return the count alone, since a read would wait for the device."""
     written = 0 if tensor.is_inference() else writes_to(tensor)
     value = sketch(tensor, written)
     return written if value is None else value

@@ -1,10 +1,10 @@
-"""The processes of a DataLoader, made again as they were.
+"""Recreate the processes of a DataLoader in the state that they had.
 
-What they do may depend on their history: each draws from its own random streams from batch to batch, persistent ones from
-epoch to epoch, and the data set in it may count or draw by itself. So each process notes, after each of its batches, what
-is no longer as it was when the process began, in memory that it shares with the rank; the rank keeps with its step what they
-held before the batch in flight. Processes of a replacement begin with that. The loader itself is the script's, iterated as the
-script would: only while its iterator is made do its `collate_fn` and `worker_init_fn` pass through here.
+Their output may depend on their history: each draws from its own random streams from batch to batch, persistent ones from
+epoch to epoch, and the data set in it may count or draw by itself. So each process notes, after each of its batches, what has
+changed since it began, in memory that it shares with the rank. The rank keeps with its step the notes from before the batch in
+flight, and processes of a replacement begin with them. The loader itself stays the script's, and is iterated as the script would:
+only while its iterator is made, this module wraps its `collate_fn` and `worker_init_fn`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ftrun.worker.state import generators, rng, serialization
 from ftrun.worker.torch_compat import loader_private
 
 _NOTE = struct.Struct("<QQ")  # number of the batch + 1, and length
-_ROOM = 32768  # bytes of a note; of a data set that holds more the random streams are noted alone
-_FEW = 100  # elements of a container that is looked into
-_MANY = 300  # objects of a data set that are looked at
+_ROOM = 32768  # bytes of a note; if a data set holds more, the note has the random streams only
+_FEW = 100  # elements of a container that the search enters, at most
+_MANY = 300  # objects of a data set that the search visits, at most
 _ATOMS = (type(None), bool, int, float, str, bytes)
 _STREAMS = ("python", "torch", "numpy")
 _GENERATORS = tuple(generators.KINDS)
 
 
 class Notes:
-    """What each process held after each of its latest batches; the rank and its loader's processes share it."""
+    """The state of each process after each of its latest batches, in memory that the rank and its loader's processes share."""
 
     def __init__(self, processes: int, depth: int) -> None:
         self._depth = depth
@@ -52,13 +52,13 @@ class Notes:
         _NOTE.pack_into(place, 0, number + 1, len(data))
 
     def read(self, process: int, number: int) -> bytes | None:
-        """None when that batch was not noted."""
+        """Return the note of a batch; None if there is none."""
         place = self._at(process, number)
         there, length = _NOTE.unpack_from(place)
         return bytes(place[_NOTE.size : _NOTE.size + length]) if there == number + 1 else None
 
     def last(self, process: int) -> bytes | None:
-        """The latest one."""
+        """Return the latest note."""
         number = max(_NOTE.unpack_from(self._at(process, n))[0] for n in range(self._depth)) - 1
         return self.read(process, number) if number >= 0 else None
 
@@ -67,7 +67,7 @@ class Notes:
 
 
 class _Process:
-    """This process, since its `worker_init_fn` is over."""
+    """This process of the loader, from the end of its `worker_init_fn` on."""
 
     def __init__(self, number: int, notes: Notes, begin: bytes | None, skips: bool) -> None:
         self._number, self._notes, self._begin, self._skips = number, notes, begin, skips
@@ -90,14 +90,14 @@ class _Process:
         put_into(_data_set(), saved["data"])
 
     def is_skipped(self, samples: Any) -> bool:
-        """Is that the batch without indices that stands for one of the predecessor's?"""
+        """Is it the batch without indices that stands for one of the predecessor's? If so, go to the beginning state."""
         skips, self._skips = self._skips and isinstance(samples, list) and not samples, False
         if skips:
             self._go_to_begin()
         return skips
 
     def note(self) -> None:
-        """A batch is complete."""
+        """Write the note of a complete batch."""
         now, first = self._now(), self._first
         changed = {name: now[name] for name in _STREAMS if now[name] != first[name]}
         opened = {holder for holder, kinds in now["kinds"].items() if first["kinds"].get(holder) != kinds}
@@ -115,12 +115,12 @@ class _Process:
 
 
 def _is_of_this_process(before: Any, now: Any) -> bool:
-    """May it stand for something that only this process has, as a descriptor does, or an `opened`?"""
+    """May it describe something that only this process has, as a descriptor does, or a flag `opened`?"""
     return type(now) is bool or (before is None and type(now) is int)
 
 
 def _give_nothing_once(data_set: Any) -> None:
-    """Asked for no items first, a data set that gives many at a time gives none, whatever it makes of that by itself."""
+    """Let a data set that gives many items at a time give none when it is first asked for none, whatever its own code would do."""
     given = getattr(data_set, "__getitems__", None)
     if given is None or not hasattr(data_set, "__dict__"):
         return
@@ -145,7 +145,7 @@ def _data_set() -> Any:
 
 
 class Beginning:
-    """The `worker_init_fn` of a loader, and behind it what a process begins with."""
+    """Calls the `worker_init_fn` of a loader, and then puts the process into its beginning state."""
 
     def __init__(self, inner: Any, notes: Notes, begin: dict[int, bytes], skips: int) -> None:
         self._inner, self._notes, self._begin, self._skips = inner, notes, begin, skips
@@ -158,7 +158,7 @@ class Beginning:
 
 
 class Collating:
-    """The `collate_fn` of a loader, which is the last thing that is called for a batch."""
+    """Calls the `collate_fn` of a loader, which ends a batch, and then writes the note."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -180,14 +180,14 @@ _Place = tuple["str | int", ...]  # attributes, keys and indices that lead there
 
 
 def held_by(root: Any) -> dict[_Place, Any]:
-    """What a data set may change when it gives an item: random generators, numbers and words, small containers of those."""
+    """Return what a data set may change when it gives an item: random generators, numbers, strings, small containers of those."""
     return {path: _value(thing) for path, _, thing in _parts(root)}
 
 
 def kinds_in(root: Any) -> dict[_Place, dict[Any, str]]:
-    """What else each of those things holds, by its type.
+    """Return the types of the other objects that a data set holds, by their holder.
 
-    A file that was opened meanwhile, say. The values beside it (an "opened", a descriptor) belong to it and not to another process.
+    One of them may be a file that was opened meanwhile. The values beside it (an `opened`, a descriptor) mean nothing in another process.
     """
     found: dict[_Place, dict[Any, str]] = {}
     for path, holder in _holders(root):
@@ -197,14 +197,14 @@ def kinds_in(root: Any) -> dict[_Place, dict[Any, str]]:
 
 
 def put_into(root: Any, values: dict[_Place, Any]) -> None:
-    """The other way round, where there is such a place still."""
+    """Put back what `held_by` returned, at the places that still exist."""
     for path, holder, thing in list(_parts(root)):
         if path in values:
             _put(holder, path[-1], thing, values[path])
 
 
 def _parts(root: Any) -> Iterator[tuple[_Place, Any, Any]]:
-    """(path, what holds it, thing) of everything near the root that has a plain value."""
+    """Yield (path, holder, value) of every plain value near the root."""
     for path, holder in _holders(root):
         for key, thing in _inside(holder) or ():
             if _is_plain(thing):
@@ -212,7 +212,7 @@ def _parts(root: Any) -> Iterator[tuple[_Place, Any, Any]]:
 
 
 def _holders(root: Any) -> Iterator[tuple[_Place, Any]]:
-    """(path, thing) of the root and of everything near it that holds something."""
+    """Yield (path, object) of the root and of every object near it that holds others."""
     seen: set[int] = set()
     todo: collections.deque[tuple[_Place, Any]] = collections.deque([((), root)])
     while todo and len(seen) < _MANY:
@@ -244,7 +244,7 @@ def _is_plain(thing: Any) -> bool:
 
 
 def _value(thing: Any) -> Any:
-    """A copy; of a generator, which alone is noted as a tuple, its kind and its state."""
+    """Copy a value; for a generator return its kind and state, as the only values that are tuples."""
     if isinstance(thing, _GENERATORS):
         return generators.read(thing)
     return thing.copy() if isinstance(thing, list | dict) else thing
@@ -272,39 +272,39 @@ _crews: weakref.WeakKeyDictionary[DataLoader[Any], Crew] = weakref.WeakKeyDictio
 
 
 def crew_of(loader: DataLoader[Any]) -> Crew:
-    """The same for each loop over a loader, since persistent processes are."""
+    """Return the crew of a loader; every loop over it shares the crew, as it shares persistent processes."""
     return _crews.setdefault(loader, Crew())
 
 
 class Crew:
-    """What this rank knows of a loader's processes. `numbered`: it is known which of them gives which batch."""
+    """This rank's knowledge of a loader's processes. `numbered`: it is known which of them gives which batch."""
 
     def __init__(self) -> None:
         self.numbered = False
-        self._held: dict[int, bytes] = {}  # process -> its note before the next batch; where not numbered, before this pass
+        self._held: dict[int, bytes] = {}  # process -> its note before the next batch; if not numbered, before this pass
         self._last: tuple[int, bytes | None] | None = None  # the process that gave the batch in flight, and its note before that
-        self._notes: Notes | None = None  # None: there are no processes of which we know
-        self._batches: dict[int, int] = {}  # that each has given
-        self._tasks = 0  # of this pass
-        self._stream = b""  # from which the loader drew the base of its processes' seeds
-        self._later = False  # that was before this pass
-        self._anew = False  # what processes there are, if any, are not where they have to be
+        self._notes: Notes | None = None  # None: no process is known
+        self._batches: dict[int, int] = {}  # process -> batches that it gave
+        self._tasks = 0  # batches asked for in this pass
+        self._stream = b""  # random state from which the loader drew the base of its processes' seeds
+        self._later = False  # the loader drew that base before this pass
+        self._anew = False  # the present processes, if any, are in a wrong state
 
     def is_unknown(self, loader: DataLoader[Any]) -> bool:
-        """Did the script itself iterate a loader with persistent processes before? It goes on with those."""
+        """Did the script itself iterate a loader with persistent processes before? The loader then goes on with those."""
         return loader.persistent_workers and self._notes is None and loader_private.has_processes(loader)
 
     def capture(self) -> list[Any]:
-        """For a slot."""
+        """Return the state of the processes, for a slot."""
         return [self._held, self._last, self._stream, self._later]
 
     def put_back(self, saved: list[Any]) -> None:
-        """Processes that are made from here on go on behind the batch that is in flight there."""
+        """Take over a saved state; new processes then continue after its batch in flight."""
         self._held, self._last, self._stream, self._later = dict(saved[0]), saved[1], saved[2], saved[3]
         self._anew = True
 
     def go_back(self) -> None:
-        """They are to give the batch in flight again."""
+        """Go back, so that the processes give the batch in flight again."""
         if self._last is not None:
             process, note = self._last
             self._held.pop(process, None) if note is None else self._held.update({process: note})
@@ -312,9 +312,9 @@ class Crew:
 
     @contextlib.contextmanager
     def beginning(self, loader: DataLoader[Any], skip: int, again: bool) -> Iterator[int]:
-        """While the loader's iterator is made, to begin with batch `skip` of a pass; gives how many empty batches come before.
+        """Wrap the making of the loader's iterator, to begin with batch `skip` of a pass; yield how many empty batches come first.
 
-        `again`: that batch was given before.
+        `again`: the loader gave that batch before.
         """
         persistent, anew = loader.persistent_workers, self._anew
         self._anew, self._last = False, None
@@ -334,7 +334,7 @@ class Crew:
         self._notes = Notes(loader.num_workers, (loader.prefetch_factor or 2) + 2)
         generator, collate, init = loader.generator, loader.collate_fn, loader.worker_init_fn
         stream = torch.default_generator if generator is None else generator
-        if self._later:  # what the loader drew for them then is not drawn again
+        if self._later:  # do not draw the base of the seeds again
             loader.generator = torch.Generator()
             loader.generator.set_state(torch.frombuffer(bytearray(self._stream), dtype=torch.uint8))
         else:
@@ -346,7 +346,7 @@ class Crew:
             loader.generator, loader.collate_fn, loader.worker_init_fn = generator, collate, init
 
     def gave(self, loader: DataLoader[Any]) -> None:
-        """The next batch of the pass is here."""
+        """Take the note of the process that gave the next batch of the pass."""
         if self._notes is None or not self.numbered:
             return
         process = self._tasks % loader.num_workers
@@ -357,7 +357,7 @@ class Crew:
         self._tasks, self._batches[process] = self._tasks + 1, number + 1
 
     def passed(self, loader: DataLoader[Any]) -> None:
-        """The pass is over, and the processes wait."""
+        """Take the latest notes at the end of a pass, when the processes wait."""
         if self._notes is not None and not self.numbered:
             found = {process: self._notes.last(process) for process in range(loader.num_workers)}
             self._held.update({process: note for process, note in found.items() if note is not None})

@@ -1,6 +1,6 @@
-"""What `job.log` was given: the mean over all ranks, once for each step that is committed.
+"""Log the values of `job.log`: their mean over all ranks, once for each committed step.
 
-The sum begins with the call and is waited for at the gate, so that a step which is done again is logged by its last try alone. It is
+The call begins the sum, and the gate waits for it, so that of a step that is done again only the last try is logged. The values are
 kept with the step: a replacement of rank 0 writes the line that its predecessor did not.
 """
 
@@ -17,15 +17,15 @@ import torch.distributed as dist
 from ftrun.core.errors import UsageError
 from ftrun.core.system import files
 
-LOGGED = "job.log"  # what messages and slots call it
+LOGGED = "job.log"  # its name in messages and slots
 
 
 class LoggedValues:
-    """Of one rank: what the last step logged, its gate number (-1 before there is one), and its place: index, and epoch."""
+    """The values that one rank's last step logged, its gate number (-1 before there is one), and its place: index, and epoch."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._state: dict[str, Any] = {"number": -1, "place": {}, "values": {}}
-        self.state_dict = self._state.copy  # not a method: it is asked three times a step
+        self.state_dict = self._state.copy  # not a method, for speed: each step calls it three times
         self._path = path  # rank 0 adds a line for each step here
         self._written: int | None = None  # the last gate number in the file; None: not looked at yet
         self.pending: list[tuple[list[str], torch.Tensor, Any]] = []
@@ -34,7 +34,7 @@ class LoggedValues:
         """Begin the sums over all ranks.
 
         Raises:
-            UsageError: For what is no number.
+            UsageError: If a value is no number.
         """
         numbers = []
         for name, value in values.items():
@@ -53,11 +53,11 @@ class LoggedValues:
         self.pending.append((list(values), total, None if alone else dist.all_reduce(total, async_op=True)))
 
     def forget(self) -> None:
-        """A body begins: what an earlier try of it logged does not count."""
+        """Drop the values of an earlier try, at the start of a body."""
         self.pending = []
 
     def gather(self, number: int, **place: int) -> None:
-        """The gate of a step: take what it logged, whose sums are complete by now or waited for."""
+        """Take the step's values at its gate; wait for their sums."""
         pending, self.pending = self.pending, []
         if not pending:
             return
@@ -70,11 +70,11 @@ class LoggedValues:
         self._state.update(number=number, place=place, values=values)
 
     def of(self, number: int) -> dict[str, float]:
-        """What the step logged; nothing for one that did not."""
+        """Return the values that a step logged; an empty dict if it logged none."""
         return dict(self._state["values"]) if self._state["number"] == number else {}
 
     def write(self) -> None:
-        """Add the line of the last step that logged, if the file has none of it."""
+        """Append the line of the last step that logged, unless the file has it."""
         if self._path is None or self._state["number"] < 0:
             return
         if self._written is None:
@@ -86,7 +86,7 @@ class LoggedValues:
             files.append_private(self._path, line + "\n")
 
     def _last(self) -> int:
-        """The last gate number in the file; a line that a dying worker left without its end is taken away."""
+        """Return the last gate number in the file; remove a line that a dying worker left incomplete."""
         assert self._path is not None
         text = self._path.read_text() if self._path.exists() else ""
         whole, _, torn = text.rpartition("\n")

@@ -1,10 +1,9 @@
-"""One budget for everything that is looked at only now and then: which bodies are looked at as a whole.
+"""One budget for all occasional checks: it picks the bodies that are looked at as a whole.
 
-Most of what a script may do behind ftrun's back it does from its first steps on, or never: memory that it gives to a parameter,
-weights that it writes before the gate, buffers that it replaces, parameters that it freezes. To look at all of it costs some
-microseconds a tensor. So that is done in the first bodies, in the first one after a repair, at the end of a loop, and in between as
-often as a share of the measured step time pays for, at least in every 100th body. `ProtectedState.looking` says it of the body that
-runs, to whoever looks.
+Most of what a script may do behind ftrun's back it does from its first steps on, or never: it gives a parameter other memory, writes
+weights before the gate, replaces buffers, freezes parameters. To look at all of it costs some microseconds a tensor. So the checks run
+in the first bodies, in the first one after a repair, at the end of a loop, and in between as often as a share of the measured step
+time pays for, at least in every 100th body. `ProtectedState.looking` tells the checks whether the present body is one of these.
 """
 
 from __future__ import annotations
@@ -23,13 +22,15 @@ _MOST = 100  # bodies between two that are looked at
 
 
 class Looks(StepObserver):
-    """Attributes:
-    bodies: How many began, this one among them.
-    step_ns: How long a step takes lately, ns; 0 = not known yet.
+    """Picks the bodies that are looked at.
+
+    Attributes:
+        bodies: How many began, this one included.
+        step_ns: How long a step takes lately, ns; 0 = not known yet.
 
     Args:
-        state: Is told.
-        words: Of the rank's cell, where people see what was looked at.
+        state: Its `looking` is set.
+        words: Words of the rank's cell, from which people see which bodies were looked at.
         every: Bodies between two that are looked at; 0 = as often as the budget allows.
     """
 
@@ -40,25 +41,25 @@ class Looks(StepObserver):
         self._words = words
         self._every = every
         self._since = 0  # when this body was handed out, ns; 0 = not known, or something else than a step came between
-        self._next = 0  # the body that is looked at next
+        self._next = 0  # the next body to look at
         self._cost = 0  # ns that the looks of this body have taken
-        self._others: list[tuple[StepObserver, tuple[str, ...]]] = []  # and what they hear in a body that is looked at
+        self._others: list[tuple[StepObserver, tuple[str, ...]]] = []  # observer, events that it gets then
 
     def tell(self, other: StepObserver, *events: str) -> None:
-        """Have `other`, which is one of the observers, hear these events in bodies that are looked at, and in no others."""
+        """Let `other`, one of the observers, receive these events only in bodies that are looked at."""
         self._others.append((other, events))
 
     def begins(self, number: int) -> None:
-        """The step of gate `number` is about to be handed out: is its body looked at?"""
+        """Decide, before the step of gate `number` is handed out, whether its body is looked at."""
         now, since = time.monotonic_ns(), self._since
         self._since = now
         if since and self._state.looking:
             length = now - since - self._cost
             self.step_ns = min(self.step_ns or length, length)  # the first ones compile, and fill caches
-            # what it took longer than others do: not all that is done once more is measured by itself
+            # count the excess over other bodies, too: not every extra work is measured by itself
             self._next = self.bodies + self._distance(max(self._cost, now - since - self.step_ns))
         elif since:
-            # one may be long for a reason of its own, such as a checkpoint
+            # a single body may take long for a reason of its own, such as a checkpoint
             self.step_ns = min(2 * self.step_ns, (self.step_ns + now - since) // 2)
         self.bodies += 1
         self._cost = 0
@@ -82,7 +83,7 @@ class Looks(StepObserver):
                 change(event, other)
 
     def spent(self, since: int) -> None:
-        """A look of this body began at `since`, ns, and is over."""
+        """Count the cost of a look that began at `since`, ns, and ends now."""
         self._cost += time.monotonic_ns() - since
 
     def loop_ending(self, number: int) -> None:
@@ -95,7 +96,7 @@ class Looks(StepObserver):
         self._again()
 
     def _again(self) -> None:
-        """What comes next is looked at; how long it is until then says nothing of a step."""
+        """Look at the next body, and do not take the time until then for a step's."""
         self._since = self._next = 0
         if not self._state.looking:
             self._turn(True)

@@ -1,7 +1,8 @@
-"""Which names of a script's loop carry a value from one iteration to the next: read from its source, nothing is run.
+"""Tell from a script's source, without running it, which names of a loop carry a value from one iteration to the next.
 
-A name that an iteration reads before it writes it, and writes somewhere, is carried: a counter, a running mean, a batch that was fetched
-ahead. A replacement may have another value there before anybody has seen it change. What each iteration makes anew is no state.
+A loop carries a name if an iteration reads it before it writes it, and writes it somewhere: a counter, a running mean, a batch that
+was fetched ahead. A replacement may have another value there before any look has detected a change. A value that each iteration makes
+anew is no state.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _CLOCKS = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "monotonic_ns")
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # from Python 3.11 on
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
-_FOR = ("iter", "target", "body", "orelse")  # its body is taken to run: seldom does nothing come
-_ORDER: dict[type, tuple[str, ...]] = {  # in which Python evaluates the parts of what is written in another one
+_FOR = ("iter", "target", "body", "orelse")  # the body is assumed to run: an empty loop is rare
+_ORDER: dict[type, tuple[str, ...]] = {  # order of evaluation, where it differs from the order of the fields
     **dict.fromkeys((ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr), ("value", "target", "targets")),
     **dict.fromkeys((ast.For, ast.AsyncFor), _FOR),
     **dict.fromkeys(_COMPREHENSIONS, ("generators", "elt", "key", "value")),
@@ -32,8 +33,10 @@ _ORDER: dict[type, tuple[str, ...]] = {  # in which Python evaluates the parts o
 
 
 class LoopNames(NamedTuple):
-    """Of the loops that a line is in: `carried` by any of them; of the innermost, `fresh`: not carried, `always`: written in each iteration
-    before they are read; `outside`: written by a loop around alone.
+    """Names of the loops around a line.
+
+    `carried`: any of the loops carries them. `fresh`: the innermost loop writes them, and no loop carries them. `always`: each iteration of
+    the innermost loop writes them before it reads them. `outside`: only an outer loop writes them.
     """
 
     carried: frozenset[str] = frozenset()
@@ -43,7 +46,7 @@ class LoopNames(NamedTuple):
 
 
 def names_of(frame: FrameType) -> LoopNames:
-    """Those of the line that a frame is in; none where its source cannot be read."""
+    """Return the names for the line that a frame is at; none if its source cannot be read."""
     return loop_names("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
 
 
@@ -62,7 +65,7 @@ def loop_names(source: str, line: int) -> LoopNames:
 
 @functools.lru_cache(maxsize=4)
 def parsed(source: str) -> ast.Module | None:
-    """None when it is no Python."""
+    """Parse source; return None if it is not Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python has warned of an escape like "\\d" already, by the name of the file
         try:
@@ -72,7 +75,7 @@ def parsed(source: str) -> ast.Module | None:
 
 
 def made_anew(frame: FrameType) -> frozenset[str]:
-    """Names that the loop which a frame is in writes in each iteration before anybody reads them."""
+    """Return the names that a frame's loop writes in each iteration before anything reads them."""
     always = names_of(frame).always
     # a function that the loop of a module calls may read a name before the loop writes it
     return always if has_own_locals(frame) or not always else always - {*read_in_functions(frame.f_code)}
@@ -80,13 +83,13 @@ def made_anew(frame: FrameType) -> frozenset[str]:
 
 def read_in_functions(module: CodeType) -> Iterator[str]:
     for code in filter(inspect.iscode, module.co_consts):
-        if code.co_name[:1] != "<" or code.co_name == "<lambda>":  # no comprehension of the module itself
+        if code.co_name[:1] != "<" or code.co_name == "<lambda>":  # not a comprehension of the module itself
             yield from (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
             yield from read_in_functions(code)
 
 
 def _dotted(node: Any) -> str:
-    """`x` or `self.x`; "" for anything else."""
+    """Return `x` or `self.x`; "" for anything else."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         return f"{node.value.id}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
@@ -96,16 +99,16 @@ class _Iteration:
     """One iteration, in the order in which Python evaluates it.
 
     Attributes:
-        written: Names that may be.
-        sure: Those that are, so far.
-        early: Names that are read when they were not written for sure.
+        written: Names that may be written.
+        sure: Names that are certainly written so far.
+        early: Names that may be read before they are written.
     """
 
     def __init__(self, loop: ast.For | ast.AsyncFor | ast.While) -> None:
         self.written: set[str] = set()
         self.sure: set[str] = set()
         self.early: set[str] = set()
-        self._clocks: set[str] = set()  # hold a time of day: no state of a training
+        self._clocks: set[str] = set()  # names that hold a clock's time, which is no state of a training
         self._visit([loop.test if isinstance(loop, ast.While) else loop.target, *loop.body])
 
     @property
@@ -122,7 +125,7 @@ class _Iteration:
             self.early.add(name)
 
     def _one_of(self, *ways: Any) -> None:
-        """Written for sure is what all of the ways write."""
+        """Visit alternative branches; a name is certainly written only if all of them write it."""
         before, ends = self.sure, []
         for way in ways:
             self.sure = {*before}
@@ -135,7 +138,7 @@ class _Iteration:
             for each in node:
                 self._visit(each)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            self._write(node.name)  # what it closes over has names of its own
+            self._write(node.name)  # its own variables do not belong to the loop
         elif isinstance(node, ast.If):
             self._visit(node.test)
             self._one_of(node.body, node.orelse)
@@ -150,7 +153,7 @@ class _Iteration:
         elif isinstance(node, _COMPREHENSIONS):
             kept = {*self.sure}, {*self.written}
             self._parts_of(node)
-            self.sure, self.written = kept  # without its own names
+            self.sure, self.written = kept  # drop the comprehension's own names
         elif isinstance(node, ast.AST) and not isinstance(node, ast.Lambda) and getattr(node, "value", node) is not None:
             self._parts_of(node)
 

@@ -1,4 +1,4 @@
-"""The device mesh that a script has laid over its ranks, as far as what `protect` was given shows it. For people; decides nothing."""
+"""Find the device mesh that a script laid over its ranks, from the arguments of `protect`. It is only displayed; nothing depends on it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ftrun.core.shared.notes import MeshNote
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.state.shards import is_spread
 
-_UNNAMED = "replicas"  # the dimension of a mesh without names that replicas= was given
+_UNNAMED = "replicas"  # name of the dimension, if `replicas=` got a mesh without names
 
 
 def show_mesh(context: Context, params: Iterable[Any], replicas: Any) -> None:
-    """Leave word of where this rank is, see `place_of`, for the launcher. Nothing depends on it."""
+    """Leave the launcher a note with this rank's place on its mesh (see `place_of`)."""
     place = place_of(params, replicas, dist.get_world_size()) if dist.is_initialized() else None
     if place is not None:
         context.note(MeshNote(context.cell.index, place))
 
 
 def place_of(params: Iterable[Any], replicas: Any, world_size: int) -> MeshPlace | None:
-    """Where this rank is on its mesh.
+    """Return the place of this rank on its mesh.
 
-    That is the mesh of most dimensions that a DTensor among `params` is spread over. Parallelism that is written by hand beside it,
-    as `protect(replicas=mesh["dp"])` says, is a dimension more, outside of the others.
+    The mesh is the one with the most dimensions that a DTensor among `params` is spread over. Parallelism written by hand beside it,
+    as in `protect(replicas=mesh["dp"])`, adds an outer dimension.
 
     Args:
         params: Parameters; those that are no DTensors are on no mesh.
-        replicas: What protect() was given by that name: a DeviceMesh, or something else.
-        world_size: Ranks of the run, which a mesh cannot have more of.
+        replicas: The argument of protect(): a DeviceMesh, or something else.
+        world_size: Number of ranks of the run, the most that a mesh can have.
 
     Returns:
-        None for a rank that is on no mesh.
+        The place; None if this rank is on no mesh.
     """
     meshes: dict[int, Any] = {id(param.device_mesh): param.device_mesh for param in params if is_spread(param)}
     inner = max((on_mesh(m) for m in meshes.values()), key=lambda p: (len(p.sizes), math.prod(p.sizes.values())), default=NOWHERE)
@@ -45,7 +45,7 @@ def place_of(params: Iterable[Any], replicas: Any, world_size: int) -> MeshPlace
     sizes, at = {**outer.sizes, **inner.sizes}, {**outer.at, **inner.at}
     if not sizes:
         return None
-    if outer.sizes.keys() <= inner.sizes.keys() or math.prod(sizes.values()) > world_size:  # made of dimensions that are there
+    if outer.sizes.keys() <= inner.sizes.keys() or math.prod(sizes.values()) > world_size:  # `replicas` adds no dimension
         return inner if inner.sizes else outer
     return MeshPlace(sizes, at)
 
@@ -54,7 +54,7 @@ NOWHERE = MeshPlace({}, {})
 
 
 def on_mesh(device_mesh: Any) -> MeshPlace:
-    """Where this rank is on a DeviceMesh; NOWHERE outside of it."""
+    """Return the place of this rank on a DeviceMesh; NOWHERE if it is outside."""
     here = device_mesh.get_coordinate()
     if here is None:
         return NOWHERE

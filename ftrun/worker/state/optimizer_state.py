@@ -1,6 +1,6 @@
-"""State of the optimizers: an update makes it, it is laid into the arena then, and a replacement finds it there.
+"""Optimizer state: after the update that creates it, ftrun lays it into the arena, where a replacement takes it over.
 
-An entry of the manifest is named `optim.<optimizer>.<parameter>.<key>`, and of a tensor that is made of others
+The manifest names an entry `optim.<optimizer>.<parameter>.<key>`, and a part of a composed tensor
 `optim.<optimizer>.<parameter>.<key>/<part>`.
 """
 
@@ -27,23 +27,23 @@ Params = list[tuple[str, torch.nn.Parameter, bool]]  # name, parameter, left out
 
 
 class OptimizerState:
-    """Of one rank. `params`: all that is protected; `python`: keeps the values that are no tensors."""
+    """The optimizer state of one rank. `params`: all protected parameters; `python`: keeps the values that are no tensors."""
 
     def __init__(self, optimizers: list[torch.optim.Optimizer], params: Params, python: PythonState) -> None:
         self.optimizers = optimizers
         self._params = params
         self._python = python
-        self._replaced = False  # an update gave another tensor in place of one
+        self._replaced = False  # an update replaced a tensor
         self._steady: list[tuple[Any, int, list[int], list[tuple[Any, dict[Any, Any], list[int]]]]] = []  # see `is_steady`
-        self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # what lies in the arena: key -> tensor there
-        # of those that are made of others: part -> tensor there, and what they hold beside their parts
+        self._held: dict[_Owner, dict[Any, torch.Tensor]] = {}  # key -> its tensor in the arena
+        # of composed tensors: part -> its tensor in the arena, and the recipe
         self._inner: dict[tuple[_Owner, Any], tuple[dict[str, torch.Tensor], Any]] = {}
 
     def is_steady(self) -> bool:
         """Is all optimizer state where it was after the last update, as far as a few looks tell?
 
-        An optimizer makes its state at once, or replaces it in each update, which is seen in the first ones: then all of it is looked
-        at after each. What is loaded anew is another dict, and a group that is added makes the optimizer larger.
+        An optimizer makes its state at once, or replaces it in each update, which the first updates reveal; `absorb` then looks at all of
+        it after each. State that is loaded anew is another dict, and an added group makes the optimizer larger.
         """
         for optimizer, (state, size, sizes, few) in zip(self.optimizers, self._steady, strict=False):
             groups = optimizer.param_groups
@@ -55,7 +55,7 @@ class OptimizerState:
         return len(self._steady) == len(self.optimizers)
 
     def _settle(self, changed: bool) -> None:
-        """All of it was looked at after an update."""
+        """Remember the state after a look at all of it, for `is_steady`."""
         self._steady = []
         if changed or self._python.loose or self._inner:
             return
@@ -69,7 +69,7 @@ class OptimizerState:
             self._steady.append((state, len(state), sizes, [(param, one, list(map(id, one.values()))) for param, one in few]))
 
     def attach(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> None:
-        """Use what a dead rank left: the groups that its script added, and the state of each parameter."""
+        """Use the state that a dead rank left: the groups that its script added, and the state of each parameter."""
         self._held, self._inner, self._steady = {}, {}, []
         entries = [entry for entry in manifest.entries if entry.name.startswith("optim.")]
         for i, optimizer in enumerate(self.optimizers):
@@ -90,18 +90,18 @@ class OptimizerState:
                 self._hold((i, index), key, value)
 
     def forget(self, manifest: Manifest) -> None:
-        """It was loaded anew (a checkpoint): nothing of it is in the arena."""
+        """Drop all entries: the state was loaded anew (a checkpoint), so nothing of it is in the arena."""
         self._steady = []
         gone = [(owner, key) for owner, held in self._held.items() for key in held]
         self._drop(gone, manifest)
 
     def absorb(self, arena: Arena, manifest: Manifest, blocks: _Blocks) -> bool:
-        """Take what the last update made (or replaced) into the arena. True when the manifest changed and is to be written.
+        """Take the state that the last update made (or replaced) into the arena. Return True if the manifest must be written.
 
         Call while the arena is OPEN.
 
         Raises:
-            UsageError: For what cannot be kept.
+            UsageError: If ftrun cannot keep a value.
         """
         self._steady, self._replaced = [], False
         changed = self._take_in(arena, manifest, blocks)
@@ -122,7 +122,7 @@ class OptimizerState:
                 if not isinstance(value, torch.Tensor):
                     self._python.loose = True
                 elif view is None:
-                    composed.recipe_of(local_of(value), _what(key))  # says so where it cannot be kept
+                    composed.recipe_of(local_of(value), _what(key))  # raises if it cannot be kept
                     fresh.append(key)
                 elif (owner, key) in self._inner:
                     state[key] = self._made_again(owner, key, value, param, manifest)
@@ -136,7 +136,7 @@ class OptimizerState:
                 grown.append((owner, param, state, fresh))
         if not grown:
             return changed
-        # no name for this list: what was moved is to be given back before the next is
+        # this list has no name, so that the memory of each moved tensor is freed before the next is moved
         on_host, on_gpu = _bytes(
             [p for _, _, state, fresh in grown for key in fresh for p in _parts(state[key]).values()], arena
         )
@@ -161,7 +161,7 @@ class OptimizerState:
             self._inner[owner, key] = _parts(value), composed.recipe_of(local_of(value), _what(key))
 
     def _is_over_its_parts(self, owner: _Owner, key: Any, value: torch.Tensor) -> bool:
-        """Is a tensor that is made of others still made of those in the arena, in the same way?"""
+        """Is a composed tensor still composed of its parts in the arena, in the same way?"""
         if (owner, key) not in self._inner:
             return True
         inner, recipe = self._inner[owner, key]
@@ -169,10 +169,10 @@ class OptimizerState:
         return same and all(part is inner.get(name) for name, part in _parts(value).items())
 
     def _made_again(self, owner: _Owner, key: Any, value: Any, param: Any, manifest: Manifest) -> torch.Tensor:
-        """One that the optimizer has replaced, or given other parts: copied to its place.
+        """Copy a composed tensor, which the optimizer replaced or gave other parts, to its place in the arena.
 
         Raises:
-            UsageError
+            UsageError: If its kind or shape changed.
         """
         (inner, _), name = self._inner[owner, key], f"optim.{owner[0]}.{owner[1]}.{key}"
         new = _parts(value)
@@ -187,12 +187,12 @@ class OptimizerState:
         return made
 
     def values(self) -> Iterator[torch.Tensor]:
-        """Its tensors."""
+        """Yield its tensors."""
         for _, _, state in self._states():
             yield from (one for one in state.values() if isinstance(one, torch.Tensor))
 
     def stand(self) -> tuple[Any, ...]:
-        """What stands for the values that do not lie in the arena (yet), and for which do."""
+        """Return a fingerprint of the values outside the arena, and of which values lie in it."""
         return tuple(
             (owner, key, id(one), None if self._lies(owner, key, one) else _content(one))
             for owner, _, state in self._states()
@@ -200,11 +200,11 @@ class OptimizerState:
         )
 
     def _lies(self, owner: _Owner, key: Any, value: Any) -> bool:
-        """Is it in the arena?"""
+        """Does it lie in the arena?"""
         return self._held.get(owner, {}).get(key) is value and (not self._inner or self._is_over_its_parts(owner, key, value))
 
     def check_groups(self, manifest: Manifest) -> None:
-        """Raises UsageError when an optimizer updates what is not kept."""
+        """Raise UsageError if an optimizer updates a parameter that is not protected."""
         for i, groups in enumerate(self._groups()):
             if any(name == "" for names in groups for name in names):
                 raise UsageError(
@@ -214,7 +214,7 @@ class OptimizerState:
         manifest.facts["groups"] = self._groups()
 
     def _groups(self) -> list[list[list[str]]]:
-        """Names of the parameters in each group of each optimizer."""
+        """Return the names of the parameters in each group of each optimizer."""
         names = {id(p): name for name, p, _ in self._params}
         return [[[names.get(id(p), "") for p in g["params"]] for g in o.param_groups] for o in self.optimizers]
 
@@ -229,7 +229,7 @@ class OptimizerState:
         return sizes != [[len(names) for names in groups] for groups in manifest.facts["groups"]]
 
     def _vanished(self, manifest: Manifest) -> bool:
-        """Forget what the script has dropped (state.clear(), say). True when there was some."""
+        """Drop state that the script has dropped (by state.clear(), say). Return whether there was any."""
         alive = {owner: state for owner, _, state in self._states()}
         gone = [(owner, key) for owner, held in self._held.items() for key in held if key not in alive.get(owner, ())]
         if gone:
@@ -254,7 +254,7 @@ class OptimizerState:
 
 
 def _made(manifest: Manifest, name: str, value: Any, param: Any, views: dict[str, torch.Tensor]) -> torch.Tensor:
-    """`value` anew, over the views that its parts were copied to."""
+    """Compose `value` again, over the views that its parts were copied to."""
     what = _what(name.split(".", 3)[3])
     recipe, spread = composed.recipe_of(local_of(value), what), shards.spread_of_state(value, param, what)
     if recipe is not None:
@@ -270,7 +270,7 @@ def _what(key: Any) -> str:
 
 
 def _owner_of(name: str, manifest: Manifest) -> tuple[str, str]:
-    """The tensor that an entry belongs to, and which part of it that is."""
+    """Return the name of the tensor that an entry belongs to, and which part of it the entry is."""
     whole, _, part = name.rpartition("/")
     return (whole, part) if whole in manifest.facts["composed"] else (name, "")
 
@@ -284,7 +284,7 @@ def _parts(value: Any) -> dict[str, torch.Tensor]:
 
 
 def _bytes(tensors: list[torch.Tensor], arena: Arena) -> tuple[int, int]:
-    """Bytes of those tensors' storages, in the host's memory and on the GPU."""
+    """Return the bytes of the tensors' storages, in the host's memory and on the GPU."""
     if arena.memory is None:
         return sum(t.untyped_storage().nbytes() for t in tensors), 0
     return sum(t.untyped_storage().nbytes() for t in tensors if gpu_of(t) is None), bytes_on_gpu(tensors)

@@ -1,4 +1,4 @@
-"""Plain values of a script that are kept with its steps: what `job.state` is given."""
+"""Plain values of a script that ftrun keeps with its steps: the values of `job.state`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class PlainValues:
-    """Holds what it was made with as attributes, which the script reads and writes."""
+    """Holds its values as attributes, which the script reads and writes."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         vars(self).update(values)
@@ -19,26 +19,26 @@ class PlainValues:
         return f"job.state({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def state_dict(self) -> dict[str, Any]:
-        """The values by name."""
+        """Return the values by name."""
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Take over the values that `state_dict` returned."""
         vars(self).clear()
         vars(self).update(state)
 
 
 class GlobalVariables:
-    """Global variables of a script, kept where they are."""
+    """Global variables of a script, which stay where they are."""
 
     def __init__(self, space: dict[str, Any], names: tuple[str, ...]) -> None:
         self._space = space
         self.names = frozenset(names)
 
     def state_dict(self) -> dict[str, Any]:
-        """The values by name; of those that are there."""
+        """Return the values of the existing variables by name."""
         return {name: self._space[name] for name in sorted(self.names) if name in self._space}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Assign what `state_dict` gave."""
+        """Assign the values that `state_dict` returned."""
         self._space.update(state)

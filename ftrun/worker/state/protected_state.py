@@ -1,6 +1,6 @@
-"""What protect() guards: parameters, buffers, optimizer state, and the Python state of everything given to it.
+"""The state that protect() guards: parameters, buffers, optimizer state, and the Python state of everything given to it.
 
-Moves tensors into the arena and keeps them there, copies buffers aside at the start of a step, and puts things back.
+This module moves tensors into the arena and keeps them there, copies buffers aside at the start of a step, and puts them back.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ftrun.worker.torch_compat.sharded_private import local_of, locals_of
 from ftrun.worker.torch_compat.torch_private import write_count
 
 _SAMPLE = 16384  # bytes
-_PIECES = 64  # of a glance
+_PIECES = 64  # samples that a glance takes
 _grad = attrgetter("grad")
 _state = attrgetter("state")
 LOOSE = "buffers that take another shape"
 
 
 class WeightsAside:
-    """Of parameters on a GPU there is a copy where there is room for it."""
+    """A copy of the parameters; empty if a GPU lacks the room for it."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         size = sum(t.numel() * t.element_size() for t in tensors)
@@ -44,7 +44,7 @@ class WeightsAside:
         self._copies = [t.detach().clone() for t in self._tensors]
 
     def put_back(self) -> None:
-        """The function was interrupted: what it wrote into them is undone."""
+        """Undo what an interrupted function wrote into the parameters."""
         for tensor, copy in zip(self._tensors, self._copies, strict=True):
             if not torch.equal(tensor.detach(), copy):
                 tensor.detach().copy_(copy)
@@ -73,9 +73,9 @@ class ProtectedState:
         self.few = self._first_and_last()
         self.looking = True  # this body is looked at as a whole, see ftrun.worker.state.looks
         self._counted: list[torch.Tensor] | None = (
-            None  # the tensors that `write_counts` asks, unless others may have come
+            None  # the tensors that `write_counts` reads; None = there may be others by now
         )
-        self.reassigned = True  # a module was given another tensor for a buffer since they were settled
+        self.reassigned = True  # since `settle_buffers`, a module may have been given another tensor for a buffer
         buffers = {LOOSE: self.loose} if any(True for _ in self._find_buffers()) else {}
         self.python = PythonState(modules, optimizers, {**stateful, **buffers})
         self.manifest = Manifest()
@@ -83,8 +83,8 @@ class ProtectedState:
         self._blocks: dict[int, torch.Tensor] = {}
         self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._buffer_views: list[tuple[torch.nn.Module, str, Entry, torch.Tensor]] = []
-        self._on_gpu: tuple[list[torch.nn.Module], list[str]] = ([], [])  # where buffers on a GPU are found
-        self._read_whole = 0, 0  # address and size of what is in the host's memory
+        self._on_gpu: tuple[list[torch.nn.Module], list[str]] = ([], [])  # module and name of each buffer on a GPU
+        self._read_whole = 0, 0  # address and size of the committed zone in the host's memory
         self._made = OptimizerState(optimizers, self.params, self.python)
         self._shadow = 0
         self._gpu_shadow = 0
@@ -115,7 +115,7 @@ class ProtectedState:
                         yield f"buffer.{i}.{prefix}.{name}", module, name
 
     def _first_and_last(self) -> list[tuple[int, torch.nn.Parameter]]:
-        """Of each optimizer, of the parameters that learn, with their numbers among all parameters."""
+        """Return each optimizer's first and last parameter that learns, with their numbers among all parameters."""
         numbers = {id(param): i for i, param in enumerate(self.tensors)}
         learning = ([p for p in params_of(optimizer) if p.requires_grad] for optimizer in self.optimizers)
         ends = [params[k] for params in learning for k in (0, -1) if params]
@@ -132,7 +132,7 @@ class ProtectedState:
         return self._arena
 
     def bytes_now(self) -> int:
-        """Bytes of parameters and buffers."""
+        """Return the bytes of parameters and buffers."""
         tensors = [self.shards.memory(p) for _, p, _ in self.params] + [getattr(m, n) for _, m, n in self.buffers]
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
@@ -142,14 +142,14 @@ class ProtectedState:
         return gpu_of(self.shards.memory(self.params[0][1]))
 
     def finish_device(self, stop: Callable[[], bool]) -> bool:
-        """Wait until the GPU has done what it was told, if there is one; False when `stop` says so first."""
+        """Wait until the GPU, if there is one, has finished its queue; return False if `stop` returns True first."""
         memory = self._arena.memory if self._arena is not None else None
         return memory is None or memory.finished(stop)
 
     # -- layout ------------------------------------------------------------------------------------------------------
 
     def move_in(self, arena: Arena) -> None:
-        """First layout: copy parameters, buffers and optimizer state there is into a fresh arena and use it from now on."""
+        """Copy parameters, buffers and existing optimizer state into a fresh arena, and use it from now on."""
         self._arena = arena
         memory = [(name, self.shards.memory(param), private) for name, param, private in self.params]
         arena.expect("committed", bytes_on_gpu([tensor for _, tensor, _ in memory]))
@@ -179,7 +179,7 @@ class ProtectedState:
         arena.write_manifest(self.manifest)
 
     def attach(self, arena: Arena, manifest: Manifest) -> None:
-        """Use what a dead rank left (or a replica's copy of it): re-point everything, copy nothing."""
+        """Use the arena of a dead rank (or a copy of a replica's): re-point everything, copy nothing."""
         self._arena, self.manifest, self._counted = arena, manifest, None
         entries = {e.name: e for e in manifest.entries}
         for name, param, _ in self.params:
@@ -192,16 +192,16 @@ class ProtectedState:
         self._made.attach(arena, manifest, self._blocks)
 
     def reattach(self, arena: Arena, manifest: Manifest) -> None:
-        """As `attach`, for a rank that has used its state and goes back to an earlier one."""
+        """Attach as `attach` does, in a rank that has used its state and goes back to an earlier one."""
         self._views, self._buffer_views, self._blocks, self._on_gpu = [], [], {}, ([], [])
         self.attach(arena, manifest)
 
     def live_buffers(self) -> tuple[int, int]:
-        """(offset, size) of the buffers in the arena, without the copy of them that is kept aside."""
+        """Return (offset, size) of the buffers in the arena, without their copy aside."""
         return self.arena.volatile[0], self._shadow
 
     def live_buffers_on_gpu(self) -> tuple[int, int]:
-        """The same of the arena's part on a GPU."""
+        """Return (offset, size) of the buffers in the arena's part on a GPU, without their copy aside."""
         return self.arena.gpu_part.extent("volatile")[0], self._gpu_shadow
 
     def _point(self, param: torch.nn.Parameter, view: torch.Tensor) -> None:
@@ -219,7 +219,7 @@ class ProtectedState:
             self._on_gpu[1].append(name)
 
     def absorb(self) -> bool:
-        """Take optimizer state that the last update made (or replaced) into the arena. True when the layout changed.
+        """Take optimizer state that the last update made (or replaced) into the arena. Return True if the layout changed.
 
         Call while the arena is OPEN.
         """
@@ -232,7 +232,7 @@ class ProtectedState:
         return changed
 
     def repoint(self) -> None:
-        """Optimizer state was loaded anew (a checkpoint): lay it out afresh. Call while the arena is OPEN."""
+        """Lay out optimizer state that was loaded anew (a checkpoint). Call while the arena is OPEN."""
         self._made.forget(self.manifest)
         if not self.absorb():
             self.arena.write_manifest(self.manifest)
@@ -240,9 +240,9 @@ class ProtectedState:
     # -- buffers -----------------------------------------------------------------------------------------------------
 
     def settle_buffers(self) -> None:
-        """Bring buffers that the script re-assigned (not written in place) back into the arena, those that still fit.
+        """Bring buffers that the script re-assigned (instead of writing in place) back into the arena, if they still fit.
 
-        Where no module has told that it was given one they are looked at in the bodies that the checks look at.
+        Unless a module reported such an assignment, this looks only in the bodies that the checks look at.
         """
         if not self.looking and not self.reassigned:
             return
@@ -271,14 +271,14 @@ class ProtectedState:
             native.copy(base + self._shadow, base, min(self._shadow, size - self._shadow))
 
     def buffer_values(self) -> tuple[bytes, list[int]]:
-        """The bytes of all buffers, to see later which of them an update region wrote.
+        """Return the bytes of all buffers, to detect later which of them an update region wrote.
 
-        Of those on a GPU torch's count of writes in place is taken: a look at their bytes would wait for the update.
+        For buffers on a GPU this takes torch's count of writes in place: a read of their bytes would wait for the update.
         """
         return self._buffer_bytes(), self._gpu_versions()
 
     def buffers_written(self, before: tuple[bytes, list[int]]) -> list[str]:
-        """Names of the buffers that differ from what `buffer_values` gave."""
+        """Return the names of the buffers that differ from an earlier result of `buffer_values`."""
         data, versions = before
         now, versions_now = self.buffer_values()
         if data == now and versions == versions_now:
@@ -293,12 +293,12 @@ class ProtectedState:
         return written
 
     def stands_of(self, names: Collection[str]) -> dict[str, int]:
-        """What stands for the values of some buffers; of those on a GPU nothing does, which one would have to wait for."""
+        """Return checksums of some buffers by name, without those on a GPU, for which one would have to wait."""
         of_host = [entry for _, _, entry, _ in self._buffer_views if entry.name in names and not entry.on_gpu]
         return {entry.name: self.arena.checksum(entry) for entry in of_host}
 
     def buffers_mark(self, turn: int) -> tuple[int, list[int]]:
-        """What stands for the values of the buffers: of those in the host's memory a small part, another one each turn."""
+        """Return a cheap fingerprint of the buffers: in the host's memory the hash of a small part, another one each turn."""
         if not self._shadow and not self._on_gpu[0]:
             return 0, []
         return self._hash_of_part(self.live_buffers(), turn), self._gpu_versions()
@@ -314,17 +314,17 @@ class ProtectedState:
         return list(map(write_count, map(getattr, *self._on_gpu)))
 
     def copy_buffers(self, names: list[str], source: Arena) -> None:
-        """Take some buffers from a replica's arena."""
+        """Copy some buffers from a replica's arena."""
         for _, _, entry, _ in self._buffer_views:
             if entry.name in names:
                 self.arena.copy_entry(entry, source)
 
     def shadow_is_whole(self, step: int) -> bool:
-        """Did the device get as far as copying the buffers aside for `step`? Else its forward did not begin either."""
+        """Did the device copy the buffers aside for `step`? If not, its forward did not begin either."""
         return not self._gpu_shadow or self.arena.gpu_part.shadow_step == step
 
     def rewind_buffers(self, gpu: bool = True) -> None:
-        """Copy the buffers back from where `save_buffers` put them; `gpu`: those on a GPU too."""
+        """Copy the buffers back from where `save_buffers` put them. `gpu`: also those on a GPU."""
         if self._gpu_shadow and gpu:
             self.arena.gpu_part.rewind_shadow(self._gpu_shadow)
         offset, size = self.arena.volatile
@@ -342,7 +342,7 @@ class ProtectedState:
                 getattr(module, attribute).data = view
 
     def why_not_resized(self, error: BaseException | None) -> str:
-        """Whose memory a failed `resize_` was meant to make larger, and what to do; "" for any other error."""
+        """Tell for a failed `resize_` whose memory it was meant to enlarge, and what to do; "" for any other error."""
         if not isinstance(error, RuntimeError) or "not resizable" not in str(error):
             return ""
         parts = {id(part): part for root in self.modules for part in root.modules()}
@@ -359,7 +359,7 @@ class ProtectedState:
     # -- guard -------------------------------------------------------------------------------------------------------
 
     def check_places(self) -> None:
-        """Raises UsageError when a parameter no longer lies in the arena, where its updates would not outlive the worker."""
+        """Raise UsageError if a parameter no longer lies in the arena: its updates would not outlive the worker."""
         for (name, _, _), (param, view) in zip(self.params, self._views, strict=True):
             memory = self.shards.memory(param)
             if memory.data_ptr() != view.data_ptr() or memory.shape != view.shape:
@@ -370,7 +370,7 @@ class ProtectedState:
                 )
 
     def checksum(self) -> int:
-        """A hash of parameters and optimizer state, to see writes that no hook sees."""
+        """Return a hash of parameters and optimizer state, to detect writes that no hook reports."""
         offset, size = self.arena.committed
         value = native.checksum(self.arena.segment.address + offset, size) if size else 0
         if self.arena.memory is not None:
@@ -379,9 +379,9 @@ class ProtectedState:
         return value
 
     def write_counts(self) -> tuple[list[int], list[int]]:
-        """How often parameters and optimizer state were written in place, each and its part on this rank; and the gradients there are.
+        """Return how often parameters and optimizer state, and their parts on this rank, were written in place; and the same of gradients.
 
-        It tells a write also where it left the values as they were (a clamp that did not bite). Writes through `.data` are counted nowhere.
+        The counts also include a write that changed no value (a clamp that did not bite), but no write through `.data`.
         """
         if self._counted is None or self.looking:
             values = [one for one in self._made.values() if not one.is_inference()]
@@ -393,21 +393,21 @@ class ProtectedState:
         )
 
     def writes_to_params(self) -> list[int]:
-        """How often each was written in place; of shards nothing is said, which their gathering writes too."""
+        """Return how often each parameter was written in place; empty for shards, since gathering writes them too."""
         return [] if self.is_sharded else list(map(write_count, self.tensors))
 
     def stand(self) -> tuple[Any, ...]:
-        """What parameters and optimizer state are now, all of it read: to see that nobody writes them between two moments."""
+        """Read all parameters and optimizer state into a fingerprint, to detect writes between two moments."""
         offset, size = self.arena.committed
         self._read_whole = self.arena.segment.address + offset, size
         return self.checksum(), self._made.stand()
 
     def glance(self, turn: int) -> tuple[Any, ...]:
-        """The same for the price of a few cache lines: a write to most of a tensor shows, and what an optimizer has lost."""
+        """Return a fingerprint that costs a few cache lines: it reveals a write to most of a tensor, or lost optimizer state."""
         return native.sample(*self._read_whole, _PIECES, turn), *map(len, map(_state, self.optimizers))
 
     def weights_aside(self) -> WeightsAside:
-        """A copy of the parameters, for a function that may have others in their place for a while, such as averaged ones."""
+        """Copy the parameters, for a function that may replace them for a while, by averaged ones for example."""
         return WeightsAside([p for p in map(local_of, self.tensors) if p.numel()])
 
     def _hash_of_part(self, zone: tuple[int, int], turn: int) -> int:
@@ -418,7 +418,7 @@ class ProtectedState:
     # -- replicas ----------------------------------------------------------------------------------------------------
 
     def sums_of(self, grads: list[torch.Tensor | None]) -> list[int]:
-        """Of each optimizer, what stands for all gradients that it would apply."""
+        """Return for each optimizer a checksum of all gradients that it would apply."""
         found = {id(param): grad for param, grad in zip(self.tensors, grads, strict=True)}
         each = ([content(found.get(id(param))) for param in params_of(optimizer)] for optimizer in self.optimizers)
         return [zlib.crc32(repr(sums).encode()) for sums in each]
@@ -426,22 +426,22 @@ class ProtectedState:
     # -- gradients ---------------------------------------------------------------------------------------------------
 
     def grads(self) -> list[torch.Tensor | None]:
-        """Of each parameter, or of this rank's part of it."""
+        """Return the gradient of each parameter, or of this rank's part of it."""
         grads: list[Any] = list(map(_grad, self.tensors))
         return locals_of(grads) if self.is_sharded else grads
 
     def alive_now(self, before: list[bool]) -> list[bool]:
-        """Which gradients there are, where `before` is what was last known.
+        """Return which gradients exist. `before`: the last result.
 
-        A script zeroes all of an optimizer or none: a few are looked at, and where they are as before so are the others. All of them are
-        looked at where not, and in each body that the checks look at.
+        A script zeroes all gradients of an optimizer or none: if a few exist as before, so do the others. If not, and in each body that the
+        checks look at, this looks at all of them.
         """
         if before and not self.looking and all([(p.grad is not None) is before[i] for i, p in self.few]):
             return before
         return [grad is not None for grad in map(_grad, self.tensors)]
 
     def set_grads(self, alive: list[bool], values: list[torch.Tensor | None] | None) -> None:
-        """Put gradients back: `values` where accumulation must go on, else None, or zeros where one was alive."""
+        """Put gradients back: `values` where accumulation must go on; otherwise zeros where one existed, None where none did."""
         for i, (_, param, _) in enumerate(self.params):
             if not alive[i]:
                 param.grad = None
@@ -457,7 +457,7 @@ class ProtectedState:
 
 
 def _ignored(module: torch.nn.Module) -> set[str]:
-    """Names (as in named_parameters) that DDP does not synchronize."""
+    """Return the names (as in named_parameters) of parameters that DDP does not synchronize."""
     names = getattr(module, "parameters_to_ignore", None)
     if not names:
         return set()

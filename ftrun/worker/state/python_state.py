@@ -1,4 +1,4 @@
-"""What protect() guards beside tensors: hyperparameters, modes of modules, and the state_dict() of further objects."""
+"""The state that protect() guards beside tensors: hyperparameters, modes of modules, and the state_dict() of further objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ftrun.worker.state.plain_values import GlobalVariables
 from ftrun.worker.state.variables import PREFIX
 from ftrun.worker.torch_compat.torch_private import forget_unscaled
 
-# what DDP remembers of the last forward: after one under no_sync() the next does not broadcast buffers
+# flags of DDP's last forward: after one under no_sync() the next does not broadcast buffers
 _DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")
 _ddp_flags = attrgetter(*_DDP_FLAGS)
 _FIXED = {int, float, bool, str, bytes, type(None)}
@@ -22,7 +22,7 @@ _training, _learns = attrgetter("training"), attrgetter("requires_grad")
 
 
 class PythonState:
-    """Of one rank; `stateful` has more entries once the script calls `job.state`."""
+    """The Python state of one rank; `stateful` gets more entries when the script calls `job.state`."""
 
     def __init__(
         self, modules: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer], stateful: dict[str, Any]
@@ -32,7 +32,7 @@ class PythonState:
         self._stateful = stateful
         self._ask = {name: _asked(thing) for name, thing in stateful.items()}
         self.loose = False  # some optimizer state is no tensor
-        self._packed: dict[str, tuple[Any, bytes]] = {}  # what `capture` packed last, and what that stands for
+        self._packed: dict[str, tuple[Any, bytes]] = {}  # the value that `capture` packed last, and its bytes
         self._parts = [list(module.modules()) for module in modules]
         self._params_of_module = [list(module.parameters()) for module in modules]
         self._learning = [bytes(map(_learns, params)) for params in self._params_of_module]
@@ -45,7 +45,7 @@ class PythonState:
 
     @property
     def variables(self) -> frozenset[str]:
-        """Names of the script's global variables that are kept."""
+        """The names of the script's global variables that are kept."""
         return frozenset[str]().union(*(t.names for t in self._stateful.values() if isinstance(t, GlobalVariables)))
 
     @property
@@ -57,16 +57,16 @@ class PythonState:
         """Guard a further object.
 
         Raises:
-            UsageError: When what it holds cannot be kept.
+            UsageError: If its state cannot be kept.
         """
         serialization.pack(_get_state(thing), f"{name}.state_dict()")
         self._stateful[name] = thing
         self._ask[name] = _asked(thing)
 
     def capture(self) -> dict[str, bytes]:
-        """Hyperparameters and non-tensor optimizer state, and state_dict() of every further object, each packed.
+        """Pack hyperparameters, non-tensor optimizer state, modes of modules, and the state_dict() of every further object.
 
-        In most steps most of it is as it was: that is found by one comparison each, and what was packed last is given again.
+        In most steps most of it is unchanged: one comparison each detects that, and the last bytes are returned again.
         """
         state: dict[str, bytes] = {}
         for i, optimizer in enumerate(self._optimizers):
@@ -102,7 +102,7 @@ class PythonState:
         return state
 
     def _of_optimizer(self, i: int) -> tuple[Any, bytes]:
-        """Its groups, to be compared with those of later steps, and packed; what can change unseen is equal to nothing."""
+        """Return an optimizer's groups, for comparison in later steps, and their bytes; None for groups that can change unnoticed."""
         optimizer, name = self._optimizers[i], f"optimizer.{i}"
         packed = serialization.pack([_groups(optimizer), self._loose_state(optimizer)], f"optimizer {i}")
         fixed = all(_is_fixed(v) for group in optimizer.param_groups for k, v in group.items() if k != "params")
@@ -110,29 +110,29 @@ class PythonState:
         return self._packed[name]
 
     def look_again(self) -> None:
-        """Look which parameters learn: that is not done in every step."""
+        """Look again which parameters learn, which `capture` does not."""
         self._learning = [bytes(map(_learns, params)) for params in self._params_of_module]
 
     def is_alike(self, key: str) -> bool:
-        """Does an update change this piece of what `capture` gives in the same way on every replica, whatever the script is?"""
+        """Does an update change this piece of `capture`'s result in the same way on every replica, whatever the script is?"""
         kind, _, number = key.partition(".")
         if kind in ("optimizer", "ddp") and number:
             return True
         if kind == "module" and number:
             return not self._with_extra[int(number)]
         thing = self._stateful.get(key)  # a replacement's script may give it later, by job.state
-        by_metric = isinstance(thing, torch.optim.lr_scheduler.ReduceLROnPlateau)  # which may be one rank's
+        by_metric = isinstance(thing, torch.optim.lr_scheduler.ReduceLROnPlateau)  # its metric may differ by rank
         return isinstance(thing, torch.optim.lr_scheduler.LRScheduler | torch.amp.GradScaler) and not by_metric
 
     def hyperparameters(self) -> Iterator[bytes]:
-        """Of each optimizer, packed: replicas use the same."""
+        """Yield each optimizer's hyperparameters, packed; they are equal on replicas."""
         for i, optimizer in enumerate(self._optimizers):
             yield serialization.pack(_groups(optimizer), f"optimizer {i}")
 
     def apply(self, packed: dict[str, bytes], in_call: bool = False) -> None:
-        """Put back what `capture` gave. `in_call`: an object that holds it already is left alone.
+        """Put back a result of `capture`. `in_call`: do not touch an object that holds its state already.
 
-        The script may be about to use it there, as in `found.values.append(job.call(evaluate))`: the list was looked up before.
+        The script may be about to use it, as in `found.values.append(job.call(evaluate))`: Python looked the list up before the call.
         """
         state = {name: serialization.decode(data) for name, data in packed.items() if not name.startswith(PREFIX)}
         for i, optimizer in enumerate(self._optimizers):
@@ -159,7 +159,7 @@ class PythonState:
                 _set_state(thing, state[name])
 
     def _extra(self, i: int) -> dict[str, Any]:
-        """What modules say themselves that they hold beside tensors."""
+        """Return the extra state of modules that define `get_extra_state`."""
         return {str(n): part.get_extra_state() for n, part in self._with_extra[i]} if self._with_extra[i] else {}
 
     def _set_module_state(self, i: int, saved: list[Any]) -> None:
@@ -184,13 +184,13 @@ class PythonState:
 
 
 def _is_fixed(value: Any) -> bool:
-    """Does a value that is equal to this one, which is shared with its owner, hold the same?"""
+    """Is it immutable, so that an equal value has the same content?"""
     kinds = {type(one) for one in value} if type(value) is tuple else {type(value)}
     return kinds <= _FIXED
 
 
 def params_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
-    """Its parameters, group by group."""
+    """Yield an optimizer's parameters, group by group."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
@@ -200,7 +200,7 @@ def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _asked(thing: Any) -> Callable[[], Any]:
-    """What gives its state when it is called."""
+    """Return the function that returns an object's state."""
     ask: Callable[[], Any] = thing.get_state if isinstance(thing, torch.Generator) else thing.state_dict
     return ask
 

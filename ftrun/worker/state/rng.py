@@ -1,8 +1,8 @@
 """The random streams of a worker: Python's, numpy's (when loaded), torch's on the CPU and on every used CUDA device.
 
-Each state is asked of its library and put back there, by the public functions. Equal states compare equal. A step reads the streams
-three times, so they are read in the cheapest public way and kept as bytes: numpy's generator is compared by the words that its
-`ctypes` interface shows, and asked for its state only when those changed or a normal that it drew ahead may have been taken.
+Public functions of each library read its state and put it back. Equal states compare equal. A step reads the streams three times, so
+this module reads them in the cheapest public way and keeps them as bytes: it compares numpy's generator by the words behind its
+`ctypes` interface, and asks for the state only if those changed, or if a normal that numpy drew ahead may have been taken.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ import torch
 
 from ftrun.worker.state import serialization
 
-State = dict[str, Any]  # plain values: what a slot keeps of the streams
+State = dict[str, Any]  # plain values, for a slot
 
 _PYTHON = struct.Struct("<625I")  # the Mersenne Twister's words and its position
-_MT19937_BYTES = 625 * 4  # of numpy's: words and position
+_MT19937_BYTES = 625 * 4  # words and position of numpy's Mersenne Twister
 
 _devices: list[int] = []  # GPUs whose streams are kept, the one that holds the model first
 
 
 def use_device(ordinal: int) -> None:
-    """The model is on this GPU: keep its random stream, whatever number the device has in the process that takes over."""
+    """Keep the random stream of the model's GPU, whatever number the device has in the process that takes over."""
     _devices[:] = [ordinal]
 
 
 def _cuda_devices() -> list[int]:
-    """The model's device, and others on which this process has made a context to draw on."""
+    """Return the model's device, and others that were current when the streams were read."""
     current = int(torch.cuda.current_device())
     if current not in _devices:
         _devices.append(current)
     return _devices
 
 
-_FEW = 32  # words of Python's generator
+_FEW = 32  # words of Python's generator that are compared
 
 
 class _Streams:
-    """Those of this process, and what the ones that are dear to read and to pack were like when they were read last."""
+    """The streams of this process, with the last state of those that are expensive to read and to pack."""
 
     def __init__(self) -> None:
         self._python: tuple[Any, ...] = ()
@@ -51,13 +51,13 @@ class _Streams:
         self._words = b""
         self._numpy_packed = b""
         self.ahead = (
-            True  # in numpy a normal was drawn ahead, or its state was set: it can be another one at the same words
+            True  # numpy drew a normal ahead, or its state was set: the state may differ while the words are equal
         )
 
     def capture(self) -> State:
-        """A copy of every stream's state."""
+        """Return a copy of every stream's state."""
         _, words, ahead = random.getstate()
-        # a draw moves the position, and past the last word all of them are made anew: the first ones stand for the others
+        # a draw moves the position, and after the last word all words are renewed: it is enough to compare the first ones
         seen = words[-1], words[:_FEW]
         if seen != self._python:
             self._python, self._python_packed = seen, _PYTHON.pack(*words)

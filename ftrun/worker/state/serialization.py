@@ -1,7 +1,7 @@
-"""Nested Python values as bytes and back, without pickle: scalars, lists, tuples, dicts, bytes, tensors, arrays.
+"""Convert nested Python values to bytes and back, without pickle: scalars, lists, tuples, dicts, bytes, tensors, arrays.
 
-Values are copied deeply: what comes out shares no memory with what went in. Plain values take a fast way (marshal, which
-runs no code and knows no classes; written and read by the same interpreter); those with tensors or arrays take JSON with
+Values are copied deeply: the result shares no memory with the input. Plain values take a fast way (marshal, which
+runs no code and knows no classes; one interpreter writes and reads it); values with tensors or arrays take JSON with
 blobs. Equal values give equal bytes.
 """
 
@@ -22,17 +22,17 @@ from ftrun.worker.torch_compat.torch_private import parts_of_sparse
 
 _HEAD = struct.Struct("<QQ")  # length of the JSON part (or _PLAIN), number of blobs (or bytes)
 _PLAIN = (1 << 64) - 1
-_ALIGN = 16  # of the first blob
+_ALIGN = 16  # alignment of the first blob, bytes
 _ATOMS = frozenset((int, bool, str, float, bytes, type(None)))
 _KEYS = frozenset((int, str))
 _MARSHAL_VERSION = 2  # later ones write back-references, whose bytes depend on reference counts
 
 
 def encode(value: Any, name: str) -> list[bytes | memoryview]:
-    """Pieces whose concatenation `decode` reads.
+    """Return pieces whose concatenation `decode` reads.
 
     Raises:
-        UsageError: Naming the key that cannot be kept.
+        UsageError: If a value cannot be kept; the message names its key.
     """
     if _is_plain(value):
         return [plain(value)]
@@ -44,13 +44,13 @@ def encode(value: Any, name: str) -> list[bytes | memoryview]:
 
 
 def plain(value: Any) -> bytes:
-    """`pack` for values known to be plain: exact bool, int, float, str, bytes, None in lists, tuples and dicts."""
+    """Pack values that are known to be plain: exact bool, int, float, str, bytes, None in lists, tuples and dicts."""
     data = marshal.dumps(value, _MARSHAL_VERSION)
     return _HEAD.pack(_PLAIN, len(data)) + data
 
 
 def _is_plain(value: Any) -> bool:
-    # marshal alone does not tell: it takes an array for bytes. Without recursion: a step packs a few of these
+    # marshal would accept an array as bytes. No recursion, for speed: a step packs a few of these
     left = [value]
     while left:
         one = left.pop()
@@ -72,12 +72,12 @@ def takes(tensor: torch.Tensor) -> bool:
 
 
 def pack(value: Any, name: str) -> bytes:
-    """`encode` in one piece."""
+    """Encode a value as one piece of bytes; see `encode`."""
     return b"".join(encode(value, name))
 
 
 def decode(data: memoryview | bytes) -> Any:
-    """Inverse of `encode`; every tensor and array is a fresh copy."""
+    """Decode the bytes of `encode`; every tensor and array is a fresh copy."""
     data = memoryview(data)
     tree_length, count = _HEAD.unpack_from(data, 0)
     if tree_length == _PLAIN:
@@ -94,7 +94,7 @@ def decode(data: memoryview | bytes) -> Any:
 
 
 def _bytes_of(flat: torch.Tensor) -> memoryview:
-    """Not copied, and not by numpy(), which would fix the size of the script's memory: no tensor over it could be resized any more."""
+    """View a tensor's bytes without a copy, and without numpy(), which would fix the size of the script's memory against `resize_`."""
     found = (ctypes.c_ubyte * flat.numel()).from_address(flat.data_ptr())
     found.holds = flat  # the view holds this, and this the memory
     return memoryview(found).cast("B")
@@ -161,7 +161,7 @@ def _key(key: Any, name: str) -> Any:
 
 
 def _shown(name: str) -> str:
-    """The name as the script knows it: a keyword of protect() and the keys under it."""
+    """Return the name as the script knows it: a keyword of protect() and the keys under it."""
     return name.removeprefix("protect().py.")
 
 

@@ -1,7 +1,7 @@
 """Sharded parameters and optimizer state: which memory is a rank's part of them, and which other ranks hold the same part.
 
-A DTensor is kept by its part on this rank. FSDP2 gathers a parameter from a flat tensor that is padded to the same length on every
-rank, so that is what is kept of one. What no part says, the mesh and how it is laid over it, stands in the manifest.
+The arena holds a DTensor's part on this rank. FSDP2 gathers a parameter from a flat tensor that is padded to the same length on every
+rank, so the arena holds that tensor. The manifest records the mesh and the placements.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ftrun.core.errors import UsageError
 from ftrun.worker.torch_compat import sharded_private
 from ftrun.worker.torch_compat.sharded_private import local_of, set_local
 
-_SAME = "as its parameter"  # how optimizer state is spread, most of the time
+_SAME = "as its parameter"  # the usual spread of optimizer state
 
 
 def is_spread(tensor: Any) -> bool:
-    """Is that a DTensor?"""
+    """Is it a DTensor?"""
     kind = sharded_private.dtensor_class()
     return kind is not None and isinstance(tensor, kind)
 
 
 class Shards:
-    """What FSDP2 holds of some modules. A model without it has none, and its parameters are kept as they are."""
+    """FSDP2's records of some modules. A model without FSDP2 has none, and its parameters are kept as they are."""
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
         self.states = [state for module in modules for state in sharded_private.fsdp_states(module)]
@@ -32,12 +32,12 @@ class Shards:
         self._records = {id(param): record for param, record in sharded_private.fsdp_params(self.states)}
 
     def memory(self, param: torch.Tensor) -> torch.Tensor:
-        """The tensor on this rank that all of a parameter's values are in."""
+        """Return the tensor that holds all of a parameter's values on this rank."""
         record = self._records.get(id(param))
         return local_of(param) if record is None else sharded_private.padded_memory(record)
 
     def point(self, param: torch.nn.Parameter, view: torch.Tensor) -> None:
-        """Let a parameter lie in `view`, which is shaped as its `memory`."""
+        """Let a parameter lie in `view`, which has the shape of its `memory`."""
         record = self._records.get(id(param))
         if record is not None:
             sharded_private.point_shard(record, view)
@@ -48,7 +48,7 @@ class Shards:
 
 
 def holders(param: Any) -> frozenset[int]:
-    """Global ranks that hold the same part of a DTensor as this one, by its placements on its mesh; none for another tensor."""
+    """Return the global ranks that hold the same part of a DTensor as this one, by its placements; none for another tensor."""
     if not is_spread(param):
         return frozenset()
     mesh, here = param.device_mesh, param.device_mesh.get_coordinate()
@@ -62,17 +62,17 @@ def holders(param: Any) -> frozenset[int]:
 
 
 def spread_of(param: Any) -> list[Any] | None:
-    """For the manifest, how a parameter is spread: placements, shape of the whole, and the mesh's shape; None for what is not."""
+    """Return for the manifest a DTensor's placements, whole shape, and mesh shape; None for another tensor."""
     if not is_spread(param):
         return None
     return [[str(p) for p in param.placements], list(param.shape), list(param.device_mesh.shape)]
 
 
 def spread_of_state(value: Any, param: Any, name: str) -> list[Any] | None:
-    """The same for optimizer state of `param`, so that `spread` can make it again.
+    """Return the same for optimizer state of `param`, so that `spread` can make it again.
 
     Raises:
-        UsageError
+        UsageError: If ftrun cannot keep a state that is spread this way.
     """
     if not is_spread(value):
         return None
@@ -87,7 +87,7 @@ def spread_of_state(value: Any, param: Any, name: str) -> list[Any] | None:
 
 
 def spread(view: torch.Tensor, said: list[Any] | None, param: Any) -> torch.Tensor:
-    """Optimizer state of `param` over its part `view`, as `spread_of_state` has said; the part itself where that was nothing."""
+    """Make optimizer state of `param` over its part `view`, from the result of `spread_of_state`; for None return the part itself."""
     if said is None:
         return view
     how, shape, stride = said
@@ -95,7 +95,7 @@ def spread(view: torch.Tensor, said: list[Any] | None, param: Any) -> torch.Tens
 
 
 def empty(said: list[Any], param: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Room for such state, which `spread_of_state` may have said in another world, laid out over this one."""
+    """Allocate such state over this world; `spread_of_state` may have run in another world."""
     from torch.distributed import tensor
 
     how, shape, _ = said
@@ -107,7 +107,7 @@ def empty(said: list[Any], param: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def like(part: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """A gradient of `param` whose part on this rank is `part`."""
+    """Make a gradient of `param` whose part on this rank is `part`."""
     return _over(part, param, param.placements, param.shape, param.stride()) if is_spread(param) else part
 
 

@@ -1,7 +1,7 @@
-"""What shows that a value changed of which there is no copy: how far an iterator or a file is, and a digest of what is too large.
+"""Detect changes of values without a copy, by a sign: the position of an iterator or a file, or a digest of a large value.
 
-It goes down into containers and objects of the script, and not into those of libraries, unless they have a state_dict(). No code of
-the script is run but that, and its own part of Python's copy protocol.
+The digest covers containers and objects of the script, but no objects of libraries, unless they have a state_dict(). The only code of
+the script that runs is its state_dict(), and its own part of Python's copy protocol.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ftrun.worker.torch_compat.frames_private import locals_of
 from ftrun.worker.torch_compat.sharded_private import local_of
 from ftrun.worker.torch_compat.torch_private import writes_to
 
-_LARGEST = 256 << 20  # bytes; what is larger is a data set, most likely, and its numbers are not read
+_LARGEST = 256 << 20  # bytes; a larger value is most likely a data set, and its numbers are not read
 _UNKNOWN = object()
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 _MANY, _FEW = 20_000, 100
@@ -39,21 +39,26 @@ _BY_PROTOCOL = (type, types.FunctionType, types.BuiltinFunctionType, types.Metho
 
 
 def sign_of(value: Any, known: Mapping[int, str], memory: GuardedMemory | None, across: bool = False) -> bytes | None:
-    """Equal as long as the value is, as far as can be seen, in one process. None where nothing can be seen.
+    """Return a sign that stays equal, within one process, as long as the value appears unchanged; None if nothing can be read.
 
-    What does not say how far it is gives another one each time. `known`, `memory`: as of `copies.copied`. `across`: it is compared with
-    that of another process, so what cannot be compared there is no part of it.
+    An iterator that does not tell its position gives another sign each time.
+
+    Args:
+        value: Any value of the script.
+        known: As for `copies.copied`.
+        memory: As for `copies.copied`.
+        across: The sign is for comparison with another process's, so it leaves out whatever differs between processes.
     """
     file = _Digesting()
     try:
         _Signer(file, known, memory, across).dump(_ends(value))
-    except Exception:  # too large, or the script's own code: what it cannot say is not looked at
+    except Exception:  # too large, or raised by the script's own code
         return None
     return file.digest.digest()
 
 
 def _ends(value: Any) -> Any:
-    """Of a container with very many elements those at its ends, and how many there are: a whole one costs a loop its time."""
+    """Return a huge container's length and the elements at its ends, since all of it would take too long; other values as they are."""
     if not isinstance(value, list | tuple | dict | collections.deque | set | frozenset) or len(value) <= _MANY:
         return value
     if isinstance(value, set | frozenset):
@@ -78,7 +83,7 @@ class _Digesting(io.RawIOBase):
 
 
 class _Sign:
-    """Stands for a thing: what is given is all that counts."""
+    """Stands for an object in the digest; only the arguments count."""
 
     def __init__(self, *seen: Any) -> None: ...
 
@@ -87,7 +92,7 @@ class _Signer(Copier):
     def __init__(self, file: Any, known: Mapping[int, str], memory: GuardedMemory | None, across: bool) -> None:
         super().__init__(file, known, memory)
         self._across = across
-        self._held: list[Any] = []  # the memo goes by ids
+        self._held: list[Any] = []  # keeps objects alive, since the memo goes by ids
 
     def reducer_override(self, thing: Any) -> Any:
         if id(thing) in self.known:
@@ -103,7 +108,7 @@ class _Signer(Copier):
         return _Sign, (type(thing).__qualname__, *seen)
 
     def _seen(self, thing: Any) -> tuple[Any, ...] | None:
-        """What counts of a thing; None = what the copy protocol gives."""
+        """Return the parts of an object that count; None = take what the copy protocol gives."""
         if isinstance(thing, Iterator | io.IOBase):
             place = _place(thing)
             return ("" if place is _UNKNOWN and self._across else os.urandom(16) if place is _UNKNOWN else place,)
@@ -135,7 +140,7 @@ def _is_of_python(kind: type) -> bool:
 
 
 def _place(iterator: Any) -> Any:
-    """How far an iterator is, `_UNKNOWN` of one that does not say."""
+    """Return an iterator's position; `_UNKNOWN` if it does not tell."""
     if isinstance(iterator, io.IOBase):
         return _place_in_file(iterator)
     if inspect.isgenerator(iterator):
@@ -150,29 +155,29 @@ def _place(iterator: Any) -> Any:
 
 
 def _place_in_file(file: io.IOBase) -> Any:
-    """Of one that is read, and only read: what a loop writes is a log, most likely."""
+    """Return the position in a file that is open for reading only; None for a file that is written, most likely a log."""
     if file.closed or file.writable() or not file.readable() or not file.seekable():
         return None
     try:
         return file.tell()
-    except OSError:  # of text, between two lines of an iteration
+    except OSError:  # a text file, between two lines of an iteration
         return _UNKNOWN
 
 
 def _own_attributes(module: torch.nn.Module) -> dict[str, Any]:
-    """Those that not every module has."""
+    """Return the attributes that not every module has."""
     return {name: value for name, value in vars(module).items() if name not in _OF_MODULES}
 
 
 def hooks_on(module: torch.nn.Module) -> int:
-    """How many the script has hung on it."""
+    """Return how many hooks the script has registered on a module."""
     tables = [table for name, table in vars(module).items() if table and name.endswith("_hooks")]
     codes = [getattr(hook, "__code__", None) for table in tables for hook in table.values()]
     return sum(code is None or not code.co_filename.startswith(OWN_FILES) for code in codes)
 
 
 def has_state_dict(value: Any) -> bool:
-    """Asked of its class first: an object may answer for any name, and some raise what is no AttributeError."""
+    """Has it a state_dict? Asks its class first: an object may answer to any name, and some raise other errors than AttributeError."""
     try:
         return hasattr(type(value), "state_dict") or hasattr(value, "state_dict")
     except Exception:

@@ -1,7 +1,7 @@
-"""Where a script has its values: in local variables of the functions on the stack, globals, attributes, closures.
+"""Find the spaces that hold a script's values: local variables of the functions on the stack, globals, attributes, closures.
 
-Each such space has a name that is the same in every process of the run that is at the same place of the script, so what was found in
-one can be put into another. Found are the spaces that the loop can reach when it begins: what it makes later lies in one of them.
+A space has the same name in every process of the run that is at the same place of the script, so values of one process can be put
+into another. The search finds the spaces that the loop can reach when it begins; objects that it makes later lie in one of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader
 from ftrun.worker.link.callers import is_script, module_of
 from ftrun.worker.torch_compat.frames_private import bind_local, has_own_locals, locals_of
 
-_MANY = 20_000  # spaces
-_FEW = 200  # elements of a container that is searched for objects
+_MANY = 20_000  # spaces, at most
+_FEW = 200  # elements of a container that is searched for objects, at most
 _BAGS = (types.SimpleNamespace, argparse.Namespace)  # objects of a library that hold what the script puts there
 _ABSENT = object()
 _DEFAULTS = "(defaults)"
@@ -37,9 +37,9 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """`key` names it, `shown` begins the names of what lies here as a person reads them.
+    """A space. `key` is its name; messages display `shown` before the names of its values.
 
-    `owner`: whose attributes these are. `raw`: a dict that has them, and maybe more, for whoever looks often. `frame`: of locals.
+    `owner`: the object whose attributes these are. `raw`: a dict of the values, and maybe more, for frequent looks. `frame`: of locals.
     """
 
     key: str
@@ -54,7 +54,7 @@ class Space:
 
 
 def script_modules() -> list[tuple[str, ModuleType]]:
-    """Modules of the script's own that it has imported, none that a compiler made (Inductor's)."""
+    """Return the script's own modules that it has imported, without those that a compiler (Inductor) made."""
     found = []
     for name, module in list(sys.modules.items()):
         file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
@@ -65,19 +65,19 @@ def script_modules() -> list[tuple[str, ModuleType]]:
 
 
 def module_prefix(space: dict[str, Any]) -> str:
-    """What names of a module's global variables begin with; those of the program itself with nothing."""
+    """Return the prefix for names of a module's global variables; "" for the program itself."""
     name = space.get("__name__", "?")
     return "" if name == "__main__" else f"{name}."
 
 
 def of_the_script(kind: type) -> bool:
-    """Is that class defined in a file of the script's?"""
+    """Is the class defined in a file of the script?"""
     file = getattr(sys.modules.get(module_of(kind)), "__file__", None)
     return file is not None and is_script(file)
 
 
 def is_open(thing: Any) -> bool:
-    """Is that an object whose attributes the script writes?"""
+    """Is it an object whose attributes the script writes?"""
     kind = type(thing)
     return isinstance(thing, _BAGS) or module_of(kind).startswith("torch.utils.data") or of_the_script(kind)
 
@@ -89,14 +89,14 @@ def found(
     counts: Callable[[Space, str], bool],
     admits: Callable[[Space], bool],
 ) -> list[Space]:
-    """All spaces, each once.
+    """Return all spaces, each once.
 
     Args:
-        frames: Those of the script that the loop is in, the innermost first.
-        modules: The protected ones: what they hold beside tensors and parts.
-        passed_over: Is that thing not to be looked into?
-        counts: Is what a name of a space is bound to looked into?
-        admits: Is that a space? What is none may be found at another place.
+        frames: The script's frames around the loop, the innermost first.
+        modules: The protected modules, whose attributes beside tensors and submodules are spaces.
+        passed_over: Must the search not enter that object?
+        counts: Does the search enter the value of that name of a space?
+        admits: Is that a space? If not, the search may find its object at another place.
     """
     walk = _Search(passed_over, counts, admits)
     depth: collections.Counter[str] = collections.Counter()
@@ -112,7 +112,7 @@ def found(
         walk.add(_of_dict(f"global {prefix}", prefix, space), id(space))
     for number, root in enumerate(modules):
         for name, part in root.named_modules():
-            own = type(part).get_extra_state is not torch.nn.Module.get_extra_state  # it says itself what it holds
+            own = type(part).get_extra_state is not torch.nn.Module.get_extra_state  # it returns its state itself
             if not own and not isinstance(part, DistributedDataParallel):
                 walk.add(_of_part(f"model {number}.{name}.", part), id(part))
     return walk.all()
@@ -126,9 +126,9 @@ class _Search:
         self._counts = counts
         self._admits = admits
         self._spaces: list[Space] = []
-        self._root = ""  # of what is found now
+        self._root = ""  # root of the spaces that are added now
         self._seen: set[int] = set()
-        self._keys: set[str] = set()  # the first of a name counts: the innermost frame's
+        self._keys: set[str] = set()  # the first space of a name counts: the innermost frame's
 
     def add(self, space: Space, mark: int) -> None:
         if mark not in self._seen and space.key not in self._keys and len(self._spaces) < _MANY:
@@ -147,7 +147,7 @@ class _Search:
         return self._spaces
 
     def _look(self, key: str, shown: str, value: Any) -> None:
-        if isinstance(value, DataLoader):  # that is iterated by the job, maybe, which keeps all of it but this
+        if isinstance(value, DataLoader):  # the job may iterate it, and then keeps all of it but the data set
             self._look(f"{key}.dataset", f"{shown}.dataset", value.dataset)
         if (
             type(value) in (int, float, str, bool, type(None))
@@ -191,7 +191,7 @@ def _of_frame(frame: FrameType, count: int) -> Space:
 
 
 def _of_object(key: str, thing: Any, shown: str = "") -> Space:
-    """Attributes of an object or a class."""
+    """Make a space of the attributes of an object or a class."""
     if isinstance(thing, type):
         return Space(key, shown, lambda: _of_class(thing), lambda name, value: setattr(thing, name, value), thing)
     if isinstance(thing, DataLoader):
@@ -217,7 +217,7 @@ def _of_object(key: str, thing: Any, shown: str = "") -> Space:
 
 
 def _of_class(kind: type) -> dict[str, Any]:
-    """Its attributes without what every class statement makes."""
+    """Return the attributes of a class without methods, properties and others that every class statement makes."""
     leave = (
         types.FunctionType,
         staticmethod,
@@ -234,7 +234,7 @@ def _of_class(kind: type) -> dict[str, Any]:
 
 
 def _of_part(key: str, module: torch.nn.Module) -> Space:
-    """What a protected module has beside its tensors and its parts."""
+    """Make a space of a protected module's attributes beside its tensors and submodules."""
 
     def read() -> dict[str, Any]:
         return {name: value for name, value in vars(module).items() if name not in _OF_MODULES}
@@ -243,7 +243,7 @@ def _of_part(key: str, module: torch.nn.Module) -> Space:
 
 
 def _of_function(key: str, function: types.FunctionType, shown: str) -> Space:
-    """What it closes over, its defaults, and what was hung on it."""
+    """Make a space of a function's closure, its defaults and its attributes."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
     def read() -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _of_function(key: str, function: types.FunctionType, shown: str) -> Space:
         else:
             vars(function)[name] = value
 
-    # a variable that it closes over is that of the function around it
+    # a variable of its closure belongs to the enclosing function
     return Space(key, "" if cells else shown, read, bind, function)
 
 
@@ -270,7 +270,7 @@ def _of_context(key: str, variable: contextvars.ContextVar[Any], shown: str) -> 
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
-    """Those that a call may change: lists, and the like."""
+    """Return a function's defaults if a call may change one, as it may a list."""
     both = function.__defaults__, function.__kwdefaults__
     values = [*(both[0] or ()), *(both[1] or {}).values()]
     return {} if all(value is None or isinstance(value, int | float | str) for value in values) else {_DEFAULTS: both}
@@ -280,5 +280,5 @@ def _filled(cells: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, cell in cells.items():
         try:
             yield name, cell.cell_contents
-        except ValueError:  # nothing was assigned yet
+        except ValueError:  # the variable is unassigned
             continue

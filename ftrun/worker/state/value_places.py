@@ -1,4 +1,4 @@
-"""Where the values of a script lie that a loop is in: names in its frames, its modules, and the objects that these lead to."""
+"""Find the places of a script's values around a loop: names in its frames, its modules, and the objects that these lead to."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ftrun.worker.torch_compat.frames_private import has_own_locals
 
 
 class ValuePlaces:
-    """Of one rank.
+    """The places of one rank's values.
 
     Args:
-        modules: The protected ones.
-        known: Name -> thing of what the job keeps itself: it is bound, and not copied.
-        ignored: Names, and things, that are to stay out.
-        only: Names, of variables or `self.meters`, that alone count; None = all.
+        modules: The protected modules.
+        known: Name -> object that the job keeps itself: names are bound to it, and it is not copied.
+        ignored: Names and objects to leave out.
+        only: The names, such as `x` or `self.meters`, that count; None = all.
 
     Attributes:
-        frames: Those of the script that the loop is in, the innermost first; none outside of loops.
-        spaces: What was found from there.
-        roots: Frames and modules that spaces were found from so far.
+        frames: The script's frames around the loop, the innermost first; none outside of loops.
+        spaces: The spaces that the search found from there.
+        roots: Frames and modules from which a search has found spaces so far.
         carried: Names that loops on the stack carry from one iteration to the next.
-        by_id: id -> name, of what is bound and not copied.
-        whole: Where the loop binds one object after the other: what such a one holds is a part of it.
+        by_id: id -> name of each object that is bound and not copied.
+        whole: Places to which the loop binds one object after the other; such an object is copied together with its attributes.
         iterated: ids of loaders and samplers that are kept with the place in the data.
     """
 
@@ -52,12 +52,12 @@ class ValuePlaces:
         self.carried: frozenset[str] = frozenset()
         self.spaces: list[Space] = []
         self.roots: set[str] = set()
-        self._there: set[str] = set()  # keys of the spaces that were there when their root was seen first
+        self._there: set[str] = set()  # keys of the spaces that existed when a search first met their root
         self.by_id: dict[int, str] = {}
         self.whole: set[str] = set()
 
     def come(self) -> bool:
-        """Take the frames of the script that this is called in. Are they others than before?"""
+        """Take the script's frames around this call. Return whether they are others than before."""
         frames = script_frames()
         if [*map(id, frames)] == [*map(id, self.frames)]:
             return False
@@ -68,7 +68,7 @@ class ValuePlaces:
         return True
 
     def _fresh_names(self) -> tuple[str, frozenset[str]]:
-        """Key of the space of the innermost function or module, and the names there that its loop makes anew."""
+        """Return the key of the innermost function's or module's space, and the names there that its loop makes anew."""
         if not self.frames:
             return "", frozenset()
         frame = self.frames[0]
@@ -76,11 +76,11 @@ class ValuePlaces:
         return key, made_anew(frame)
 
     def leave(self) -> None:
-        """The frames may end."""
+        """Drop frames and spaces, so that the frames may end."""
         self.frames, self.spaces = [], []
 
     def find(self) -> None:
-        """Look for all spaces."""
+        """Search for all spaces."""
         self.spaces = spaces.found(self.frames, self._modules, self.is_passed_over, self.counts, self._is_one)
         self._there |= {space.key for space in self.spaces}
         self.roots |= {space.root for space in self.spaces}
@@ -90,26 +90,26 @@ class ValuePlaces:
                 self.by_id.setdefault(id(space.owner), _at(space))
 
     def _is_one(self, space: Space) -> bool:
-        """What the loop makes later is a part of what was there: a replacement has no place for it."""
+        """Did the space exist from the first? An object that the loop makes later is a part of another: a replacement lacks its place."""
         if is_under(space.key, self.whole):
             return False
         return space.root not in self.roots or space.key in self._there
 
     def is_passed_over(self, thing: Any) -> bool:
-        if isinstance(thing, list | tuple | dict):  # one that is iterated is a value as well
+        if isinstance(thing, list | tuple | dict):  # it is a value even if it is iterated
             return id(thing) in self._passed_over
         known = id(thing) in self._passed_over or id(thing) in self.iterated
         return known or module_of(type(thing)).startswith("ftrun.")
 
     def values(self) -> Iterator[tuple[Named, Any]]:
-        """Each place with its value."""
+        """Yield each place with its value."""
         for space in self.spaces:
             for name, value in list(space.read().items()):
                 if self.counts(space, name):
                     yield Named(space, name), value
 
     def counts(self, space: Space, name: str) -> bool:
-        """Is that name of a space a place?"""
+        """Is that name of a space a place of values?"""
         if name[:2] == "__" or name[:1] in ".@" or space.shown + name in self._ignored:
             return False
         if self.only is not None:
@@ -117,15 +117,15 @@ class ValuePlaces:
         return space.key != self._fresh[0] or name not in self._fresh[1]
 
     def things(self) -> dict[str, Any]:
-        """Name -> thing, of those in `by_id`."""
+        """Return name -> object for the objects in `by_id`."""
         return {**self._given, **{_at(space): space.owner for space in self.spaces if space.owner is not None}}
 
 
 def _at(space: Space) -> str:
-    """Name of the object whose attributes lie there."""
+    """Return the name of the object whose attributes lie in a space."""
     return f"at {space.key}"
 
 
 def is_under(name: str, holders: Iterable[str]) -> bool:
-    """Is that one of the holders, or a part of one?"""
+    """Is that name one of `holders`, or a part of one?"""
     return any(name == one or name.startswith((f"{one}.", f"{one}[")) for one in holders)

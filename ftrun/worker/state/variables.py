@@ -1,10 +1,10 @@
-"""What the loop of a script changes is kept with the step, without a word in the script.
+"""Keep the values that a script's loop changes with the step, without a declaration in the script.
 
-A value that has changed since the loop began, or that the loop is seen to carry from one iteration to the next, is copied into every
-slot from then on, and put back in place in a replacement and in a survivor that does the step again. Which ones that are is looked for
-as a whole in the bodies that are looked at; in between each name that is bound to another thing is found by one comparison of
-identities. What never changed is the replacement's own: its script makes it. What cannot be kept (an iterator, a file, what is too
-large) is for the search for what was left out to name.
+Once a value has changed since the loop began, or the source shows that the loop carries it from one iteration to the next, every
+slot gets a copy, which is put back in place in a replacement and in a survivor that does the step again. In the bodies that are looked
+at, `Variables.look` compares all values; in between, one comparison of identities detects each name that is bound to another object.
+A replacement's script makes the values that never changed. `Variables.not_kept` returns those that cannot be kept (an iterator, a
+file, a value that is too large).
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from ftrun.worker.state.spaces import Space
 from ftrun.worker.state.value_places import ValuePlaces, is_under
 from ftrun.worker.torch_compat.frames_private import dict_of_locals
 
-PREFIX = "variable "  # of a name among what slots keep of the Python state
-WHOLE = PREFIX + "whole"  # of which objects there are copies, and not of what they hold
+PREFIX = "variable "  # begins the name of a variable in the Python state of a slot
+WHOLE = PREFIX + "whole"  # names the places in `ValuePlaces.whole`
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _NEW = object()
 _BESIDE = "\n"  # between names that are kept together
-# what is at its place in every process, and holds nothing that a loop changes
+# kinds of objects that are at their place in every process, and hold nothing that a loop changes
 _HARMLESS = frozenset(
     "function builtin_function_or_method builtin_method method type module code lock RLock _thread.lock object weakref ReferenceType "
     "DataLoader ProcessGroup SwapGroup DeviceMesh Thread Condition StreamHandler FileHandler Stream frame".split()
 )
 
 
-_TURN = 24  # spaces whose names are looked at in each step, beside those of the loop's own functions and modules
+_TURN = 24  # spaces whose names each step compares, beside those of the loop's own functions and modules
 
 
 class Variables:
-    """Of one rank.
+    """The variables of one rank.
 
     Args:
-        modules: The protected ones.
-        known: Name -> thing of what the job keeps itself: it is bound, and not copied.
-        ignored: Names, and things, that are to stay out.
-        only: Names, of variables or `self.meters`, that alone are kept; None = all.
-        memory: What the job guards.
+        modules: The protected modules.
+        known: Name -> object that the job keeps itself: names are bound to it, and it is not copied.
+        ignored: Names and objects to leave out.
+        only: The names, such as `x` or `self.meters`, to keep; None = all.
+        memory: The memory that the job guards.
     """
 
     def __init__(
@@ -65,30 +65,30 @@ class Variables:
     ) -> None:
         self.memory = memory
         self.ignored = frozenset(name for name in ignored if isinstance(name, str))
-        self.loop: object = None  # the one that is left by `leave`, for who has several
-        self.told: Callable[[Iterable[str]], None] = lambda names: None  # hears the names of what is lost
+        self.loop: object = None  # the loop that `leave` ends, for callers with several
+        self.told: Callable[[Iterable[str]], None] = lambda names: None  # receives the names of lost values
         self.histories = Histories(memory)
         self._at = ValuePlaces(modules, known, ignored, only)
-        self._all = self._at if only is None else ValuePlaces(modules, known, ignored, None)  # for who names what is not kept
-        self._stands: dict[str, Any] = {}  # place -> what stood for its value at the last look
+        self._all = self._at if only is None else ValuePlaces(modules, known, ignored, None)  # all places: `not_kept` needs them
+        self._stands: dict[str, Any] = {}  # key of a place -> stand-in for its value at the last look
         self.retains = False  # may all ranks go back to a step in which less had changed?
-        self._first: dict[str, Any] = {}  # what stood for a value before it changed
-        self._things: dict[str, int] = {}  # and its id: an equal one may be a part of something else
-        self._kept: dict[str, Named] = {}  # those that changed
-        self._wanted: set[str] = set()  # those that a predecessor kept
-        self._beside: dict[str, list[str]] = {}  # kept -> those that hold a part of the same thing, itself among them
-        self._parts: dict[int, str] = {}  # id of what a value holds -> the name it was found under, at the last look
-        self._together: dict[int, set[str]] = {}  # id of what several names hold, at the last look -> those
+        self._first: dict[str, Any] = {}  # key -> stand-in for the value before it changed
+        self._things: dict[str, int] = {}  # key -> id of the value: an equal object may be a part of another value
+        self._kept: dict[str, Named] = {}  # places that slots keep
+        self._wanted: set[str] = set()  # keys to keep, also those that a predecessor kept
+        self._beside: dict[str, list[str]] = {}  # kept key -> all keys that hold a part of the same object
+        self._parts: dict[int, str] = {}  # id of a part of a value -> first key that held it, at the last look
+        self._together: dict[int, set[str]] = {}  # id of an object that several keys held at the last look -> those
         self._had_steps = False
-        self._in_body = False  # a step was handed out; what is kept together stays so until the next is
-        self._due = False  # may more be to be kept together then?
-        self.as_before: dict[str, bytes] | None = None  # what `capture` gave, had no more been kept together than at the one before
-        self._bound: dict[str, int] = {}  # kept -> id of its value at the last look
+        self._in_body = False  # a step was handed out; until the next, the same keys are kept together
+        self._due = False  # may more keys have to be kept together then?
+        self.as_before: dict[str, bytes] | None = None  # the result of `capture` under the earlier groups of keys
+        self._bound: dict[str, int] = {}  # kept key -> id of its value at the last look
         self._met: list[tuple[Named, Copied]] | None = None  # copies that a look has made
-        self._left: dict[str, str] = {}  # place as a person reads it -> why it is not kept
-        self._since: dict[str, bool] = {}  # what was seen to change since a step was handed out: was it there before?
-        self._at_start: list[Bindings] = []  # when it was
-        self._held: dict[str, bytes] = {}  # place -> a copy from then of what no slot has, where the step may be begun once more
+        self._left: dict[str, str] = {}  # displayed name of a place -> why it is not kept
+        self._since: dict[str, bool] = {}  # changed since the step was handed out -> did it exist before?
+        self._at_start: list[Bindings] = []  # bindings when the step was handed out
+        self._held: dict[str, bytes] = {}  # key -> copy from then that no slot has, in case the step begins once more
         self._watched: list[Bindings] = []
         self._in_turn: list[Bindings] = []
         self._turn = 0
@@ -96,20 +96,20 @@ class Variables:
     # -- what stands for a value -------------------------------------------------------------------------------------
 
     def passes_over(self, iterated: set[int]) -> None:
-        """`iterated`: ids of loaders and samplers that are kept with the place in the data; it grows."""
+        """Pass over loaders and samplers that are kept with the place in the data. `iterated`: their ids; the set grows."""
         self._at.iterated = self._all.iterated = iterated
 
     def here(self) -> None:
-        """The loop is about to give something to the script, in whose frames it is called."""
+        """Look at everything if the loop's frames are new; call it before the loop gives something to the script."""
         self._in_body = False
         if self._at.only is not None and not self._at.only:
             return
         frames = self._at.frames
         if (not frames or outside() is not frames[0]) and self._at.come():
-            self.look()  # a loop before this one, or what was between the two, may have changed something
+            self.look()  # an earlier loop, or code between the two, may have changed something
 
     def leave(self) -> None:
-        """A loop is over: the frames it was in may end."""
+        """Drop everything that refers to the frames of a finished loop, so that they may end."""
         self._at.leave()
         self._all.leave()
         self._watched, self._in_turn, self._kept, self._at_start = [], [], {}, []
@@ -117,7 +117,7 @@ class Variables:
         self.histories.let_go()
 
     def _stand(self, place: Named, value: Any) -> Any:
-        """Something that is equal as long as the value is; None for what is not kept. A copy where it may be needed, else small."""
+        """Return a stand-in that is equal as long as the value is: a copy if it may be needed, or a digest; None if it is not kept."""
         if type(value) in _ATOMS:
             return type(value).__name__, value
         name = self._at.by_id.get(id(value))
@@ -129,7 +129,10 @@ class Variables:
         return data if data is None or self.retains else hashlib.blake2b(data, digest_size=16).digest()
 
     def _copy(self, place: Named, value: Any, kept_as: str = "") -> bytes | None:
-        """`kept_as`: the name under which a slot has it; "" = the copy only stands for the value."""
+        """Copy a value; return None, and remember why, if it cannot be kept.
+
+        `kept_as`: the name under which a slot has the copy; "" = the copy is only compared.
+        """
         if type(value) in _ATOMS:
             return pickle.dumps(value, 5)
         why = ""
@@ -156,7 +159,7 @@ class Variables:
     # -- what changed ------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Remember which things the names are bound to."""
+        """Remember which objects the names are bound to."""
         self._watched, self._in_turn = [], []
         for space in self._at.spaces:
             bindings = self._bindings_of(space)
@@ -165,19 +168,19 @@ class Variables:
                 (self._watched if often else self._in_turn).append(bindings)
 
     def _bindings_of(self, space: Space) -> Bindings | None:
-        """None of a class or a closure: they are looked at as a whole."""
+        """Return the bindings of a space; None for a class or a closure, which only `look` compares."""
         if space.raw is None and space.frame is None:
             return None
         values = space.read()
         names = [name for name in values if self._at.counts(space, name) and Named(space, name).key not in self._kept]
         if not names:
             return None
-        get: Any = operator.itemgetter(*names, names[0])  # of one name it would give no tuple
+        get: Any = operator.itemgetter(*names, names[0])  # with one name it would return no tuple
         raw = space.raw if space.raw is not None else values
         return Bindings(space, names, get, get(raw), len(raw), dict_of_locals(space.frame) if space.frame else None)
 
     def _is_elsewhere(self, bindings: Bindings, now: Any) -> bool:
-        """Look at names that are bound anew. True: an object of the script's is, so what it holds is to be found."""
+        """Compare names that are bound anew. Return True if `look` must search everything, as for a new object of the script."""
         space = bindings.space
         for name, value, before in zip(bindings.names, now, bindings.before, strict=False):
             if value is before:
@@ -190,7 +193,7 @@ class Variables:
             if place.shown not in self._left:
                 self._compare(place, value)
                 if place.key in self._kept and type(value) not in _ATOMS:
-                    return True  # it may hold a part of what others hold
+                    return True  # it may share a part with others
         renewed = self._bindings_of(space)
         for each in (self._watched, self._in_turn):
             if bindings in each:
@@ -198,7 +201,7 @@ class Variables:
         return False
 
     def _compare(self, place: Named, value: Any) -> None:
-        """Is that another value than at the last look, or another thing? Then it is kept from here on."""
+        """Compare a value with the last look; keep it from here on if it, or its object, is another one."""
         stand, before = self._stand(place, value), self._stands.get(place.key, _NEW)
         is_same = self._things.get(place.key) == id(value) or not isinstance(stand, bytes) or type(value) is tuple
         if stand == before and is_same:
@@ -211,7 +214,7 @@ class Variables:
             self._since.setdefault(place.shown, before is not _NEW)
 
     def look(self) -> None:
-        """Look at everything: what changed since the last look is kept from here on."""
+        """Look at everything, and keep from here on what changed since the last look."""
         if not self._at.frames:
             return
         before = {*self._at.roots}
@@ -219,7 +222,7 @@ class Variables:
         self._kept, self._bound, self._met = {}, {}, []
         for place, value in self._at.values():
             if place.shown in self._at.carried and place.key not in self._wanted and self._is_plain(place, value):
-                # not changed yet, and maybe another one in a replacement: from a checkpoint that was written meanwhile
+                # unchanged so far, but a replacement may have another value, from a checkpoint that was written meanwhile
                 self._wanted.add(place.key)
                 if self.retains:
                     self._first.setdefault(place.key, self._stand(place, value))
@@ -228,7 +231,7 @@ class Variables:
                 if type(value) not in _ATOMS:
                     self._bound[place.key] = id(value)
                     self._copy(place, value, "" if place.key in self._beside else place.key)
-            elif place.space.root not in before:  # a function or module that is new is taken as it is found
+            elif place.space.root not in before:  # take the values of a new function or module as they are
                 self._stands[place.key], self._things[place.key] = self._stand(place, value), id(value)
             else:
                 self._compare(place, value)
@@ -237,15 +240,15 @@ class Variables:
         self._together = together(held)
         if not self._in_body:
             self._find_shared({place.key: place for place, _ in self._met}, held)
-        self._met = None  # ids of what it held are good as long as it is
+        self._met = None  # only now: the ids of parts are valid as long as the copies live
         self._watch()
 
     def _is_plain(self, place: Named, value: Any) -> bool:
-        """Is that a value, and no object whose attributes are looked at by themselves, nor nothing yet?"""
+        """Is it a value that can be kept, neither None nor an object whose attributes are places themselves?"""
         return value is not None and id(value) not in self._at.by_id and not spaces.is_open(value) and self._stand(place, value) is not None
 
     def _find_shared(self, places: Mapping[str, Named], held: Mapping[str, Iterable[int]]) -> None:
-        """What two names hold a part of is one thing, also in a replacement: they are kept together, once one of them changed."""
+        """Keep names that share an object together, once one of them changed, so that a replacement's names share it too."""
         self._parts, groups = shared(held, self._beside.values())
         self._beside = {}
         for names in groups:
@@ -255,9 +258,9 @@ class Variables:
                 self._wanted.update(names)
 
     def capture(self, whole: bool) -> dict[str, bytes]:
-        """What changed since the loop began, for a slot.
+        """Return the values that changed since the loop began, for a slot.
 
-        `whole`: everything is looked at; else what names are bound to, which is counted in a step: hence without a call.
+        `whole`: look at everything; otherwise only at bindings. Each step pays for that, so the code makes few calls.
         """
         if not self._at.frames:
             return {}
@@ -272,7 +275,7 @@ class Variables:
                 now = get(now) if len(now) == length else None
             except KeyError:
                 now = None
-            if found is not None:  # `frames_private.leave`, without a call
+            if found is not None:  # `frames_private.leave`, inlined
                 found.clear()
                 found.update(theirs)
             if now is None or (not all(map(operator.is_, now, before)) and self._is_elsewhere(bindings, now)):
@@ -307,7 +310,7 @@ class Variables:
         return state
 
     def _is_a_part_by_now(self) -> bool:
-        """Is something that is kept bound to another thing, which was a part of something else at the last look?"""
+        """Is a kept name now bound to another object, which was a part of another value at the last look?"""
         read: dict[str, Mapping[str, Any]] = {}
         for key, before in self._bound.items():
             space, name = self._kept[key]
@@ -320,14 +323,14 @@ class Variables:
         return False
 
     def _holds(self, key: str, mark: int) -> bool:
-        """Does the value of that name hold the thing of that id, which was another's when it was found there, maybe?"""
+        """Does the value of that key still hold the object of that id? Since the last look the id may have passed to another."""
         for place, value in self._at.values():
             if place.key == key:
                 return mark in copied(value, self._at.by_id, LARGEST, self.memory).held()
         return False
 
     def _add_together(self, keys: list[str], state: dict[str, bytes]) -> None:
-        """Names that hold parts of the same thing, in one copy."""
+        """Add names that share an object to `state`, in one copy."""
         places = [self._kept[key] for key in keys if key in self._kept]
         there = [(place, now[place.name]) for place in places if place.name in (now := place.space.read())]
         values = [value for _, value in there]
@@ -341,7 +344,7 @@ class Variables:
     # -- putting back ------------------------------------------------------------------------------------------------
 
     def put_back(self, saved: Mapping[str, bytes], is_all: bool = True) -> None:
-        """Put back what `capture` gave, here or in a predecessor, or a part of that; what cannot be is lost."""
+        """Put back a result of `capture`, here or in a predecessor, or a part of it; report values that cannot be put back as lost."""
         wanted = {key.removeprefix(PREFIX): data for key, data in saved.items() if key.startswith(PREFIX)}
         bound_anew = wanted.pop(WHOLE.removeprefix(PREFIX), None)
         is_all = is_all and self.retains
@@ -358,7 +361,7 @@ class Variables:
         by_name = {id(thing) for thing in things.values()}
         for key, data in wanted.items():
             names = key.split(_BESIDE)
-            # in a replacement: what its script has made of one thing its predecessor may have had as several by then
+            # in a replacement: its predecessor may have had several objects where the script has made one
             apart = {} if self._had_steps else self._together
             in_place.apart = by_name | {mark for mark, holders in apart.items() if not holders <= {*names}}
             parts = [name.rpartition(BEHIND) for name in names]
@@ -384,7 +387,7 @@ class Variables:
         self.lose(lost)
 
     def _not_changed_yet(self, saved: set[str], things: Mapping[str, Any], in_place: InPlace) -> list[str]:
-        """Put back what no copy has since it had not changed when that was made. Returns what cannot be, as a person reads it."""
+        """Put back values that no slot has since they had not changed by then. Return the displayed names of those that cannot be."""
         lost = []
         for key, place in self._kept.items():
             before = self._first.get(key, self._stands.get(key, _NEW))
@@ -398,7 +401,7 @@ class Variables:
         return lost
 
     def begins(self, again: bool = False) -> None:
-        """A step is handed out, and its START slot written or put back, `again`: what no slot has is held here for another time."""
+        """Note that a step is handed out. `again`: its START slot was put back; hold copies of values that no slot has."""
         self._at_start = [*self._watched, *self._in_turn]
         self._since = {}
         self._in_body = self._had_steps = True
@@ -410,18 +413,20 @@ class Variables:
         return {key: data for key, data in copies if data is not None}
 
     def _undo_held(self) -> set[str]:
-        """Put back what a body has changed of it."""
+        """Put back the held values that a body has changed, and return their displayed names."""
         held = [(place, value) for place, value in self._at.values() if place.key in self._held]
         changed = [place for place, value in held if self._copy(place, value) != self._held[place.key]]
         self.put_back({PREFIX + place.key: self._held[place.key] for place in changed}, is_all=False)
         return {place.shown for place in changed}
 
     def stopped(self, rewind: bool, handed_out: bool = False) -> None:
-        """The world was stopped. `rewind`: in a body, which is done again: names are bound as at its start.
+        """Put bindings in order after a stop of the world, and report lost values.
 
-        `handed_out`: before the body of a step that was handed out, and goes on. Else the step before is done, and the next one to come.
+        Changes of values that were not kept until now are lost: a replacement of another rank does not have them.
 
-        What changed without being seen until then, in things that are not kept, is lost: a replacement of another rank does not have it.
+        Args:
+            rewind: The stop came in a body, which is done again: bind names as at its start.
+            handed_out: The stop came before the body of a step that was handed out, and goes on. Without either, it came between two steps.
         """
         unseen = [self.shown(one) for key in self.histories.changed_unseen() for one in key.split(_BESIDE)]
         bindings = self._at_start if rewind else [*self._watched, *self._in_turn]
@@ -430,7 +435,7 @@ class Variables:
             self._since = {}  # the END slot has those
         self.look()
         lost = {*self._since}
-        if rewind or handed_out:  # the script makes the others, behind the place where the step is handed out
+        if rewind or handed_out:  # the script makes the others after the hand-out
             lost = {name for name, was_there in self._since.items() if was_there}
         if rewind and self._held:
             lost -= self._undo_held()
@@ -440,7 +445,7 @@ class Variables:
     # -- telling -----------------------------------------------------------------------------------------------------
 
     def not_kept(self) -> tuple[Mapping[int, str], dict[str, Any]]:
-        """What the last look found no copy of, and what is not to be kept: names, with the values. Before them `by_id`, see ValuePlaces."""
+        """Return the `by_id` of `ValuePlaces`, and the values that are not kept, by name: those without a copy, and those left out."""
         if self._all is not self._at:
             self._all.come()
             self._all.find()
@@ -453,27 +458,27 @@ class Variables:
         return self._all.by_id, found
 
     def lose(self, names: Iterable[str]) -> None:
-        """A rank goes on with other values of these than an undisturbed one."""
+        """Report names with whose values this rank goes on otherwise than an undisturbed one."""
         names = list(names)
         if names:
             self.told(names)
 
     def sizes(self) -> list[tuple[list[str], int]]:
-        """Of what is kept: names that are in one copy, as a person reads them, and its bytes."""
+        """Return for each copy that is kept the displayed names in it, and its bytes."""
         copies = {key.removeprefix(PREFIX): data for key, data in self._copies().items() if key != WHOLE}
         return [
             ([self.shown(one) for one in key.split(_BESIDE)], len(whole(data, self.histories.logs))) for key, data in copies.items()
         ]
 
     def why_not(self, shown: str) -> str:
-        """Why what that name stands for is not kept; "" = it is, or nobody knows."""
+        """Return why the value of a displayed name is not kept; "" = it is kept, or the reason is unknown."""
         if self._at.only is not None and not is_under(shown, self._at.only):
             return "protect(..., variables=...) does not name it" if self._at.only else 'protect(..., variables="off")'
         near = [why for name, why in self._left.items() if is_under(shown, (name,)) or is_under(name, (shown,))]
         return near[0] if near else ""
 
     def values(self) -> Iterator[tuple[Named, bytes | None, bool]]:
-        """Each place, kept or not, with a copy of its value, None for what has none; and is it kept?"""
+        """Yield each place, a copy of its value (None if there is none), and whether it is kept."""
         for place, value in self._at.values():
             if id(value) in self._at.by_id:
                 yield place, pickle.dumps(self._at.by_id[id(value)], 5), place.key in self._kept
@@ -481,17 +486,17 @@ class Variables:
                 yield place, self._copy(place, value), place.key in self._kept
 
     def unchanged(self) -> tuple[set[str], set[str]]:
-        """The functions and modules that the loop is in, and what is there that no look has seen change."""
+        """Return the functions and modules around the loop, and the keys there that no look has detected to change."""
         keys = {place.key for place, _ in self._at.values() if place.key not in self._wanted}
         return {space.root for space in self._at.spaces}, keys
 
     @staticmethod
     def names_of(key: str) -> list[str]:
-        """Those that are kept together under one among what slots keep."""
+        """Return the names that one key of a slot keeps together."""
         return key.removeprefix(PREFIX).split(_BESIDE)
 
     def shown(self, key: str) -> str:
-        """The name that a person reads, of one among what slots keep."""
+        """Return the displayed name for a key of a slot."""
         key = key.removeprefix(PREFIX)
         if _BESIDE in key:
             return ", ".join(map(self.shown, key.split(_BESIDE)))
@@ -502,7 +507,7 @@ class Variables:
 
 
 def _size(value: Any) -> int:
-    """Bytes of a tensor or an array; of others a copy tells."""
+    """Return the bytes of a tensor or an array; 0 for other values, whose copy tells."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     return value.nbytes if isinstance(value, np.ndarray) else 0

@@ -1,8 +1,8 @@
-"""How local variables of a function that runs are read and bound. See torch_private.py.
+"""Read and bind local variables of a running function; see torch_private.py for the rules.
 
-Before Python 3.13 `frame.f_locals` writes all variables of a function into the dict that `locals()` has given to the script, or will
-give: `args = locals()` would hold what is bound later, too, and what the script lets go would live on. Hence that dict is left as it
-was found. Where it lies is known of those Pythons, which do not change any more.
+Before Python 3.13 `frame.f_locals` writes all variables of a function into the dict that `locals()` returns to the script:
+`args = locals()` would also get later bindings, and objects that the script drops would live on. So these functions restore the
+dict's content. Its place in memory is fixed, since those Pythons do not change any more.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ftrun.worker.torch_compat.torch_private import MESSAGE, Private
 NAMES: list[Private] = []
 _IN_A_DICT = sys.version_info < (3, 13)  # until PEP 667
 _HEAD = object.__basicsize__
-# from a frame object to the pointer to that dict: by way of the interpreter's own frame, from 3.11 on
+# offsets from a frame object to the pointer to that dict; from 3.11 on through the interpreter's own frame
 _WAY = {(3, 10): (_HEAD + 40,), (3, 11): (_HEAD + 8, 24), (3, 12): (_HEAD + 8, 40)}
 
 
 def has_own_locals(frame: FrameType) -> bool:
-    """Are its variables those of a function, of a class statement or of exec with two dicts? Else they are a module's."""
+    """Does the frame belong to a function, a class statement or an exec with two dicts? Otherwise its variables are a module's."""
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return True
     found = frame.f_locals
-    # where a comprehension runs in a module they have its variables beside, in an object of their own at each look (Python 3.12)
+    # while a comprehension runs in a module, Python 3.12 makes a new object with its variables at each look
     return found is not frame.f_globals and found is frame.f_locals
 
 
 def dict_of_locals(frame: FrameType) -> dict[str, Any] | None:
-    """The dict that each look at `f_locals` writes into; None = there is none such. Nothing was written into it by this call."""
+    """Return the dict that each look at `f_locals` writes into, with its content as before the call; None if there is none."""
     if not (_IN_A_DICT and frame.f_code.co_flags & inspect.CO_OPTIMIZED):
         return None
     before = _as_taken(frame)
@@ -43,13 +43,13 @@ def dict_of_locals(frame: FrameType) -> dict[str, Any] | None:
 
 
 def leave(found: dict[str, Any], before: dict[str, Any]) -> None:
-    """Make it again what it was."""
+    """Restore the earlier content of a dict."""
     found.clear()
     found.update(before)
 
 
 def _as_taken(frame: FrameType) -> dict[str, Any]:
-    """What the script has of the dict, if it asked for it."""
+    """Return a copy of the dict as the script has it; empty if the script has not called `locals()`."""
     address = id(frame)
     for offset in _WAY[sys.version_info[:2]]:
         address = ctypes.c_void_p.from_address(address + offset).value or 0
@@ -57,7 +57,7 @@ def _as_taken(frame: FrameType) -> dict[str, Any]:
 
 
 def locals_of(frame: FrameType) -> Mapping[str, Any]:
-    """The variables as they are now; from Python 3.13 on as they are whenever it is asked."""
+    """Return the present variables; from Python 3.13 on a mapping that always has the present ones."""
     if not (_IN_A_DICT and frame.f_code.co_flags & inspect.CO_OPTIMIZED):
         return frame.f_locals
     before = _as_taken(frame)
@@ -68,9 +68,9 @@ def locals_of(frame: FrameType) -> Mapping[str, Any]:
 
 
 def bind_local(frame: FrameType, name: str, value: Any) -> None:
-    """Bind a local variable of a function whose frame is on a stack, a variable of a closure among them."""
+    """Bind a local variable, which may belong to a closure, of a function whose frame is on a stack."""
     if not (_IN_A_DICT and frame.f_code.co_flags & inspect.CO_OPTIMIZED):
-        frame.f_locals[name] = value  # written through: it is a proxy, or the space of a class or a module itself
+        frame.f_locals[name] = value  # writes through: it is a proxy, or the namespace of a class or a module itself
         return
     before = _as_taken(frame)
     found = frame.f_locals

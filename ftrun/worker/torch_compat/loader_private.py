@@ -1,4 +1,4 @@
-"""The private names of torch's DataLoader that ftrun relies on, beside the functions that use them. See torch_private.py."""
+"""Private names of torch's DataLoader, beside the functions that use them; see torch_private.py for the rules."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NAMES: list[Private] = []
 
 
 def has_processes(loader: Any) -> bool:
-    """Does a DataLoader with persistent workers have them already?"""
+    """Has a DataLoader with persistent workers started them?"""
     return loader._iterator is not None
 
 
 def drop_processes(loader: Any) -> None:
-    """Have a DataLoader with persistent workers make new ones when it is iterated next."""
+    """Make a DataLoader with persistent workers start new ones in its next iteration."""
     loader._iterator = None
 
 
@@ -32,7 +32,7 @@ NAMES.append(
 
 @contextlib.contextmanager
 def with_batches(loader: Any, batches: Any) -> Iterator[None]:
-    """Let a DataLoader be iterated over other batches of indices meanwhile, which torch refuses to set on one that is made."""
+    """Give a DataLoader other batches of indices meanwhile; torch refuses to set them after its construction."""
     attributes = vars(loader)
     own, attributes["batch_sampler"] = attributes["batch_sampler"], batches
     try:

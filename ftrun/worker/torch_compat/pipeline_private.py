@@ -1,8 +1,8 @@
 """Private names of `torch.distributed.pipelining`, beside the functions that use them; see torch_private.py for the rules.
 
-A schedule remembers whether its stages have met: in its first step they tell one another what they send, and try their modules out
-for that. A replacement's schedule has not met anybody, and the others would not answer, nor may they try again: that would count
-in buffers. So the shapes are kept, and each rank makes its receive buffers from them, without a word to the others.
+A schedule remembers whether its stages have met: in its first step they tell one another the shapes that they send, and run their
+modules once for that. A replacement's schedule has not met the others. They would not answer, and must not run their modules
+again, which would change buffers. So ftrun keeps the shapes, and each rank makes its receive buffers from them, without messages.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _FIELDS = ("inputs", "outputs", "input_grads", "output_grads")
 
 
 def is_loaded() -> bool:
-    """Has something imported the module? Without it there is no schedule."""
+    """Is the module imported? Without it there is no schedule."""
     return f"{_PIPELINING}.schedules" in sys.modules
 
 
 def is_schedule(thing: Any) -> bool:
-    """Is it a schedule of torch's? Nothing is imported for that."""
+    """Is it a schedule of torch's? This imports nothing."""
     module: Any = sys.modules.get(f"{_PIPELINING}.schedules")
     return module is not None and isinstance(thing, (module.PipelineScheduleSingle, module.PipelineScheduleMulti))
 
 
 def stages_of(schedule: Any) -> list[Any]:
-    """The stages that this rank runs."""
+    """Return the stages that this rank runs."""
     return list(schedule._stages) if hasattr(schedule, "_stages") else [schedule._stage]
 
 
 def have_met(schedule: Any) -> list[bool]:
-    """Do its stages know what they receive, forward and backward?"""
+    """Return whether its stages know the shapes that they receive: forward, backward."""
     return [bool(getattr(schedule, name)) for name in _flags(schedule)]
 
 
@@ -52,10 +52,10 @@ def _flags(schedule: Any) -> tuple[str, str]:
 
 
 def reset_schedule(schedule: Any, met: list[bool]) -> None:
-    """Forget a step that was cut off. `met`: what `have_met` gave before it."""
+    """Forget a step that was cut off. `met`: the result of `have_met` before that step."""
     schedule._internal_losses.clear()
     for name in _OF_A_STEP:
-        getattr(schedule, name, {}).clear()  # only schedules with several stages on a rank have them
+        getattr(schedule, name, {}).clear()  # only schedules with several stages on a rank have it
     if hasattr(schedule, "_p2p_initialized"):  # torch 2.15: stages that have met are connected, too
         schedule._p2p_initialized = met[0]
     for stage in stages_of(schedule):
@@ -72,12 +72,12 @@ def reset_schedule(schedule: Any, met: list[bool]) -> None:
 
 
 def metas_of(stage: Any) -> tuple[Any, ...]:
-    """What it receives and sends, as torch describes that: one tuple (or None) each for `_FIELDS`."""
+    """Return torch's descriptions of the tensors that a stage receives and sends: a tuple (or None) for each of `_FIELDS`."""
     return tuple(getattr(stage._stage_meta, field) for field in _FIELDS)
 
 
 def plain_metas(stage: Any) -> list[Any] | None:
-    """The same as plain values; None when that cannot be: a stage that was traced, or tensors that are spread over ranks."""
+    """Return the same as plain values; None if that is impossible: for a traced stage, or tensors that are spread over ranks."""
     kind: Any = importlib.import_module(f"{_PIPELINING}._utils")._TensorMeta
     metas = metas_of(stage)
     known = all(type(meta) in (kind, type(None)) for field in metas for meta in field or ())
@@ -93,7 +93,7 @@ def _plain(meta: Any) -> list[Any] | None:
 
 
 def lay_out(schedule: Any, stage: Any, plain: list[Any], met: list[bool]) -> None:
-    """Give a stage what meeting the others gives it. `plain`: what `plain_metas` gave; `met`: forward, backward."""
+    """Set a stage up as if it had met the others. `plain`: the result of `plain_metas`; `met`: that of `have_met`."""
     kind: Any = importlib.import_module(f"{_PIPELINING}._utils")._TensorMeta
     for field, metas in zip(_FIELDS, plain, strict=True):
         setattr(stage._stage_meta, field, None if metas is None else tuple(_meta(kind, meta) for meta in metas))

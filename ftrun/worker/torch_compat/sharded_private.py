@@ -1,8 +1,8 @@
 """Private names of DTensor and of FSDP2 (`fully_shard`), beside the functions that use them; see torch_private.py for the rules.
 
-FSDP2 keeps a machine of its own beside the parameters: which of them are gathered, what is under way, gradients that are not
-reduced yet. torch has a call that puts it back after a step was cut off, `reset_iter_state`; alone it leaves gradients behind, and
-the step done again ends on other bits. `reset_fsdp` does the rest.
+FSDP2 keeps a state of its own beside the parameters: which of them are gathered, which communication is under way, which gradients
+are not reduced yet. torch's `reset_iter_state` resets it after a step was cut off, but leaves gradients behind, and the step done
+again ends on other bits. `reset_fsdp` does the rest.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TENSOR = "torch.distributed.tensor"
 
 
 def dtensor_class() -> Any:
-    """`DTensor` where something has imported it, else None: only then there can be one, and the import takes a second."""
+    """Return `DTensor` if it is imported, else None: without the import, which takes a second, there is no DTensor."""
     return getattr(sys.modules.get(_TENSOR), "DTensor", None)
 
 
 def local_of(tensor: Any) -> Any:
-    """The tensor that holds this rank's part of a DTensor; itself for any other. `to_local` gives an alias of it."""
+    """Return the tensor that holds this rank's part of a DTensor, of which `to_local` returns an alias; any other value itself."""
     kind = dtensor_class()
     return tensor._local_tensor if kind is not None and isinstance(tensor, kind) else tensor
 
@@ -39,7 +39,7 @@ _local = operator.attrgetter("_local_tensor")
 
 
 def locals_of(tensors: list[Any]) -> list[Any]:
-    """`local_of` each; None of none."""
+    """Return `local_of` each tensor; None for None."""
     kind = getattr(sys.modules.get(_TENSOR), "DTensor", None)
     if kind is not None and {*map(type, tensors)} == {kind}:
         return list(map(_local, tensors))
@@ -47,7 +47,7 @@ def locals_of(tensors: list[Any]) -> list[Any]:
 
 
 def set_local(tensor: Any, part: Any) -> None:
-    """Let a DTensor have this tensor for its part on this rank, as FSDP2 does when it pads one."""
+    """Set the tensor that holds a DTensor's part on this rank, as FSDP2 does when it pads one."""
     tensor._local_tensor = part
 
 
@@ -55,7 +55,7 @@ def set_local(tensor: Any, part: Any) -> None:
 
 
 def fsdp_states(module: Any) -> list[Any]:
-    """FSDP2's states of a module and of those in it, each once, outer ones first."""
+    """Return FSDP2's states of a module and its submodules, each once, outer ones first."""
     kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     found: dict[int, Any] = {}
     for part in module.modules() if kind is not None else ():
@@ -66,19 +66,19 @@ def fsdp_states(module: Any) -> list[Any]:
 
 
 def begin_fsdp(states: list[Any]) -> None:
-    """Do what the first forward would do: decide who is the root, and pad the parameters."""
+    """Do the first forward's set-up: select the root, and pad the parameters."""
     for state in states:
         if state._is_root is None:
             state._lazy_init()
 
 
 def groups_of(state: Any) -> list[Any]:
-    """Its parameter groups: what is gathered and reduced together."""
+    """Return a state's parameter groups, each of which is gathered and reduced together."""
     return list(state._fsdp_param_groups)
 
 
 def fsdp_params(states: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """(sharded parameter, FSDP2's record of it)."""
+    """Yield (sharded parameter, FSDP2's record of it)."""
     for state in states:
         for group in groups_of(state):
             for record in group.fsdp_params:
@@ -86,12 +86,12 @@ def fsdp_params(states: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def padded_memory(record: Any) -> Any:
-    """The flat tensor, padded to the same length on every rank, that FSDP2 gathers a parameter from. The shard lies at its start."""
+    """Return the flat tensor, padded to one length on every rank, from which FSDP2 gathers a parameter. The shard lies at its start."""
     return record._sharded_param_data
 
 
 def point_shard(record: Any, flat: Any) -> None:
-    """Let the shard and what it is gathered from lie in `flat`, which is as long as `padded_memory`."""
+    """Let the shard and its padded memory lie in `flat`, which is as long as `padded_memory`."""
     dim, size = record.fsdp_placement.dim, record.padded_sharded_param_size
     part = flat.view(size)
     if part.shape != record.sharded_size:
@@ -101,16 +101,16 @@ def point_shard(record: Any, flat: Any) -> None:
 
 
 def reset_fsdp(states: list[Any]) -> None:
-    """Forget a forward or backward that was cut off: no parameter is gathered, and no gradient is left, reduced or not.
+    """Forget a forward or backward that was cut off: leave no parameter gathered, and no unreduced gradient.
 
-    Nothing is waited for: what was under way is of a world that was stopped, and over (see `Registry.drain`).
+    This does not wait: the communication belonged to a stopped world, and is over (see `Registry.drain`).
     """
     for state in states:
         state._comm_ctx.all_gather_state = None
         for group in groups_of(state):
             group._all_gather_result = None
             for record in group.fsdp_params:
-                record.to_sharded()  # one by one: the group's word for all of them may be ahead of some
+                record.to_sharded()  # one by one: the group's state may be ahead of some of its parameters
                 if hasattr(record, "_unsharded_param"):
                     record._unsharded_param.grad = None
                 if "unsharded_accumulated_grad" in vars(record):  # from torch 2.15 on it is the gradient above
@@ -118,7 +118,7 @@ def reset_fsdp(states: list[Any]) -> None:
                 record.grad_offload_event = None
                 record._sharded_post_forward_param = record._sharded_post_forward_param_data = None
             group._sharded_state = _sharded()
-    # from torch 2.15 on its call drops reduced gradients, too: those from before the step are not its to drop
+    # from torch 2.15 on `_reset_iter_state` also drops reduced gradients, but those from before the step must stay
     reduced = [(param, param.grad) for param, _ in fsdp_params(states)]
     for state in states:
         if state._is_root:
@@ -132,7 +132,7 @@ def _sharded() -> Any:
 
 
 def unreduced(states: list[Any]) -> str:
-    """A parameter whose gradient waits to be reduced by a later backward, "" when there is none."""
+    """Return the name of a parameter whose gradient a later backward has to reduce; "" if there is none."""
     for state in states:
         for group in groups_of(state):
             if group._partial_reduce_output is not None:
@@ -145,7 +145,7 @@ def unreduced(states: list[Any]) -> str:
 
 
 def fsdp_extras(state: Any) -> Iterator[str]:
-    """What a script has put into FSDP2 in place of torch's own, in words."""
+    """Yield in words what a script has put into FSDP2 in place of torch's own."""
     api = importlib.import_module(f"{_FSDP}._fsdp_collectives")
     for group in groups_of(state):
         if type(group.offload_policy).__name__ != "OffloadPolicy":

@@ -1,9 +1,8 @@
 """Private names of torch, CPython or the kernel that ftrun relies on, each beside the functions that use it; *_private.py have more.
 
-Nothing outside these files may use such a name; `make lint` checks it. A private name is kept for correctness; the few that are
-needed for speed are the ones to remove next. `ftrun doctor` looks whether each is there; tests/worker/torch_compat/private_probes.py
-tries each. This module is imported while torch is still being imported, and in workers without torch, so it imports
-torch only inside functions.
+Nothing outside these files may use such a name; `make lint` checks it. Correctness needs nearly all of them; the few that only give
+speed are the first to remove. `ftrun doctor` checks that each exists; tests/worker/torch_compat/private_probes.py tries each. Other
+modules import this one while torch is still being imported, and in workers without torch, so it imports torch only inside functions.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 from ftrun.core.errors import UsageError
 from ftrun.core.tried import TORCH_RANGE, version_of
 
-# what a name is needed for
+# the uses of a name
 START = "start"  # without it no worker runs, or no group of backend "ftrun" is made
 PROTECT = "protect"  # without it protect() refuses
 DDP = "protect of DDP"  # without it protect() refuses a model in DistributedDataParallel
@@ -36,17 +35,17 @@ TIDY = "tidy"  # without it something is left behind
 
 
 class Private(NamedTuple):
-    """Names of one place that only make sense together."""
+    """Names of one class or module that ftrun needs together."""
 
     place: str  # MODULE or MODULE:CLASS
     names: tuple[str, ...]
     owner: str  # torch, CPython or Linux
-    needs: str  # one of the words above
+    needs: str  # one of the uses above
     why: str
     without: str
-    of_instance: bool = False  # the class has no such attribute, its methods set it in each instance
-    since: tuple[int, ...] | None = None  # torch's release; None: in the oldest that was tried, and maybe before
-    until: tuple[int, ...] | None = None  # Python's release, from which on nobody asks for it
+    of_instance: bool = False  # the class has no such attribute; its methods set it in each instance
+    since: tuple[int, ...] | None = None  # first release of torch; None: the oldest tested release has it
+    until: tuple[int, ...] | None = None  # release of Python from which on ftrun does not use it
 
     @property
     def name(self) -> str:
@@ -61,9 +60,9 @@ class Private(NamedTuple):
         return self.until is not None and sys.version_info >= self.until
 
     def lacking(self) -> list[str]:
-        """Which of the names are needed here and are not there. Cheap: it looks, and tries nothing."""
+        """Return the names that are needed here and missing. This is cheap: it looks names up, and calls nothing."""
         if self.owner == "Linux" or self.before_its_time() or self.after_its_time():
-            return []  # Linux's are no attributes of anything: only trying tells
+            return []  # names of Linux are no attributes: only a try tells
         module, _, attribute = self.place.partition(":")
         try:
             thing = importlib.import_module(module)
@@ -81,9 +80,9 @@ NAMES: list[Private] = []
 
 
 def require(names: Iterable[Private], *needs: str, torch: str = TORCH_RANGE) -> None:
-    """Raises UsageError naming the first of those entries that is missing and needed for one of these.
+    """Raise UsageError that names the first missing entry with one of these uses.
 
-    `torch`: the releases that have them.
+    `torch`: the releases that have the names.
     """
     for entry in names:
         lacking = entry.lacking() if entry.needs in needs else []
@@ -106,10 +105,10 @@ _DDP = "torch.nn.parallel:DistributedDataParallel"
 
 
 def record_own_groups(distributed: Any) -> None:
-    """Keep torch's flight recorder away from groups of backend "ftrun", whose inner groups are recorded by themselves.
+    """Keep torch's flight recorder away from groups of backend "ftrun"; it records their inner groups anyway.
 
     Since torch 2.15 the recorder attaches itself to each new group and asks it for its name in C++, where a group that is
-    written in Python has none: `init_process_group` would end in "ProcessGroup name not set".
+    written in Python has none: `init_process_group` would fail with "ProcessGroup name not set".
 
     Args:
         distributed: The module `torch.distributed`.
@@ -120,7 +119,7 @@ def record_own_groups(distributed: Any) -> None:
 
 
 def are_own_groups_recorded(distributed: Any) -> bool:
-    """Does torch know that groups of backend "ftrun" are not for its flight recorder?"""
+    """Does torch's flight recorder leave groups of backend "ftrun" alone?"""
     return "ftrun" in getattr(distributed.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", ())
 
 
@@ -134,7 +133,7 @@ NAMES.append(
 
 
 def groups_of_others(distributed: Any) -> list[tuple[str, list[int]]]:
-    """Backend and ranks of each process group of this process that is none of ours.
+    """Return backend and ranks of each process group of this process that is not ftrun's.
 
     Args:
         distributed: The module `torch.distributed`.
@@ -153,24 +152,24 @@ NAMES.append(
 
 
 def gloo_options(timeout: Any, devices: list[Any]) -> Any:
-    """Options of a Gloo group over these devices."""
+    """Make the options of a Gloo group over these devices."""
     options = importlib.import_module(_C10D).ProcessGroupGloo._Options()
     options._timeout, options._devices, options._threads = timeout, devices, 2 * len(devices)
     return options
 
 
 def nccl(store: Any, rank: int, size: int, timeout: Any, group: Any) -> Any:
-    """The backend that `init_process_group("nccl")` would give: the class that this torch means, or the user has chosen.
+    """Make the backend that `init_process_group("nccl")` would make: this torch's class for it, or the user's choice.
 
-    Since torch 2.15 the creator of "nccl" is registered when it is first asked for, and TORCH_DIST_USE_NCCL2=0 registers that
-    of the older class. Before, there is one class. Nothing public makes a backend without making it one of the script's groups.
+    Since torch 2.15 the first request registers the creator of "nccl", and TORCH_DIST_USE_NCCL2=0 selects that of the older class.
+    Before, there is one class. No public function makes a backend without making it one of the script's groups.
 
     Args:
-        store: Where its ranks find one another; it is asked for as long as the backend lives.
-        rank: This one's.
+        store: Where its ranks find one another; the backend uses it as long as it lives.
+        rank: This rank.
         size: Number of ranks.
-        timeout: Of a collective.
-        group: The ProcessGroup that the backend will be registered with.
+        timeout: Timeout of a collective.
+        group: The ProcessGroup with which the backend will be registered.
     """
     c10d: Any = importlib.import_module(_C10D)
     if hasattr(c10d.Backend, "_ensure_backend_registered"):
@@ -222,17 +221,17 @@ NAMES += [
 
 
 def use_by_default(group: Any, kind: Any) -> None:
-    """Have the group use this kind of backend where no tensor says which; call before `use_backend`."""
+    """Let the group use this kind of backend where no tensor decides; call it before `use_backend`."""
     group._set_default_backend(kind)
 
 
 def use_backend(group: Any, device: Any, kind: Any, backend: Any) -> None:
-    """Have the group send tensors of this kind of device through `backend`."""
+    """Let the group send tensors of this kind of device through `backend`."""
     group._register_backend(device, kind, backend)
 
 
 def backend_of(group: Any, device: Any) -> Any:
-    """The backend that the group uses for tensors of this kind of device."""
+    """Return the backend that the group uses for tensors of this kind of device."""
     return group._get_backend(device)
 
 
@@ -242,7 +241,7 @@ NAMES.append(
         "put Gloo and NCCL into the inner group that a repair replaces", 'no group of backend "ftrun" can be made',
     )
 )  # fmt: skip
-# A SwapGroup overrides these. A test holds this table against the classes of ours that inherit from torch's.
+# A SwapGroup overrides these. A test compares this table with ftrun's classes that inherit from torch's.
 for _name, _why in {
     "_get_backend": "tell torch the backend behind a group",
     "_device_types": "tell torch which devices a group is for",
@@ -257,7 +256,7 @@ for _name, _why in {
 
 
 def source_of(work: Any) -> int:
-    """The rank in the group that a receive from any source has received from."""
+    """Return the rank in the group whose message a receive from any source got."""
     return int(work._source_rank())
 
 
@@ -272,31 +271,31 @@ NAMES.append(
 
 
 def params_of_reducer(ddp: Any) -> tuple[list[Any], list[bool]]:
-    """The parameters in the order in which the reducer numbers them, and which have sparse gradients."""
+    """Return the parameters in the reducer's order, and whether each has sparse gradients."""
     params, sparse = ddp._build_params_for_reducer()
     return list(params), list(sparse)
 
 
 def has_rebuilt(ddp: Any) -> bool:
-    """Are the buckets laid out by the order in which gradients became ready?"""
+    """Did DDP lay its buckets out by the order in which gradients became ready?"""
     return bool(ddp._has_rebuilt_buckets)
 
 
 def reset_reducer(ddp: Any) -> None:
-    """Forget a backward that was cut off; the buckets stay, and will be laid out anew after the next backward."""
+    """Forget a backward that was cut off; the buckets stay until DDP lays them out anew after the next backward."""
     ddp._has_rebuilt_buckets = False
     ddp.reducer._reset_state()
 
 
 def rebuild_buckets(ddp: Any) -> bool:
-    """Lay the buckets out by the order of the last backward, now. Returns whether torch did."""
+    """Lay the buckets out now, by the order of the last backward. Return whether torch did."""
     done = bool(ddp.reducer._rebuild_buckets())
     ddp._has_rebuilt_buckets = True
     return done
 
 
 def comm_hooks(ddp: Any) -> list[Any]:
-    """The communication hooks that were registered with it."""
+    """Return the communication hooks that are registered with a DDP module."""
     return list(ddp._comm_hooks)
 
 
@@ -345,34 +344,34 @@ write_count = operator.attrgetter("_version")
 
 
 def writes_to(tensor: Any) -> int:
-    """How often a tensor was written in place."""
+    """Return how often a tensor was written in place."""
     return int(write_count(tensor))
 
 
 def copy_each(targets: list[Any], sources: list[Any]) -> None:
-    """Copy each tensor over another one of its shape, by one call for all."""
+    """Copy each source into its target, of the same shape, by one call for all."""
     importlib.import_module("torch")._foreach_copy_(targets, sources)
 
 
 def step_hooks(optimizer: Any) -> list[Any]:
-    """What is called before and after an optimizer's step, for it alone or for all optimizers."""
+    """Return the hooks before and after an optimizer's step, its own and those of all optimizers."""
     every = importlib.import_module("torch.optim.optimizer")
     of_all = [*every._global_optimizer_pre_hooks.values(), *every._global_optimizer_post_hooks.values()]
     return [*of_all, *optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
 
 
 def parts_of_sparse(tensor: Any) -> tuple[Any, Any]:
-    """Places and values of a sparse tensor as they lie there, also where one place has several values."""
+    """Return indices and values of a sparse tensor as they are, even if one index has several values."""
     return tensor._indices(), tensor._values()
 
 
 def hooks_of(param: Any) -> list[dict[int, Any]]:
-    """The dictionaries in which a tensor keeps its hooks, those that are not empty."""
+    """Return the non-empty dictionaries in which a tensor keeps its hooks."""
     return [hooks for hooks in (param._backward_hooks, param._post_accumulate_grad_hooks) if hooks]
 
 
 def forget_unscaled(thing: Any) -> None:
-    """Have a GradScaler forget which optimizers it unscaled in the step that is done again; others stay as they are."""
+    """Make a GradScaler forget which optimizers it unscaled in the step that is done again; leave other objects as they are."""
     stages = getattr(thing, "_per_optimizer_states", None)
     if stages is not None:
         stages.clear()
@@ -420,11 +419,11 @@ NAMES += [
 
 
 def skip_when_compiling(package: str) -> None:
-    """Have torch.compile call the functions of a package as they are.
+    """Make torch.compile call the functions of a package as they are.
 
     Raises:
-        ImportError
-        AttributeError
+        ImportError: If this torch has no compiler.
+        AttributeError: If its compiler lacks the function.
     """
     from torch._dynamo import trace_rules
 
@@ -432,11 +431,11 @@ def skip_when_compiling(package: str) -> None:
 
 
 def around_compiling(begins: Callable[[], None], ends: Callable[[], None]) -> None:
-    """Have both called around every compilation, also after `torch._dynamo.reset()`, which makes torch forget whom to call.
+    """Make torch call both around every compilation, even after `torch._dynamo.reset()`, which clears torch's callbacks.
 
     Raises:
-        ImportError
-        AttributeError
+        ImportError: If this torch has no compiler.
+        AttributeError: If its compiler lacks the callbacks.
     """
     from torch._dynamo.callback import callback_handler as handler
 
@@ -468,15 +467,15 @@ NAMES += [
     ),
 ]  # fmt: skip
 
-# ---- what a signal handler raised in a backward ----
+# ---- exceptions of signal handlers in a backward ----
 
 _EXTRACTING = "Cannot extract tensors from value: "
 
 
 def swallowed_in_backward(error: BaseException | None) -> BaseException | None:
-    """The KeyboardInterrupt or SystemExit of a signal handler that torch has turned into the RuntimeError `error`.
+    """Return the KeyboardInterrupt or SystemExit of a signal handler that torch turned into the RuntimeError `error`, else None.
 
-    DDP waits for a collective in C++, and then has Python look at the result: that is where Python runs the handler.
+    DDP waits for a collective in C++, and then lets Python look at the result: there Python runs the handler.
     """
     _, found, told = str(error).partition(_EXTRACTING) if isinstance(error, RuntimeError) else ("", "", "")
     kind, _, message = told.partition("\n")[0].partition(": ")
@@ -489,7 +488,7 @@ def swallowed_in_backward(error: BaseException | None) -> BaseException | None:
 
 @contextlib.contextmanager
 def signals_in_backward() -> Iterator[None]:
-    """Raise what a signal handler raised in a backward of ours."""
+    """Raise the exception that a signal handler raised in a backward of ftrun's."""
     try:
         yield
     except RuntimeError as error:
@@ -511,32 +510,32 @@ NAMES += [
 
 
 def interrupt_thread(ident: int, kind: type[BaseException]) -> None:
-    """Raise an exception in a thread of Python at its next bytecode."""
+    """Raise an exception in a Python thread at its next bytecode."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
 
 
 def capsule(address: int, name: bytes) -> Any:
-    """A PyCapsule around a pointer; `name` must live for as long as the capsule."""
+    """Make a PyCapsule around a pointer; `name` must live as long as the capsule."""
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     return new(address, name, None)
 
 
 def frame_of(ident: int) -> FrameType | None:
-    """What a thread of Python is executing."""
+    """Return the frame that a Python thread executes."""
     return sys._current_frames().get(ident)
 
 
 def end_as_python_does() -> None:
-    """What the interpreter does at its end and `os._exit` leaves out: wait for threads that are no daemons, call atexit's."""
+    """Do what `os._exit` leaves out of the interpreter's end: wait for non-daemon threads, and call atexit's functions."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
 
 
 def use_temporary_folder(folder: str) -> None:
-    """Have multiprocessing keep its sockets, of this process and of those that it forks, in a folder that is there.
+    """Make multiprocessing keep the sockets of this process and its forks in an existing folder.
 
-    By itself it makes /tmp/pymp-*, and removes that at the end of the process, to which a killed one does not come.
+    Without that it makes /tmp/pymp-*, and removes it at the end of the process, which a killed process does not reach.
     """
     from multiprocessing import process
 
@@ -544,7 +543,7 @@ def use_temporary_folder(folder: str) -> None:
 
 
 def watch_environment(kind: type) -> None:
-    """Make `os.environ` an instance of a subclass of its class, or of that again."""
+    """Make `os.environ` an instance of a subclass of its class, or of its own class again."""
     os.environ.__class__ = kind
 
 
